@@ -1,0 +1,58 @@
+# The two commands of a new user are `make demo` and `make test`; every target makes its environment itself.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PEERS := .venv-peers
+PEERS_READY := $(PEERS)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-slow lint format docs pictures bench peers clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# Refreshed whenever the declared dependencies change; the stamp is written last, so a broken install is repeated.
+$(READY): pyproject.toml constraints.txt
+	@echo "Preparing $(VENV) (a few minutes the first time) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+setup: $(READY) ## create or refresh .venv, nothing else
+
+demo: $(READY) ## the main job, in less than a minute: a tour of the trust region
+	@$(BIN)/python -m keel.demo
+
+test: $(READY) ## the whole suite, under ten minutes on two cores
+	@$(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered tests
+
+test-slow: $(READY) ## the long tests, marked `slow`
+	@$(BIN)/python -m pytest -m slow tests
+
+lint: $(READY) ## ruff format check, ruff, mypy strict
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+format: $(READY) ## let ruff write the format
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+docs: $(READY) ## build the documentation into site/, strictly
+	@DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
+bench: $(READY) $(PEERS_READY) ## side by side with peers, in one run
+	@$(PEERS)/bin/python -m benchmarks
+
+peers: $(PEERS_READY) ## the second environment, where the peers live
+
+$(PEERS_READY): benchmarks/peers.txt pyproject.toml
+	@echo "Preparing $(PEERS) ..."
+	@test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	@$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/peers.txt -e .
+	@touch $@
+
+clean: ## remove what can be made again
+	rm -rf $(VENV) $(PEERS) site docs/generated build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,32 @@
+"""Keel's errors: one family, and every message says what was wrong, where, and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class KeelError(Exception):
+    """The base of everything Keel raises on purpose."""
+
+
+class InputError(KeelError, ValueError):
+    """A value from outside (command line, file, argument) that cannot be used as it is."""
+
+
+class ShapeError(InputError):
+    """A tensor whose shape does not fit; the message names argument, expected and actual shape."""
+
+
+class EstimatorWarning(UserWarning):
+    """A KL estimator in a place where its gradient is not the gradient of the KL it claims."""
+
+
+def choose(what: str, value: str, options: Iterable[str]) -> str:
+    """Return `value` if it is one of `options`, else raise an `InputError` with a suggestion."""
+    known = list(options)
+    if value in known:
+        return value
+    near = difflib.get_close_matches(value, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise InputError(f"{what}: {value!r} is not one of {', '.join(known)}{hint}")

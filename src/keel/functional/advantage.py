@@ -1,0 +1,352 @@
+"""Advantages: GAE over steps and over tokens, n-step returns, group baselines, normalisation.
+
+One rule covers autoreset rows, dead agents, prompts, tool text and padding, the **mask law**: a
+row with weight 0 does not exist. Inserting such rows anywhere, with any content, changes nothing
+for the others. A reward must therefore stand on a row that counts.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from keel.errors import InputError, choose
+from keel.functional._shapes import expect_rank, expect_same, expect_shape
+
+Normalisation = Literal["none", "batch", "global", "group", "robust"]
+
+
+class Advantages(NamedTuple):
+    """What the actor and the critic learn from, both shaped like the rewards."""
+
+    advantage: Tensor
+    """0 on rows that do not count."""
+    target: Tensor
+    """advantage + value: the critic's target; 0 on rows that do not count."""
+
+
+class Normalised(NamedTuple):
+    """Normalised advantages, and what normalising did to them."""
+
+    advantage: Tensor
+    sign_flips: Tensor
+    """0-d: how many advantages changed their sign, that is, were turned against their action."""
+    centre: Tensor
+    """[G]: what was subtracted."""
+    scale: Tensor
+    """[G]: what was divided by."""
+
+
+def gae(
+    reward: Tensor,
+    value: Tensor,
+    last_value: Tensor,
+    terminated: Tensor,
+    truncated: Tensor | None = None,
+    final_value: Tensor | None = None,
+    *,
+    gamma: float = 0.99,
+    lam: float = 0.95,
+    weight: Tensor | None = None,
+) -> Advantages:
+    r"""Generalised advantage estimation (Schulman et al. 2016, arXiv 1506.02438).
+
+    .. math::
+        δ_t = r_t + γ v'_t − V(s_t), \qquad A_t = δ_t + γ λ (1 − done_t) A_{t+1}
+
+    where v'_t is 0 after termination, the value of the *final* observation after truncation, and
+    V(s_{t+1}) otherwise: running out of time is not the same as failing.
+
+    Args:
+        reward, value: `[T, *lead]`.
+        last_value: `[*lead]`, the value of the observation after the last row.
+        terminated, truncated: `[T, *lead]`; a row that is both counts as terminated.
+        final_value: `[T, *lead]`, read only where `truncated`; goes with `truncated`.
+        weight: `[T, *lead]`, 0 for rows that do not count (the mask law above).
+    """
+    expect_rank("reward", reward, 1, "[T, *lead]")
+    valid = _check_steps(reward, value, last_value, terminated, truncated, final_value, weight)
+    following = _following(value, last_value, valid)
+    bootstrap, done = _bootstrap(following, terminated, truncated, final_value)
+    delta = reward + gamma * bootstrap - value
+    decay = torch.where(done, 0.0, gamma * lam).to(delta.dtype)
+    if valid is None:
+        advantage = _reverse_scan(decay, delta)
+        return Advantages(advantage, advantage + value)
+    # A row that does not count hands its successor's advantage on, untouched.
+    decay = torch.where(valid, decay, 1.0)
+    advantage = _reverse_scan(decay, torch.where(valid, delta, 0.0))
+    return Advantages(
+        torch.where(valid, advantage, 0.0), torch.where(valid, advantage + value, 0.0)
+    )
+
+
+def token_gae(
+    reward: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    *,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    last_value: Tensor | None = None,
+) -> Advantages:
+    """GAE along the tokens of `[B, L]` sequences, skipping tokens the policy did not write.
+
+    Each sequence ends after its last policy token; `last_value` `[B]` bootstraps sequences that
+    were cut off. Tokens with weight 0 (prompt, tool text, padding) obey the mask law.
+    """
+    expect_rank("reward", reward, 2, "[B, L]")
+    expect_same("reward", tuple(reward.shape), value=value, weight=weight)
+    end = torch.zeros_like(value[:, 0]) if last_value is None else last_value
+    never = torch.zeros_like(reward, dtype=torch.bool)
+    result = gae(
+        reward.T, value.T, end, never.T, gamma=gamma, lam=lam, weight=weight.T
+    )  # time is the first axis of `gae`
+    return Advantages(result.advantage.T, result.target.T)
+
+
+def n_step(
+    reward: Tensor,
+    value: Tensor,
+    last_value: Tensor,
+    terminated: Tensor,
+    truncated: Tensor | None = None,
+    final_value: Tensor | None = None,
+    *,
+    n: int = 5,
+    gamma: float = 0.99,
+    weight: Tensor | None = None,
+) -> Advantages:
+    r"""n-step returns (Sutton and Barto 2018, §7.1), cut at episode ends and at the last row.
+
+    .. math:: G^{(n)}_t = r_t + γ r_{t+1} + … + γ^{n-1} r_{t+n-1} + γ^n V(s_{t+n})
+
+    Arguments as in `gae`; the target is G and the advantage G − V(s_t).
+    """
+    if n < 1:
+        raise InputError(f"n: expected at least 1, got {n}")
+    expect_rank("reward", reward, 1, "[T, *lead]")
+    valid = _check_steps(reward, value, last_value, terminated, truncated, final_value, weight)
+    estimate = value
+    for _ in range(min(n, reward.shape[0])):
+        following = _following(estimate, last_value, valid)
+        bootstrap, _ = _bootstrap(following, terminated, truncated, final_value)
+        estimate = reward + gamma * bootstrap
+    if valid is None:
+        return Advantages(estimate - value, estimate)
+    return Advantages(torch.where(valid, estimate - value, 0.0), torch.where(valid, estimate, 0.0))
+
+
+def reward_to_go(
+    reward: Tensor,
+    terminated: Tensor,
+    *,
+    gamma: float = 1.0,
+    weight: Tensor | None = None,
+) -> Tensor:
+    """The discounted sum of this and all later rewards of the episode, `[T, *lead]`."""
+    nothing = torch.zeros_like(reward)
+    return gae(
+        reward, nothing, nothing[0], terminated, gamma=gamma, lam=1.0, weight=weight
+    ).advantage
+
+
+def grpo(score: Tensor, group: Tensor, groups: int) -> Tensor:
+    """Group-relative advantages (DeepSeekMath 2024, arXiv 2402.03300): (r − mean) / std per group.
+
+    `score` and `group` are `[B]`, `group` counts from 0 to `groups` − 1. A group of one, or of
+    equal scores, carries no information and gets zeros.
+    """
+    return normalise(score, "group", group=group, groups=groups).advantage
+
+
+def dr_grpo(score: Tensor, group: Tensor, groups: int) -> Tensor:
+    """r − mean per group, undivided: no bias by difficulty (Dr.GRPO 2025, arXiv 2503.20783)."""
+    expect_same("score", tuple(score.shape), group=group)
+    mean, _ = _group_mean(score, group, groups, None)
+    return score - mean[group]
+
+
+def rloo(score: Tensor, group: Tensor, groups: int) -> Tensor:
+    """r minus the mean of the *others* of its group (RLOO 2024, arXiv 2402.14740).
+
+    Equal to n/(n−1) · (r − mean): the baseline is independent of the sample, hence unbiased. A
+    group of one has no others and gets 0.
+    """
+    expect_same("score", tuple(score.shape), group=group)
+    mean, count = _group_mean(score, group, groups, None)
+    factor = torch.where(count > 1, count / (count - 1).clamp(min=1), 0.0)
+    return (score - mean[group]) * factor[group]
+
+
+def reinforce_pp(score: Tensor, group: Tensor | None = None, groups: int = 1) -> Tensor:
+    """REINFORCE++ (2025, arXiv 2501.03262): normalised over the whole batch, not per group.
+
+    With `group`, its mean is subtracted first (the paper's "baseline" variant).
+    """
+    centred = score if group is None else dr_grpo(score, group, groups)
+    return normalise(centred, "batch").advantage
+
+
+def normalise(
+    advantage: Tensor,
+    method: Normalisation = "batch",
+    *,
+    weight: Tensor | None = None,
+    group: Tensor | None = None,
+    groups: int = 1,
+    floor: float = 1e-8,
+    clamp: float | None = None,
+) -> Normalised:
+    """Centre and scale advantages over the rows that count.
+
+    * `none`: leave them; `clamp` still applies.
+    * `batch` (alias `global`): (A − mean) / std over all rows, with Bessel's n − 1.
+    * `group`: the same within each group of `group` (integers from 0 to `groups` − 1).
+    * `robust`: (A − median) / IQR, within groups if `group` is given. Where the IQR vanishes though
+      the values differ (more than half of them equal), the standard deviation takes its place.
+
+    A batch (or group) of one row, or of equal rows, becomes zeros. Rows with weight 0 become 0 and
+    touch nothing. `floor` bounds the scale from below; `clamp` bounds the result.
+    """
+    choose("method", method, ("none", "batch", "global", "group", "robust"))
+    expect_same("advantage", tuple(advantage.shape), weight=weight, group=group)
+    if method == "group" and group is None:
+        raise InputError("group: method 'group' needs the group of every row")
+    flat = advantage.reshape(-1)
+    valid = torch.ones_like(flat, dtype=torch.bool) if weight is None else weight.reshape(-1) > 0
+    flat = torch.where(valid, flat, 0.0)
+    if method == "none":
+        centre, scale = flat.new_zeros(1), flat.new_ones(1)
+        result = flat
+    else:
+        by_group = group is not None and method != "batch" and method != "global"
+        keys = (
+            group.reshape(-1) if group is not None and by_group else torch.zeros_like(valid).long()
+        )
+        count = groups if by_group else 1
+        centre, spread = _moments(flat, valid, keys, count)
+        # Rounding leaves a spread of a few ulps where all values are equal: that is still zero.
+        noise = 4 * torch.finfo(flat.dtype).eps * _group_max_abs(flat, keys, count)
+        informative = spread > noise
+        if method == "robust":
+            centre, iqr = _median_and_iqr(flat, valid, keys, count)
+            spread = torch.where(iqr > noise, iqr, spread)
+        scale = spread.clamp(min=floor)
+        scaled = (flat - centre[keys]) / scale[keys]
+        result = torch.where(valid & informative[keys], scaled, 0.0)
+    if clamp is not None:
+        result = result.clamp(-clamp, clamp)
+    flips = (flat * result < 0).sum()
+    return Normalised(result.reshape(advantage.shape), flips, centre, scale)
+
+
+def _check_steps(
+    reward: Tensor,
+    value: Tensor,
+    last_value: Tensor,
+    terminated: Tensor,
+    truncated: Tensor | None,
+    final_value: Tensor | None,
+    weight: Tensor | None,
+) -> Tensor | None:
+    """Check the shapes shared by `gae` and `n_step`; return the rows that count, None for all."""
+    shape = tuple(reward.shape)
+    expect_same(
+        "reward",
+        shape,
+        value=value,
+        terminated=terminated,
+        truncated=truncated,
+        final_value=final_value,
+        weight=weight,
+    )
+    expect_shape("last_value", last_value, shape[1:], "one row of reward")
+    if (truncated is None) != (final_value is None):
+        raise InputError(
+            "truncated and final_value go together: a truncated episode is bootstrapped "
+            "from the value of its final observation"
+        )
+    return None if weight is None else weight > 0
+
+
+def _following(value: Tensor, last_value: Tensor, valid: Tensor | None) -> Tensor:
+    """For each row the value of the next row that counts, or `last_value` after the last one."""
+    extended = torch.cat([value, last_value[None]])
+    if valid is None:
+        return extended[1:]
+    steps = value.shape[0]
+    row = torch.arange(steps, device=value.device).reshape(-1, *[1] * (value.ndim - 1))
+    position = torch.where(valid, row, steps)
+    later = torch.cat([position[1:], torch.full_like(position[:1], steps)])
+    index = later.flip(0).cummin(0).values.flip(0)
+    return extended.gather(0, index)
+
+
+def _bootstrap(
+    following: Tensor, terminated: Tensor, truncated: Tensor | None, final_value: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """v' of `gae`, and which rows end an episode."""
+    ended = terminated.bool()
+    done = ended
+    if truncated is not None and final_value is not None:
+        following = torch.where(truncated.bool(), final_value, following)
+        done = ended | truncated.bool()
+    return torch.where(ended, 0.0, following), done
+
+
+def _reverse_scan(decay: Tensor, term: Tensor) -> Tensor:
+    """Solve y_t = term_t + decay_t · y_{t+1} with y_T = 0 along axis 0.
+
+    Doubling (Hillis and Steele 1986): log₂ T vectorised rounds in place of T Python steps. Each
+    round composes the affine maps of windows of length `width`; for 128 rows that is 7 rounds,
+    and `torch.compile` sees a small graph.
+    """
+    width = 1
+    while width < term.shape[0]:
+        term = torch.cat([term[:-width] + decay[:-width] * term[width:], term[-width:]])
+        decay = torch.cat([decay[:-width] * decay[width:], decay[-width:]])
+        width *= 2
+    return term
+
+
+def _group_mean(
+    x: Tensor, keys: Tensor, groups: int, valid: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Mean and count of `x` `[M]` per group, `[G]` each; 0 for an empty group."""
+    ones = torch.ones_like(x) if valid is None else valid.to(x.dtype)
+    count = x.new_zeros(groups).index_add(0, keys, ones)
+    total = x.new_zeros(groups).index_add(0, keys, x * ones)
+    return total / count.clamp(min=1), count
+
+
+def _moments(x: Tensor, valid: Tensor, keys: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """Mean and Bessel-corrected standard deviation per group, `[G]` each."""
+    mean, count = _group_mean(x, keys, groups, valid)
+    square = torch.where(valid, (x - mean[keys]) ** 2, 0.0)
+    total = x.new_zeros(groups).index_add(0, keys, square)
+    return mean, (total / (count - 1).clamp(min=1)).sqrt()
+
+
+def _group_max_abs(x: Tensor, keys: Tensor, groups: int) -> Tensor:
+    return x.new_zeros(groups).scatter_reduce(0, keys, x.abs(), "amax")
+
+
+def _median_and_iqr(x: Tensor, valid: Tensor, keys: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """Median and inter-quartile range per group, `[G]` each, with linear interpolation."""
+    member = (keys == torch.arange(groups, device=x.device)[:, None]) & valid
+    ordered = torch.where(member, x, torch.inf).sort(dim=1).values
+    last = (member.sum(1) - 1).clamp(min=0)
+
+    def quantile(q: float) -> Tensor:
+        position = q * last.to(x.dtype)
+        below = position.floor().long()
+        above = torch.minimum(below + 1, last)
+        low = ordered.gather(1, below[:, None])[:, 0]
+        high = ordered.gather(1, above[:, None])[:, 0]
+        value = low + (position - below) * (high - low)
+        return torch.where(member.any(1), value, 0.0)
+
+    return quantile(0.5), quantile(0.75) - quantile(0.25)

@@ -1,0 +1,171 @@
+"""Exact divergences between action distributions, in nats, with exact gradients.
+
+All of them are built on φ(x) = eˣ − 1 − x, since
+
+    KL(p‖q) = Σ p (log p − log q) = Σ p φ(log q − log p)        (Σ p = Σ q = 1),
+
+and every term on the right is ≥ 0. Summed that way the result is never negative, is exactly 0 for
+equal distributions, and keeps its relative precision for the tiny KLs of a trust region, where
+the textbook sum cancels to noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributions import Distribution, kl_divergence
+
+from keel.errors import ShapeError
+from keel.functional._shapes import expect_rank, expect_same
+
+
+class Divergence(NamedTuple):
+    """A KL per row, and whether it is exact or estimated from the sampled action."""
+
+    kl: Tensor
+    is_exact: bool
+
+
+def exp_minus_linear(x: Tensor) -> Tensor:
+    """φ(x) = eˣ − 1 − x ≥ 0, precise near 0 (where `expm1(x) − x` has lost every digit)."""
+    small = x.abs() < 0.05
+    near = torch.where(small, x, 0.0)
+    far = torch.where(small, 1.0, x)
+    series = 1.0 + near / 7 * (1.0 + near / 8)
+    for k in (6, 5, 4, 3):
+        series = 1.0 + near / k * series
+    return torch.where(small, 0.5 * near * near * series, torch.expm1(far) - far)
+
+
+def kl_terms(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """p φ(log q − log p) per outcome, from log-probabilities; their sum is KL(p‖q).
+
+    An outcome with p = 0 contributes q (so that the sum stays exact), one with q = 0 < p infinity.
+    """
+    p_possible, q_possible = log_p > -torch.inf, log_q > -torch.inf
+    both = p_possible & q_possible
+    safe_p, safe_q = torch.where(both, log_p, 0.0), torch.where(both, log_q, 0.0)
+    p = safe_p.exp()
+    gap = safe_q - safe_p
+    # For a wide gap p·(e^gap − 1 − gap) would overflow where q itself is harmless.
+    wide = gap.abs() > 1.0
+    narrow_terms = p * exp_minus_linear(torch.where(wide, 0.0, gap))
+    wide_terms = safe_q.exp() - p - p * gap
+    terms = torch.where(wide, wide_terms, narrow_terms)
+    only_q = torch.where(q_possible, log_q, -torch.inf).exp()
+    terms = torch.where(both, terms, torch.where(q_possible, only_q, 0.0))
+    return torch.where(p_possible & ~q_possible, torch.inf, terms)
+
+
+def categorical_kl(p_logits: Tensor, q_logits: Tensor, mask: Tensor | None = None) -> Tensor:
+    """KL(p‖q) of two categoricals `[*lead, K]` over the outcomes where `mask` is true: `[*lead]`.
+
+    The mask is part of the distribution, so it is one and the same for both. A row without a legal
+    outcome gives 0 with zero gradient.
+
+    >>> import torch
+    >>> p, q = torch.tensor([0.8, 0.2], dtype=torch.float64), torch.tensor([0.7, 0.3]).double()
+    >>> round(categorical_kl(p.log(), q.log()).item(), 6)
+    0.025732
+    """
+    log_p, log_q = _log_softmaxes(p_logits, q_logits, mask)
+    return kl_terms(log_p, log_q).sum(-1)
+
+
+def multi_categorical_kl(
+    p_logits: Tensor, q_logits: Tensor, sizes: Sequence[int], mask: Tensor | None = None
+) -> Tensor:
+    """KL of independent categoricals whose logits lie side by side in `[*lead, Σ sizes]`."""
+    if sum(sizes) != p_logits.shape[-1]:
+        raise ShapeError(
+            f"p_logits: expected a last axis of {sum(sizes)} (the sum of sizes {list(sizes)}), "
+            f"got shape {list(p_logits.shape)}"
+        )
+    expect_same("p_logits", tuple(p_logits.shape), q_logits=q_logits, mask=mask)
+    split = list(sizes)
+    masks = [None] * len(split) if mask is None else torch.split(mask, split, -1)
+    logits = zip(torch.split(p_logits, split, -1), torch.split(q_logits, split, -1), strict=True)
+    parts = [categorical_kl(p, q, part) for (p, q), part in zip(logits, masks, strict=True)]
+    return torch.stack(parts).sum(0)
+
+
+def bernoulli_kl(p_logits: Tensor, q_logits: Tensor) -> Tensor:
+    """KL of independent Bernoullis `[*lead, D]` given by their logits, summed over D: `[*lead]`."""
+    expect_rank("p_logits", p_logits, 1, "[*lead, D]")
+    expect_same("p_logits", tuple(p_logits.shape), q_logits=q_logits)
+    yes = kl_terms(F.logsigmoid(p_logits), F.logsigmoid(q_logits))
+    no = kl_terms(F.logsigmoid(-p_logits), F.logsigmoid(-q_logits))
+    return (yes + no).sum(-1)
+
+
+def gaussian_kl(p_mean: Tensor, p_log_std: Tensor, q_mean: Tensor, q_log_std: Tensor) -> Tensor:
+    r"""KL(p‖q) of diagonal Gaussians, `[*lead, D]` each, summed over D: `[*lead]`.
+
+    .. math:: \sum_d ½ φ(2(\log σ_p − \log σ_q)) + ½ ((μ_p − μ_q)/σ_q)²
+
+    which is log(σ_q/σ_p) + (σ_p² + (μ_p−μ_q)²)/(2σ_q²) − ½ without its cancellation. No ε is added
+    anywhere: equal Gaussians give exactly 0 at any σ. For a squashed Gaussian (tanh or any other
+    bijection of both) the KL of the pre-squash Gaussians is the KL of the actions; for a clipped
+    one it is an upper bound.
+    """
+    expect_rank("p_mean", p_mean, 1, "[*lead, D]")
+    shape = tuple(p_mean.shape)
+    expect_same("p_mean", shape, p_log_std=p_log_std, q_mean=q_mean, q_log_std=q_log_std)
+    spread = exp_minus_linear(2.0 * (p_log_std - q_log_std))
+    shift = (p_mean - q_mean) * torch.exp(-q_log_std)
+    return 0.5 * (spread + shift * shift).sum(-1)
+
+
+squashed_gaussian_kl = gaussian_kl
+"""KL is invariant under a bijection: on the pre-squash means and log-stds it is exact."""
+
+
+def distribution_kl(p: Distribution, q: Distribution, action: Tensor) -> Divergence:
+    """KL(p‖q) of two `torch.distributions`, closed-form where torch knows it.
+
+    Otherwise k3 on `action`, which must have been sampled from p, and `is_exact` is False: unbiased
+    and never negative, but one sample's word. Event dimensions are summed by the distribution.
+    """
+    try:
+        return Divergence(kl_divergence(p, q), is_exact=True)
+    except NotImplementedError:
+        return Divergence(exp_minus_linear(q.log_prob(action) - p.log_prob(action)), is_exact=False)
+
+
+def categorical_entropy(logits: Tensor, mask: Tensor | None = None) -> Tensor:
+    """−Σ p log p in nats over the legal outcomes, `[*lead]`."""
+    log_p, _ = _log_softmaxes(logits, logits, mask)
+    possible = log_p > -torch.inf
+    safe = torch.where(possible, log_p, 0.0)
+    return -torch.where(possible, safe.exp() * safe, 0.0).sum(-1)
+
+
+def total_variation(p_logits: Tensor, q_logits: Tensor, mask: Tensor | None = None) -> Tensor:
+    """½ Σ |p − q|: the largest difference in the probability of any event, `[*lead]`."""
+    log_p, log_q = _log_softmaxes(p_logits, q_logits, mask)
+    return 0.5 * (log_p.exp() - log_q.exp()).abs().sum(-1)
+
+
+def jensen_shannon(p_logits: Tensor, q_logits: Tensor, mask: Tensor | None = None) -> Tensor:
+    """½ KL(p‖m) + ½ KL(q‖m) with m = (p+q)/2: symmetric, at most log 2 (Lin 1991), `[*lead]`."""
+    log_p, log_q = _log_softmaxes(p_logits, q_logits, mask)
+    log_m = torch.logaddexp(log_p, log_q) - torch.log(torch.full_like(log_p[..., :1], 2.0))
+    return 0.5 * (kl_terms(log_p, log_m) + kl_terms(log_q, log_m)).sum(-1)
+
+
+def _log_softmaxes(p: Tensor, q: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Normalised log-probabilities on the legal support; −inf on the rest."""
+    expect_rank("p_logits", p, 1, "[*lead, K]")
+    expect_same("p_logits", tuple(p.shape), q_logits=q, mask=mask)
+    if mask is None:
+        return p.log_softmax(-1), q.log_softmax(-1)
+    legal = mask.bool()
+    # A row without a legal outcome has no distribution; as a uniform one it is equal to itself.
+    empty = ~legal.any(-1, keepdim=True)
+    return tuple(  # type: ignore[return-value]
+        torch.where(empty, 0.0, x.masked_fill(~legal, -torch.inf)).log_softmax(-1) for x in (p, q)
+    )

@@ -1,0 +1,138 @@
+"""KL from samples: k1, k2, k3, |Δ|, and the forms that are right in a reward or in a loss.
+
+Δ = log π(a) − log π_ref(a) for actions a sampled from π (Schulman 2020, "Approximating KL
+divergence"). As *values* k1 and k3 are unbiased estimates of KL(π‖π_ref). As *terms of a loss*
+most of them do not have its gradient; `keel.functional.certificate` proves which do:
+
+* in the reward, k1;
+* in the loss, `weighted_k2`, `ratio_k3`, `straight_through`, or the exact KL (`full`); on-policy,
+  also plain `k2`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from keel.errors import EstimatorWarning, InputError, choose
+from keel.functional._shapes import expect_same
+from keel.functional.divergence import exp_minus_linear
+
+Placement = Literal["reward", "loss"]
+Sampling = Literal["on-policy", "off-policy"]
+
+ALIASES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
+"""verl's names, as in note 003."""
+
+ESTIMATORS = ("k1", "k2", "k3", "abs")
+LOSS_FORMS = ("weighted_k2", "ratio_k3", "straight_through")
+EXACT = "full"
+RIGHT: Mapping[tuple[Placement, Sampling], tuple[str, ...]] = {
+    ("reward", "on-policy"): ("k1",),
+    ("reward", "off-policy"): (),
+    ("loss", "on-policy"): ("k2", *LOSS_FORMS, EXACT),
+    ("loss", "off-policy"): (*LOSS_FORMS, EXACT),
+}
+"""What descends KL(π‖π_ref), and nothing else does; a test holds it against the certificate."""
+
+MAX_EXPONENT = 20.0
+
+
+def canonical(name: str) -> str:
+    """k1, k2, k3, abs, a loss form or `full`, for any of the names in use."""
+    name = ALIASES.get(name, name)
+    return choose("estimator", name, (*ESTIMATORS, *LOSS_FORMS, EXACT))
+
+
+def k1(log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
+    """Δ: unbiased, of high variance, negative on about half of the samples."""
+    expect_same("log_prob", tuple(log_prob.shape), ref_log_prob=ref_log_prob)
+    return log_prob - ref_log_prob
+
+
+def absolute(log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
+    """|Δ|: not a KL; in a loss it descends twice the total variation."""
+    return k1(log_prob, ref_log_prob).abs()
+
+
+def k2(log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
+    """½Δ²: biased as a value, but its on-policy gradient is exactly that of KL(π‖π_ref)."""
+    return 0.5 * k1(log_prob, ref_log_prob) ** 2
+
+
+def k3(log_prob: Tensor, ref_log_prob: Tensor, *, max_exponent: float = MAX_EXPONENT) -> Tensor:
+    """e^(−Δ) − 1 + Δ: unbiased, never negative, low variance near 0.
+
+    Beyond `max_exponent` it goes on along its tangent: the exponent is bounded *before* exp, so no
+    inf·0 in the backward pass, and the gradient lives on where drift is worst (an output clamp,
+    as elsewhere, kills it there).
+    """
+    x = -k1(log_prob, ref_log_prob)
+    bounded = x.clamp(max=max_exponent)
+    slope = torch.expm1(bounded.detach())
+    return exp_minus_linear(bounded) + (x - bounded) * slope
+
+
+def kl_estimate(name: str, log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
+    """The sample estimate `name` of KL(π‖π_ref), per element."""
+    name = canonical(name)
+    if name in (EXACT, *LOSS_FORMS):
+        raise InputError(f"estimator: {name!r} is no sample estimate; use one of {ESTIMATORS}")
+    return {"k1": k1, "k2": k2, "k3": k3, "abs": absolute}[name](log_prob, ref_log_prob)
+
+
+def kl_reward(name: str, log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
+    """The penalty to subtract from a reward, detached; anything but k1 warns.
+
+    With `log_prob` of the policy that sampled, E[∇log π · Δ] = ∇KL(π‖π_ref): k1 is right here.
+
+    >>> import torch
+    >>> penalty = kl_reward("k1", torch.tensor(0.6).log(), torch.tensor(0.3).log())
+    >>> round((1.0 - 0.1 * penalty).item(), 3)
+    0.931
+    """
+    warn_unless_right(name, "reward", "on-policy")
+    return kl_estimate(name, log_prob, ref_log_prob).detach()
+
+
+def kl_loss(
+    name: str, log_prob: Tensor, ref_log_prob: Tensor, log_ratio: Tensor | None = None
+) -> Tensor:
+    """The term to add to a loss, per element; a form with another gradient than KL's warns.
+
+    `log_ratio` = log π − log π_old of the policy that sampled (from `policy_ratio`); None means
+    on-policy. The right forms:
+
+    * `weighted_k2`: sg(r)·½Δ².
+    * `ratio_k3`: r·k3, exact because E_old[r·k3] = E_π[k3] for every π.
+    * `straight_through`: the value of k3 with the gradient of `weighted_k2`.
+    """
+    name = canonical(name)
+    warn_unless_right(name, "loss", "on-policy" if log_ratio is None else "off-policy")
+    if name not in LOSS_FORMS:
+        return kl_estimate(name, log_prob, ref_log_prob)
+    expect_same("log_prob", tuple(log_prob.shape), log_ratio=log_ratio)
+    ratio = (log_prob - log_prob.detach() if log_ratio is None else log_ratio).exp()
+    if name == "ratio_k3":
+        return ratio * k3(log_prob, ref_log_prob)
+    gradient = ratio.detach() * k2(log_prob, ref_log_prob)
+    if name == "weighted_k2":
+        return gradient
+    value = ratio * k3(log_prob, ref_log_prob)
+    return value.detach() + gradient - gradient.detach()
+
+
+def warn_unless_right(name: str, placement: Placement, sampling: Sampling) -> None:
+    """Emit an `EstimatorWarning` that names the right estimators for this place."""
+    right = RIGHT[placement, sampling]
+    if canonical(name) not in right:
+        warnings.warn(
+            f"{name!r} in the {placement} does not descend KL(π‖π_ref) {sampling}; use "
+            f"{' or '.join(right)} (see `keel explain estimators`)",
+            EstimatorWarning,
+            stacklevel=3,
+        )

@@ -1,0 +1,258 @@
+"""The natural gradient: Fisher-vector products, conjugate gradient, an honest line search."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from keel.errors import InputError, ShapeError
+from keel.functional._shapes import expect_same
+
+Tree = Mapping[str, Tensor]
+
+
+def flatten(tree: Tree) -> Tensor:
+    """All tensors of `tree`, in its order, as one vector."""
+    return torch.cat([tensor.reshape(-1) for tensor in tree.values()])
+
+
+def unflatten(vector: Tensor, like: Tree) -> dict[str, Tensor]:
+    """The inverse of `flatten`, with the names and shapes of `like`."""
+    sizes = [tensor.numel() for tensor in like.values()]
+    if vector.ndim != 1 or vector.shape[0] != sum(sizes):
+        raise ShapeError(
+            f"vector: expected [{sum(sizes)}] (the parameters), got {list(vector.shape)}"
+        )
+    parts = torch.split(vector, sizes)
+    return {
+        name: part.reshape(tensor.shape)
+        for (name, tensor), part in zip(like.items(), parts, strict=True)
+    }
+
+
+def categorical_fisher(logits: Tensor, tangent: Tensor, mask: Tensor | None = None) -> Tensor:
+    """F·u = p∘u − p (p·u): the Fisher matrix of a (masked) categorical in its logits."""
+    expect_same("logits", tuple(logits.shape), tangent=tangent, mask=mask)
+    if mask is not None:
+        logits = logits.masked_fill(~mask.bool(), -torch.inf)
+        tangent = torch.where(mask.bool(), tangent, 0.0)
+    p = logits.softmax(-1)
+    if mask is not None:
+        p = torch.where(mask.bool(), p, 0.0)
+    weighted = p * tangent
+    return weighted - p * weighted.sum(-1, keepdim=True)
+
+
+def bernoulli_fisher(logits: Tensor, tangent: Tensor) -> Tensor:
+    """F·u = σ(z)(1 − σ(z))·u: the Fisher matrix of independent Bernoullis in their logits."""
+    expect_same("logits", tuple(logits.shape), tangent=tangent)
+    return logits.sigmoid() * (-logits).sigmoid() * tangent
+
+
+def gaussian_fisher(
+    log_std: Tensor, mean_tangent: Tensor, log_std_tangent: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(u_μ / σ², 2 u_{log σ}): the Fisher matrix of a diagonal Gaussian in (mean, log-std)."""
+    shape = tuple(log_std.shape)
+    expect_same("log_std", shape, mean_tangent=mean_tangent, log_std_tangent=log_std_tangent)
+    return mean_tangent * torch.exp(-2.0 * log_std), 2.0 * log_std_tangent
+
+
+def fisher_vector_product(
+    function: Callable[[Tree], Tree],
+    params: Tree,
+    fisher: Callable[[Tree, Tree], Tree],
+    *,
+    weight: Tensor | None = None,
+    damping: float = 0.0,
+) -> Callable[[Tensor], Tensor]:
+    r"""v ↦ (Jᵀ F J + damping·I) v, the curvature of the mean KL(old‖new) at `params`.
+
+    `function` maps parameters to distribution parameters `[*lead, K]`; `fisher(outputs, tangent)`
+    is the distribution's own Fisher matrix on them. J v is one forward-mode pass, Jᵀ one reverse
+    pass: no second derivative, no graph of the gradient's graph (Martens 2010; Schraudolph 2002).
+    The reverse pass's graph is built once and serves every product.
+
+    Args:
+        weight: `[*lead]`, 0 for rows that do not count; the mean is over the rest.
+    """
+    outputs, transpose = torch.func.vjp(function, params)
+    outputs = {name: value.detach() for name, value in outputs.items()}
+    lead = tuple(next(iter(outputs.values())).shape[:-1])
+    expect_same("the leading axes of the outputs", lead, weight=weight)
+    share: Tensor | float
+    if weight is None:
+        share = 1.0 / max(1, math.prod(lead))
+    else:
+        share = (weight / weight.sum().clamp(min=1e-12)).unsqueeze(-1)
+
+    def product(vector: Tensor) -> Tensor:
+        _, tangent = torch.func.jvp(function, (params,), (unflatten(vector, params),))
+        curved = fisher(outputs, tangent)
+        (pulled,) = transpose({name: value * share for name, value in curved.items()})
+        return flatten(pulled) + damping * vector
+
+    return product
+
+
+class ConjugateGradient(NamedTuple):
+    """An approximate solution of A x = b, and how far it can be trusted."""
+
+    solution: Tensor
+    residual: float
+    """‖b − A x‖ / ‖b‖"""
+    curvature: float
+    """xᵀ A x: what the step length is computed from"""
+    min_curvature: float
+    """the smallest dᵀAd / dᵀd met on the way; ≤ 0 means A is not positive definite"""
+    iterations: int
+    stopped: Literal["converged", "iterations", "non_positive_curvature", "non_finite"]
+
+
+def conjugate_gradient(
+    matvec: Callable[[Tensor], Tensor],
+    b: Tensor,
+    *,
+    iterations: int = 10,
+    tolerance: float = 1e-10,
+    preconditioner: Callable[[Tensor], Tensor] | None = None,
+) -> ConjugateGradient:
+    """Solve A x = b for symmetric positive definite A (Hestenes and Stiefel 1952).
+
+    Stops at ‖residual‖ ≤ `tolerance`·‖b‖, and *before* a direction of non-positive or non-finite
+    curvature, with the last good x. `preconditioner(r)` applies M⁻¹.
+    """
+    if b.ndim != 1:
+        raise ShapeError(f"b: expected one vector [P], got {list(b.shape)}")
+    x = torch.zeros_like(b)
+    residual = b.clone()
+    z = residual if preconditioner is None else preconditioner(residual)
+    direction = z.clone()
+    inner = residual @ z
+    scale = b.norm().item()
+    min_curvature = math.inf
+    stopped: Literal["converged", "iterations", "non_positive_curvature", "non_finite"]
+    stopped, done = "iterations", 0
+    for _ in range(iterations):
+        if residual.norm().item() <= tolerance * scale:
+            stopped = "converged"
+            break
+        image = matvec(direction)
+        curvature = (direction @ image).item()
+        if not math.isfinite(curvature):
+            stopped = "non_finite"
+            break
+        min_curvature = min(min_curvature, curvature / (direction @ direction).item())
+        if curvature <= 0.0:
+            stopped = "non_positive_curvature"
+            break
+        step = inner / curvature
+        x = x + step * direction
+        residual = residual - step * image
+        done += 1
+        z = residual if preconditioner is None else preconditioner(residual)
+        inner, previous = residual @ z, inner
+        direction = z + (inner / previous) * direction
+    else:
+        if residual.norm().item() <= tolerance * scale:
+            stopped = "converged"
+    return ConjugateGradient(
+        solution=x,
+        residual=residual.norm().item() / scale if scale > 0 else 0.0,
+        curvature=(x @ (b - residual)).item(),  # A x = b − residual, without another product
+        min_curvature=min_curvature,
+        iterations=done,
+        stopped=stopped,
+    )
+
+
+class Trial(NamedTuple):
+    """One step length that was tried."""
+
+    fraction: float
+    improvement: float
+    kl: float
+    verdict: Literal["accepted", "kl_above_bound", "too_little_improvement", "non_finite"]
+
+
+class LineSearch(NamedTuple):
+    """The outcome of a line search; a rejection is a rejection, never a KL of 0."""
+
+    accepted: bool
+    fraction: float
+    """of the full step; 0 when rejected"""
+    kl: float
+    """of the accepted step; NaN when rejected"""
+    improvement: float
+    """actual, of the accepted step; NaN when rejected"""
+    predicted: float
+    """first-order, at the fraction of the last trial"""
+    reason: str
+    """`accepted`, or why the last and smallest trial failed"""
+    trials: tuple[Trial, ...]
+
+    @property
+    def iterations(self) -> int:
+        """How many step lengths were evaluated."""
+        return len(self.trials)
+
+    @property
+    def gain_ratio(self) -> float:
+        """actual / predicted improvement: near 1 while the linear model holds."""
+        return self.improvement / self.predicted if self.predicted else math.nan
+
+
+def line_search(
+    evaluate: Callable[[float], tuple[float, float]],
+    *,
+    expected: float,
+    max_kl: float,
+    shrink: float = 0.8,
+    max_trials: int = 10,
+    accept_ratio: float = 0.1,
+) -> LineSearch:
+    """Backtrack from the full step until improvement *and* KL hold (Schulman et al. 2015, App. C).
+
+    `evaluate(fraction)` returns (improvement of the objective, KL(old‖new)) at old + fraction·step;
+    it must measure the same objective that gave the direction, entropy included. `expected` is
+    gradient·step. A trial is accepted when KL ≤ `max_kl` and improvement > 0 and improvement ≥
+    `accept_ratio`·fraction·`expected`; the ratio is not compounded from trial to trial.
+    """
+    if not 0.0 < shrink < 1.0:
+        raise InputError(f"shrink: expected a number between 0 and 1, got {shrink}")
+    if max_trials < 1:
+        raise InputError(f"max_trials: expected at least 1, got {max_trials}")
+    trials: list[Trial] = []
+    for attempt in range(max_trials):
+        fraction = shrink**attempt
+        improvement, kl = evaluate(fraction)
+        trials.append(
+            Trial(
+                fraction,
+                improvement,
+                kl,
+                _judge(improvement, kl, accept_ratio * fraction * expected, max_kl),
+            )
+        )
+        if trials[-1].verdict == "accepted":
+            return LineSearch(
+                True, fraction, kl, improvement, fraction * expected, "accepted", tuple(trials)
+            )
+    last = trials[-1]
+    return LineSearch(
+        False, 0.0, math.nan, math.nan, last.fraction * expected, last.verdict, tuple(trials)
+    )
+
+
+def _judge(
+    improvement: float, kl: float, required: float, max_kl: float
+) -> Literal["accepted", "kl_above_bound", "too_little_improvement", "non_finite"]:
+    if not (math.isfinite(improvement) and math.isfinite(kl)):
+        return "non_finite"
+    if kl > max_kl:
+        return "kl_above_bound"
+    return "accepted" if improvement > 0.0 and improvement >= required else "too_little_improvement"

@@ -1,0 +1,103 @@
+"""The only place that averages a loss.
+
+A loss per element becomes one number per group as Σ w·x / denominator. The denominator is that of
+the *full* minibatch: given to every micro-batch, it makes their sums add up to the full-batch
+value, whatever their sizes (per-micro-batch means do not).
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from keel.errors import InputError, choose
+from keel.functional._shapes import expect_rank, expect_same
+
+Reduction = Literal[
+    "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "constant"
+]
+REDUCTIONS: tuple[str, ...] = get_args(Reduction)
+
+
+def denominator(
+    weight: Tensor,
+    reduction: Reduction = "token-mean",
+    *,
+    group_axis: int | None = None,
+    constant: float | None = None,
+) -> Tensor:
+    """What `aggregate` divides by: a number, or `[G]` with a `group_axis`; 1 in place of 0.
+
+    | reduction | denominator |
+    |---|---|
+    | `token-mean` | the sum of the weights |
+    | `token-sum` | 1 |
+    | `seq-mean-token-sum`, `seq-mean-token-mean` | the number of sequences with any weight |
+    | `constant` | that number × `constant` (Dr.GRPO 2025: the longest permitted answer) |
+    """
+    choose("reduction", reduction, REDUCTIONS)
+    if (reduction == "constant") != (constant is not None):
+        raise InputError("constant: goes with reduction 'constant', and is needed there")
+    if reduction == "token-mean":
+        total = _sum_but(_as_float(weight), group_axis)
+        return torch.where(total > 0, total, 1.0)
+    if reduction == "token-sum":
+        return torch.ones_like(_sum_but(_as_float(weight), group_axis))
+    expect_rank("weight", weight, 2, "[*sequences, L]")
+    axis = _sequence_axis(weight, group_axis)
+    sequences = _sum_but(_as_float((weight > 0).any(-1)), axis).clamp(min=1.0)
+    return sequences * constant if constant is not None else sequences
+
+
+def aggregate(
+    x: Tensor,
+    weight: Tensor | None = None,
+    reduction: Reduction = "token-mean",
+    *,
+    denominator_of_batch: Tensor | None = None,
+    group_axis: int | None = None,
+    constant: float | None = None,
+) -> Tensor:
+    """Σ w·x / denominator: a scalar, or `[G]` when `group_axis` is kept.
+
+    Elements with weight 0 contribute nothing to value or gradient, even where `x` is not finite;
+    a batch without weight gives 0. The last axis is the token axis of the `seq-` reductions. Pass
+    `denominator(weight of the full minibatch, …)` as `denominator_of_batch` to combine
+    micro-batches by adding them.
+    """
+    choose("reduction", reduction, REDUCTIONS)
+    expect_same("x", tuple(x.shape), weight=weight)
+    weight = torch.ones_like(x) if weight is None else weight.to(x.dtype)
+    if denominator_of_batch is None:
+        denominator_of_batch = denominator(
+            weight, reduction, group_axis=group_axis, constant=constant
+        )
+    weighted = torch.where(weight > 0, x, 0.0) * weight
+    if reduction == "seq-mean-token-mean":
+        expect_rank("x", x, 2, "[*sequences, L]")
+        tokens = weight.sum(-1)
+        weighted = weighted.sum(-1) / torch.where(tokens > 0, tokens, 1.0)
+        group_axis = _sequence_axis(x, group_axis)
+    return _sum_but(weighted, group_axis) / denominator_of_batch.to(x.dtype)
+
+
+def _as_float(x: Tensor) -> Tensor:
+    return x if x.is_floating_point() else x.to(torch.float32)
+
+
+def _sequence_axis(x: Tensor, group_axis: int | None) -> int | None:
+    """`group_axis` counted from the front, once the token axis (the last) is gone."""
+    if group_axis is None:
+        return None
+    axis = group_axis % x.ndim
+    if axis == x.ndim - 1:
+        raise InputError("group_axis: the last axis holds tokens, it cannot hold groups too")
+    return axis
+
+
+def _sum_but(x: Tensor, keep: int | None) -> Tensor:
+    if keep is None:
+        return x.sum()
+    return x.movedim(keep, 0).reshape(x.shape[keep], -1).sum(1)

@@ -1,0 +1,158 @@
+"""Running moments, fit and sample-size measures, and the statistics of comparing runs.
+
+States go in and come out; nothing is kept. Scores of several runs are `[runs, tasks]`, as in
+Agarwal et al. 2021 (arXiv 2108.13264, "rliable"), whose definitions these follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from keel.errors import ShapeError
+from keel.functional._shapes import expect_rank, expect_same
+
+
+class Moments(NamedTuple):
+    """Weight, mean and sum of squared deviations, in float64: `[]`, `[*shape]`, `[*shape]`."""
+
+    weight: Tensor
+    mean: Tensor
+    deviations: Tensor
+
+    @property
+    def variance(self) -> Tensor:
+        """The population variance; 1 before anything was seen, so that dividing is harmless."""
+        return torch.where(self.weight > 0, self.deviations / self.weight.clamp(min=1e-300), 1.0)
+
+
+class Interval(NamedTuple):
+    """A point estimate with the ends of its confidence interval."""
+
+    estimate: Tensor
+    low: Tensor
+    high: Tensor
+
+
+def empty_moments(shape: tuple[int, ...] = (), device: torch.device | None = None) -> Moments:
+    """The state before the first batch."""
+    zeros = torch.zeros(shape, dtype=torch.float64, device=device)
+    return Moments(torch.zeros((), dtype=torch.float64, device=device), zeros, zeros.clone())
+
+
+def merge_moments(a: Moments, b: Moments) -> Moments:
+    """The moments of both samples together (Chan, Golub and LeVeque 1979)."""
+    weight = a.weight + b.weight
+    share = b.weight / weight.clamp(min=1e-300)
+    gap = b.mean - a.mean
+    return Moments(
+        weight=weight,
+        mean=a.mean + gap * share,
+        deviations=a.deviations + b.deviations + gap * gap * a.weight * share,
+    )
+
+
+def update_moments(state: Moments, batch: Tensor, weight: Tensor | None = None) -> Moments:
+    """Absorb `batch` `[*lead, *shape]`; `weight` `[*lead]` is 0 for rows that do not count."""
+    features = tuple(state.mean.shape)
+    lead = tuple(batch.shape[: batch.ndim - len(features)])
+    if tuple(batch.shape[len(lead) :]) != features or len(lead) + len(features) != batch.ndim:
+        raise ShapeError(
+            f"batch: expected [*lead, *{list(features)}] (the shape of the moments), "
+            f"got {list(batch.shape)}"
+        )
+    rows = batch.reshape(-1, *features).to(torch.float64)
+    if weight is None:
+        amount = rows.new_ones(rows.shape[0])
+    else:
+        expect_same("the leading axes of batch", lead, weight=weight)
+        amount = weight.reshape(-1).to(torch.float64)
+    column = amount.reshape(-1, *[1] * len(features))
+    rows = torch.where(column > 0, rows, 0.0)
+    total = amount.sum()
+    mean = (rows * column).sum(0) / total.clamp(min=1e-300)
+    deviations = ((rows - mean) ** 2 * column).sum(0)
+    return merge_moments(state, Moments(total, mean, deviations))
+
+
+def explained_variance(prediction: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
+    """1 − Var(target − prediction) / Var(target): 1 is perfect, 0 no better than a constant.
+
+    NaN where the target does not vary: nothing is there to explain.
+    """
+    expect_same("target", tuple(target.shape), prediction=prediction, weight=weight)
+    residual = update_moments(empty_moments(device=target.device), target - prediction, weight)
+    total = update_moments(empty_moments(device=target.device), target, weight)
+    share = residual.deviations / total.deviations
+    return torch.where(total.deviations > 0, 1.0 - share, torch.nan)
+
+
+def effective_sample_size(importance: Tensor) -> Tensor:
+    """(Σ w)² / Σ w² of non-negative weights (Kish 1965): how many equal samples they are worth."""
+    scaled = importance / importance.max().clamp(min=torch.finfo(importance.dtype).tiny)
+    return scaled.sum() ** 2 / (scaled**2).sum().clamp(min=torch.finfo(scaled.dtype).tiny)
+
+
+def interquartile_mean(scores: Tensor) -> Tensor:
+    """The mean of the middle half of all scores: a quarter of them, rounded down, cut off each end.
+
+    More robust than the mean, more efficient than the median (Agarwal et al. 2021, §4.3).
+    """
+    ordered = scores.reshape(-1).sort().values
+    cut = ordered.shape[0] // 4
+    return ordered[cut : ordered.shape[0] - cut].mean()
+
+
+def probability_of_improvement(x: Tensor, y: Tensor) -> Tensor:
+    """P(X > Y) + ½ P(X = Y), averaged over tasks; `x` and `y` are `[runs, tasks]` each."""
+    _check_scores("x", x)
+    _check_scores("y", y)
+    if x.shape[1] != y.shape[1]:
+        raise ShapeError(f"y: expected {x.shape[1]} tasks (those of x), got {list(y.shape)}")
+    wins = (x[:, None] > y[None]).to(torch.float64)
+    ties = (x[:, None] == y[None]).to(torch.float64)
+    return (wins + 0.5 * ties).mean()
+
+
+def performance_profile(scores: Tensor, thresholds: Tensor) -> Tensor:
+    """The share of runs above each threshold, averaged over tasks, `[thresholds]`."""
+    _check_scores("scores", scores)
+    return (scores[..., None] > thresholds).to(torch.float64).mean((0, 1))
+
+
+def stratified_bootstrap(
+    statistic: Callable[..., Tensor],
+    *scores: Tensor,
+    generator: torch.Generator,
+    confidence: float = 0.95,
+    resamples: int = 2000,
+) -> Interval:
+    """Percentile interval of `statistic(*scores)`, resampling the runs of every task on their own.
+
+    Each of `scores` is `[runs, tasks]` and is resampled independently of the others.
+    """
+    for index, table in enumerate(scores):
+        _check_scores(f"scores[{index}]", table)
+    draws = torch.stack(
+        [statistic(*(_resample(table, generator) for table in scores)) for _ in range(resamples)]
+    )
+    tail = (1.0 - confidence) / 2.0
+    levels = torch.tensor([tail, 1.0 - tail], dtype=draws.dtype, device=draws.device)
+    low, high = torch.quantile(draws, levels, dim=0)
+    return Interval(statistic(*scores), low, high)
+
+
+def _resample(scores: Tensor, generator: torch.Generator) -> Tensor:
+    runs = torch.randint(
+        scores.shape[0], scores.shape, generator=generator, device=generator.device
+    )
+    return scores.gather(0, runs.to(scores.device))
+
+
+def _check_scores(name: str, scores: Tensor) -> None:
+    expect_rank(name, scores, 2, "[runs, tasks]")
+    if scores.ndim != 2 or 0 in scores.shape:
+        raise ShapeError(f"{name}: expected [runs, tasks], got {list(scores.shape)}")

@@ -1,0 +1,119 @@
+"""Critic losses, per element: scalar, quantile and categorical.
+
+Each returns a loss shaped like the target; averaging belongs to `keel.functional.reduce`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from keel.errors import InputError
+from keel.functional._shapes import expect_rank, expect_same, expect_shape
+
+
+class ValueLoss(NamedTuple):
+    """A loss per element, and where the value clip decided."""
+
+    loss: Tensor
+    clipped: Tensor
+    """bool: the clipped branch is the larger, so the element has no gradient"""
+
+
+def squared(value: Tensor, target: Tensor) -> Tensor:
+    """½ (V − R)²; the half makes the gradient V − R."""
+    expect_same("target", tuple(target.shape), value=value)
+    return 0.5 * (value - target) ** 2
+
+
+def clipped(value: Tensor, old_value: Tensor, target: Tensor, clip: float) -> ValueLoss:
+    """max of ½(V − R)² and ½(V_clip − R)², V_clip within ±`clip` of the old value (PPO2's form)."""
+    expect_same("target", tuple(target.shape), value=value, old_value=old_value)
+    bounded = old_value + (value - old_value).clamp(-clip, clip)
+    free_loss, bounded_loss = squared(value, target), squared(bounded, target)
+    return ValueLoss(torch.maximum(free_loss, bounded_loss), bounded_loss > free_loss)
+
+
+def midpoints(quantiles: int, like: Tensor) -> Tensor:
+    """The levels τ_i = (i + ½)/Q of Q equally likely quantiles, `[Q]`."""
+    return (torch.arange(quantiles, device=like.device, dtype=like.dtype) + 0.5) / quantiles
+
+
+def quantile_huber(
+    quantiles: Tensor, target: Tensor, *, kappa: float = 1.0, levels: Tensor | None = None
+) -> Tensor:
+    r"""Quantile Huber loss (QR-DQN 2018, arXiv 1710.10044, eq. 10).
+
+    .. math:: ρ^κ_τ(u) = |τ − 1\{u < 0\}| \; L_κ(u) / κ, \qquad u = target − quantile
+
+    `quantiles` is `[*lead, Q]`; `target` is `[*lead]`, or `[*lead, K]` with K samples of the
+    return. The mean over samples and quantiles, `[*lead]`, so that its size does not depend on Q.
+    `kappa` = 0 gives the plain quantile loss |τ − 1{u<0}|·|u|.
+    """
+    expect_rank("quantiles", quantiles, 1, "[*lead, Q]")
+    lead = tuple(quantiles.shape[:-1])
+    if target.ndim == len(lead):
+        target = target.unsqueeze(-1)
+    expect_shape("target", target, (*lead, target.shape[-1]), "[*lead] or [*lead, K]")
+    if levels is None:
+        levels = midpoints(quantiles.shape[-1], quantiles)
+    expect_shape("levels", levels, (quantiles.shape[-1],), "one per quantile")
+    error = target.unsqueeze(-2) - quantiles.unsqueeze(-1)  # [*lead, Q, K]
+    size = error.abs()
+    if kappa > 0:
+        size = torch.where(size <= kappa, 0.5 * size**2 / kappa, size - 0.5 * kappa)
+    tilt = (levels.unsqueeze(-1) - (error.detach() < 0).to(error.dtype)).abs()
+    return (tilt * size).mean((-2, -1))
+
+
+def two_hot(target: Tensor, support: Tensor) -> Tensor:
+    """Spread each target over its two neighbours of the sorted `support` `[K]`: `[*lead, K]`.
+
+    The mean of the result is the target, exactly; targets outside are moved to the nearest end.
+    """
+    _check_support(support)
+    inside = target.clamp(support[0], support[-1]).unsqueeze(-1)
+    upper = torch.searchsorted(support, inside.contiguous()).clamp(1, support.shape[0] - 1)
+    low, high = support[upper - 1], support[upper]
+    share = (inside - low) / (high - low)
+    result = torch.zeros(*target.shape, support.shape[0], dtype=target.dtype, device=target.device)
+    return result.scatter(-1, upper - 1, 1.0 - share).scatter(-1, upper, share)
+
+
+def hl_gauss(target: Tensor, support: Tensor, sigma: float) -> Tensor:
+    """Histogram of N(target, σ²) over bins centred on `support` (HL-Gauss, arXiv 2403.03950).
+
+    `support` `[K]` is evenly spaced; the bins reach half a step beyond its ends, and the mass is
+    renormalised there. σ of about ¾ of a step is the paper's choice.
+    """
+    _check_support(support)
+    if not sigma > 0:
+        raise InputError(f"sigma: expected a positive number, got {sigma}")
+    half = (support[1] - support[0]) / 2
+    edges = torch.cat([support[:1] - half, support + half])
+    inside = target.clamp(support[0], support[-1]).unsqueeze(-1)
+    # The renormaliser cannot vanish: a clamped target has half a bin on either side.
+    cdf = 0.5 * (1.0 + torch.erf((edges - inside) / (sigma * math.sqrt(2.0))))
+    mass = cdf[..., 1:] - cdf[..., :-1]
+    return mass / (cdf[..., -1:] - cdf[..., :1])
+
+
+def categorical(logits: Tensor, target_probabilities: Tensor) -> Tensor:
+    """Cross-entropy −Σ p log q of a categorical critic against an encoded target, `[*lead]`."""
+    expect_same("logits", tuple(logits.shape), target_probabilities=target_probabilities)
+    return -(target_probabilities * logits.log_softmax(-1)).sum(-1)
+
+
+def categorical_mean(logits: Tensor, support: Tensor) -> Tensor:
+    """The value that a categorical critic stands for: Σ softmax(logits)·support, `[*lead]`."""
+    expect_shape("support", support, tuple(logits.shape[-1:]), "the last axis of logits")
+    return (logits.softmax(-1) * support).sum(-1)
+
+
+def _check_support(support: Tensor) -> None:
+    expect_rank("support", support, 1, "[K]")
+    if support.ndim != 1 or support.shape[0] < 2:
+        raise InputError(f"support: expected at least two sorted atoms [K], got {support.shape}")

@@ -1,0 +1,113 @@
+"""Exact token KL over a whole vocabulary, without ever holding tokens × vocabulary numbers.
+
+Logits are recomputed from hidden states and the head's weight a few tokens at a time, in the
+forward and again in the backward pass (as Cut Cross-Entropy does for the likelihood, 2024, arXiv
+2411.09009). The peak is `max_elements` per buffer, whatever the number of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from keel.errors import ShapeError
+from keel.functional._shapes import expect_rank
+from keel.functional.divergence import kl_terms
+
+MAX_ELEMENTS = 1 << 22
+"""Logits held at once: 16 MiB in float32; the temporaries of a chunk are about ten times that."""
+
+
+def vocabulary_kl(
+    p_hidden: Tensor,
+    p_head: Tensor,
+    q_hidden: Tensor,
+    q_head: Tensor,
+    *,
+    temperature: float = 1.0,
+    max_elements: int = MAX_ELEMENTS,
+) -> Tensor:
+    """KL(p‖q) per token, p = softmax(p_hidden · p_headᵀ / temperature), likewise q: `[*lead]`.
+
+    `hidden` is `[*lead, H]`, `head` is `[V, H]`; the two models may differ in H. Gradients flow to
+    all four tensors:  ∂/∂z_q = q − p  and  ∂/∂z_p = p · (log p − log q − KL).
+    """
+    lead = p_hidden.shape[:-1]
+    for side, hidden, head in (("p", p_hidden, p_head), ("q", q_hidden, q_head)):
+        expect_rank(f"{side}_hidden", hidden, 1, "[*lead, H]")
+        if head.ndim != 2 or head.shape[1] != hidden.shape[-1]:
+            raise ShapeError(
+                f"{side}_head: expected [V, {hidden.shape[-1]}] (hidden is "
+                f"{list(hidden.shape)}), got {list(head.shape)}"
+            )
+    if q_hidden.shape[:-1] != lead or p_head.shape[0] != q_head.shape[0]:
+        raise ShapeError(
+            f"q: expected tokens {list(lead)} and a vocabulary of {p_head.shape[0]} (those of p), "
+            f"got {list(q_hidden.shape[:-1])} and {q_head.shape[0]}"
+        )
+    rows = max(1, max_elements // p_head.shape[0])
+    p_rows, q_rows = p_hidden.reshape(-1, p_head.shape[1]), q_hidden.reshape(-1, q_head.shape[1])
+    scale = 1.0 / temperature
+    kl: Tensor = _VocabularyKL.apply(p_rows, p_head, q_rows, q_head, scale, rows)  # type: ignore[no-untyped-call]
+    return kl.reshape(lead)
+
+
+class _VocabularyKL(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        p_hidden: Tensor,
+        p_head: Tensor,
+        q_hidden: Tensor,
+        q_head: Tensor,
+        scale: float,
+        rows: int,
+    ) -> Tensor:
+        ctx.save_for_backward(p_hidden, p_head, q_hidden, q_head)
+        ctx.scale, ctx.rows = scale, rows
+        kl = p_hidden.new_empty(p_hidden.shape[0])
+        for part in _chunks(kl.shape[0], rows):
+            log_p = _log_probs(p_hidden[part], p_head, scale)
+            log_q = _log_probs(q_hidden[part], q_head, scale)
+            kl[part] = kl_terms(log_p, log_q).sum(-1)
+        return kl
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        p_hidden, p_head, q_hidden, q_head = ctx.saved_tensors
+        need = ctx.needs_input_grad
+        inputs = (p_hidden, p_head, q_hidden, q_head)
+        result = [torch.zeros_like(x) if n else None for x, n in zip(inputs, need, strict=False)]
+        for part in _chunks(p_hidden.shape[0], ctx.rows):
+            log_p = _log_probs(p_hidden[part], p_head, ctx.scale)
+            log_q = _log_probs(q_hidden[part], q_head, ctx.scale)
+            outer = (grads[0][part] * ctx.scale).unsqueeze(-1)
+            p = log_p.exp()
+            if need[2] or need[3]:
+                _accumulate(outer * (log_q.exp() - p), q_hidden[part], q_head, result[2:], part)
+            if need[0] or need[1]:
+                gap = log_p - log_q
+                kl = (p * gap).sum(-1, keepdim=True)
+                _accumulate(outer * p * (gap - kl), p_hidden[part], p_head, result[:2], part)
+        return (*result, None, None)
+
+
+def _chunks(total: int, size: int) -> Iterator[slice]:
+    return (slice(start, min(start + size, total)) for start in range(0, total, size))
+
+
+def _log_probs(hidden: Tensor, head: Tensor, scale: float) -> Tensor:
+    return (hidden @ head.T).mul_(scale).log_softmax(-1)
+
+
+def _accumulate(
+    logit_grad: Tensor, hidden: Tensor, head: Tensor, out: list[Tensor | None], part: slice
+) -> None:
+    """Add the chunk's gradient to `out` = [hidden gradient, head gradient], where wanted."""
+    if out[0] is not None:
+        out[0][part] = logit_grad @ head
+    if out[1] is not None:
+        out[1].addmm_(logit_grad.T, hidden)
