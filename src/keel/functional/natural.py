@@ -80,8 +80,8 @@ def fisher_vector_product(
     Args:
         weight: `[*lead]`, 0 for rows that do not count; the mean is over the rest.
     """
-    outputs, transpose = torch.func.vjp(function, params)
-    outputs = {name: value.detach() for name, value in outputs.items()}
+    primal, transpose = torch.func.vjp(function, params)[:2]
+    outputs = {name: value.detach() for name, value in primal.items()}
     lead = tuple(next(iter(outputs.values())).shape[:-1])
     expect_same("the leading axes of the outputs", lead, weight=weight)
     share: Tensor | float
@@ -91,7 +91,7 @@ def fisher_vector_product(
         share = (weight / weight.sum().clamp(min=1e-12)).unsqueeze(-1)
 
     def product(vector: Tensor) -> Tensor:
-        _, tangent = torch.func.jvp(function, (params,), (unflatten(vector, params),))
+        tangent = torch.func.jvp(function, (params,), (unflatten(vector, params),))[1]
         curved = fisher(outputs, tangent)
         (pulled,) = transpose({name: value * share for name, value in curved.items()})
         return flatten(pulled) + damping * vector
