@@ -62,6 +62,7 @@ from keel.functional.statistics import (
     update_moments,
 )
 from keel.functional.vocabulary import vocabulary_kl
+from keel.functional.walk_back import WalkBack, walk_back
 
 __all__ = [
     "Advantages",
@@ -75,6 +76,7 @@ __all__ = [
     "Ratio",
     "RatioReport",
     "Trial",
+    "WalkBack",
     "aggregate",
     "bernoulli_fisher",
     "bernoulli_kl",
@@ -125,4 +127,5 @@ __all__ = [
     "update_moments",
     "value",
     "vocabulary_kl",
+    "walk_back",
 ]

@@ -71,7 +71,7 @@ def gae(
     following = _following(value, last_value, valid)
     bootstrap, done = _bootstrap(following, terminated, truncated, final_value)
     delta = reward + gamma * bootstrap - value
-    decay = torch.where(done, 0.0, gamma * lam).to(delta.dtype)
+    decay = gamma * lam * (~done).to(delta.dtype)
     if valid is None:
         advantage = _reverse_scan(decay, delta)
         return Advantages(advantage, advantage + value)
@@ -147,6 +147,7 @@ def reward_to_go(
     weight: Tensor | None = None,
 ) -> Tensor:
     """The discounted sum of this and all later rewards of the episode, `[T, *lead]`."""
+    expect_rank("reward", reward, 1, "[T, *lead]")
     nothing = torch.zeros_like(reward)
     return gae(
         reward, nothing, nothing[0], terminated, gamma=gamma, lam=1.0, weight=weight
@@ -223,13 +224,13 @@ def normalise(
         result = flat
     else:
         by_group = group is not None and method != "batch" and method != "global"
-        keys = (
-            group.reshape(-1) if group is not None and by_group else torch.zeros_like(valid).long()
-        )
+        keys = torch.zeros_like(valid, dtype=torch.long)
+        if group is not None and by_group:
+            keys = torch.where(valid, group.reshape(-1), 0)
         count = groups if by_group else 1
         centre, spread = _moments(flat, valid, keys, count)
         # Rounding leaves a spread of a few ulps where all values are equal: that is still zero.
-        noise = 4 * torch.finfo(flat.dtype).eps * _group_max_abs(flat, keys, count)
+        noise = 4 * torch.finfo(flat.dtype).eps * _group_max(flat.abs(), keys, count)
         informative = spread > noise
         if method == "robust":
             centre, iqr = _median_and_iqr(flat, valid, keys, count)
@@ -315,23 +316,35 @@ def _reverse_scan(decay: Tensor, term: Tensor) -> Tensor:
 def _group_mean(
     x: Tensor, keys: Tensor, groups: int, valid: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Mean and count of `x` `[M]` per group, `[G]` each; 0 for an empty group."""
-    ones = torch.ones_like(x) if valid is None else valid.to(x.dtype)
-    count = x.new_zeros(groups).index_add(0, keys, ones)
-    total = x.new_zeros(groups).index_add(0, keys, x * ones)
-    return total / count.clamp(min=1), count
+    """Mean and count of `x` `[M]` per group, `[G]` each; 0 for an empty group.
+
+    What is summed are the distances from the largest member: equal members are then exactly their
+    own mean, however many they are, and nothing that follows can mistake rounding for a signal.
+    """
+    valid = torch.ones_like(x, dtype=torch.bool) if valid is None else valid
+    count = _group_sum(valid.to(x.dtype), keys, groups)
+    largest = _group_max(torch.where(valid, x, -torch.inf), keys, groups)
+    largest = torch.where(count > 0, largest, 0.0)
+    distance = torch.where(valid, x - largest[keys], 0.0)
+    return largest + _group_sum(distance, keys, groups) / count.clamp(min=1), count
 
 
 def _moments(x: Tensor, valid: Tensor, keys: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     """Mean and Bessel-corrected standard deviation per group, `[G]` each."""
     mean, count = _group_mean(x, keys, groups, valid)
     square = torch.where(valid, (x - mean[keys]) ** 2, 0.0)
-    total = x.new_zeros(groups).index_add(0, keys, square)
+    total = _group_sum(square, keys, groups)
     return mean, (total / (count - 1).clamp(min=1)).sqrt()
 
 
-def _group_max_abs(x: Tensor, keys: Tensor, groups: int) -> Tensor:
-    return x.new_zeros(groups).scatter_reduce(0, keys, x.abs(), "amax")
+def _group_sum(x: Tensor, keys: Tensor, groups: int) -> Tensor:
+    if groups == 1:  # inductor cannot vectorise a scatter to one place
+        return x.sum(0, keepdim=True)
+    return x.new_zeros(groups).index_add(0, keys, x)
+
+
+def _group_max(x: Tensor, keys: Tensor, groups: int) -> Tensor:
+    return x.new_full((groups,), -torch.inf).scatter_reduce(0, keys, x, "amax")
 
 
 def _median_and_iqr(x: Tensor, valid: Tensor, keys: Tensor, groups: int) -> tuple[Tensor, Tensor]:

@@ -72,7 +72,7 @@ def categorical_kl(p_logits: Tensor, q_logits: Tensor, mask: Tensor | None = Non
     >>> round(categorical_kl(p.log(), q.log()).item(), 6)
     0.025732
     """
-    log_p, log_q = _log_softmaxes(p_logits, q_logits, mask)
+    log_p, log_q = _log_softmaxes(mask, p_logits=p_logits, q_logits=q_logits)
     return kl_terms(log_p, log_q).sum(-1)
 
 
@@ -80,6 +80,7 @@ def multi_categorical_kl(
     p_logits: Tensor, q_logits: Tensor, sizes: Sequence[int], mask: Tensor | None = None
 ) -> Tensor:
     """KL of independent categoricals whose logits lie side by side in `[*lead, Σ sizes]`."""
+    expect_rank("p_logits", p_logits, 1, "[*lead, Σ sizes]")
     if sum(sizes) != p_logits.shape[-1]:
         raise ShapeError(
             f"p_logits: expected a last axis of {sum(sizes)} (the sum of sizes {list(sizes)}), "
@@ -138,7 +139,7 @@ def distribution_kl(p: Distribution, q: Distribution, action: Tensor) -> Diverge
 
 def categorical_entropy(logits: Tensor, mask: Tensor | None = None) -> Tensor:
     """−Σ p log p in nats over the legal outcomes, `[*lead]`."""
-    log_p, _ = _log_softmaxes(logits, logits, mask)
+    (log_p,) = _log_softmaxes(mask, logits=logits)
     possible = log_p > -torch.inf
     safe = torch.where(possible, log_p, 0.0)
     return -torch.where(possible, safe.exp() * safe, 0.0).sum(-1)
@@ -146,26 +147,28 @@ def categorical_entropy(logits: Tensor, mask: Tensor | None = None) -> Tensor:
 
 def total_variation(p_logits: Tensor, q_logits: Tensor, mask: Tensor | None = None) -> Tensor:
     """½ Σ |p − q|: the largest difference in the probability of any event, `[*lead]`."""
-    log_p, log_q = _log_softmaxes(p_logits, q_logits, mask)
+    log_p, log_q = _log_softmaxes(mask, p_logits=p_logits, q_logits=q_logits)
     return 0.5 * (log_p.exp() - log_q.exp()).abs().sum(-1)
 
 
 def jensen_shannon(p_logits: Tensor, q_logits: Tensor, mask: Tensor | None = None) -> Tensor:
     """½ KL(p‖m) + ½ KL(q‖m) with m = (p+q)/2: symmetric, at most log 2 (Lin 1991), `[*lead]`."""
-    log_p, log_q = _log_softmaxes(p_logits, q_logits, mask)
+    log_p, log_q = _log_softmaxes(mask, p_logits=p_logits, q_logits=q_logits)
     log_m = torch.logaddexp(log_p, log_q) - torch.log(torch.full_like(log_p[..., :1], 2.0))
     return 0.5 * (kl_terms(log_p, log_m) + kl_terms(log_q, log_m)).sum(-1)
 
 
-def _log_softmaxes(p: Tensor, q: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def _log_softmaxes(mask: Tensor | None, **logits: Tensor) -> list[Tensor]:
     """Normalised log-probabilities on the legal support; −inf on the rest."""
-    expect_rank("p_logits", p, 1, "[*lead, K]")
-    expect_same("p_logits", tuple(p.shape), q_logits=q, mask=mask)
+    name, first = next(iter(logits.items()))
+    expect_rank(name, first, 1, "[*lead, K]")
+    expect_same(name, tuple(first.shape), **logits, mask=mask)
     if mask is None:
-        return p.log_softmax(-1), q.log_softmax(-1)
+        return [x.log_softmax(-1) for x in logits.values()]
     legal = mask.bool()
     # A row without a legal outcome has no distribution; as a uniform one it is equal to itself.
     empty = ~legal.any(-1, keepdim=True)
-    return tuple(  # type: ignore[return-value]
-        torch.where(empty, 0.0, x.masked_fill(~legal, -torch.inf)).log_softmax(-1) for x in (p, q)
-    )
+    return [
+        torch.where(empty, 0.0, x.masked_fill(~legal, -torch.inf)).log_softmax(-1)
+        for x in logits.values()
+    ]

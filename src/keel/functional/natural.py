@@ -80,6 +80,7 @@ def fisher_vector_product(
     Args:
         weight: `[*lead]`, 0 for rows that do not count; the mean is over the rest.
     """
+    params = {name: tensor.detach() for name, tensor in params.items()}
     primal, transpose = torch.func.vjp(function, params)[:2]
     outputs = {name: value.detach() for name, value in primal.items()}
     lead = tuple(next(iter(outputs.values())).shape[:-1])

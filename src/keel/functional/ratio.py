@@ -81,6 +81,8 @@ def policy_ratio(
 
 def ratio_report(ratio: Ratio, *, max_log_ratio: float = MAX_LOG_RATIO) -> RatioReport:
     """Extremes and shares of a `Ratio`; with no usable row: zeros, and ratios of 1."""
+    if ratio.weight.numel() == 0:  # the extremes of no row are those of one that does not count
+        ratio = Ratio(*(field.new_zeros(1) for field in ratio))
     value = ratio.ratio.detach()
     usable = ratio.weight > 0
     counted = usable | ratio.quarantined

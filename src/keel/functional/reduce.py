@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from keel.errors import InputError, choose
-from keel.functional._shapes import expect_rank, expect_same
+from keel.functional._shapes import expect_rank, expect_same, expect_shape
 
 Reduction = Literal[
     "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "constant"
@@ -80,7 +80,9 @@ def aggregate(
         tokens = weight.sum(-1)
         weighted = weighted.sum(-1) / torch.where(tokens > 0, tokens, 1.0)
         group_axis = _sequence_axis(x, group_axis)
-    return _sum_but(weighted, group_axis) / denominator_of_batch.to(x.dtype)
+    total = _sum_but(weighted, group_axis)
+    expect_shape("denominator_of_batch", denominator_of_batch, tuple(total.shape), "the groups")
+    return total / denominator_of_batch.to(x.dtype)
 
 
 def _as_float(x: Tensor) -> Tensor:

@@ -87,7 +87,9 @@ def explained_variance(prediction: Tensor, target: Tensor, weight: Tensor | None
     residual = update_moments(empty_moments(device=target.device), target - prediction, weight)
     total = update_moments(empty_moments(device=target.device), target, weight)
     share = residual.deviations / total.deviations
-    return torch.where(total.deviations > 0, 1.0 - share, torch.nan)
+    # The mean of equal numbers may be off by a rounding error, which is no variation.
+    varies = total.variance.sqrt() > 1e-12 * total.mean.abs()
+    return torch.where(varies, 1.0 - share, torch.nan)
 
 
 def effective_sample_size(importance: Tensor) -> Tensor:

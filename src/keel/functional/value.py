@@ -32,7 +32,7 @@ def squared(value: Tensor, target: Tensor) -> Tensor:
 def clipped(value: Tensor, old_value: Tensor, target: Tensor, clip: float) -> ValueLoss:
     """max of ½(V − R)² and ½(V_clip − R)², V_clip within ±`clip` of the old value (PPO2's form)."""
     expect_same("target", tuple(target.shape), value=value, old_value=old_value)
-    bounded = old_value + (value - old_value).clamp(-clip, clip)
+    bounded = value.clamp(old_value - clip, old_value + clip)  # inside, V itself to the last bit
     free_loss, bounded_loss = squared(value, target), squared(bounded, target)
     return ValueLoss(torch.maximum(free_loss, bounded_loss), bounded_loss > free_loss)
 
@@ -57,7 +57,7 @@ def quantile_huber(
     lead = tuple(quantiles.shape[:-1])
     if target.ndim == len(lead):
         target = target.unsqueeze(-1)
-    expect_shape("target", target, (*lead, target.shape[-1]), "[*lead] or [*lead, K]")
+    expect_shape("target", target, (*lead, *target.shape[-1:]), "[*lead] or [*lead, K]")
     if levels is None:
         levels = midpoints(quantiles.shape[-1], quantiles)
     expect_shape("levels", levels, (quantiles.shape[-1],), "one per quantile")
@@ -96,9 +96,9 @@ def hl_gauss(target: Tensor, support: Tensor, sigma: float) -> Tensor:
     edges = torch.cat([support[:1] - half, support + half])
     inside = target.clamp(support[0], support[-1]).unsqueeze(-1)
     # The renormaliser cannot vanish: a clamped target has half a bin on either side.
-    cdf = 0.5 * (1.0 + torch.erf((edges - inside) / (sigma * math.sqrt(2.0))))
-    mass = cdf[..., 1:] - cdf[..., :-1]
-    return mass / (cdf[..., -1:] - cdf[..., :1])
+    below = torch.erf((edges - inside) / (sigma * math.sqrt(2.0)))  # 2·cdf − 1: the 1 and 2 cancel
+    mass = below[..., 1:] - below[..., :-1]
+    return mass / (below[..., -1:] - below[..., :1])
 
 
 def categorical(logits: Tensor, target_probabilities: Tensor) -> Tensor:

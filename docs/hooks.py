@@ -1,0 +1,72 @@
+"""Runs the commands that the pages show, so that no number or picture in them can be out of date.
+
+* A fenced block of language `keel` holds one command a line. It becomes the command and its output;
+  with `--plot generated/NAME.png` also the picture, which lands in `docs/generated`.
+* `{{ keel explain kl 0.8,0.2 0.7,0.3 | kl_nats | .4f }}` in the text becomes that number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import posixpath
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+from keel.cli import main
+
+DOCS = Path(__file__).parent
+PICTURES = DOCS / "generated"
+BLOCK = re.compile(r"^```keel\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"\{\{ *keel (.+?) *\| *(\w+) *\| *([^ }]+) *\}\}")
+
+
+def run(command: str) -> str:
+    """The output of `keel …`; a command that fails fails the build."""
+    args = shlex.split(command)[1:]
+    if "--plot" in args:
+        place = args.index("--plot") + 1
+        args[place] = str(DOCS / args[place])
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        status = main(args)
+    if status != 0:
+        raise RuntimeError(f"`{command}` ended with status {status}")
+    lines = output.getvalue().splitlines()
+    return "\n".join(line.rstrip() for line in lines if not line.startswith("Picture: "))
+
+
+def picture_of(command: str) -> str | None:
+    args = shlex.split(command)
+    return args[args.index("--plot") + 1] if "--plot" in args else None
+
+
+def on_pre_build(config: Any) -> None:
+    """Draw every picture before mkdocs collects its files."""
+    PICTURES.mkdir(exist_ok=True)
+    for page in sorted(DOCS.rglob("*.md")):
+        for block in BLOCK.findall(page.read_text(encoding="utf-8")):
+            for command in filter(picture_of, block.splitlines()):
+                run(command)
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Replace commands by their output."""
+    here = posixpath.dirname(page.file.src_uri)
+
+    def block(match: re.Match[str]) -> str:
+        parts = []
+        for command in match[1].strip().splitlines():
+            parts.append(f"```text\n$ {command}\n\n{run(command)}\n```")
+            if picture := picture_of(command):
+                parts.append(f"![{command}]({posixpath.relpath(picture, here or '.')})")
+        return "\n\n".join(parts)
+
+    def inline(match: re.Match[str]) -> str:
+        value = json.loads(run(f"keel {match[1]} --json"))[match[2]]
+        return format(value, match[3])
+
+    return INLINE.sub(inline, BLOCK.sub(block, markdown))

@@ -1,0 +1,49 @@
+"""Explanations on a terminal, or as plain text where there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from keel.explain import Explanation, Table
+
+NUMERIC = {"", *"0123456789−±∞–"}
+
+
+def print_explanation(explanation: Explanation, picture: Path | None) -> None:
+    """Print title, idea, formula, tables and meaning."""
+    console = Console(highlight=False)
+    console.print(Text(explanation.title, style="bold"))
+    console.print()
+    console.print(Text(explanation.idea))
+    console.print()
+    console.print(Padding(Text(explanation.formula, style="cyan"), (0, 4)))
+    for table in explanation.tables:
+        console.print()
+        console.print(Text(table.title, style="dim"))
+        console.print(_rich(table))
+    console.print()
+    console.print(Text(explanation.meaning, style="bold"))
+    if picture is not None:
+        console.print(Text(f"Picture: {picture}", style="dim"))
+
+
+def _rich(table: Table) -> RichTable:
+    result = RichTable(
+        box=SIMPLE_HEAD,
+        show_header=any(table.columns),
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    for column, cells in zip(table.columns, zip(*table.rows, strict=True), strict=True):
+        numeric = all(cell[:1] in NUMERIC for cell in cells)
+        result.add_column(column, justify="right" if numeric else "left", no_wrap=True)
+    for row in table.rows:
+        result.add_row(*map(Text, row), style="green" if row[-1] == "right" else "")
+    return result

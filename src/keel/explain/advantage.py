@@ -1,0 +1,127 @@
+"""`keel explain advantage`: GAE on a trajectory you can follow by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from keel.errors import InputError, choose
+from keel.explain.explanation import Explanation, Table, number
+from keel.explain.figures import BLUE, GREEN, GREY, INK, ORANGE, tidy
+from keel.explain.inputs import check_finite, check_same_length
+from keel.functional import gae, normalise
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+End = Literal["terminated", "truncated", "running"]
+
+
+def explain_advantage(
+    rewards: Sequence[float] = (0.0, 0.0, 1.0, 0.0, 2.0),
+    values: Sequence[float] = (0.8, 0.9, 1.2, 0.9, 1.1),
+    *,
+    last_value: float = 1.0,
+    gamma: float = 0.99,
+    lam: float = 0.95,
+    end: End = "terminated",
+) -> Explanation:
+    """Explain GAE on one trajectory; `last_value` is the critic's word on the observation after it.
+
+    >>> explain_advantage((1.0,), (0.4,), end="terminated").numbers["advantages"]
+    [0.6]
+    """
+    check_same_length("rewards", rewards, "values", values)
+    if not rewards:
+        raise InputError("rewards: empty; a trajectory needs at least one step")
+    check_finite(last_value=last_value, **{f"rewards[{i}]": x for i, x in enumerate(rewards)})
+    check_finite(**{f"values[{i}]": x for i, x in enumerate(values)})
+    for name, share in (("gamma", gamma), ("lam", lam)):
+        if not 0.0 <= share <= 1.0:
+            raise InputError(f"{name}: expected a number from 0 to 1, got {share:g}")
+    choose("end", end, ("terminated", "truncated", "running"))
+    reward, value = (torch.tensor(x, dtype=torch.float64) for x in (rewards, values))
+
+    def advantages(trace: float) -> Tensor:
+        return _gae(reward, value, last_value, end, gamma, trace)
+
+    delta, advantage = advantages(0.0), advantages(lam)
+    normalised = normalise(advantage)
+    robust = normalise(advantage, "robust")
+    rows = zip(reward, value, delta, advantage, normalised.advantage, robust.advantage, strict=True)
+    steps = Table(
+        f"γ = {gamma:g}, λ = {lam:g}; the episode is {end} after the last step",
+        ("t", "reward", "value", "δ", "advantage", "normalised", "robust"),
+        tuple((str(t), *(number(x.item(), 4) for x in row)) for t, row in enumerate(rows)),
+    )
+    flips = int(normalised.sign_flips)
+    return Explanation(
+        title=f"Advantages of {len(rewards)} steps, {end}",
+        idea=(
+            "The advantage of an action is how much better things went than the critic expected. "
+            "δ looks one step ahead, λ blends in the surprises that follow. Termination ends the "
+            "future, truncation only the recording: there the critic speaks for what was cut off."
+        ),
+        formula="δ_t = r_t + γ·V(s_{t+1}) − V(s_t)        A_t = δ_t + γ·λ·A_{t+1}",
+        tables=(steps,),
+        meaning=(
+            f"The first step is {_verdict(advantage[0].item())} than expected by "
+            f"{abs(advantage[0].item()):.4f}. Normalising centres on "
+            f"{number(normalised.centre.item(), 4)} and turns {flips} of {len(rewards)} "
+            "advantages against their action."
+        ),
+        numbers={
+            "deltas": delta.tolist(),
+            "advantages": advantage.tolist(),
+            "targets": (advantage + value).tolist(),
+            "normalised": normalised.advantage.tolist(),
+            "robust": robust.advantage.tolist(),
+            "sign_flips": flips,
+        },
+        draw=lambda figure: _draw(
+            figure, reward, value, {0.0: delta, lam: advantage, 1.0: advantages(1.0)}
+        ),
+    )
+
+
+def _gae(
+    reward: Tensor, value: Tensor, last_value: float, end: End, gamma: float, lam: float
+) -> Tensor:
+    last = torch.tensor([last_value], dtype=torch.float64)
+    at_end = torch.zeros_like(reward, dtype=torch.bool)[:, None]
+    at_end[-1] = True
+    never = torch.zeros_like(at_end)
+    return gae(
+        reward[:, None],
+        value[:, None],
+        last,
+        at_end if end == "terminated" else never,
+        at_end if end == "truncated" else never,
+        last.expand(reward.shape[0], 1),
+        gamma=gamma,
+        lam=lam,
+    ).advantage[:, 0]
+
+
+def _verdict(advantage: float) -> str:
+    return "better" if advantage >= 0.0 else "worse"
+
+
+def _draw(figure: Figure, reward: Tensor, value: Tensor, by_lambda: dict[float, Tensor]) -> None:
+    left, right = figure.subplots(1, 2)
+    steps = list(range(reward.shape[0]))
+    left.bar(steps, reward.tolist(), 0.6, color=GREEN, label="reward")
+    left.plot(steps, value.tolist(), "o-", color=BLUE, label="value")
+    left.legend(frameon=False, fontsize=9)
+    tidy(left, "What happened, what was expected", "step", "")
+    colours = (GREY, BLUE, ORANGE)
+    for colour, (lam, advantage) in zip(colours, by_lambda.items(), strict=False):
+        right.plot(steps, advantage.tolist(), "o-", color=colour, label=f"λ = {lam:g}")
+    right.axhline(0.0, color=INK, linewidth=0.8)
+    right.legend(frameon=False, fontsize=9)
+    tidy(right, "The advantage by λ", "step", "advantage")
+    for axes in (left, right):
+        axes.set_xticks(steps)

@@ -1,0 +1,75 @@
+"""`keel explain estimators`: the gradient certificate as a table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from keel.explain.explanation import Explanation, Table, number
+from keel.explain.figures import GREEN, INK, ORANGE, tidy
+from keel.functional import Certificate, certificate
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def explain_estimators(*, actions: int = 6, policies: int = 16, seed: int = 0) -> Explanation:
+    """Certify every KL estimator in reward and loss, on- and off-policy."""
+    rows = certificate(actions=actions, policies=policies, seed=seed)
+    places = dict.fromkeys((row.placement, row.sampling) for row in rows)
+    return Explanation(
+        title="What each KL estimator really descends",
+        idea=(
+            "A good estimate of KL(π‖π_ref) need not have its gradient. Here every expectation is "
+            "summed over all outcomes of random softmax policies, so the verdicts are exact. In "
+            "the reward the estimate is a fixed number weighted by ∇log π; in the loss it is "
+            "differentiated itself. Off-policy means: sampled from an older policy."
+        ),
+        formula="k1 = Δ    k2 = ½Δ²    k3 = e^(−Δ) − 1 + Δ    Δ = log π(a) − log π_ref(a)",
+        tables=tuple(
+            Table(
+                f"In the {placement}, {sampling}",
+                ("estimator", "descends", "cosine", "grad. bias", "value bias", ""),
+                tuple(_cells(row) for row in rows if (row.placement, row.sampling) == place),
+            )
+            for place in places
+            for placement, sampling in (place,)
+        ),
+        meaning=(
+            "Use k1 in the reward; weighted_k2, ratio_k3, straight_through or the exact KL in the "
+            "loss. k1 in the loss does nothing on-policy, and off-policy it drives π away from the "
+            "policy that sampled; k3 in the loss descends the other direction, KL(π_ref‖π)."
+        ),
+        numbers={"certificate": [row._asdict() for row in rows]},
+        draw=lambda figure: _draw(figure, rows),
+    )
+
+
+def _cells(row: Certificate) -> tuple[str, ...]:
+    return (
+        row.estimator,
+        row.descends,
+        number(row.cosine, 3),
+        _share(row.gradient_bias),
+        _share(row.value_bias),
+        "right" if row.right else "",
+    )
+
+
+def _share(bias: float) -> str:
+    return "0" if bias < 1e-9 else f"{bias:.0%}"
+
+
+def _draw(figure: Figure, rows: list[Certificate]) -> None:
+    for axes, placement in zip(figure.subplots(1, 2, sharex=True), ("reward", "loss"), strict=True):
+        shown = [row for row in rows if row.placement == placement][::-1]
+        colours = [GREEN if row.right else ORANGE for row in shown]
+        axes.barh(range(len(shown)), [row.cosine for row in shown], color=colours)
+        labels = [f"{row.estimator}, {row.sampling.removesuffix('-policy')}" for row in shown]
+        axes.set_yticks(range(len(shown)), labels)
+        axes.axvline(0.0, color=INK, linewidth=0.8)
+        axes.set_xlim(-1.05, 1.05)
+        for place, row in enumerate(shown):
+            if row.cosine == 0.0:
+                axes.text(0.03, place, "no gradient", va="center", fontsize=7.5, color=ORANGE)
+        tidy(axes, f"in the {placement}", "worst cosine to ∇KL(π‖π_ref)", "").grid(False, axis="y")
+        axes.tick_params(labelsize=7.5)

@@ -1,0 +1,52 @@
+"""What an explanation consists of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NATS_PER_BIT = math.log(2.0)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A small table of text; the first column names the row."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The idea, the formula, the numbers for the values given, and a picture of them."""
+
+    title: str
+    idea: str
+    formula: str
+    tables: tuple[Table, ...]
+    meaning: str
+    numbers: Mapping[str, object]
+    draw: Callable[[Figure], None]
+
+
+def number(x: float, digits: int = 5) -> str:
+    """A number as people read it: ∞ in words' place, no exponent where none is needed."""
+    if math.isnan(x):
+        return "–"
+    if math.isinf(x):
+        return "∞" if x > 0 else "−∞"
+    size = abs(x)
+    if size != 0.0 and (size < 10.0 ** (1 - digits) or size >= 1e7):
+        return f"{x:.{max(digits - 3, 1)}e}".replace("-", "−")
+    return f"{x:.{digits}f}".replace("-", "−")
+
+
+def bits(nats: float) -> float:
+    """Nats as bits."""
+    return nats / NATS_PER_BIT

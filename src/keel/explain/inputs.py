@@ -1,0 +1,86 @@
+"""Reading distributions and lists of numbers that a person typed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+from keel.errors import InputError
+
+SUM_TOLERANCE = 1e-6
+
+
+def parse_numbers(name: str, text: str) -> list[float]:
+    """`0.8,0.2` or `1/6, 1/6, …` as finite numbers."""
+    if not text.strip():
+        raise InputError(f"{name}: empty; expected numbers separated by commas, such as 0.8,0.2")
+    return [_parse_number(name, part.strip()) for part in text.split(",")]
+
+
+def _parse_number(name: str, text: str) -> float:
+    try:
+        value = float(Fraction(text)) if "/" in text else float(text)
+    except (ValueError, ZeroDivisionError):
+        raise InputError(
+            f"{name}: {text!r} is not a number; expected numbers separated by commas"
+        ) from None
+    if not math.isfinite(value):
+        raise InputError(f"{name}: {text!r} is not finite")
+    return value
+
+
+def check_probabilities(name: str, values: Sequence[float]) -> None:
+    """Raise unless `values` are a distribution: at least one, none negative, a sum of 1."""
+    if not values:
+        raise InputError(f"{name}: empty; a distribution needs at least one outcome")
+    for value in values:
+        if not math.isfinite(value) or value < 0.0:
+            raise InputError(f"{name}: {value:g} is not a probability; none may be below 0")
+    total = math.fsum(values)
+    if abs(total - 1.0) > SUM_TOLERANCE:
+        raise InputError(
+            f"{name}: the probabilities sum to {total:.6g}, not 1 "
+            f"({' + '.join(f'{value:g}' for value in values)})"
+        )
+
+
+def check_same_length(a_name: str, a: Sequence[float], b_name: str, b: Sequence[float]) -> None:
+    """Raise unless both have the same number of outcomes."""
+    if len(a) != len(b):
+        raise InputError(
+            f"{a_name} and {b_name} differ in length: {len(a)} and {len(b)} outcomes; "
+            "they must speak of the same outcomes"
+        )
+
+
+def check_names(names: Sequence[str] | None, outcomes: int) -> list[str]:
+    """The outcomes' names; a, b, c … where none are given."""
+    if names is None:
+        letters = "abcdefghijklmnopqrstuvwxyz"
+        return [letters[i] if outcomes <= 26 else str(i + 1) for i in range(outcomes)]
+    if len(names) != outcomes:
+        raise InputError(f"names: got {len(names)} names for {outcomes} outcomes")
+    return [name.strip() for name in names]
+
+
+def check_positive(name: str, value: float) -> None:
+    """Raise unless `value` is a finite number above 0."""
+    if not (math.isfinite(value) and value > 0.0):
+        raise InputError(f"{name}: expected a number above 0, got {value:g}")
+
+
+def check_finite(**values: float) -> None:
+    """Raise for the first value that is not a finite number."""
+    for name, value in values.items():
+        if not math.isfinite(value):
+            raise InputError(f"{name}: expected a finite number, got {value:g}")
+
+
+def parse_gaussian(name: str, text: str) -> tuple[float, float]:
+    """`MU,SIGMA` with SIGMA > 0."""
+    values = parse_numbers(name, text)
+    if len(values) != 2:
+        raise InputError(f"{name}: expected MU,SIGMA, got {len(values)} numbers in {text!r}")
+    check_positive(f"{name} sigma", values[1])
+    return values[0], values[1]

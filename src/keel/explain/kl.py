@@ -1,0 +1,354 @@
+"""`keel explain kl`: what it costs to believe Q while the world follows P."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from keel.errors import InputError
+from keel.explain.explanation import Explanation, Table, bits, number
+from keel.explain.figures import BLUE, GREEN, GREY, INK, ORANGE, tidy
+from keel.explain.inputs import (
+    check_names,
+    check_positive,
+    check_probabilities,
+    check_same_length,
+)
+from keel.functional import (
+    categorical_entropy,
+    categorical_kl,
+    gaussian_kl,
+    jensen_shannon,
+    kl_estimate,
+    total_variation,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+IDEA = (
+    "KL(P‖Q) is the average extra surprise of somebody who expects Q while the world follows P. "
+    "It is never negative, 0 only when both agree, and not the same in the other direction."
+)
+FORMULA = "KL(P‖Q) = Σ P(x) · (log P(x) − log Q(x))"
+MAX_SAMPLES = 10_000_000
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A Monte Carlo estimate of a KL beside its standard error."""
+
+    name: str
+    mean: float
+    standard_error: float
+    negative_share: float
+
+
+def explain_kl(
+    p: Sequence[float],
+    q: Sequence[float],
+    *,
+    names: Sequence[str] | None = None,
+    samples: int = 1000,
+    seed: int = 0,
+) -> Explanation:
+    """Explain KL(P‖Q) of two distributions over the same outcomes.
+
+    >>> explain_kl([0.8, 0.2], [0.7, 0.3]).numbers["kl_nats"]
+    0.02573...
+    """
+    check_probabilities("P", p)
+    check_probabilities("Q", q)
+    check_same_length("P", p, "Q", q)
+    labels = check_names(names, len(p))
+    _check_samples(samples)
+    log_p, log_q = (torch.tensor(x, dtype=torch.float64).log() for x in (p, q))
+    forward = categorical_kl(log_p, log_q).item()
+    reverse = categorical_kl(log_q, log_p).item()
+    h_p, h_q = categorical_entropy(log_p).item(), categorical_entropy(log_q).item()
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.multinomial(log_p.exp(), samples, replacement=True, generator=generator)
+    estimates = _estimates(log_p[drawn], log_q[drawn])
+    contributions = _contributions(p, q)
+    divergence = total_variation(log_p, log_q).item(), jensen_shannon(log_p, log_q).item()
+    numbers = {
+        **_headline(forward, reverse, h_p, h_q),
+        "total_variation": divergence[0],
+        "jensen_shannon_nats": divergence[1],
+        "outcomes": [
+            {"name": name, "p": a, "q": b, "contribution_nats": c}
+            for name, a, b, c in zip(labels, p, q, contributions, strict=True)
+        ],
+        **_estimate_numbers(estimates, samples, seed),
+    }
+    return Explanation(
+        title=f"KL(P‖Q) = {number(forward)} nats",
+        idea=IDEA,
+        formula=FORMULA,
+        tables=(
+            _outcome_table(labels, p, q, contributions),
+            _summary_table(forward, reverse, h_p, h_q, divergence),
+            _estimate_table(estimates, samples, forward),
+        ),
+        meaning=_discrete_meaning(forward, reverse, h_p, labels, p, q),
+        numbers=numbers,
+        draw=lambda figure: _draw_discrete(figure, labels, p, q, contributions, estimates, forward),
+    )
+
+
+def explain_gaussian_kl(
+    p: tuple[float, float], q: tuple[float, float], *, samples: int = 1000, seed: int = 0
+) -> Explanation:
+    """Explain KL(P‖Q) of two Gaussians, each given as (mean, standard deviation)."""
+    for name, (_, sigma) in (("P", p), ("Q", q)):
+        check_positive(f"{name} sigma", sigma)
+    _check_samples(samples)
+    (p_mean, p_log_std), (q_mean, q_log_std) = (_gaussian(*x) for x in (p, q))
+    forward = gaussian_kl(p_mean, p_log_std, q_mean, q_log_std).item()
+    reverse = gaussian_kl(q_mean, q_log_std, p_mean, p_log_std).item()
+    shift = gaussian_kl(p_mean, q_log_std, q_mean, q_log_std).item()
+    spread = gaussian_kl(p_mean, p_log_std, p_mean, q_log_std).item()
+    h_p, h_q = (0.5 * math.log(2.0 * math.pi * math.e * sigma**2) for _, sigma in (p, q))
+    generator = torch.Generator().manual_seed(seed)
+    x = p[0] + p[1] * torch.randn(samples, generator=generator, dtype=torch.float64)
+    estimates = _estimates(_log_density(x, *p), _log_density(x, *q))
+    numbers = {
+        **_headline(forward, reverse, h_p, h_q),
+        "kl_from_mean_nats": shift,
+        "kl_from_spread_nats": spread,
+        "p": {"mean": p[0], "std": p[1]},
+        "q": {"mean": q[0], "std": q[1]},
+        **_estimate_numbers(estimates, samples, seed),
+    }
+    parts = Table(
+        "Where it comes from",
+        ("part", "nats", "bits"),
+        (
+            ("the means differ", number(shift), number(bits(shift))),
+            ("the spreads differ", number(spread), number(bits(spread))),
+        ),
+    )
+    return Explanation(
+        title=f"KL(P‖Q) = {number(forward)} nats",
+        idea=IDEA,
+        formula="KL = log(σ_Q/σ_P) + (σ_P² + (μ_P − μ_Q)²) / (2σ_Q²) − ½",
+        tables=(
+            parts,
+            _summary_table(forward, reverse, h_p, h_q),
+            _estimate_table(estimates, samples, forward),
+        ),
+        meaning=_finite_meaning(forward),
+        numbers=numbers,
+        draw=lambda figure: _draw_gaussian(figure, p, q, estimates, forward),
+    )
+
+
+def _check_samples(samples: int) -> None:
+    if not 2 <= samples <= MAX_SAMPLES:
+        raise InputError(f"samples: expected 2 to {MAX_SAMPLES:,}, got {samples}")
+
+
+def _gaussian(mean: float, std: float) -> tuple[Tensor, Tensor]:
+    return torch.tensor([mean]).double(), torch.tensor([math.log(std)]).double()
+
+
+def _log_density(x: Tensor, mean: float, std: float) -> Tensor:
+    return -0.5 * ((x - mean) / std) ** 2 - math.log(std) - 0.5 * math.log(2.0 * math.pi)
+
+
+def _contributions(p: Sequence[float], q: Sequence[float]) -> list[float]:
+    return [
+        0.0 if a == 0.0 else math.inf if b == 0.0 else a * math.log(a / b)
+        for a, b in zip(p, q, strict=True)
+    ]
+
+
+def _estimates(log_p: Tensor, log_q: Tensor) -> list[Estimate]:
+    result = []
+    for name in ("k1", "k2", "k3"):
+        value = kl_estimate(name, log_p, log_q)
+        error = value.std().item() / math.sqrt(value.shape[0])
+        negative = (value < 0).double().mean().item()
+        result.append(Estimate(name, value.mean().item(), error, negative))
+    return result
+
+
+def _headline(forward: float, reverse: float, h_p: float, h_q: float) -> dict[str, float]:
+    return {
+        "kl_nats": forward,
+        "kl_bits": bits(forward),
+        "reverse_kl_nats": reverse,
+        "reverse_kl_bits": bits(reverse),
+        "entropy_p_nats": h_p,
+        "entropy_q_nats": h_q,
+        "cross_entropy_nats": h_p + forward,
+    }
+
+
+def _estimate_numbers(estimates: list[Estimate], samples: int, seed: int) -> dict[str, object]:
+    return {
+        "samples": samples,
+        "seed": seed,
+        "estimators": {
+            e.name: {"mean": e.mean, "standard_error": e.standard_error} for e in estimates
+        },
+    }
+
+
+def _outcome_table(
+    labels: list[str], p: Sequence[float], q: Sequence[float], contributions: list[float]
+) -> Table:
+    rows = tuple(
+        (
+            name,
+            number(a, 4),
+            number(b, 4),
+            number(math.log(a / b), 4) if a > 0.0 and b > 0.0 else ("∞" if a > 0.0 else "–"),
+            number(c),
+            number(bits(c)),
+        )
+        for name, a, b, c in zip(labels, p, q, contributions, strict=True)
+    )
+    return Table("Outcome by outcome", ("", "P", "Q", "log P/Q", "P·log P/Q", "in bits"), rows)
+
+
+def _summary_table(
+    forward: float,
+    reverse: float,
+    h_p: float,
+    h_q: float,
+    divergence: tuple[float, float] | None = None,
+) -> Table:
+    rows = [
+        ("KL(P‖Q)", forward),
+        ("KL(Q‖P), the other direction", reverse),
+        ("entropy of P", h_p),
+        ("entropy of Q", h_q),
+        ("cross-entropy of P under Q", h_p + forward),
+    ]
+    if divergence is not None:
+        rows.append(("Jensen–Shannon (symmetric)", divergence[1]))
+    cells = [(name, number(value), number(bits(value))) for name, value in rows]
+    if divergence is not None:
+        cells.append(("total variation (a probability)", number(divergence[0]), ""))
+    return Table("Exact values", ("", "nats", "bits"), tuple(cells))
+
+
+def _estimate_table(estimates: list[Estimate], samples: int, exact: float) -> Table:
+    rows = [
+        (e.name, number(e.mean), f"± {number(e.standard_error)}", f"{e.negative_share:.0%}")
+        for e in estimates
+    ]
+    rows.append(("exact", number(exact), "", ""))
+    return Table(
+        f"Estimated from {samples:,} samples of P",
+        ("estimator", "nats", "standard error", "negative samples"),
+        tuple(rows),
+    )
+
+
+def _discrete_meaning(
+    forward: float,
+    reverse: float,
+    h_p: float,
+    labels: list[str],
+    p: Sequence[float],
+    q: Sequence[float],
+) -> str:
+    if math.isinf(forward):
+        name, a = next((n, a) for n, a, b in zip(labels, p, q, strict=True) if a > 0 and b == 0)
+        return (
+            f"Infinite: Q says {name!r} can never happen, yet under P it happens "
+            f"{a:.2%} of the time. No finite number of bits can encode the impossible."
+        )
+    text = _finite_meaning(forward)
+    if forward > 0.0:
+        text += f" The best code for P needs {bits(h_p):.4f} bits, Q's needs "
+        text += f"{bits(h_p + forward):.4f}."
+    if math.isinf(reverse):
+        text += " The other direction is infinite: P rules out something that Q allows."
+    return text
+
+
+def _finite_meaning(forward: float) -> str:
+    if forward == 0.0:
+        return "P and Q are the same distribution: using one for the other costs nothing."
+    odds = math.ceil(math.log(20.0) / forward)
+    return (
+        f"Using Q for P costs {number(bits(forward), 4)} bits an observation; after about "
+        f"{odds:,} observations the evidence for P over Q stands at 20 to 1."
+    )
+
+
+def _draw_discrete(
+    figure: Figure,
+    labels: list[str],
+    p: Sequence[float],
+    q: Sequence[float],
+    contributions: list[float],
+    estimates: list[Estimate],
+    exact: float,
+) -> None:
+    left, middle, right = figure.subplots(1, 3, width_ratios=(1.25, 1.0, 1.0))
+    places = list(range(len(labels)))
+    left.bar([x - 0.2 for x in places], p, 0.4, color=BLUE, label="P, the world")
+    left.bar([x + 0.2 for x in places], q, 0.4, color=ORANGE, label="Q, the belief")
+    left.legend(frameon=False, fontsize=9)
+    _name_outcomes(tidy(left, "Two distributions", "", "probability"), labels)
+    shown = [c if math.isfinite(c) else 0.0 for c in contributions]
+    middle.bar(places, shown, 0.6, color=[GREEN if c >= 0.0 else GREY for c in contributions])
+    middle.axhline(0.0, color=INK, linewidth=0.8)
+    _name_outcomes(tidy(middle, "What each outcome adds", "", "P·log(P/Q), nats"), labels)
+    _draw_estimates(right, estimates, exact)
+
+
+def _draw_gaussian(
+    figure: Figure,
+    p: tuple[float, float],
+    q: tuple[float, float],
+    estimates: list[Estimate],
+    exact: float,
+) -> None:
+    left, middle, right = figure.subplots(1, 3, width_ratios=(1.25, 1.0, 1.0))
+    low = min(mean - 4.0 * std for mean, std in (p, q))
+    high = max(mean + 4.0 * std for mean, std in (p, q))
+    x = torch.linspace(low, high, 600, dtype=torch.float64)
+    log_p, log_q = _log_density(x, *p), _log_density(x, *q)
+    for log_density, colour, label in ((log_p, BLUE, "P, the world"), (log_q, ORANGE, "Q")):
+        left.plot(x.numpy(), log_density.exp().numpy(), color=colour, label=label, linewidth=2)
+    left.legend(frameon=False, fontsize=9)
+    tidy(left, "Two Gaussians", "x", "density")
+    integrand = (log_p.exp() * (log_p - log_q)).numpy()
+    middle.fill_between(x.numpy(), integrand, color=GREEN, alpha=0.6, linewidth=0)
+    middle.axhline(0.0, color=INK, linewidth=0.8)
+    tidy(middle, "What each x adds (its area is KL)", "x", "p·log(p/q)")
+    _draw_estimates(right, estimates, exact)
+
+
+def _draw_estimates(axes: Axes, estimates: list[Estimate], exact: float) -> None:
+    finite = [e for e in estimates if math.isfinite(e.mean)]
+    axes.errorbar(
+        range(len(finite)),
+        [e.mean for e in finite],
+        yerr=[1.96 * e.standard_error for e in finite],
+        fmt="o",
+        color=BLUE,
+        capsize=5,
+        markersize=7,
+    )
+    if math.isfinite(exact):
+        axes.axhline(exact, color=GREEN, linewidth=2, label="exact")
+        axes.legend(frameon=False, fontsize=9)
+    _name_outcomes(tidy(axes, "Estimates, 95 % intervals", "", "nats"), [e.name for e in finite])
+
+
+def _name_outcomes(axes: Axes, labels: list[str]) -> None:
+    axes.set_xticks(range(len(labels)), labels)
+    axes.grid(False, axis="x")
+    axes.set_xlim(-0.6, len(labels) - 0.4)

@@ -1,0 +1,157 @@
+"""`keel explain penalty`: reward minus β·KL, and the policy it asks for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from keel.errors import InputError
+from keel.explain.explanation import Explanation, Table, number
+from keel.explain.figures import BLUE, GREEN, GREY, ORANGE, tidy
+from keel.explain.inputs import (
+    check_finite,
+    check_names,
+    check_positive,
+    check_probabilities,
+    check_same_length,
+)
+from keel.functional import categorical_kl, kl_reward
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def explain_penalty(
+    reference_probability: float = 0.3,
+    probability: float = 0.6,
+    *,
+    beta: float = 0.1,
+    reward: float = 1.0,
+    reference: Sequence[float] = (0.3, 0.4, 0.3),
+    rewards: Sequence[float] = (1.0, 0.0, 0.5),
+    names: Sequence[str] | None = None,
+) -> Explanation:
+    """Explain the KL penalty: on one sampled action, and on the best policy it allows.
+
+    >>> round(explain_penalty(0.3, 0.6, beta=0.1).numbers["penalised_reward"], 3)
+    0.931
+    """
+    for name, value in (("reference", reference_probability), ("probability", probability)):
+        if not 0.0 < value <= 1.0:
+            raise InputError(f"{name}: expected a probability above 0 and at most 1, got {value:g}")
+    check_positive("beta", beta)
+    check_finite(reward=reward)
+    check_probabilities("reference policy", reference)
+    check_same_length("reference policy", reference, "rewards", rewards)
+    if min(reference) <= 0.0:
+        raise InputError("reference policy: every action needs some probability, or KL is infinite")
+    check_finite(**{f"rewards[{i}]": value for i, value in enumerate(rewards)})
+    labels = check_names(names, len(reference))
+    drift = kl_reward(
+        "k1",
+        torch.tensor(probability, dtype=torch.float64).log(),
+        torch.tensor(reference_probability, dtype=torch.float64).log(),
+    ).item()
+    shaped = reward - beta * drift
+    log_ref = torch.tensor(reference, dtype=torch.float64).log()
+    score = torch.tensor(rewards, dtype=torch.float64)
+    best = _optimal(log_ref, score, beta)
+    expected, kl = (best.exp() @ score).item(), categorical_kl(best, log_ref).item()
+    policy = best.exp().tolist()
+    sample = Table(
+        "One sampled action",
+        ("", ""),
+        (
+            ("probability under the reference", number(reference_probability, 4)),
+            ("probability under the policy", number(probability, 4)),
+            ("k1 = log π − log π_ref", number(drift, 4)),
+            (f"β·k1 with β = {beta:g}", number(beta * drift, 4)),
+            ("reward before", number(reward, 4)),
+            ("reward after", number(shaped, 4)),
+        ),
+    )
+    optimum = Table(
+        f"The best policy at β = {beta:g}: π* ∝ π_ref · exp(reward / β)",
+        ("action", "reward", "π_ref", "π*"),
+        tuple(
+            (name, number(r, 3), number(a, 4), number(b, 4))
+            for name, r, a, b in zip(labels, rewards, reference, policy, strict=True)
+        ),
+    )
+    return Explanation(
+        title=f"Reward {reward:g} − β·KL becomes {number(shaped, 3)}",
+        idea=(
+            "Every nat by which the policy leaves its reference is charged to the reward at the "
+            "price β. β is a temperature: hot, the policy stays with the reference; cold, it takes "
+            "whatever pays best. The reference stays put for the whole run; the old policy of a "
+            "trust region moves with every update."
+        ),
+        formula="reward' = reward − β·(log π(a) − log π_ref(a))",
+        tables=(sample, optimum),
+        meaning=_meaning(drift, beta, expected, kl),
+        numbers={
+            "k1": drift,
+            "beta": beta,
+            "reward": reward,
+            "penalised_reward": shaped,
+            "optimal_policy": dict(zip(labels, policy, strict=True)),
+            "optimal_reward": expected,
+            "optimal_kl_nats": kl,
+        },
+        draw=lambda figure: _draw(figure, log_ref, score, beta, labels),
+    )
+
+
+def _optimal(log_ref: Tensor, reward: Tensor, beta: float) -> Tensor:
+    """log π* of max E_π[reward] − β KL(π‖π_ref): the Gibbs distribution at temperature β."""
+    return (log_ref + reward / beta).log_softmax(-1)
+
+
+def _meaning(drift: float, beta: float, expected: float, kl: float) -> str:
+    if drift > 0:
+        moved = f"{math.exp(drift):.3g} times likelier than under the reference, so it is charged"
+    elif drift < 0:
+        moved = f"{math.exp(-drift):.3g} times rarer than under the reference, so it is paid"
+    else:
+        moved = "as likely as under the reference, so it is charged"
+    return (
+        f"The action is {moved} {abs(beta * drift):.4f}. Followed to its end, β = {beta:g} buys "
+        f"an expected reward of {expected:.4f} for {kl:.4f} nats from the reference."
+    )
+
+
+def _draw(
+    figure: Figure, log_ref: Tensor, reward: Tensor, beta: float, labels: Sequence[str]
+) -> None:
+    left, right = figure.subplots(1, 2)
+    spread = max((reward.max() - reward.min()).item(), 1e-3)
+    temperatures = torch.logspace(
+        math.log10(min(0.03 * spread, beta)), math.log10(max(10 * spread, beta)), 200
+    ).double()
+    policies = [_optimal(log_ref, reward, t.item()) for t in temperatures]
+    colours = (BLUE, ORANGE, GREEN, GREY)
+    for index, name in enumerate(labels):
+        share = [policy.exp()[index].item() for policy in policies]
+        left.plot(temperatures, share, color=colours[index % 4], linewidth=2, label=name)
+    left.axvline(beta, color=GREY, linestyle="--", label=f"β = {beta:g}")
+    left.set_xscale("log")
+    left.legend(frameon=False, fontsize=9)
+    tidy(left, "The policy each β asks for", "β, the temperature", "probability")
+    kls = [categorical_kl(policy, log_ref).item() for policy in policies]
+    gains = [(policy.exp() @ reward).item() for policy in policies]
+    right.plot(kls, gains, color=BLUE, linewidth=2)
+    here = _optimal(log_ref, reward, beta)
+    right.plot(
+        [categorical_kl(here, log_ref).item()],
+        [(here.exp() @ reward).item()],
+        "o",
+        color=ORANGE,
+        markersize=8,
+        label=f"β = {beta:g}",
+    )
+    right.legend(frameon=False, fontsize=9)
+    tidy(right, "What the nats buy", "KL(π*‖π_ref), nats", "expected reward")

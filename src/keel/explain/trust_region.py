@@ -1,0 +1,149 @@
+"""`keel explain trust-region`: is a new policy inside the bound, and how much of it may stay?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from keel.errors import InputError
+from keel.explain.explanation import Explanation, Table, number
+from keel.explain.figures import BLUE, GREEN, GREY, INK, ORANGE, tidy
+from keel.explain.inputs import (
+    check_names,
+    check_positive,
+    check_probabilities,
+    check_same_length,
+)
+from keel.functional import categorical_kl, walk_back
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CLIP = 0.2
+
+
+def explain_trust_region(
+    old: Sequence[float] = (0.4, 0.3, 0.2, 0.1),
+    new: Sequence[float] = (0.45, 0.35, 0.15, 0.05),
+    *,
+    max_kl: float = 0.01,
+    names: Sequence[str] | None = None,
+) -> Explanation:
+    """Explain a bound on KL(old‖new), and what is kept of a step that breaks it.
+
+    >>> round(explain_trust_region(max_kl=0.01).numbers["kl_requested_nats"], 4)
+    0.0335
+    """
+    check_probabilities("old policy", old)
+    check_probabilities("new policy", new)
+    check_same_length("old policy", old, "new policy", new)
+    if min(*old, *new, 1.0) <= 0.0:
+        raise InputError("trust-region: every action needs some probability in both policies")
+    check_positive("max-kl", max_kl)
+    labels = check_names(names, len(old))
+    before, after = (torch.tensor(x, dtype=torch.float64).log() for x in (old, new))
+    result = walk_back(lambda share: _kl_along(before, after, share), max_kl)
+    kept = _along(before, after, result.fraction).softmax(-1)
+    reverse = categorical_kl(after, before).item()
+    policies = Table(
+        "The policies",
+        ("action", "old", "asked for", "ratio", f"clip {CLIP:g}?", "kept"),
+        tuple(
+            (
+                name,
+                number(a, 4),
+                number(b, 4),
+                number(b / a, 3),
+                "outside" if abs(b / a - 1.0) > CLIP else "",
+                number(c, 4),
+            )
+            for name, a, b, c in zip(labels, old, new, kept.tolist(), strict=True)
+        ),
+    )
+    region = Table(
+        "The trust region",
+        ("", ""),
+        (
+            ("KL(old‖new) asked for, nats", number(result.requested)),
+            ("the bound, nats", number(max_kl)),
+            ("share of the step kept", number(result.fraction, 4)),
+            ("KL(old‖new) kept, nats", number(result.kl)),
+            ("KL(new‖old) asked for, nats", number(reverse)),
+        ),
+    )
+    return Explanation(
+        title=f"KL {number(result.requested, 4)} asked for, {max_kl:g} allowed",
+        idea=(
+            "Improve as much as you can without leaving the region where the data still speaks of "
+            "you: KL(old‖new) ≤ δ. Keel measures it exactly after every update; over the bound, it "
+            "walks back along the step until it holds."
+        ),
+        formula="maximise E[π_new/π_old · A]  subject to  E[KL(π_old‖π_new)] ≤ δ",
+        tables=(policies, region),
+        meaning=_meaning(result.requested, result.fraction, result.kl, max_kl),
+        numbers={
+            "kl_requested_nats": result.requested,
+            "reverse_kl_nats": reverse,
+            "max_kl": max_kl,
+            "inside": result.requested <= max_kl,
+            "fraction_kept": result.fraction,
+            "kl_nats": result.kl,
+            "kept_policy": dict(zip(labels, kept.tolist(), strict=True)),
+        },
+        draw=lambda figure: _draw(figure, before, after, result.fraction, max_kl, labels),
+    )
+
+
+def _along(before: Tensor, after: Tensor, share: float) -> Tensor:
+    """Logits a `share` of the way: a softmax's own parameters, as an update would move them."""
+    return before + share * (after - before)
+
+
+def _kl_along(before: Tensor, after: Tensor, share: float) -> float:
+    return categorical_kl(before, _along(before, after, share)).item()
+
+
+def _meaning(requested: float, fraction: float, kl: float, bound: float) -> str:
+    if requested <= bound:
+        return f"Inside: the update spends {requested / bound:.0%} of its KL budget and stands."
+    return (
+        f"Outside: {requested / bound:.3g} times the bound. Keel keeps {fraction:.1%} of the step, "
+        f"which costs {number(kl)} nats. KL grows with the square of the step, so "
+        f"{fraction:.0%} of the step is only {kl / requested:.0%} of the KL."
+    )
+
+
+def _draw(
+    figure: Figure,
+    before: Tensor,
+    after: Tensor,
+    fraction: float,
+    bound: float,
+    labels: Sequence[str],
+) -> None:
+    left, right = figure.subplots(1, 2)
+    shares = torch.linspace(0.0, 1.0, 101).tolist()
+    curve = [_kl_along(before, after, share) for share in shares]
+    left.axhspan(0.0, bound, color=GREEN, alpha=0.12, label="trust region")
+    left.axhline(bound, color=GREEN, linewidth=1.5)
+    left.plot(shares, curve, color=BLUE, linewidth=2.2, label="exact KL(old‖new)")
+    left.plot(
+        shares, [curve[-1] * s * s for s in shares], "--", color=GREY, label="square of the step"
+    )
+    left.plot([1.0], [curve[-1]], "X", color=ORANGE, markersize=10, label="asked for")
+    left.plot(
+        [fraction], [_kl_along(before, after, fraction)], "o", color=INK, markersize=8, label="kept"
+    )
+    left.legend(frameon=False, fontsize=9)
+    tidy(left, "Walking back along the step", "share of the step", "nats")
+    kept = _along(before, after, fraction)
+    series = ((before, GREY, "old"), (kept, BLUE, "kept"), (after, ORANGE, "asked for"))
+    for index, (logits, colour, name) in enumerate(series):
+        places = [x + 0.27 * (index - 1) for x in range(len(labels))]
+        right.bar(places, logits.softmax(-1).tolist(), 0.27, color=colour, label=name)
+    right.set_xticks(range(len(labels)), labels)
+    right.legend(frameon=False, fontsize=9)
+    tidy(right, "The policies", "", "probability").grid(False, axis="x")
