@@ -15,9 +15,17 @@ from keel.explain import Explanation, Table
 NUMERIC = {"", *"0123456789−±∞–"}
 
 
+class PipedConsole(Console):
+    """A console that leaves a closed pipe to `keel.cli`, where rich would exit with status 1."""
+
+    def on_broken_pipe(self) -> None:
+        """Let the caller see it."""
+        raise BrokenPipeError
+
+
 def print_explanation(explanation: Explanation, picture: Path | None) -> None:
     """Print title, idea, formula, tables and meaning."""
-    console = Console(highlight=False)
+    console = PipedConsole(highlight=False)
     console.print(Text(explanation.title, style="bold"))
     console.print()
     console.print(Text(explanation.idea))

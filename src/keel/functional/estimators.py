@@ -111,8 +111,8 @@ def kl_loss(
     * `ratio_k3`: r·k3, exact because E_old[r·k3] = E_π[k3] for every π.
     * `straight_through`: the value of k3 with the gradient of `weighted_k2`.
     """
-    name = canonical(name)
     warn_unless_right(name, "loss", "on-policy" if log_ratio is None else "off-policy")
+    name = canonical(name)
     if name not in LOSS_FORMS:
         return kl_estimate(name, log_prob, ref_log_prob)
     expect_same("log_prob", tuple(log_prob.shape), log_ratio=log_ratio)

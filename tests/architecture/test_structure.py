@@ -1,0 +1,161 @@
+"""The architecture, held by tests: who may import whom, and what purity means."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import keel
+import keel.functional
+
+SOURCE = Path(keel.__file__).parent
+MODULES = sorted(SOURCE.rglob("*.py"))
+FUNCTIONAL = sorted((SOURCE / "functional").glob("*.py"))
+
+MAY_IMPORT = {
+    "": set(),  # keel/__init__.py and keel/errors.py stand at the bottom, names are lazy
+    "functional": {"errors"},
+    "explain": {"errors", "functional"},
+    "cli": {"errors", "explain", "functional"},
+}
+"""Data flows left to right: what stands on the left may be imported by what stands on the right."""
+
+
+def folder_of(path: Path) -> str:
+    parts = path.relative_to(SOURCE).parts
+    return parts[0] if len(parts) > 1 else ""
+
+
+def keel_imports(path: Path) -> set[str]:
+    """The parts of Keel that a file imports, outside `if TYPE_CHECKING`."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    skipped = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    found = set()
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("keel."):
+            found.add(node.module.split(".")[1])
+        elif isinstance(node, ast.Import):
+            found |= {a.name.split(".")[1] for a in node.names if a.name.startswith("keel.")}
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_point_left(path: Path) -> None:
+    folder = folder_of(path)
+    assert folder in MAY_IMPORT, f"say in MAY_IMPORT what {folder}/ may import"
+    assert keel_imports(path) - {folder} <= MAY_IMPORT[folder]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_files_stay_small(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
+
+
+FORBIDDEN_CALLS = {"open", "print", "input", "manual_seed", "seed", "set_rng_state", "exec", "eval"}
+FORBIDDEN_MODULES = {"random", "numpy.random", "os", "sys", "io", "pathlib", "logging", "time"}
+SAMPLERS = {"rand", "randn", "randint", "randperm", "multinomial", "bernoulli", "normal"}
+
+
+@pytest.mark.parametrize("path", FUNCTIONAL, ids=lambda p: p.name)
+def test_functional_has_no_io_no_global_rng_and_no_hidden_state(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        where = f"{path.name}:{getattr(node, 'lineno', 0)}"
+        assert not isinstance(node, ast.Global | ast.Nonlocal), f"{where}: state outside arguments"
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module]
+            assert not FORBIDDEN_MODULES & set(names), f"{where}: input, output or global RNG"
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func).split(".")[-1]
+            own_generator = ast.unparse(node).startswith("torch.Generator()")
+            assert own_generator or name not in FORBIDDEN_CALLS, f"{where}: {name}()"
+            if name in SAMPLERS:
+                given = {keyword.arg for keyword in node.keywords}
+                assert "generator" in given, f"{where}: {name}() draws from the global generator"
+
+
+@pytest.mark.parametrize("path", FUNCTIONAL, ids=lambda p: p.name)
+def test_functional_module_variables_are_constants(path: Path) -> None:
+    """Nothing at module level is assigned to again, nor changed in place by a method call."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    constants = {
+        target.id
+        for node in tree.body
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name)
+    }
+    mutators = {"append", "extend", "update", "add", "pop", "clear", "setdefault", "insert"}
+    for function in (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)):
+        for node in ast.walk(function):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                owner = ast.unparse(node.func.value)
+                assert not (owner in constants and node.func.attr in mutators)
+            if isinstance(node, ast.Assign | ast.AugAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                for target in targets:
+                    root = ast.unparse(target).split("[")[0].split(".")[0]
+                    is_item = not isinstance(target, ast.Name)
+                    assert not (is_item and root in constants), f"{path.name}:{node.lineno}"
+
+
+def test_help_imports_neither_torch_nor_numpy() -> None:
+    script = (
+        "import sys; from keel.cli import main; main(['--help']);"
+        "heavy = {'torch', 'numpy', 'matplotlib', 'gymnasium'} & set(sys.modules);"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "explain" in done.stdout
+
+
+PUBLIC = [
+    "EstimatorWarning",
+    "InputError",
+    "KeelError",
+    "ShapeError",
+    "__version__",
+    "errors",
+    "explain",
+    "functional",
+]
+FUNCTIONAL_NAMES = """
+Advantages Certificate ConjugateGradient Divergence Interval LineSearch Moments Normalised Ratio
+RatioReport Trial WalkBack aggregate bernoulli_fisher bernoulli_kl categorical_entropy
+categorical_fisher categorical_kl certificate conjugate_gradient denominator distribution_kl dr_grpo
+effective_sample_size empty_moments explained_variance fisher_vector_product flatten gae
+gaussian_fisher gaussian_kl grpo interquartile_mean jensen_shannon k1 k2 k3 kl_estimate kl_loss
+kl_reward kl_terms line_search merge_moments multi_categorical_kl n_step normalise
+performance_profile policy_ratio probability_of_improvement ratio_report reinforce_pp reward_to_go
+rloo squashed_gaussian_kl stratified_bootstrap surrogate token_gae total_variation unflatten
+update_moments value vocabulary_kl walk_back
+""".split()  # noqa: SIM905
+
+
+def test_public_names_are_these() -> None:
+    """A change here is a change for users: it belongs into CHANGELOG.md."""
+    assert keel.__all__ == PUBLIC
+    assert keel.functional.__all__ == FUNCTIONAL_NAMES
+    assert dir(keel) == sorted(PUBLIC)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_names_exist(name: str) -> None:
+    assert getattr(keel, name) is not None
+
+
+def test_an_unknown_public_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        _ = keel.trian
