@@ -21,8 +21,11 @@ $(READY): pyproject.toml constraints.txt
 
 setup: $(READY) ## create or refresh .venv, nothing else
 
-demo: $(READY) ## the main job, in less than a minute: a tour of the trust region
-	@$(BIN)/python -m keel.demo
+demo: $(READY) ## the main job: a tour of the trust region
+	@start=$$(date +%s); \
+	$(BIN)/keel explain kl 0.8,0.2 0.7,0.3 --names heads,tails && echo && \
+	$(BIN)/keel explain trust-region --names jump,run,duck,hit --plot trust-region.png && echo && \
+	echo "demo: done in $$(( $$(date +%s) - start )) s; look at trust-region.png, then try: $(BIN)/keel explain --help"
 
 test: $(READY) ## the whole suite, under ten minutes on two cores
 	@$(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered tests
@@ -42,6 +45,9 @@ format: $(READY) ## let ruff write the format
 docs: $(READY) ## build the documentation into site/, strictly
 	@DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html"
+
+pictures: $(READY) ## draw the README's picture again
+	@$(BIN)/keel explain trust-region --names jump,run,duck,hit --plot docs/images/trust-region.png > /dev/null
 
 bench: $(READY) $(PEERS_READY) ## side by side with peers, in one run
 	@$(PEERS)/bin/python -m benchmarks

@@ -32,7 +32,10 @@ def run(command: str) -> str:
         args[place] = str(DOCS / args[place])
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
-        status = main(args)
+        try:
+            status = main(args)
+        except SystemExit as stop:  # `--help` of a command
+            status = stop.code or 0
     if status != 0:
         raise RuntimeError(f"`{command}` ended with status {status}")
     lines = output.getvalue().splitlines()

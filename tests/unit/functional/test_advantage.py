@@ -47,9 +47,7 @@ def test_gae_of_an_episode_that_goes_on_ends_or_is_cut_off(dtype):
     truncated = torch.tensor([[0, 0, 0, 0], [0, 0, 1, 1], [0, 0, 0, 0]], dtype=torch.bool)
     final_value = torch.where(truncated, 6.0, NAN).to(dtype)  # never read where not truncated
 
-    result = gae(
-        reward, value, last_value, terminated, truncated, final_value, gamma=0.5, lam=0.5
-    )
+    result = gae(reward, value, last_value, terminated, truncated, final_value, gamma=0.5, lam=0.5)
 
     # In row 1: V(s₂) = 3 counts, nothing counts, the final 6 counts; both ends mean "terminated".
     expected = [[0.4375, -0.25, 0.5, -0.25], [3.75, 1.0, 4.0, 1.0], [5.0, 5.0, 5.0, 5.0]]

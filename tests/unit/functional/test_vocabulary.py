@@ -1,0 +1,159 @@
+"""Token KL over a vocabulary: what the full logits would give, without ever making them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from keel.errors import ShapeError
+from keel.functional import categorical_kl, vocabulary_kl
+
+
+def inputs(
+    *lead: int, vocabulary: int = 11, widths: tuple[int, int] = (4, 4)
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """p_hidden, p_head, q_hidden, q_head in float64, all of them leaves."""
+    rng = torch.Generator().manual_seed(0)
+    shapes = [shape for width in widths for shape in ((*lead, width), (vocabulary, width))]
+    return tuple(
+        torch.randn(shape, generator=rng, dtype=torch.float64).requires_grad_() for shape in shapes
+    )
+
+
+def full_kl(p_hidden, p_head, q_hidden, q_head, temperature: float = 1.0) -> Tensor:
+    return categorical_kl(p_hidden @ p_head.T / temperature, q_hidden @ q_head.T / temperature)
+
+
+# --- values and gradients -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lead", [(), (5,), (2, 3)], ids=str)
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_it_is_the_kl_of_the_full_logits(lead: tuple[int, ...], temperature: float):
+    tensors = inputs(*lead, widths=(4, 2))
+    chunked = vocabulary_kl(*tensors, temperature=temperature, max_elements=22)
+    full = full_kl(*tensors, temperature=temperature)
+    weights = torch.arange(1.0, 1.0 + full.numel(), dtype=torch.float64).reshape(lead)
+    torch.testing.assert_close(chunked, full)
+    torch.testing.assert_close(
+        torch.autograd.grad((weights * chunked).sum(), tensors),
+        torch.autograd.grad((weights * full).sum(), tensors),
+    )
+
+
+def test_gradients_are_the_derivatives():
+    kl = partial(vocabulary_kl, temperature=0.7, max_elements=22)
+    assert torch.autograd.gradcheck(kl, inputs(3, widths=(3, 2)))
+
+
+@pytest.mark.parametrize("wanted", range(4), ids=["p_hidden", "p_head", "q_hidden", "q_head"])
+def test_each_gradient_can_be_asked_for_alone(wanted: int):
+    tensors = [x.detach().requires_grad_(i == wanted) for i, x in enumerate(inputs(3))]
+    alone = torch.autograd.grad(vocabulary_kl(*tensors).sum(), tensors[wanted])
+    torch.testing.assert_close(alone, torch.autograd.grad(full_kl(*tensors).sum(), tensors[wanted]))
+
+
+def test_equal_models_are_at_zero():
+    hidden, head, _, _ = inputs(3)
+    kl = vocabulary_kl(hidden, head, hidden.detach(), head.detach())
+    assert (kl == 0.0).all()
+
+
+def test_no_tokens_no_kl():
+    tensors = inputs(0)
+    kl = vocabulary_kl(*tensors)
+    assert kl.shape == (0,)
+    assert all((g == 0.0).all() for g in torch.autograd.grad(kl.sum(), tensors))
+
+
+def test_float32_extremes_stay_finite():
+    """Logits of ±10⁴: 2·10⁴ nats apart."""
+    p_hidden, q_hidden = torch.tensor([[[1e4]], [[-1e4]]]).requires_grad_().unbind()
+    head = torch.tensor([[1.0], [-1.0]], requires_grad=True)
+    kl = vocabulary_kl(p_hidden, head, q_hidden, head)
+    kl.sum().backward()
+    assert kl.item() == pytest.approx(2e4)
+    assert head.grad.isfinite().all()
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+
+class LargestTensor(TorchDispatchMode):
+    """Watches every operation for the size of what it makes."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        self.elements = max([self.elements, *sizes])
+        return result
+
+
+@pytest.mark.parametrize("tokens", [10, 100])
+def test_no_tensor_outgrows_the_bound(tokens: int):
+    """10 rows of a vocabulary of 50 at once, in the forward and in the backward pass."""
+    tensors = inputs(tokens, vocabulary=50, widths=(2, 3))
+    with LargestTensor() as largest:
+        torch.autograd.grad(vocabulary_kl(*tensors, max_elements=500).sum(), tensors)
+    assert largest.elements == 500
+
+
+PEAKS = """
+import resource, torch
+from keel.functional import vocabulary_kl
+
+torch.set_num_threads(1)
+heads = torch.randn(2, 150_000, 32).requires_grad_().unbind()
+
+def peak_mib(tokens):
+    hidden = torch.randn(2, tokens, 32).requires_grad_().unbind()
+    tensors = (hidden[0], heads[0], hidden[1], heads[1])
+    torch.autograd.grad(vocabulary_kl(*tensors, max_elements=1 << 20).sum(), tensors)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+print(start, peak_mib(64), peak_mib(512))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss has other units elsewhere")
+def test_the_peak_of_the_process_does_not_grow_with_the_tokens():
+    """512 tokens × 150,000 words: two tables of logits alone would be 586 MiB.
+
+    About 130 MiB are expected: 37 for the gradients of both heads, the rest for chunks of 4 MiB.
+    """
+    run = subprocess.run([sys.executable, "-c", PEAKS], capture_output=True, text=True, check=True)
+    start, few, many = map(float, run.stdout.split())
+    assert many - start < 250.0
+    assert many - few < 50.0
+
+
+# --- refusals -----------------------------------------------------------------------------------
+
+h, w = torch.zeros(2, 3), torch.zeros(5, 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: vocabulary_kl(torch.tensor(0.0), w, h, w), r"p_hidden: expected \[\*lead, H\]"),
+        (lambda: vocabulary_kl(h, w, torch.tensor(0.0), w), r"q_hidden: expected \[\*lead, H\]"),
+        (lambda: vocabulary_kl(h, w.T, h, w), r"p_head: expected \[V, 3\] .*got \[3, 5\]"),
+        (lambda: vocabulary_kl(h, w, h, w[0]), r"q_head: expected \[V, 3\] .*got \[3\]"),
+        (lambda: vocabulary_kl(h, w, h[:1], w), r"q: expected tokens \[2\] .*got \[1\] and 5"),
+        (lambda: vocabulary_kl(h, w, h, w[:4]), r"q: .*a vocabulary of 5 .*got \[2\] and 4"),
+    ],
+)
+def test_a_wrong_shape_is_named(call: Callable[[], Tensor], message: str):
+    with pytest.raises(ShapeError, match=message):
+        call()
