@@ -15,6 +15,11 @@ from keel.functional import policy_ratio, ratio_report
 HEALTHY = st.floats(-60, 0)
 SICK = st.sampled_from([math.nan, math.inf, -math.inf])
 PAIRS = st.lists(st.tuples(HEALTHY, HEALTHY), min_size=1, max_size=8)
+OTHERS = st.one_of(  # new, old and weight of samples that must not matter
+    st.tuples(SICK, HEALTHY, st.just(1.0)),
+    st.tuples(HEALTHY, SICK, st.just(1.0)),
+    st.tuples(st.one_of(SICK, HEALTHY), HEALTHY, st.just(0.0)),
+)
 
 
 def columns(pairs: list[tuple[float, ...]]) -> list[torch.Tensor]:
@@ -36,7 +41,7 @@ def test_the_ratio_stays_between_its_bounds(pairs, bound):
     report = ratio_report(ratio, max_log_ratio=bound)
     assert math.exp(-bound) * 0.999 <= report.ratio_min <= report.ratio_max
     assert report.ratio_max <= math.exp(bound) * 1.001
-    assert report.share_clamped == (ratio.raw_log_ratio.abs() > bound).double().mean()
+    assert report.share_clamped == (ratio.raw_log_ratio.abs() > bound).float().mean()
 
 
 @given(PAIRS)
@@ -47,12 +52,7 @@ def test_the_effective_share_lies_between_one_sample_and_all(pairs):
 
 @given(st.data(), PAIRS)
 def test_sick_and_uncounted_samples_change_nothing_for_the_others(data, pairs):
-    others = data.draw(
-        st.lists(st.one_of(st.tuples(SICK, HEALTHY, st.just(1.0)),
-                           st.tuples(HEALTHY, SICK, st.just(1.0)),
-                           st.tuples(st.one_of(SICK, HEALTHY), HEALTHY, st.just(0.0))),
-                 max_size=5)
-    )  # fmt: skip
+    others = data.draw(st.lists(OTHERS, max_size=5))
     mixed = data.draw(st.permutations([(*pair, 1.0) for pair in pairs] + others))
     new, old, weight = columns(mixed)
     new.requires_grad_()

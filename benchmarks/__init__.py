@@ -1,0 +1,1 @@
+"""Measurements side by side with peers: `make bench`."""

@@ -1,0 +1,49 @@
+"""What is written runs: docstrings' examples, the README, and a docstring on every public name."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import keel
+from keel import functional
+
+ROOT = Path(__file__).parents[2]
+MODULES = [
+    module.name
+    for module in pkgutil.walk_packages(keel.__path__, "keel.")
+    if not module.name.endswith("__main__")
+]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings(name: str) -> None:
+    result = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+    assert result.failed == 0
+
+
+def test_some_examples_ran() -> None:
+    ran = (doctest.testmod(importlib.import_module(name)).attempted for name in MODULES)
+    assert sum(ran) >= 10
+
+
+def test_the_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), {})
+    assert "tensor(" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", functional.__all__)
+def test_every_public_function_is_documented(name: str) -> None:
+    thing = getattr(functional, name)
+    text = inspect.getdoc(thing) or ""
+    assert len(text) > 20
+    assert not text.startswith(f"{name}("), "a NamedTuple's own signature is no documentation"
