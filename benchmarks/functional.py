@@ -53,7 +53,7 @@ def gae_against_sb3(steps: int, envs: int) -> Comparison:
 
 
 def fisher_against_double_backward(batch: int = 2048) -> Comparison:
-    """Fisher-vector products by JVP+VJP against differentiating the KL twice, as sb3-contrib does."""
+    """Fisher-vector products by JVP+VJP against differentiating the KL twice (sb3-contrib)."""
     generator = torch.Generator().manual_seed(0)
     network = torch.nn.Sequential(
         torch.nn.Linear(17, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64), torch.nn.Tanh(),

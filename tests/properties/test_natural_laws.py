@@ -42,7 +42,7 @@ def test_a_fisher_matrix_is_symmetric_and_positive(fisher, seed: int, size: int,
     z, u, v = randn(seed, 3, size)
     curved_u, curved_v = fisher(scale * z, u), fisher(scale * z, v)
     torch.testing.assert_close(v @ curved_u, u @ curved_v)
-    assert (u @ curved_u).item() >= -1e-15
+    assert (u @ curved_u).item() >= -1e-13
 
 
 @given(seeds, st.lists(st.lists(st.integers(0, 3), max_size=3), min_size=1, max_size=4))
@@ -52,7 +52,7 @@ def test_unflatten_inverts_flatten(seed: int, shapes: list[list[int]]):
 
 
 @given(seeds, st.integers(1, 8))
-def test_conjugate_gradient_solves_in_as_many_steps_as_unknowns(seed: int, size: int):
+def test_conjugate_gradient_solves_every_positive_definite_system(seed: int, size: int):
     root, b = randn(seed, size, size), randn(seed + 1, size)
     matrix = root @ root.T + torch.eye(size, dtype=torch.float64)
     result = conjugate_gradient(matrix.mv, b, iterations=2 * size, tolerance=1e-12)

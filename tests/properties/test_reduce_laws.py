@@ -30,15 +30,9 @@ def batches(draw, dyadic: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
 
 @st.composite
 def partitions(draw, size: int) -> list[torch.Tensor]:
-    """The rows 0 … size − 1 in any order, cut anywhere into micro-batches."""
-    order = draw(st.permutations(range(size)))
-    cuts = sorted(draw(st.sets(st.integers(1, max(1, size - 1)))))
-    return [torch.tensor(part) for part in _split(order, cuts) if part]
-
-
-def _split(order: list[int], cuts: list[int]) -> list[list[int]]:
-    edges = [0, *cuts, len(order)]
-    return [list(order[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    """The rows 0 … size − 1, dealt out to three micro-batches; some may be empty."""
+    dealt = torch.tensor(draw(st.lists(st.integers(0, 2), min_size=size, max_size=size)))
+    return [(dealt == part).nonzero()[:, 0] for part in range(3)]
 
 
 def gradient_of(x: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:

@@ -45,8 +45,11 @@ def explain_trust_region(
     check_positive("max-kl", max_kl)
     labels = check_names(names, len(old))
     before, after = (torch.tensor(x, dtype=torch.float64).log() for x in (old, new))
-    result = walk_back(lambda share: _kl_along(before, after, share), max_kl)
-    kept = _along(before, after, result.fraction).softmax(-1)
+    found = walk_back(
+        lambda share: categorical_kl(before, _along(before, after, share)).reshape(1), max_kl
+    )
+    fraction, kl, requested = found.fraction.item(), found.kl.item(), found.requested.item()
+    kept = _along(before, after, fraction).softmax(-1)
     reverse = categorical_kl(after, before).item()
     policies = Table(
         "The policies",
@@ -67,15 +70,15 @@ def explain_trust_region(
         "The trust region",
         ("", ""),
         (
-            ("KL(old‖new) asked for, nats", number(result.requested)),
+            ("KL(old‖new) asked for, nats", number(requested)),
             ("the bound, nats", number(max_kl)),
-            ("share of the step kept", number(result.fraction, 4)),
-            ("KL(old‖new) kept, nats", number(result.kl)),
+            ("share of the step kept", number(fraction, 4)),
+            ("KL(old‖new) kept, nats", number(kl)),
             ("KL(new‖old) asked for, nats", number(reverse)),
         ),
     )
     return Explanation(
-        title=f"KL {number(result.requested, 4)} asked for, {max_kl:g} allowed",
+        title=f"KL {number(requested, 4)} asked for, {max_kl:g} allowed",
         idea=(
             "Improve as much as you can without leaving the region where the data still speaks of "
             "you: KL(old‖new) ≤ δ. Keel measures it exactly after every update; over the bound, it "
@@ -83,21 +86,21 @@ def explain_trust_region(
         ),
         formula="maximise E[π_new/π_old · A]  subject to  E[KL(π_old‖π_new)] ≤ δ",
         tables=(policies, region),
-        meaning=_meaning(result.requested, result.fraction, result.kl, max_kl),
+        meaning=_meaning(requested, fraction, kl, max_kl),
         numbers={
-            "kl_requested_nats": result.requested,
+            "kl_requested_nats": requested,
             "reverse_kl_nats": reverse,
             "max_kl": max_kl,
-            "inside": result.requested <= max_kl,
-            "fraction_kept": result.fraction,
-            "kl_nats": result.kl,
+            "inside": requested <= max_kl,
+            "fraction_kept": fraction,
+            "kl_nats": kl,
             "kept_policy": dict(zip(labels, kept.tolist(), strict=True)),
         },
-        draw=lambda figure: _draw(figure, before, after, result.fraction, max_kl, labels),
+        draw=lambda figure: _draw(figure, before, after, fraction, max_kl, labels),
     )
 
 
-def _along(before: Tensor, after: Tensor, share: float) -> Tensor:
+def _along(before: Tensor, after: Tensor, share: float | Tensor) -> Tensor:
     """Logits a `share` of the way: a softmax's own parameters, as an update would move them."""
     return before + share * (after - before)
 

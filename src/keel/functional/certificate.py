@@ -215,10 +215,7 @@ def _gradient(objective: Callable[[_Case], Tensor], case: _Case) -> Tensor:
 
 def _derivative(function: Callable[[Tensor], Tensor], logits: Tensor) -> Tensor:
     leaf = logits.detach().clone().requires_grad_()
-    value = function(leaf)
-    if not value.requires_grad:
-        return torch.zeros_like(leaf)
-    (gradient,) = torch.autograd.grad(value, leaf)
+    (gradient,) = torch.autograd.grad(function(leaf), leaf)
     return gradient
 
 

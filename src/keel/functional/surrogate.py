@@ -13,6 +13,9 @@ from torch import Tensor
 
 from keel.functional._shapes import expect_rank, expect_same
 
+Bound = float | Tensor
+"""A number, or a 0-d tensor: one that changes would recompile a compiled step as a number."""
+
 
 class Surrogate(NamedTuple):
     """A loss per element, and where its gradient was cut."""
@@ -29,7 +32,7 @@ def unclipped(ratio: Tensor, advantage: Tensor) -> Surrogate:
 
 
 def clip(
-    ratio: Tensor, advantage: Tensor, low: float = 0.2, high: float | None = None
+    ratio: Tensor, advantage: Tensor, low: Bound = 0.2, high: Bound | None = None
 ) -> Surrogate:
     """max(−r·A, −clip(r, 1−low, 1+high)·A) (PPO 2017, arXiv 1707.06347, eq. 7, negated).
 
@@ -43,7 +46,7 @@ def clip(
     return _clip_between(ratio, advantage, 1.0 - low, 1.0 + (low if high is None else high))
 
 
-def symmetric_clip(ratio: Tensor, advantage: Tensor, epsilon: float = 0.2) -> Surrogate:
+def symmetric_clip(ratio: Tensor, advantage: Tensor, epsilon: Bound = 0.2) -> Surrogate:
     """Clip to [1/(1+ε), 1+ε], which is symmetric in the log-ratio (Sample Factory's form)."""
     return _clip_between(ratio, advantage, 1.0 / (1.0 + epsilon), 1.0 + epsilon)
 
@@ -51,8 +54,8 @@ def symmetric_clip(ratio: Tensor, advantage: Tensor, epsilon: float = 0.2) -> Su
 def dual_clip(
     ratio: Tensor,
     advantage: Tensor,
-    low: float = 0.2,
-    high: float | None = None,
+    low: Bound = 0.2,
+    high: Bound | None = None,
     bound: float = 3.0,
 ) -> Surrogate:
     """`clip`, and for A < 0 at most −bound·A (Ye et al. 2020, arXiv 1912.09729).
@@ -66,7 +69,7 @@ def dual_clip(
 
 
 def cispo(
-    log_prob: Tensor, ratio: Tensor, advantage: Tensor, low: float = 0.2, high: float | None = None
+    log_prob: Tensor, ratio: Tensor, advantage: Tensor, low: Bound = 0.2, high: Bound | None = None
 ) -> Surrogate:
     """−sg(clip(r))·A·log π (CISPO, MiniMax-M1 2025, arXiv 2506.13585).
 
@@ -76,7 +79,7 @@ def cispo(
     expect_same("ratio", tuple(ratio.shape), log_prob=log_prob, advantage=advantage)
     upper = 1.0 + (low if high is None else high)
     fixed = ratio.detach()
-    weight = fixed.clamp(1.0 - low, upper)
+    weight = torch.clamp(fixed, 1.0 - low, upper)  # type: ignore[arg-type]
     return Surrogate(-weight * advantage * log_prob, weight != fixed)
 
 
@@ -94,8 +97,8 @@ def sequence_log_ratio(log_ratio: Tensor, weight: Tensor) -> Tensor:
     return torch.where(counted, mean, 0.0)
 
 
-def _clip_between(ratio: Tensor, advantage: Tensor, lower: float, upper: float) -> Surrogate:
+def _clip_between(ratio: Tensor, advantage: Tensor, lower: Bound, upper: Bound) -> Surrogate:
     expect_same("ratio", tuple(ratio.shape), advantage=advantage)
     free = -ratio * advantage
-    bounded = -ratio.clamp(lower, upper) * advantage
+    bounded = -torch.clamp(ratio, lower, upper) * advantage  # type: ignore[arg-type]
     return Surrogate(torch.maximum(free, bounded), bounded > free)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
+
+import torch
+from torch import Tensor
 
 from keel.errors import InputError
 
@@ -15,43 +17,43 @@ BISECTIONS = 20
 
 
 class WalkBack(NamedTuple):
-    """How much of a step may be kept."""
+    """How much of a step may be kept, per group: `[G]` each."""
 
-    fraction: float
+    fraction: Tensor
     """of the step, from 1 (all of it) to 0 (none: roll back)"""
-    kl: float
+    kl: Tensor
     """measured at `fraction`; 0 after a roll-back"""
-    requested: float
+    requested: Tensor
     """the KL of the whole step"""
     evaluations: int
 
 
-def walk_back(kl_at: Callable[[float], float], bound: float) -> WalkBack:
-    """The share of a step whose *measured* KL is at most `bound`.
+def walk_back(kl_at: Callable[[Tensor], Tensor], bound: float, groups: int = 1) -> WalkBack:
+    """The share of each group's step whose *measured* KL is at most `bound`.
 
-    `kl_at(fraction)` measures the KL of old + fraction·step. Along a step the KL is nearly
-    quadratic, so fraction ← fraction·√(bound/KL) lands almost at once; bisection follows where it
-    does not, and 0 where nothing holds. What is returned was measured, so a KL that is not monotone
-    (or not finite) cannot break the promise.
+    `kl_at(fraction)` maps `[G]` to `[G]`: the KL of old + fraction·step, where a group's KL depends
+    on its own fraction only. Along a step the KL is nearly quadratic, so
+    fraction ← fraction·√(bound/KL) lands almost at once; halving follows where it does not, and 0
+    where nothing holds. What is returned was measured, so a KL that is not monotone (or not finite)
+    cannot break the promise.
     """
     if not bound > 0.0:
         raise InputError(f"bound: expected a positive KL, got {bound}")
-    requested = kl_at(1.0)
-    if requested <= bound:
-        return WalkBack(1.0, requested, requested, 1)
-    fraction, kl, evaluations = 1.0, requested, 1
-    for _ in range(NEWTON_STEPS):
-        if not math.isfinite(kl):
-            break
-        fraction *= math.sqrt(SAFETY * bound / kl)
+    fraction = torch.ones(groups, dtype=torch.float64)
+    requested = kl = kl_at(fraction)
+    evaluations = 1
+    for attempt in range(NEWTON_STEPS + BISECTIONS):
+        over = ~(kl <= bound)  # a KL that is NaN is over, too
+        if not over.any():
+            return WalkBack(fraction, kl, requested, evaluations)
+        quadratic = attempt < NEWTON_STEPS
+        guess = torch.sqrt(SAFETY * bound / kl).clamp(max=0.99)
+        shrink = torch.where(torch.isfinite(kl) & quadratic, guess, 0.5)
+        fraction = torch.where(over, fraction * shrink, fraction)
         kl = kl_at(fraction)
         evaluations += 1
-        if kl <= bound:
-            return WalkBack(fraction, kl, requested, evaluations)
-    for _ in range(BISECTIONS):
-        fraction *= 0.5
-        kl = kl_at(fraction)
-        evaluations += 1
-        if kl <= bound:
-            return WalkBack(fraction, kl, requested, evaluations)
-    return WalkBack(0.0, 0.0, requested, evaluations)
+    over = ~(kl <= bound)
+    zero = torch.zeros_like(kl)
+    return WalkBack(
+        torch.where(over, 0.0, fraction), torch.where(over, zero, kl), requested, evaluations
+    )

@@ -359,7 +359,7 @@ def test_other_errors_say_what_was_wrong():
         token_gae(x, x, x)
     with pytest.raises(ShapeError, match=r"value: expected shape \[1, 3\] \(that of reward\)"):
         token_gae(x[None], x, x[None])
-    with pytest.raises(InputError, match="'robusst' is not one of .* did you mean 'robust'"):
+    with pytest.raises(InputError, match=r"'robusst' is not one of .* did you mean 'robust'"):
         normalise(x, "robusst")
     with pytest.raises(InputError, match="group: method 'group' needs the group of every row"):
         normalise(x, "group")

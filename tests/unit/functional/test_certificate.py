@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from keel.functional import Certificate, certificate
 from keel.functional.estimators import ESTIMATORS, EXACT, LOSS_FORMS, RIGHT
 
 Vector = np.ndarray
+LOSS_ON_POLICY = ("loss", "on-policy")
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +91,14 @@ def test_on_policy_values(rows, estimator: str, unbiased: bool):
     """As values k1 and k3 are unbiased, wherever they stand: a value is not a gradient."""
     for placement in ("reward", "loss"):
         assert (rows[estimator, placement, "on-policy"].value_bias < 1e-9) == unbiased
+
+
+def test_a_gradient_that_nothing_explains_is_said_to_be_so(monkeypatch: pytest.MonkeyPatch):
+    module = import_module("keel.functional.certificate")  # the name itself is the function's
+    monkeypatch.setattr(module, "OBJECTIVES", {"KL(π‖ref)": module.OBJECTIVES["KL(π‖ref)"]})
+    verdicts = {row.estimator: row.descends for row in certificate() if row[1:3] == LOSS_ON_POLICY}
+    assert verdicts["k2"] == "KL(π‖ref)"
+    assert verdicts["k3"] == "no known objective"
 
 
 def test_one_seed_one_certificate():

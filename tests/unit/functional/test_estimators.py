@@ -12,7 +12,7 @@ from torch import Tensor
 
 from keel.errors import EstimatorWarning, InputError, ShapeError
 from keel.functional import k1, k2, k3, kl_estimate, kl_loss, kl_reward
-from keel.functional.estimators import LOSS_FORMS, MAX_EXPONENT, RIGHT, canonical, warn_unless_right
+from keel.functional.estimators import LOSS_FORMS, RIGHT, canonical, warn_unless_right
 
 LOG2 = math.log(2.0)
 policy, reference = torch.tensor([0.6, 0.2]).log(), torch.tensor([0.3, 0.4]).log()
@@ -76,16 +76,15 @@ def k3_and_slope(x: float, dtype: torch.dtype = torch.float64) -> tuple[float, f
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_k3_goes_on_along_its_tangent(dtype: torch.dtype):
-    """At the bound m the value is e^m − 1 − m and the slope e^m − 1."""
-    slope = math.exp(MAX_EXPONENT) - 1.0
-    at_bound = slope - MAX_EXPONENT
-    value, derivative = k3_and_slope(MAX_EXPONENT + 1000.0, dtype)
-    assert value == pytest.approx(at_bound + 1000.0 * slope, rel=1e-5)
+    """At the bound, 20, the value is e²⁰ − 21 and the slope e²⁰ − 1."""
+    slope = math.exp(20.0) - 1.0
+    value, derivative = k3_and_slope(1020.0, dtype)
+    assert value == pytest.approx(slope - 20.0 + 1000.0 * slope, rel=1e-5)
     assert derivative == pytest.approx(-slope, rel=1e-5)
 
 
 def test_k3_has_no_kink_at_its_bound():
-    below, bound, above = (k3_and_slope(MAX_EXPONENT + h) for h in (-1e-9, 0.0, 1e-9))
+    below, bound, above = (k3_and_slope(x) for x in (20.0 - 1e-9, 20.0, 20.0 + 1e-9))
     assert below == pytest.approx(bound, rel=1e-8)
     assert above == pytest.approx(bound, rel=1e-8)
 
@@ -120,6 +119,13 @@ def value_and_gradient(name: str, log_ratio: Tensor | None = None) -> tuple[Tens
     return value.detach(), torch.autograd.grad(value.sum(), log_prob)[0]
 
 
+def test_k2_is_itself_in_a_loss():
+    """½Δ² and its gradient Δ."""
+    value, gradient = value_and_gradient("k2")
+    assert value.tolist() == pytest.approx([0.5 * LOG2**2, 0.5 * LOG2**2])
+    assert gradient.tolist() == pytest.approx([LOG2, -LOG2])
+
+
 def test_weighted_k2_by_hand():
     """sg(r)·½Δ² with r = 2 has the value Δ² and the gradient 2Δ."""
     value, gradient = value_and_gradient("weighted_k2", torch.full((2,), LOG2))
@@ -132,6 +138,14 @@ def test_ratio_k3_by_hand():
     value, gradient = value_and_gradient("ratio_k3", torch.full((2,), LOG2))
     assert value.tolist() == pytest.approx([2.0 * (LOG2 - 0.5), 2.0 * (1.0 - LOG2)])
     assert gradient.tolist() == pytest.approx([2.0 * LOG2, -2.0 * LOG2])
+
+
+def test_ratio_k3_learns_through_its_ratio():
+    """With r = 2 held fixed only r·(1 − e^(−Δ)) is left of the gradient, and that is wrong."""
+    log_prob = policy.clone().requires_grad_()
+    value = kl_loss("ratio_k3", log_prob, reference, torch.full((2,), LOG2))
+    (gradient,) = torch.autograd.grad(value.sum(), log_prob)
+    assert gradient.tolist() == pytest.approx([2.0 * 0.5, 2.0 * -1.0])
 
 
 @pytest.mark.parametrize("log_ratio", [None, torch.tensor([0.3, -0.7])], ids=["on", "off"])

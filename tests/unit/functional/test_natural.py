@@ -265,13 +265,10 @@ def test_the_report_of_an_unfinished_solve():
 
 
 def test_the_smallest_curvature_met_is_reported():
-    """Along b the quotient is 4; the second direction, conjugate to b, is ∝ (3, −2)·A-wise."""
-    result = conjugate_gradient(A.mv, B)
-    first = B
-    second = torch.tensor([7.0, -6.0], dtype=torch.float64)  # firstᵀ A second = 0
-    assert (first @ A @ second).item() == 0.0
-    quotients = [((d @ A @ d) / (d @ d)).item() for d in (first, second)]
-    assert result.min_curvature == pytest.approx(min(quotients))
+    """The two directions are b and (7, −6), conjugate to it since bᵀA = (6, 7)."""
+    directions = (B, torch.tensor([7.0, -6.0], dtype=torch.float64))
+    quotients = [((d @ A @ d) / (d @ d)).item() for d in directions]
+    assert conjugate_gradient(A.mv, B).min_curvature == pytest.approx(min(quotients))
 
 
 def test_a_generous_tolerance_stops_early():
@@ -304,7 +301,7 @@ def test_nothing_to_solve():
 
 @pytest.mark.parametrize("last", [0.0, -1.0])
 def test_non_positive_curvature_stops_with_the_last_good_solution(last: float):
-    """diag(2, last) from b = (1, 1): for 0 the second direction is flat, for −1 it bends down."""
+    """A = diag(2, last), b = (1, 1): the second direction is flat or bends down."""
     diagonal = torch.tensor([2.0, last], dtype=torch.float64)
     result = conjugate_gradient(lambda v: diagonal * v, torch.ones(2, dtype=torch.float64))
     assert result.stopped == "non_positive_curvature"
@@ -321,7 +318,7 @@ def test_no_step_is_taken_along_a_direction_that_bends_down():
 
 
 def test_a_broken_product_stops_with_the_last_good_solution():
-    products = iter([A @ B, torch.full((2,), math.nan)])
+    products = iter([A @ B, math.nan * B])
     result = conjugate_gradient(lambda _: next(products), B)
     torch.testing.assert_close(result.solution, B / 4.0)
     assert (result.iterations, result.stopped) == (1, "non_finite")

@@ -3,45 +3,66 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from keel.errors import InputError
-from keel.functional import walk_back
+from keel.functional import WalkBack, walk_back
+
+
+def alone(kl_at: Callable[[float], float], bound: float) -> WalkBack:
+    """`walk_back` of a single group."""
+    return walk_back(lambda share: torch.tensor([kl_at(share.item())]).double(), bound)
 
 
 def test_a_step_inside_the_bound_is_kept_whole() -> None:
-    result = walk_back(lambda share: 0.01 * share**2, bound=0.02)
-    assert result == (1.0, 0.01, 0.01, 1)
+    result = alone(lambda share: 0.01 * share**2, bound=0.02)
+    assert (result.fraction.item(), result.evaluations) == (1.0, 1)
+    assert result.kl == result.requested
 
 
 def test_a_quadratic_kl_needs_one_more_measurement() -> None:
     """KL(α) = 0.04 α², bound 0.01, aimed at 0.98 of it: α = √(0.98 · 0.01 / 0.04) = 0.49497."""
-    result = walk_back(lambda share: 0.04 * share**2, bound=0.01)
-    assert result.fraction == pytest.approx(0.494975, abs=1e-6)
-    assert result.kl == pytest.approx(0.0098)
-    assert result.requested == pytest.approx(0.04)
+    result = alone(lambda share: 0.04 * share**2, bound=0.01)
+    assert result.fraction.item() == pytest.approx(0.494975, abs=1e-6)
+    assert result.kl.item() == pytest.approx(0.0098)
+    assert result.requested.item() == pytest.approx(0.04)
     assert result.evaluations == 2
 
 
 def test_a_kl_that_never_holds_rolls_back() -> None:
-    result = walk_back(lambda share: 1.0 if share > 0 else 0.0, bound=0.01)
-    assert (result.fraction, result.kl, result.requested) == (0.0, 0.0, 1.0)
+    result = alone(lambda share: 1.0 if share > 0 else 0.0, bound=0.01)
+    assert (result.fraction.item(), result.kl.item()) == (0.0, 0.0)
+    assert result.requested.item() == 1.0
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_kl_that_is_not_finite_is_walked_back_by_halving(bad: float) -> None:
-    result = walk_back(lambda share: bad if share > 0.3 else 0.001, bound=0.01)
-    assert (result.fraction, result.kl) == (0.25, 0.001)
+    result = alone(lambda share: bad if share > 0.3 else 0.001, bound=0.01)
+    assert result.fraction.item() == 0.25
+    assert result.kl.item() == pytest.approx(0.001)
 
 
-def test_a_linear_kl_ends_in_bisection() -> None:
-    """√ undershoots the cut a linear KL needs; bisection finishes the work."""
-    result = walk_back(lambda share: 1e6 * share, bound=0.01)
-    assert result.fraction > 0.0
-    assert result.kl <= 0.01
+def test_a_linear_kl_ends_in_halving() -> None:
+    """√ undershoots the cut that a linear KL needs; halving finishes the work."""
+    result = alone(lambda share: 1e4 * share, bound=0.01)
+    assert result.fraction.item() > 0.0
+    assert result.kl.item() <= 0.01
+
+
+def test_groups_are_walked_back_on_their_own() -> None:
+    """The first group is inside and keeps all; the second keeps half, up to the safety margin."""
+    scale = torch.tensor([0.01, 0.04, math.inf], dtype=torch.float64)
+    result = walk_back(lambda share: scale * share**2, 0.01, groups=3)
+    assert result.fraction[0] == 1.0
+    assert result.fraction[1].item() == pytest.approx(0.494975, abs=1e-6)
+    assert result.fraction[2] == 0.0
+    assert result.kl[2] == 0.0
 
 
 @given(
@@ -55,16 +76,17 @@ def test_the_returned_kl_is_measured_and_inside(
 ) -> None:
     """Whatever the shape of the KL along the step, monotone or not."""
 
-    def kl_at(share: float) -> float:
-        return scale * share**power * (1.0 + wobble * math.sin(20.0 * share) ** 2)
+    def kl_at(share: Tensor) -> Tensor:
+        return scale * share**power * (1.0 + wobble * torch.sin(20.0 * share) ** 2)
 
     result = walk_back(kl_at, bound)
-    assert result.kl <= bound
-    assert result.kl == (kl_at(result.fraction) if result.fraction > 0 else 0.0)
-    assert 0.0 <= result.fraction <= 1.0
-    assert result.requested == kl_at(1.0)
+    assert result.kl.item() <= bound
+    assert 0.0 <= result.fraction.item() <= 1.0
+    measured = kl_at(result.fraction) if result.fraction.item() > 0 else torch.zeros(1)
+    assert result.kl.item() == measured.item()
+    assert result.requested.item() == kl_at(torch.ones(1).double()).item()
 
 
 def test_a_bound_must_be_positive() -> None:
     with pytest.raises(InputError, match="bound: expected a positive KL, got 0"):
-        walk_back(lambda share: share, bound=0.0)
+        alone(lambda share: share, bound=0.0)

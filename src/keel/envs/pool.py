@@ -1,0 +1,144 @@
+"""EnvPool: environments in C++ threads.
+
+Its quirks, handled here: seeds are fixed when the pool is made; `done` covers both ends; a done
+row resets on the next step and gives reward 0; MuJoCo takes and gives float64.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from keel.envs.episodes import Episodes
+from keel.envs.faults import MissingExtraError, UnsupportedSpaceError
+from keel.envs.protocol import Autoreset, Obs, Saved, Step
+from keel.envs.seeding import env_seeds
+from keel.envs.spaces import MASK, action_layout, observation_layout, open_mask
+
+
+class PoolEnvs:
+    """A synchronous EnvPool of `num_envs` environments on `threads` threads.
+
+    The pool is asked through `_send` and `_recv`, the C++ calls under its `step`: that saves the
+    building of nested dicts, a third of the time of a step of CartPole.
+    """
+
+    autoreset: Autoreset = "next_step"
+    backend = "envpool"
+
+    def __init__(
+        self,
+        env_id: str,
+        num_envs: int,
+        *,
+        seed: int,
+        threads: int,
+        options: Mapping[str, Any] | None = None,
+        clip_reward: bool = False,
+    ) -> None:
+        self.num_envs = num_envs
+        self._id, self._threads, self._options = env_id, threads, dict(options or {})
+        self._clip_reward = clip_reward
+        self._episodes = Episodes(num_envs)
+        self._none = np.zeros(num_envs, dtype=bool)
+        self._pending = self._none
+        self._pool: Any = self._make(seed)
+        self._fresh: int | None = seed
+        keys = list(self._pool._state_keys)
+        if list(self._pool._action_keys) != ["env_id", "players.env_id", "action"]:
+            raise UnsupportedSpaceError(
+                f"{env_id}: actions {list(self._pool._action_keys)} are not supported on envpool"
+            )
+        self._at = {key: keys.index(key) for key in ("done", "trunc", "reward")}
+        self._game_over = keys.index("info:terminated") if "info:terminated" in keys else None
+        self._mask = keys.index(f"info:{MASK}") if f"info:{MASK}" in keys else None
+        self._obs = {key[4:] or "obs": i for i, key in enumerate(keys) if key.startswith("obs")}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # bounds of a Box, cast by Gymnasium, not by the user
+            self._layout = observation_layout(self._pool.observation_space)
+            space = self._pool.action_space
+        self._actions = action_layout(space, np.dtype(self._pool._spec._action_spec[-1][0]))
+        self._ids = np.arange(num_envs, dtype=np.int32)
+        self.observation_space = self._layout.space
+        self.action_space = self._actions.space
+
+    def _make(self, seed: int) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return import_envpool(self._id).make(
+                self._id,
+                env_type="gymnasium",
+                num_envs=self.num_envs,
+                num_threads=self._threads,
+                seed=env_seeds(seed, self.num_envs),
+                **self._options,
+            )
+
+    def reset(self, seed: int) -> Obs:
+        if seed != self._fresh:
+            self._pool = self._make(seed)  # the only way to seed it again
+        self._fresh = None
+        self._pending = self._none
+        self._episodes.clear()
+        self._pool._reset(self._ids)
+        return self._read(self._pool._recv(), self._none)
+
+    def step(self, action: np.ndarray) -> Step:
+        pool = self._pool
+        pool._send([self._ids, self._ids, np.ascontiguousarray(self._actions.encode(action))])
+        state = pool._recv()
+        done, truncated = state[self._at["done"]], state[self._at["trunc"]]
+        reward = state[self._at["reward"]].astype(np.float32, copy=False)
+        ended = done
+        if self._game_over is not None:  # a lost life ends an episode, but not the game
+            ended = truncated | (state[self._game_over] != 0)
+        ignored, self._pending = self._pending, done
+        finished = self._episodes.update(reward, ended, ignored)
+        if self._clip_reward:
+            reward = np.sign(reward)
+        return Step(
+            self._read(state, done),
+            reward,
+            done & ~truncated,
+            truncated,
+            ignored,
+            None,
+            *finished,
+        )
+
+    def _read(self, state: list[np.ndarray], done: np.ndarray) -> Obs:
+        if self._layout.plain:
+            (index,) = self._obs.values()
+            obs = self._layout.read(state[index], (self.num_envs,))
+        else:
+            obs = self._layout.read(
+                {key: state[i] for key, i in self._obs.items()}, (self.num_envs,)
+            )
+        if self._mask is not None:
+            obs[MASK] = state[self._mask].astype(bool)
+        if MASK in obs:
+            open_mask(obs[MASK], done)
+        return obs
+
+    def close(self) -> None:
+        self._pool = None
+
+    def save(self) -> Saved | None:
+        return None  # the state lives in C++ and has no way out
+
+    def load(self, arrays: Mapping[str, np.ndarray], data: Mapping[str, Any]) -> None:
+        raise NotImplementedError("EnvPool cannot restore its state; `save` returned None")
+
+
+def import_envpool(env_id: str) -> Any:
+    """The module, or one line that says how to install it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import envpool
+    except ImportError as error:
+        raise MissingExtraError(f"{env_id} on EnvPool", "envpool") from error
+    return envpool

@@ -1,0 +1,88 @@
+"""What every environment looks like to the rest of Keel: one protocol, one step, numpy only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, Protocol
+
+import gymnasium
+import numpy as np
+
+Obs = dict[str, np.ndarray]
+"""Observations by key, leading axis N.
+
+A plain space has the single key `"obs"`, a Dict space keeps its keys. What an environment gives as
+action mask (in its info, or as an observation key) is `"action_mask"`, bool `[N, A]`, and is not
+part of `observation_space`. `keel.envs.spaces` says how each space is laid out.
+"""
+
+Autoreset = Literal["next_step", "same_step"]
+Saved = tuple[dict[str, np.ndarray], dict[str, Any]]
+"""The state of environments: named arrays, and data that JSON can hold."""
+
+
+class Step(NamedTuple):
+    """What one step of N environments gave; the arrays are the caller's to keep."""
+
+    obs: Obs
+    """What the policy sees next: float32, uint8 for pixels, int64 for Discrete."""
+    reward: np.ndarray
+    """`[N]` float32."""
+    terminated: np.ndarray
+    """`[N]` bool: the task ended, the future is worth 0."""
+    truncated: np.ndarray
+    """`[N]` bool: time ran out, the future is worth the value of the final observation."""
+    ignored: np.ndarray
+    """`[N]` bool: the action did nothing (an autoreset row); mask it out of everything.
+
+    A row that is ignored *and* truncated was lost with its worker: the episode was cut before it,
+    so the row before it is to be treated as truncated, with what the policy saw as final
+    observation.
+    """
+    final_obs: tuple[np.ndarray, Obs] | None
+    """same_step only: (indices `[K]`, their final observations). In next_step mode it is None, and
+    `obs` of a done row *is* its final observation."""
+    episode_index: np.ndarray
+    """`[E]` int64: the environments whose episode ended in this step."""
+    episode_return: np.ndarray
+    """`[E]` float64: the sum of raw rewards (neither normalised nor clipped)."""
+    episode_length: np.ndarray
+    """`[E]` int64: in steps of the agent."""
+
+
+class Envs(Protocol):
+    """N environments stepped together.
+
+    `reset(seed)` seeds environment i with entry i of `keel.envs.env_seeds(seed, N)`; a Gymnasium
+    vector entry point has one generator for all and takes the first entry.
+    """
+
+    @property
+    def num_envs(self) -> int: ...
+
+    @property
+    def observation_space(self) -> gymnasium.Space[Any]:
+        """The space of one environment, as `Obs` lays it out, without the action mask."""
+
+    @property
+    def action_space(self) -> gymnasium.Space[Any]:
+        """The space of one environment, as `step` expects it: Discrete starts at 0, Box is flat."""
+
+    @property
+    def backend(self) -> str: ...
+
+    @property
+    def autoreset(self) -> Autoreset: ...
+
+    def reset(self, seed: int) -> Obs: ...
+
+    def step(self, action: np.ndarray) -> Step:
+        """Discrete `[N]`, MultiDiscrete and MultiBinary `[N, K]`, Box `[N, D]` (clipped here)."""
+
+    def close(self) -> None: ...
+
+    def save(self) -> Saved | None:
+        """Everything that a bit-exact continuation needs, or None where it cannot be had."""
+
+    def load(self, arrays: Mapping[str, np.ndarray], data: Mapping[str, Any]) -> None:
+        """Continue where `save` was called, in environments made in the same way."""

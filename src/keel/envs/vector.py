@@ -1,0 +1,125 @@
+"""Any Gymnasium `VectorEnv`, whatever its autoreset mode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+
+from keel.envs import snapshot
+from keel.envs.episodes import Episodes
+from keel.envs.protocol import Autoreset, Obs, Saved, Step
+from keel.envs.seeding import env_seeds
+from keel.envs.spaces import MASK, action_layout, observation_layout, open_mask
+
+
+class VectorEnvs:
+    """NEXT_STEP and SAME_STEP as they come; DISABLED is reset here, which makes it same_step."""
+
+    def __init__(
+        self, venv: VectorEnv[Any, Any, Any], backend: str = "gymnasium vector"
+    ) -> None:
+        self._venv = venv
+        self._mode = AutoresetMode(venv.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
+        self._layout = observation_layout(venv.single_observation_space)
+        self._actions = action_layout(venv.single_action_space)
+        self.num_envs = venv.num_envs
+        self.observation_space = self._layout.space
+        self.action_space = self._actions.space
+        self.backend = backend
+        self.autoreset: Autoreset = (
+            "next_step" if self._mode is AutoresetMode.NEXT_STEP else "same_step"
+        )
+        self._copy = getattr(venv.unwrapped, "copy", True) is False  # it reuses its own arrays
+        self._none = np.zeros(self.num_envs, dtype=bool)
+        self._pending = self._none
+        self._masked = False
+        self._episodes = Episodes(self.num_envs)
+
+    def reset(self, seed: int) -> Obs:
+        own = isinstance(self._venv.unwrapped, SyncVectorEnv | AsyncVectorEnv)
+        seeds: Any = env_seeds(seed, self.num_envs)
+        raw, info = self._venv.reset(seed=seeds if own else seeds[0])
+        self._pending = self._none
+        self._episodes.clear()
+        self._masked = MASK in info
+        return self._read(raw, info, self._none)
+
+    def step(self, action: np.ndarray) -> Step:
+        raw, reward, terminated, truncated, info = self._venv.step(self._actions.encode(action))
+        pending = self._pending
+        terminated, truncated = np.array(terminated, dtype=bool), np.array(truncated, dtype=bool)
+        reward = np.array(reward, dtype=np.float64)
+        ignored = None
+        if self.autoreset == "next_step" and pending.any():
+            ignored = pending
+            terminated[pending] = truncated[pending] = False
+            reward[pending] = 0.0
+        done = terminated | truncated
+        finished = self._episodes.update(reward, done, ignored)
+        final = None
+        if self.autoreset == "next_step":
+            self._pending = done
+        elif done.any():
+            index = finished[0]
+            if self._mode is AutoresetMode.DISABLED:
+                final = index, self._rows(raw, info, index)
+                raw, info = self._venv.reset(options={"reset_mask": done})
+            else:
+                final = index, self._final(info, index)
+        obs = self._read(raw, info, done)
+        ignored = self._none.copy() if ignored is None else ignored
+        return Step(
+            obs, reward.astype(np.float32), terminated, truncated, ignored, final, *finished
+        )
+
+    def _read(self, raw: Any, info: dict[str, Any], done: np.ndarray) -> Obs:
+        obs = self._layout.read(raw, (self.num_envs,))
+        if self._copy:
+            obs = {key: array.copy() for key, array in obs.items()}
+        if self._masked:
+            mask = np.ones((self.num_envs, self._actions.choices), dtype=bool)
+            if MASK in info:
+                given = info.get(f"_{MASK}", slice(None))
+                mask[given] = np.asarray(info[MASK])[given]
+            obs[MASK] = mask
+        if MASK in obs:
+            open_mask(obs[MASK], done)
+        return obs
+
+    def _rows(self, raw: Any, info: dict[str, Any], index: np.ndarray) -> Obs:
+        obs = self._read(raw, info, np.ones(self.num_envs, dtype=bool))
+        return {key: array[index] for key, array in obs.items()}
+
+    def _final(self, info: dict[str, Any], index: np.ndarray) -> Obs:
+        """The final observations of SAME_STEP, which come as one object per finished row."""
+        given = info["final_obs"]
+        if isinstance(given, np.ndarray) and given.dtype != object:
+            return self._layout.read(given[index], (len(index),))
+        rows = [self._layout.read(given[i], ()) for i in index]
+        obs = {key: np.stack([row[key] for row in rows]) for key in rows[0]}
+        if self._masked:
+            mask = info.get("final_info", {}).get(MASK)
+            every = np.ones((self.num_envs, self._actions.choices), dtype=bool)
+            obs[MASK] = (every if mask is None else np.asarray(mask, dtype=bool))[index]
+        if MASK in obs:
+            open_mask(obs[MASK], np.ones(len(index), dtype=bool))
+        return obs
+
+    def close(self) -> None:
+        self._venv.close()
+
+    def save(self) -> Saved | None:
+        state = snapshot.save_vector(self._venv)
+        if state is None:
+            return None
+        arrays, data = state
+        arrays |= self._episodes.save() | {"pending": self._pending.copy()}
+        return arrays, data
+
+    def load(self, arrays: Mapping[str, np.ndarray], data: Mapping[str, Any]) -> None:
+        snapshot.load_vector(self._venv, arrays, data)
+        self._episodes.load(arrays)
+        self._pending = np.array(arrays["pending"], dtype=bool)

@@ -1,0 +1,104 @@
+"""The agent: a network whose parameters are one matrix `[G, P]`, a row per independent actor.
+
+With everything in one matrix an optimizer step is a handful of vector operations, a copy is one
+copy, and "per agent" (gradient clipping, KL bound, early stop, walk-back) means per row. A single
+agent is the case G = 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from keel.models.distributions import Dist
+from keel.models.networks import Outputs, Part
+from keel.types import Tree
+
+
+class Evaluation(NamedTuple):
+    """What the agent says about rows `[*lead]`."""
+
+    dist: Tree
+    """parameters of the policy, `[*lead, K]`"""
+    value: Tensor
+    """raw critic output, `[*lead, Q]`"""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each parameter stands in a row of the matrix."""
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Numbers per parameter."""
+        return [shape.numel() for shape in self.shapes]
+
+    def unflatten(self, row: Tensor) -> Tree:
+        """The parameters of one row `[P]`, as views."""
+        parts = torch.split(row, self.sizes)  # its backward is a single cat
+        return {
+            name: part.view(shape)
+            for name, part, shape in zip(self.names, parts, self.shapes, strict=True)
+        }
+
+    def columns(self, *prefixes: str) -> Tensor:
+        """bool `[P]`: the columns of parameters whose name begins with one of `prefixes`."""
+        marks = [
+            torch.full((size,), name.startswith(prefixes))
+            for name, size in zip(self.names, self.sizes, strict=True)
+        ]
+        return torch.cat(marks)
+
+
+class Agent:
+    """A network, what its outputs mean, and where its parameters lie. Holds no parameters."""
+
+    def __init__(self, network: nn.Module, dist: Dist, groups: int = 1) -> None:
+        self.dist = dist
+        self.groups = groups
+        parameters = dict(network.named_parameters())
+        self.layout = Layout(tuple(parameters), tuple(p.shape for p in parameters.values()))
+        self.initial = torch.cat([p.detach().reshape(-1) for p in parameters.values()])[None]
+        self.network = network.requires_grad_(False)
+        # A separate critic keeps its step when the policy is walked back; one that stands on a
+        # shared trunk has to go back with it.
+        shared = bool(self.layout.columns("trunk").any())
+        self.policy_columns = self.layout.columns("") if shared else ~self.layout.columns("critic")
+
+    def outputs(self, params: Tensor, obs: Tree, part: Part = "both") -> Outputs:
+        """The network at `params` `[G, P]`; several groups have axis 1 of `obs`, `[R, G, …]`."""
+        if self.groups == 1:
+            return self._one(params[0], obs, part)
+        return torch.vmap(lambda row, seen: self._one(row, seen, part), in_dims=(0, 1), out_dims=1)(
+            params, obs
+        )
+
+    def _one(self, row: Tensor, obs: Tree, part: Part) -> Outputs:
+        tree = self.layout.unflatten(row)
+        result: Outputs = torch.func.functional_call(self.network, tree, (obs, part))
+        return result
+
+    def policy(self, params: Tensor, obs: Tree, temperature: float | Tensor = 1.0) -> Tree:
+        """The policy's distribution at every row."""
+        output = self.outputs(params, obs, "actor").policy
+        assert output is not None
+        return self.dist.params(output, obs.get("action_mask"), temperature)
+
+    def value(self, params: Tensor, obs: Tree) -> Tensor:
+        """The critic's raw output at every row, `[*lead, Q]`."""
+        value = self.outputs(params, obs, "critic").value
+        assert value is not None
+        return value
+
+    def evaluate(self, params: Tensor, obs: Tree, temperature: float | Tensor = 1.0) -> Evaluation:
+        """Policy and value at every row, in one pass."""
+        policy, value = self.outputs(params, obs)
+        assert policy is not None
+        assert value is not None
+        return Evaluation(self.dist.params(policy, obs.get("action_mask"), temperature), value)

@@ -1,0 +1,262 @@
+"""Networks: observation trees to policy outputs and values.
+
+A `Network` has an actor and a critic; `part` says which of them a call needs. What they share is in
+`trunk`, so that every parameter has one role: actor, critic or shared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from keel.errors import InputError, choose
+from keel.types import Tree
+
+Part = Literal["both", "actor", "critic"]
+Activation = Literal["tanh", "relu", "gelu"]
+SPACE_KEYS_IGNORED = ("action_mask",)
+
+
+class Outputs(NamedTuple):
+    """What a network gives; a part that was not asked for is None."""
+
+    policy: Tensor | None
+    """`[*lead, K]`"""
+    value: Tensor | None
+    """`[*lead, Q]`: raw critic output"""
+
+
+def activation(name: Activation) -> Callable[[Tensor], Tensor]:
+    """The non-linearity; tanh as 2·sigmoid(2x) − 1, which costs half as much on a CPU."""
+    choose("activation", name, ("tanh", "relu", "gelu"))
+    if name == "tanh":
+        return lambda x: 2.0 * torch.sigmoid(2.0 * x) - 1.0
+    return torch.relu if name == "relu" else nn.functional.gelu
+
+
+def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float, generator: torch.Generator) -> None:
+    """Orthogonal weights, zero bias (Saxe et al. 2014; "37 details" of PPO, number 2)."""
+    nn.init.orthogonal_(layer.weight, gain, generator=generator)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+
+
+class Flatten(nn.Module):
+    """A tree of observations as one float vector per row; integers become one-hot."""
+
+    def __init__(self, shapes: dict[str, tuple[int, ...]], classes: dict[str, int]) -> None:
+        super().__init__()
+        self.shapes = {k: v for k, v in shapes.items() if k not in SPACE_KEYS_IGNORED}
+        self.classes = classes
+        self.size = sum(
+            classes[key] if key in classes else math.prod(shape)
+            for key, shape in self.shapes.items()
+        )
+
+    def forward(self, obs: Tree) -> Tensor:
+        """`[*lead, size]`."""
+        parts = []
+        for key, shape in self.shapes.items():
+            x = obs[key]
+            if key in self.classes:
+                parts.append(nn.functional.one_hot(x.long(), self.classes[key]).float())
+            elif len(shape) == 1:
+                parts.append(x.float())
+            else:
+                lead = x.shape[: x.ndim - len(shape)]
+                parts.append(x.float().reshape(*lead, math.prod(shape)))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+class MLP(nn.Module):
+    """Linear layers with one non-linearity between them, none at the end."""
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        act: Activation,
+        generator: torch.Generator,
+        last_gain: float,
+    ) -> None:
+        super().__init__()
+        self.act_name = act
+        self.act = activation(act)
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
+        for index, layer in enumerate(self.layers):
+            assert isinstance(layer, nn.Linear)
+            last = index == len(self.layers) - 1
+            orthogonal(layer, last_gain if last else math.sqrt(2.0), generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[*lead, sizes[-1]]`."""
+        for layer in self.layers[:-1]:
+            x = self.act(layer(x))
+        return torch.as_tensor(self.layers[-1](x))
+
+
+class NatureCNN(nn.Module):
+    """Mnih et al. 2015: three convolutions and a layer of `features`; `[*lead, C, H, W]` of uint8.
+
+    Runs in channels_last memory, which lifts the CPU's convolutions by about a third.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], generator: torch.Generator, features: int = 512
+    ) -> None:
+        super().__init__()
+        channels, height, width = shape
+        self.convolutions = nn.ModuleList(
+            [
+                nn.Conv2d(channels, 32, 8, stride=4),
+                nn.Conv2d(32, 64, 4, stride=2),
+                nn.Conv2d(64, 64, 3, stride=1),
+            ]
+        )
+        for kernel, stride in ((8, 4), (4, 2), (3, 1)):
+            height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
+        if height < 1 or width < 1:
+            raise InputError(f"observation {shape}: too small for the Nature CNN; resize to 84×84")
+        self.linear = nn.Linear(64 * height * width, features)
+        for layer in (*self.convolutions, self.linear):
+            assert isinstance(layer, nn.Linear | nn.Conv2d)
+            orthogonal(layer, math.sqrt(2.0), generator)
+        self.features = features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[*lead, features]`."""
+        lead = x.shape[:-3]
+        x = x.reshape(-1, *x.shape[-3:]).to(memory_format=torch.channels_last)
+        x = x.float() * (1.0 / 255.0)
+        for layer in self.convolutions:
+            x = torch.relu(layer(x))
+        x = torch.relu(self.linear(x.flatten(1)))
+        return x.reshape(*lead, self.features)
+
+
+class Head(nn.Module):
+    """The policy's last word: logits, or means beside log-stds that do not see the observation."""
+
+    def __init__(self, outputs: int, log_std: Tensor | None) -> None:
+        super().__init__()
+        self.outputs = outputs
+        self.log_std = None if log_std is None else nn.Parameter(log_std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[*lead, K]`."""
+        if self.log_std is None:
+            return x
+        return torch.cat([x, self.log_std.expand(*x.shape[:-1], -1)], -1)
+
+
+class Separate(nn.Module):
+    """Actor and critic with nothing in common: two MLPs."""
+
+    def __init__(
+        self,
+        encoder: Flatten,
+        hidden: Sequence[int],
+        act: Activation,
+        head: Head,
+        values: int,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = head
+        self.actor = MLP((encoder.size, *hidden, head.outputs), act, generator, last_gain=0.01)
+        self.critic = MLP((encoder.size, *hidden, values), act, generator, last_gain=1.0)
+
+    def forward(self, obs: Tree, part: Part = "both") -> Outputs:
+        """Both, or the part asked for."""
+        x = self.encoder(obs)
+        return Outputs(
+            None if part == "critic" else self.head(self.actor(x)),
+            None if part == "actor" else self.critic(x),
+        )
+
+
+class Shared(nn.Module):
+    """One trunk, two linear heads: the usual choice for pixels."""
+
+    def __init__(
+        self, key: str, trunk: NatureCNN, head: Head, values: int, generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        self.key = key
+        self.trunk = trunk
+        self.head = head
+        self.actor = MLP((trunk.features, head.outputs), "relu", generator, last_gain=0.01)
+        self.critic = MLP((trunk.features, values), "relu", generator, last_gain=1.0)
+
+    def forward(self, obs: Tree, part: Part = "both") -> Outputs:
+        """Both, or the part asked for."""
+        x = self.trunk(obs[self.key])
+        return Outputs(
+            None if part == "critic" else self.head(self.actor(x)),
+            None if part == "actor" else self.critic(x),
+        )
+
+
+class Branch(nn.Module):
+    """Linear → LayerNorm → ReLU, twice (note 004)."""
+
+    def __init__(self, size: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(size, size) for _ in range(2))
+        self.norms = nn.ModuleList(nn.LayerNorm(size) for _ in range(2))
+        for layer in self.layers:
+            assert isinstance(layer, nn.Linear)
+            orthogonal(layer, math.sqrt(2.0), generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[*lead, size]`."""
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = torch.relu(norm(layer(x)))
+        return x
+
+
+class Decoupled(nn.Module):
+    """Note 004: LayerNorm → Linear → GELU → Linear shared, then branches of their own."""
+
+    def __init__(
+        self,
+        encoder: Flatten,
+        projection: int,
+        hidden: int,
+        head: Head,
+        values: int,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = head
+        self.trunk = nn.ModuleList(
+            [
+                nn.LayerNorm(encoder.size),
+                nn.Linear(encoder.size, projection),
+                nn.Linear(projection, hidden),
+            ]
+        )
+        for layer in self.trunk[1:]:
+            assert isinstance(layer, nn.Linear)
+            orthogonal(layer, math.sqrt(2.0), generator)
+        self.actor = nn.Sequential(
+            Branch(hidden, generator), MLP((hidden, head.outputs), "relu", generator, 0.01)
+        )
+        self.critic = nn.Sequential(
+            Branch(hidden, generator), MLP((hidden, values), "relu", generator, 1.0)
+        )
+
+    def forward(self, obs: Tree, part: Part = "both") -> Outputs:
+        """Both, or the part asked for."""
+        norm, first, second = self.trunk
+        x = second(nn.functional.gelu(first(norm(self.encoder(obs)))))
+        return Outputs(
+            None if part == "critic" else self.head(self.actor(x)),
+            None if part == "actor" else self.critic(x),
+        )

@@ -1,0 +1,164 @@
+"""Certified updates: the exact KL is measured after every update, and held inside the bound."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from keel.errors import KeelError
+from keel.functional import ratio_report, walk_back
+from keel.models.agent import Agent
+from keel.regions.measure import exact_kl, group_mean, kl_metrics, measure
+from keel.regions.proximal import Proximal
+from keel.regions.stepper import POLICY, Optimum, Step
+from keel.rollout.batch import Rows, Targets
+from keel.types import Knobs, UpdateReport
+
+GATE = 1e-3
+"""Largest |log-ratio| in float32 with which a replay may differ from its sampling."""
+
+
+class ConsistencyError(KeelError):
+    """The policy that is trained is not the policy that sampled."""
+
+
+@dataclass(frozen=True)
+class Certified:
+    """Wraps a region: afterwards mean KL(old‖new) ≤ `Knobs.max_kl` for every group, always.
+
+    It speaks of the states of this rollout; of states never seen it can say nothing.
+    """
+
+    region: Proximal
+    gate: bool = True
+
+    def init(self, agent: Agent) -> Optimum:
+        """The region's own state."""
+        if not agent.dist.exact:
+            raise KeelError(
+                f"certification: {type(agent.dist).__name__} has no closed-form KL; "
+                "an estimate cannot certify a bound"
+            )
+        return self.region.init(agent)
+
+    def update(
+        self,
+        agent: Agent,
+        state: Optimum,
+        rows: Rows,
+        targets: Targets,
+        knobs: Knobs,
+        rng: torch.Generator,
+        step: Step,
+    ) -> tuple[Optimum, UpdateReport]:
+        """Update, measure, and walk back what is over the bound."""
+        gap = check_replay(agent, state.params, rows, knobs, self.region.minibatch, self.gate)
+        after, report = self.region.update(agent, state, rows, targets, knobs, rng, step)
+
+        def kl_at(fraction: Tensor) -> Tensor:
+            params = _interpolate(agent, state.params, after.params, fraction)
+            return exact_kl(agent, params, rows, knobs.temperature)
+
+        measured = measure(agent, after.params, rows, knobs.temperature)
+        requested = group_mean(measured.kl, rows)
+        fraction, kl = torch.ones_like(requested), requested
+        if not bool((requested <= knobs.max_kl).all()):
+            found = walk_back(kl_at, knobs.max_kl, groups=requested.shape[0])
+            fraction, kl, requested = found.fraction, found.kl, found.requested
+            after = _walk(agent, state, after, fraction)
+            measured = measure(agent, after.params, rows, knobs.temperature)
+        verdict: Literal["accepted", "walked_back", "rejected"] = "accepted"
+        if bool((fraction < 1.0).any()):
+            verdict = "rejected" if bool((fraction == 0.0).all()) else "walked_back"
+        ratios = ratio_report(measured.ratio)
+        quantiles = _ratio_quantiles(measured.ratio.ratio, measured.ratio.weight)
+        metrics = {
+            **report.metrics,
+            **kl_metrics(measured, rows),
+            **quantiles,
+            "train/entropy": group_mean(measured.entropy, rows).mean().item(),
+            "train/log_ratio_max": ratios.max_abs_log_ratio.item(),
+            "train/ratio_min": ratios.ratio_min.item(),
+            "train/ratio_max": ratios.ratio_max.item(),
+            "train/effective_sample_size": ratios.effective_sample_size.item(),
+            "train/gate_log_ratio": gap,
+            "train/kl_exact": kl.max().item(),
+            "train/kl_requested": requested.max().item(),
+            "train/kl_step": kl.max().item() if verdict != "rejected" else float("nan"),
+            "train/kl_is_exact": 1.0,
+            "train/max_kl": knobs.max_kl,
+            "train/alpha": fraction.min().item(),
+            "train/walk_back": float(verdict != "accepted"),
+        }
+        reason = "" if verdict == "accepted" else "the exact KL was above max_kl"
+        return after, replace(
+            report,
+            kl_exact=kl,
+            kl_requested=requested,
+            alpha=fraction,
+            verdict=verdict,
+            reason=reason,
+            metrics=metrics,
+        )
+
+
+def check_replay(
+    agent: Agent, params: Tensor, rows: Rows, knobs: Knobs, size: int, enforce: bool
+) -> float:
+    """The consistency gate: max |log-ratio| before any step, which must be 0 up to rounding."""
+    first = slice(0, size)
+    with torch.no_grad():
+        policy = agent.policy(
+            params, {key: x[first] for key, x in rows.obs.items()}, knobs.temperature
+        )
+        gap = agent.dist.log_prob(policy, rows.action[first]) - rows.log_prob[first]
+    gap = torch.where(rows.weight[first] > 0, gap, 0.0).abs()
+    worst = gap.max().item()
+    if enforce and not worst <= GATE:
+        raise ConsistencyError(
+            f"consistency gate: replaying the first minibatch gives |log-ratio| up to {worst:.3g} "
+            f"before any step (allowed {GATE:g}), on {(gap > GATE).double().mean():.0%} of its "
+            "rows. The policy that is trained is not the one that sampled: look for another mask, "
+            "network or temperature, dropout, exploration outside the log-prob, or observations "
+            "normalised again"
+        )
+    return worst
+
+
+def _interpolate(agent: Agent, old: Tensor, new: Tensor, fraction: Tensor) -> Tensor:
+    """old + fraction·(new − old) for the policy's columns; exactly `old` at 0 and `new` at 1."""
+    share = fraction.to(new.dtype)[:, None]
+    between = torch.where(
+        share == 1.0, new, torch.where(share == 0.0, old, old + share * (new - old))
+    )
+    return torch.where(agent.policy_columns, between, new)
+
+
+def _walk(agent: Agent, old: Optimum, new: Optimum, fraction: Tensor) -> Optimum:
+    """Walk parameters back, and Adam with them: its first moment is scaled by the share kept.
+
+    A policy that keeps nothing is restored bit for bit, moments and step count included. No exact
+    repair exists for the rest: scaling the momentum keeps it from pushing through the bound again.
+    """
+    share = fraction.to(new.first.dtype)[:, None]
+    nothing = (fraction == 0.0)[:, None]
+    none = nothing & agent.policy_columns
+    first = torch.where(agent.policy_columns, share * new.first, new.first)
+    return Optimum(
+        params=_interpolate(agent, old.params, new.params, fraction),
+        first=torch.where(none, old.first, first),
+        second=torch.where(none, old.second, new.second),
+        steps=torch.where(nothing & POLICY, old.steps, new.steps),
+    )
+
+
+def _ratio_quantiles(ratio: Tensor, weight: Tensor) -> dict[str, float]:
+    counted = ratio[weight > 0]
+    if not counted.numel():
+        return {}
+    levels = torch.tensor([0.01, 0.5, 0.99], dtype=counted.dtype, device=counted.device)
+    low, middle, high = torch.quantile(counted, levels).tolist()
+    return {"train/ratio_p01": low, "train/ratio_p50": middle, "train/ratio_p99": high}

@@ -1,0 +1,106 @@
+"""What an update did, measured over all rows of its rollout: the exact KL and its company."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from keel.functional import Ratio, policy_ratio
+from keel.functional.divergence import exp_minus_linear
+from keel.models.agent import Agent
+from keel.rollout.batch import Rows
+
+CHUNK = 4096
+"""Rows evaluated at once: bounds the memory of a pass over a large rollout."""
+CHUNK_PIXELS = 512
+
+
+class Measurement(NamedTuple):
+    """The policy at some parameters against the one that sampled; `[R, *rest]` each."""
+
+    kl: Tensor
+    """exact KL(old‖new)"""
+    kl_reverse: Tensor
+    ratio: Ratio
+    entropy: Tensor
+
+
+def measure(agent: Agent, params: Tensor, rows: Rows, temperature: float) -> Measurement:
+    """Evaluate the policy once on every row."""
+    parts = [
+        _measure(agent, params, rows, index, temperature) for index in _chunks(rows, params.device)
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    ratio = Ratio(*(torch.cat(x) for x in zip(*(part.ratio for part in parts), strict=True)))
+    return Measurement(
+        kl=torch.cat([part.kl for part in parts]),
+        kl_reverse=torch.cat([part.kl_reverse for part in parts]),
+        ratio=ratio,
+        entropy=torch.cat([part.entropy for part in parts]),
+    )
+
+
+def exact_kl(agent: Agent, params: Tensor, rows: Rows, temperature: float) -> Tensor:
+    """Mean exact KL(old‖new) per group, `[G]` in float64: what is bounded."""
+    with torch.no_grad():
+        parts = [
+            agent.dist.kl(
+                {key: x[index] for key, x in rows.behaviour.items()},
+                agent.policy(params, {key: x[index] for key, x in rows.obs.items()}, temperature),
+            )
+            for index in _chunks(rows, params.device)
+        ]
+    return group_mean(torch.cat(parts), rows)
+
+
+def group_mean(x: Tensor, rows: Rows) -> Tensor:
+    """Weighted mean per group, accumulated in float64, `[G]`; rows of weight 0 are not read."""
+    weight = rows.weight.double()
+    product = torch.where(weight > 0, x.double(), 0.0) * weight
+    if rows.group_axis is None:
+        return (product.sum() / weight.sum().clamp(min=1e-300)).reshape(1)
+    axes = [axis for axis in range(x.ndim) if axis != rows.group_axis]
+    return product.sum(axes) / weight.sum(axes).clamp(min=1e-300)
+
+
+def kl_metrics(measured: Measurement, rows: Rows) -> dict[str, float]:
+    """Tails, the other direction, and the estimators beside the exact value."""
+    counted = measured.ratio.weight > 0
+    kl = measured.kl[counted].double()
+    raw = measured.ratio.raw_log_ratio[counted].double()
+    exact = group_mean(measured.kl, rows).max().item()
+    k3 = exp_minus_linear(raw).mean().item() if raw.numel() else 0.0
+    return {
+        "train/kl_reverse": group_mean(measured.kl_reverse, rows).max().item(),
+        "train/kl_p99": torch.quantile(kl, 0.99).item() if kl.numel() else 0.0,
+        "train/kl_max": kl.max().item() if kl.numel() else 0.0,
+        "train/kl_approx": k3,
+        "train/kl_error": abs(k3 - exact),
+        "train/kl_k1": -raw.mean().item() if raw.numel() else 0.0,
+    }
+
+
+@torch.no_grad()
+def _measure(
+    agent: Agent, params: Tensor, rows: Rows, index: slice, temperature: float
+) -> Measurement:
+    part = {key: x[index] for key, x in rows.obs.items()}
+    old = {key: x[index] for key, x in rows.behaviour.items()}
+    now = agent.policy(params, part, temperature)
+    return Measurement(
+        kl=agent.dist.kl(old, now),
+        kl_reverse=agent.dist.kl(now, old),
+        ratio=policy_ratio(
+            agent.dist.log_prob(now, rows.action[index]), rows.log_prob[index], rows.weight[index]
+        ),
+        entropy=agent.dist.entropy(now),
+    )
+
+
+def _chunks(rows: Rows, device: torch.device) -> list[slice]:
+    pixels = any(x.ndim - rows.weight.ndim >= 3 for x in rows.obs.values())
+    size = CHUNK_PIXELS if pixels else CHUNK
+    return [slice(start, start + size) for start in range(0, rows.count, size)]

@@ -1,0 +1,119 @@
+"""The minibatch objective: surrogate, value, entropy and KL, each per element, then averaged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from keel.functional import aggregate, policy_ratio, value
+from keel.functional import surrogate as surrogates
+from keel.functional.ratio import MAX_LOG_RATIO
+from keel.models.agent import Agent
+from keel.types import KNOB_INDEX, Tree
+
+SurrogateName = Literal["clip", "symmetric", "unclipped"]
+
+
+class Minibatch(NamedTuple):
+    """Rows `[B, *rest]` with everything an objective needs."""
+
+    obs: Tree
+    behaviour: Tree
+    action: Tensor
+    log_prob: Tensor
+    advantage: Tensor
+    target: Tensor
+    old_value: Tensor
+    weight: Tensor
+
+
+class Statistics(NamedTuple):
+    """Means over a minibatch, `[G]` each."""
+
+    loss: Tensor
+    policy_loss: Tensor
+    value_loss: Tensor
+    entropy: Tensor
+    kl: Tensor
+    """exact KL(old‖new) on the minibatch, before its step"""
+    clip_fraction: Tensor
+    non_finite: Tensor
+    """how many samples were quarantined"""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """loss = surrogate + value_coef·value − entropy_coef·H + kl_coef·KL(old‖new) + floor."""
+
+    surrogate: SurrogateName = "clip"
+    dual_clip: float | None = None
+    value_coef: float = 0.5
+    value_clip: float | None = None
+    max_log_ratio: float = MAX_LOG_RATIO
+    entropy_floor: float | None = None
+    """note 004: below this entropy (nats) a differentiable penalty sets in"""
+    entropy_floor_coef: float = 0.1
+
+    def __call__(
+        self, agent: Agent, params: Tensor, batch: Minibatch, knobs: Tensor, group_axis: int | None
+    ) -> tuple[Tensor, Statistics]:
+        """The loss per group `[G]`, and what it is made of."""
+
+        def knob(name: str) -> Tensor:
+            return knobs[KNOB_INDEX[name]]
+
+        evaluation = agent.evaluate(params, batch.obs, knob("temperature"))
+        dist = agent.dist
+        ratio = policy_ratio(
+            dist.log_prob(evaluation.dist, batch.action),
+            batch.log_prob,
+            batch.weight,
+            max_log_ratio=self.max_log_ratio,
+        )
+
+        def mean(x: Tensor) -> Tensor:
+            return aggregate(x, ratio.weight, group_axis=group_axis).reshape(-1)
+
+        low, high = knob("clip_low"), knob("clip_high")
+        policy = self._surrogate(ratio.ratio, batch.advantage, low, high)
+        critic = self._value(evaluation.value.squeeze(-1), batch.old_value, batch.target)
+        policy_loss, value_loss = mean(policy.loss), mean(critic)
+        entropy, kl = (
+            mean(dist.entropy(evaluation.dist)),
+            mean(dist.kl(batch.behaviour, evaluation.dist)),
+        )
+        loss = policy_loss + self.value_coef * value_loss - knob("entropy_coef") * entropy
+        loss = loss + knob("kl_coef") * kl
+        if self.entropy_floor is not None:
+            loss = loss + self.entropy_floor_coef * torch.relu(self.entropy_floor - entropy)
+        quarantined = ratio.quarantined.to(kl.dtype)
+        return loss, Statistics(
+            loss=loss.detach(),
+            policy_loss=policy_loss.detach(),
+            value_loss=value_loss.detach(),
+            entropy=entropy.detach(),
+            kl=kl.detach(),
+            clip_fraction=mean(policy.clipped.to(kl.dtype)),
+            non_finite=aggregate(quarantined, reduction="token-sum", group_axis=group_axis).reshape(
+                -1
+            ),
+        )
+
+    def _surrogate(
+        self, ratio: Tensor, advantage: Tensor, low: Tensor, high: Tensor
+    ) -> surrogates.Surrogate:
+        if self.surrogate == "unclipped":
+            return surrogates.unclipped(ratio, advantage)
+        if self.surrogate == "symmetric":
+            return surrogates.symmetric_clip(ratio, advantage, high)
+        if self.dual_clip is not None:
+            return surrogates.dual_clip(ratio, advantage, low, high, self.dual_clip)
+        return surrogates.clip(ratio, advantage, low, high)
+
+    def _value(self, now: Tensor, before: Tensor, target: Tensor) -> Tensor:
+        if self.value_clip is None:
+            return value.squared(now, target)
+        return value.clipped(now, before, target, self.value_clip).loss

@@ -1,0 +1,137 @@
+"""The first-order trust regions: PPO's clip, a KL penalty, or both, in epochs of minibatches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from keel.models.agent import Agent
+from keel.regions.objective import Objective
+from keel.regions.stepper import Columns, Optimum, Step, StepResult, initial_optimum
+from keel.rollout.batch import Rows, Targets, minibatches
+from keel.types import Knobs, UpdateReport
+
+EarlyStop = Literal["off", "minibatch", "epoch"]
+STOP_FACTOR = 1.5
+"""Note 001: stop at 1.5 × target."""
+
+
+@dataclass(frozen=True)
+class Proximal:
+    """`epochs` passes over the rollout in shuffled minibatches (Schulman et al. 2017).
+
+    The clip is `Objective.surrogate`, the penalty `Knobs.kl_coef`. Neither bounds the KL: that is
+    what `Certified` is for.
+    """
+
+    epochs: int = 4
+    minibatch: int = 256
+    early_stop: EarlyStop = "off"
+    target_kl: float | None = None
+    recompute_advantages: bool = False
+    """compute advantages anew for every epoch, with the critic as it is by then"""
+    max_grad_norm: float = 0.5
+    objective: Objective = field(default_factory=Objective)
+
+    def init(self, agent: Agent) -> Optimum:
+        """The optimizer before the first update."""
+        return initial_optimum(agent.initial)
+
+    def update(
+        self,
+        agent: Agent,
+        state: Optimum,
+        rows: Rows,
+        targets: Targets,
+        knobs: Knobs,
+        rng: torch.Generator,
+        step: Step,
+    ) -> tuple[Optimum, UpdateReport]:
+        """Improve on one rollout; the report holds means over the minibatches taken."""
+        groups = state.params.shape[0]
+        active = torch.ones(groups, dtype=torch.bool)
+        dials = knobs.tensor()
+        taken: list[StepResult] = []
+        stopped_at, stop_kl, epoch = -1, float("nan"), 0
+        columns = None
+        for epoch in range(self.epochs):
+            if columns is None or self.recompute_advantages:
+                columns = _columns(rows, targets, state.params)
+            in_epoch = len(taken)
+            for index, real in minibatches(rows.count, self.minibatch, rng):
+                result = step(state, columns, index, real, dials, active)
+                taken.append(result)
+                over = self._over(result.statistics.kl)
+                if self.early_stop == "minibatch" and over.any():
+                    # That KL was there before the step: the step is not taken.
+                    state = _where(over, state, result.optimum)
+                    active = active & ~over
+                    if not active.any():
+                        break
+                else:
+                    state = result.optimum
+            if self.early_stop == "epoch":
+                kl = torch.stack([r.statistics.kl for r in taken[in_epoch:]]).mean(0)
+                active = active & ~self._over(kl)
+            if self.early_stop != "off" and not active.any():
+                stopped_at = epoch
+                stop_kl = taken[-1].statistics.kl.max().item()
+                break
+        metrics = _summary(taken, self.max_grad_norm)
+        metrics["train/epochs"] = float(epoch + 1)
+        metrics["train/early_stop_epoch"] = float(stopped_at) if stopped_at >= 0 else float("nan")
+        metrics["train/early_stop_kl"] = stop_kl
+        nothing = torch.zeros(groups, dtype=torch.float64)
+        return state, UpdateReport(nothing, nothing, torch.ones(groups).double(), metrics=metrics)
+
+    def _over(self, kl: Tensor) -> Tensor:
+        limit = float("inf") if self.target_kl is None else STOP_FACTOR * self.target_kl
+        return kl > limit
+
+
+def _columns(rows: Rows, targets: Targets, params: Tensor) -> Columns:
+    with torch.no_grad():
+        learned = targets(params)
+    return Columns(
+        obs=rows.obs,
+        behaviour=rows.behaviour,
+        action=rows.action,
+        log_prob=rows.log_prob,
+        advantage=learned.advantage,
+        target=learned.target,
+        old_value=learned.target - learned.advantage,
+        weight=rows.weight,
+    )
+
+
+def _where(condition: Tensor, a: Optimum, b: Optimum) -> Optimum:
+    rows = condition[:, None]
+    return Optimum(
+        torch.where(rows, a.params, b.params),
+        torch.where(rows, a.first, b.first),
+        torch.where(rows, a.second, b.second),
+        torch.where(rows, a.steps, b.steps),
+    )
+
+
+def _summary(taken: list[StepResult], max_grad_norm: float) -> dict[str, float]:
+    """Means over minibatches and groups; counts are sums."""
+
+    def mean(values: list[Tensor]) -> float:
+        return torch.stack(values).mean().item()
+
+    statistics = [result.statistics for result in taken]
+    norms = torch.stack([result.gradient_norm for result in taken])
+    return {
+        "train/loss": mean([s.loss for s in statistics]),
+        "train/policy_loss": mean([s.policy_loss for s in statistics]),
+        "train/value_loss": mean([s.value_loss for s in statistics]),
+        "train/clip_fraction": mean([s.clip_fraction for s in statistics]),
+        "train/gradient_norm": norms[torch.isfinite(norms)].mean().item(),
+        "train/gradient_clipped": (norms > max_grad_norm).double().mean().item(),
+        "train/non_finite_gradients": float((~torch.isfinite(norms)).sum().item()),
+        "error/non_finite_ratio_count": sum(s.non_finite.sum().item() for s in statistics),
+    }

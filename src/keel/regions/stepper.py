@@ -1,0 +1,134 @@
+"""One optimizer step on one minibatch: gradient, clipping and Adam on the parameter matrix.
+
+The whole step is one function of tensors, so that it can be compiled as one graph: on a 64×64 MLP
+that is about three times faster than eager, where Python between small operations is the cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from keel.models.agent import Agent
+from keel.regions.objective import Minibatch, Objective, Statistics
+from keel.rollout.batch import take
+from keel.types import KNOB_INDEX, Tree
+
+BETAS = (0.9, 0.999)
+EPSILON = 1e-5
+"""Larger than Adam's usual 1e-8: PPO's small gradients need it ("37 details", number 3)."""
+
+
+POLICY = torch.tensor([True, False])
+"""Which of `Optimum.steps` is the policy's."""
+
+
+class Optimum(NamedTuple):
+    """Parameters and Adam's moments `[G, P]`, and the steps taken by policy and critic `[G, 2]`."""
+
+    params: Tensor
+    first: Tensor
+    second: Tensor
+    steps: Tensor
+
+
+class StepResult(NamedTuple):
+    """The optimizer after a step, and what was seen on the way."""
+
+    optimum: Optimum
+    statistics: Statistics
+    gradient_norm: Tensor
+    """`[G]`, before clipping"""
+    applied: Tensor
+    """`[G]` bool: a non-finite gradient is never applied, a stopped group never moved"""
+
+
+class Columns(NamedTuple):
+    """All rows of an update; a step takes its minibatch by row number inside the graph."""
+
+    obs: Tree
+    behaviour: Tree
+    action: Tensor
+    log_prob: Tensor
+    advantage: Tensor
+    target: Tensor
+    old_value: Tensor
+    weight: Tensor
+
+    def take(self, index: Tensor, real: Tensor) -> Minibatch:
+        """Some rows; `real` is 0 for padding."""
+        weight = self.weight[index]
+        return Minibatch(
+            obs=take(self.obs, index),
+            behaviour=take(self.behaviour, index),
+            action=self.action[index],
+            log_prob=self.log_prob[index],
+            advantage=self.advantage[index],
+            target=self.target[index],
+            old_value=self.old_value[index],
+            weight=weight * real.reshape(-1, *[1] * (weight.ndim - 1)),
+        )
+
+
+Step = Callable[[Optimum, Columns, Tensor, Tensor, Tensor, Tensor], StepResult]
+
+
+def initial_optimum(params: Tensor) -> Optimum:
+    """Before the first step."""
+    zeros = torch.zeros_like(params)
+    steps = torch.zeros(params.shape[0], 2, device=params.device)
+    return Optimum(params, zeros, zeros.clone(), steps)
+
+
+def make_step(
+    agent: Agent,
+    objective: Objective,
+    *,
+    group_axis: int | None,
+    max_grad_norm: float,
+    compiled: bool,
+) -> Step:
+    """A function (optimum, columns, row numbers, padding mask, knobs, active groups) → result."""
+
+    def step(
+        optimum: Optimum,
+        columns: Columns,
+        index: Tensor,
+        real: Tensor,
+        knobs: Tensor,
+        active: Tensor,
+    ) -> StepResult:
+        batch = columns.take(index, real)
+
+        def total(params: Tensor) -> tuple[Tensor, Statistics]:
+            loss, statistics = objective(agent, params, batch, knobs, group_axis)
+            return loss.sum(), statistics  # rows of the matrix are independent: a sum keeps them so
+
+        gradient, statistics = torch.func.grad(total, has_aux=True)(optimum.params)
+        norm = gradient.norm(dim=1)
+        applied = torch.isfinite(norm) & active
+        scale = (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+        gradient = torch.where(applied[:, None], gradient * scale[:, None], 0.0)
+        rate = knobs[KNOB_INDEX["learning_rate"]]
+        moved = _adam(optimum, gradient, rate, applied, agent.policy_columns)
+        return StepResult(moved, statistics, norm, applied)
+
+    if compiled:
+        return torch.compile(step, fullgraph=True, dynamic=False)
+    return step
+
+
+def _adam(old: Optimum, gradient: Tensor, rate: Tensor, applied: Tensor, policy: Tensor) -> Optimum:
+    """Adam (Kingma and Ba 2015); a group that may not move keeps its moments and age, too."""
+    rows = applied[:, None]
+    steps = old.steps + rows
+    age = torch.where(policy, steps[:, :1], steps[:, 1:]).clamp(min=1.0)
+    first = torch.where(rows, BETAS[0] * old.first + (1 - BETAS[0]) * gradient, old.first)
+    second = torch.where(rows, BETAS[1] * old.second + (1 - BETAS[1]) * gradient**2, old.second)
+    spread = (second / (1 - BETAS[1] ** age)).sqrt() + EPSILON
+    direction = first / (1 - BETAS[0] ** age) / spread
+    params = torch.where(rows, old.params - rate * direction, old.params)
+    return Optimum(params, first, second, steps)

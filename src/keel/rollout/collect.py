@@ -1,0 +1,162 @@
+"""Collecting a rollout: preallocated storage, numpy all the way, no Python per environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from keel.envs import Envs, Obs, ObsNormaliser
+from keel.models.acting import make_actor
+from keel.models.agent import Agent
+from keel.models.sampling import Array, sample, to_env
+from keel.types import Rollout
+
+
+class Episodes(NamedTuple):
+    """Episodes that ended during a rollout: raw returns and lengths."""
+
+    returns: Array
+    lengths: Array
+
+
+class Collected(NamedTuple):
+    """A rollout, and what goes with it."""
+
+    rollout: Rollout
+    reward: Array
+    """`[T, N]` raw"""
+    raw_obs: Obs | None
+    """`[T, N, …]` before normalisation; None where nothing is normalised"""
+    value: Tensor | None
+    """`[T, N]`, where the actor's pass gave it"""
+    episodes: Episodes
+
+
+@dataclass
+class Collector:
+    """Steps environments and remembers where they stand; one per run."""
+
+    envs: Envs
+    agent: Agent
+    steps: int
+    obs: Obs
+    """what the policy sees next, `[N, …]`, raw"""
+    rng: np.random.Generator
+    _store: dict[str, Array] = field(default_factory=dict)
+
+    def collect(
+        self, params: Tensor, temperature: float, normaliser: ObsNormaliser | None
+    ) -> Collected:
+        """`steps` steps of all environments with the policy at `params`, frozen throughout."""
+        act = make_actor(self.agent, params)
+        store, steps = self._allocate(normaliser is not None), self.steps
+        finished: list[tuple[Array, Array]] = []
+        finals: list[tuple[Array, Obs]] = []
+        dist, mask = self.agent.dist, None
+        for t in range(steps):
+            seen = self._see(self.obs, normaliser)
+            for key, x in seen.items():
+                store[f"obs/{key}"][t] = x
+            if normaliser is not None:
+                for key, x in self.obs.items():
+                    store[f"raw/{key}"][t] = x
+            mask = seen.get("action_mask")
+            output, value = act(seen)
+            action = sample(dist, output, mask, temperature, self.rng)
+            store["output"][t], store["action"][t] = output, action
+            if value is not None:
+                store["value"][t] = value
+            step = self.envs.step(to_env(dist, action))
+            store["reward"][t] = step.reward
+            store["terminated"][t], store["truncated"][t] = step.terminated, step.truncated
+            store["ignored"][t] = step.ignored
+            if step.final_obs is not None:
+                where, last = step.final_obs
+                finals.append((where + t * self.envs.num_envs, self._see(last, normaliser)))
+            if step.episode_index.size:
+                finished.append((step.episode_return, step.episode_length))
+            self.obs = step.obs
+        return self._finish(store, finals, finished, temperature, normaliser, value is not None)
+
+    def _see(self, obs: Obs, normaliser: ObsNormaliser | None) -> Obs:
+        return obs if normaliser is None else normaliser.apply(obs)
+
+    def _finish(
+        self,
+        store: dict[str, Array],
+        finals: list[tuple[Array, Obs]],
+        finished: list[tuple[Array, Array]],
+        temperature: float,
+        normaliser: ObsNormaliser | None,
+        valued: bool,
+    ) -> Collected:
+        tensors = {name: torch.from_numpy(x) for name, x in store.items()}
+        obs = {k.removeprefix("obs/"): x for k, x in tensors.items() if k.startswith("obs/")}
+        behaviour = self.agent.dist.params(tensors["output"], obs.get("action_mask"), temperature)
+        last = self._see(self.obs, normaliser)
+        rollout = Rollout(
+            obs=obs,
+            action=tensors["action"],
+            log_prob=self.agent.dist.log_prob(behaviour, tensors["action"]),
+            behaviour=behaviour,
+            reward=tensors["reward"],
+            terminated=tensors["terminated"],
+            truncated=tensors["truncated"],
+            weight=1.0 - tensors["ignored"].float(),
+            last_obs={key: torch.from_numpy(x) for key, x in last.items()},
+            final_obs=_stack([obs for _, obs in finals]),
+            final_index=_join([index for index, _ in finals]),
+            temperature=temperature,
+        )
+        raw = {k.removeprefix("raw/"): x for k, x in store.items() if k.startswith("raw/")}
+        return Collected(
+            rollout=rollout,
+            reward=store["reward"],
+            raw_obs=raw or None,
+            value=tensors["value"] if valued else None,
+            episodes=Episodes(
+                np.concatenate([r for r, _ in finished]) if finished else np.zeros(0),
+                np.concatenate([n for _, n in finished]) if finished else np.zeros(0, np.int64),
+            ),
+        )
+
+    def _allocate(self, with_raw: bool) -> dict[str, Array]:
+        """Storage of the first rollout serves all later ones."""
+        if self._store:
+            return self._store
+        lead = (self.steps, self.envs.num_envs)
+        action = sample(
+            self.agent.dist,
+            np.zeros((lead[1], self.agent.dist.outputs), np.float32),
+            self.obs.get("action_mask"),
+            1.0,
+            np.random.default_rng(0),
+        )
+        store = {
+            "output": np.zeros((*lead, self.agent.dist.outputs), np.float32),
+            "action": np.zeros((self.steps, *action.shape), action.dtype),
+            "value": np.zeros(lead, np.float32),
+            "reward": np.zeros(lead, np.float32),
+            **{name: np.zeros(lead, bool) for name in ("terminated", "truncated", "ignored")},
+        }
+        for key, x in self.obs.items():
+            kind = np.float32 if with_raw and key != "action_mask" else x.dtype
+            store[f"obs/{key}"] = np.zeros((self.steps, *x.shape), kind)
+            if with_raw:
+                store[f"raw/{key}"] = np.zeros((self.steps, *x.shape), x.dtype)
+        self._store = store
+        return store
+
+
+def _stack(parts: list[Obs]) -> dict[str, Tensor] | None:
+    if not parts:
+        return None
+    return {k: torch.from_numpy(np.concatenate([p[k] for p in parts])) for k in parts[0]}
+
+
+def _join(parts: list[Array]) -> Tensor | None:
+    return torch.from_numpy(np.concatenate(parts)) if parts else None

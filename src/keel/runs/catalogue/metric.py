@@ -1,0 +1,82 @@
+"""What the registry says about a metric, and about its names elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+SOURCES = ("sb3", "cleanrl", "trl", "verl", "rllib", "notes")
+
+
+class Alias(NamedTuple):
+    """A name elsewhere; one `*` in it stands for the agent. Keel's value = `scale` × theirs."""
+
+    name: str
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric: what it is, how it is combined, where it is healthy, what others call it."""
+
+    name: str
+    formula: str
+    meaning: str
+    """one sentence, including in what it differs from its aliases"""
+    reduction: str
+    """how rows, minibatches and agents are combined"""
+    unit: str = "1"
+    healthy: tuple[float | None, float | None] | None = None
+    """lowest and highest healthy value; None where there is no such end"""
+    healthy_note: str = ""
+    """who says so"""
+    aliases: Mapping[str, tuple[Alias, ...]] = field(default_factory=dict, hash=False)
+
+    def is_healthy(self, value: float) -> bool | None:
+        """Whether `value` lies in the healthy range; None where the registry knows no range."""
+        if self.healthy is None:
+            return None
+        low, high = self.healthy
+        return (low is None or value >= low) and (high is None or value <= high)
+
+
+Names = str | Alias | tuple[str | Alias, ...]
+
+
+def elsewhere(**names: Names) -> dict[str, tuple[Alias, ...]]:
+    """Aliases by source: `elsewhere(sb3="time/fps", cleanrl=("charts/SPS",))`."""
+    return {source: tuple(map(_alias, _several(given))) for source, given in names.items()}
+
+
+def _several(given: Names) -> tuple[str | Alias, ...]:
+    return (given,) if isinstance(given, str | Alias) else given
+
+
+def _alias(given: str | Alias) -> Alias:
+    return Alias(given) if isinstance(given, str) else given
+
+
+def minus(name: str) -> Alias:
+    """An alias of the opposite sign."""
+    return Alias(name, -1.0)
+
+
+def half(name: str) -> Alias:
+    """An alias without the ½ that Keel's metric has."""
+    return Alias(name, 0.5)
+
+
+# How rows, minibatches and agents are combined. With several agents each has its own value under
+# `NAME/AGENT`, and the plain name holds what the last words of these say.
+WHOLE = "all valid rows of the update's rollout, after the update, in float64"
+LARGEST = f"mean over {WHOLE}; agents: the largest"
+ROWS = f"mean over {WHOLE}; agents: mean"
+MINIBATCHES = "mean over the minibatches of all epochs, weighted by rows; agents: mean"
+ROLLOUT = "all valid rows of the rollout, before the update; agents: mean"
+SETTING = "the value in force during the update"
+COUNT = "sum over the update; agents: sum"
+UPDATE = "one value an update"
+EPISODES = "over the episodes that ended in the iteration; null when none did"
+EVALUATION = "over the episodes of one evaluation"
+CLOCK = "wall clock of the iteration"

@@ -1,0 +1,352 @@
+"""Metrics of the trust region: divergences, certification, line search, ratios and their alarms."""
+
+from __future__ import annotations
+
+from keel.runs.catalogue.metric import (
+    LARGEST,
+    MINIBATCHES,
+    ROWS,
+    SETTING,
+    UPDATE,
+    WHOLE,
+    Metric,
+    elsewhere,
+)
+
+ALARM = "over the update, written when it happens; agents: the most extreme"
+RATIO = f"over {WHOLE}; agents: the most extreme"
+
+DIVERGENCES = (
+    Metric(
+        "train/kl_exact",
+        "mean KL(π_old‖π_new)",
+        "The KL that is bounded, in closed form, of the policy that was kept; 0 after a rejection. "
+        "No other library logs it: theirs are estimates, of minibatches, before the last steps.",
+        LARGEST,
+        "nats",
+        (0.0, 0.05),
+        "at most max_kl, 0.05 in the PPO presets; note 001 aims at 0.01",
+    ),
+    Metric(
+        "train/kl_requested",
+        "mean KL(π_old‖π_requested)",
+        "The KL of the step before any walk-back: what controllers steer by.",
+        LARGEST,
+        "nats",
+        (0.0, 0.05),
+        "above max_kl means a walk-back; one update in ten is too many",
+    ),
+    Metric(
+        "train/kl_reverse",
+        "mean KL(π_new‖π_old)",
+        "The other direction, reported and not bounded. sb3-contrib's TRPO bounds this one and "
+        "logs 0 when its line search fails.",
+        LARGEST,
+        "nats",
+        aliases=elsewhere(sb3="train/kl_divergence_loss"),
+    ),
+    Metric(
+        "train/kl_p99",
+        "99th percentile of KL(π_old‖π_new)",
+        "How far the policy moved in its most changed states, one in a hundred.",
+        f"percentile over {WHOLE}; agents: the largest",
+        "nats",
+    ),
+    Metric(
+        "train/kl_max",
+        "max KL(π_old‖π_new)",
+        "The largest KL of any row. The mean is bounded, this is not: 5× the mean is usual for "
+        "PPO, 17× for TRPO.",
+        f"maximum over {WHOLE}; agents: the largest",
+        "nats",
+    ),
+    Metric(
+        "train/kl_approx",
+        "mean k3 = r − 1 − log r",
+        "The k3 estimate over the very rows of kl_exact, so that the two can be compared.",
+        LARGEST,
+        "nats",
+        aliases=elsewhere(notes="train/kl_approx"),
+    ),
+    Metric(
+        "train/kl_error",
+        "|kl_approx − kl_exact|",
+        "What estimating costs in accuracy.",
+        "from the two means; agents: the largest",
+        "nats",
+        healthy_note="note 001: small",
+        aliases=elsewhere(notes="train/kl_error"),
+    ),
+    Metric(
+        "train/approx_kl",
+        "mean k3 = r − 1 − log r",
+        "The estimate others log under this name, for comparison only: SB3's is the mean of the "
+        "last epoch, CleanRL's the last minibatch, TRL's is k2 with padding, RLlib's the exact KL "
+        "of the last minibatches before their step; Spinning Up's is k1 (see kl_k1).",
+        "mean over the minibatches of the last epoch; agents: mean",
+        "nats",
+        (0.0, 0.01),
+        "note 001: within [0, target_kl], target 0.01",
+        elsewhere(
+            sb3="train/approx_kl",
+            cleanrl="losses/approx_kl",
+            trl="policy/approxkl_avg",
+            rllib=("learners/*/mean_kl_loss", "info/learner/*/learner_stats/kl"),
+            notes=("train/approx_kl", "approx_kl"),
+        ),
+    ),
+    Metric(
+        "train/kl_k1",
+        "mean k1 = −log r",
+        "Unbiased and noisy: it can be negative, and near 0 while the policy moves. CleanRL's "
+        "is the last minibatch, verl's the mean over micro-batches.",
+        "mean over the minibatches of the last epoch; agents: mean",
+        "nats",
+        aliases=elsewhere(
+            cleanrl="losses/old_approx_kl",
+            verl="actor/ppo_kl",
+            notes="kl_div",
+        ),
+    ),
+    Metric(
+        "train/kl_step",
+        "mean KL(π_old‖π_new) of the accepted step",
+        "As kl_exact, but NaN when the step was rejected, so that a failure cannot pass for 0.",
+        LARGEST,
+        "nats",
+    ),
+    Metric(
+        "train/kl_normaliser",
+        "mean KL(π‖π with the new observation statistics)",
+        "What new observation statistics alone did to the policy, outside the update.",
+        LARGEST,
+        "nats",
+    ),
+    Metric(
+        "train/kl_reference",
+        "mean KL(π‖π_ref)",
+        "Divergence from the frozen reference, not from the policy before the update. TRL's "
+        "objective/kl is k1 summed over a sequence, verl's its configured estimator per token.",
+        ROWS,
+        "nats",
+        aliases=elsewhere(
+            trl=("objective/kl", "kl"), verl=("actor/kl_loss", "actor/reward_kl_penalty")
+        ),
+    ),
+    Metric(
+        "train/kl_is_exact",
+        "1 if closed form, 0 if estimated",
+        "Where no closed form exists kl_exact is an estimate, and certification refuses.",
+        UPDATE,
+        healthy=(1.0, 1.0),
+    ),
+)
+
+CERTIFICATION = (
+    Metric(
+        "train/max_kl",
+        "the bound",
+        "The hard bound of this update's kl_exact.",
+        SETTING,
+        "nats",
+        aliases=elsewhere(notes="max_kl"),
+    ),
+    Metric(
+        "train/alpha",
+        "share of the step that was kept",
+        "1: all of it; 0: rolled back.",
+        "one value an update; agents: the smallest",
+        healthy=(1.0, 1.0),
+        healthy_note="below 1 in more than one update of ten: step too large",
+    ),
+    Metric(
+        "train/rollbacks",
+        "number of updates with α = 0",
+        "Updates undone so far in this run.",
+        "cumulative over the run; agents: sum",
+        "updates",
+        (0.0, 0.0),
+    ),
+    Metric(
+        "train/walk_back",
+        "1 if α < 1, else 0",
+        "Whether certification had to shorten this update.",
+        "one value an update; agents: any",
+    ),
+    Metric("train/verdict", "accepted, walked_back or rejected", "What became of it.", UPDATE),
+    Metric("train/reason", "text", "Why an update was not accepted as it was.", UPDATE),
+    Metric(
+        "train/early_stop_epoch",
+        "epoch in which the KL stopped the update",
+        "Counted from 0; null when nothing stopped it.",
+        "one value an update; agents: the earliest",
+        "epochs",
+        aliases=elsewhere(notes="train/early_stop_epoch"),
+    ),
+    Metric(
+        "train/early_stop_kl",
+        "KL that stopped the update",
+        "Null when nothing stopped it.",
+        "one value an update; agents: the largest",
+        "nats",
+        aliases=elsewhere(notes="train/early_stop_kl"),
+    ),
+)
+
+NATURAL_GRADIENT = (
+    Metric(
+        "train/line_search_success",
+        "1 if a step was accepted, else 0",
+        "A rejection restores the parameters bit for bit.",
+        UPDATE,
+        healthy=(0.3, 1.0),
+        healthy_note="note 002: LS_OK below 30 % for long is sick; judge the mean over updates",
+        aliases=elsewhere(sb3="train/is_line_search_success", notes="LS_OK"),
+    ),
+    Metric("train/line_search_iterations", "step lengths tried", "Backtracks + 1.", UPDATE),
+    Metric(
+        "train/step_fraction",
+        "accepted share of the full natural step",
+        "0 when rejected.",
+        UPDATE,
+        healthy_note="note 002: StepFrac near 0 for long is sick",
+        aliases=elsewhere(notes="StepFrac"),
+    ),
+    Metric(
+        "train/gain_ratio",
+        "actual / predicted improvement",
+        "Near 1 while the quadratic model of the step holds; NaN when rejected.",
+        UPDATE,
+        healthy=(0.1, 3.0),
+    ),
+    Metric("train/cg_residual", "‖b − Fx‖ / ‖b‖", "What conjugate gradient left over.", UPDATE),
+    Metric("train/cg_iterations", "iterations done", "Fisher-vector products spent.", UPDATE),
+    Metric(
+        "train/curvature",
+        "xᵀFx",
+        "Of the natural step; not positive means that the direction cannot be trusted.",
+        UPDATE,
+        healthy=(0.0, None),
+    ),
+    Metric(
+        "train/damping",
+        "λ in F + λI",
+        "What is added to the Fisher matrix.",
+        SETTING,
+        aliases=elsewhere(notes="damping"),
+    ),
+)
+
+RATIOS = (
+    Metric(
+        "train/clip_fraction",
+        "share of elements where the clip decides",
+        "Counts elements that lost their gradient; SB3 and CleanRL count every ratio outside the "
+        "range, also where the advantage pulls it back, so theirs is larger.",
+        MINIBATCHES,
+        "share",
+        (0.1, 0.3),
+        "note 001: 0.1–0.3, best about 0.2; note 004: below 0.3",
+        elsewhere(
+            sb3="train/clip_fraction",
+            cleanrl="losses/clipfrac",
+            trl=("policy/clipfrac_avg", "clip_ratio/region_mean"),
+            verl="actor/pg_clipfrac",
+            notes=("train/clip_fraction", "clipfrac"),
+        ),
+    ),
+    Metric("train/ratio_p01", "1st percentile of r", "Lower tail of π_new/π_old.", RATIO),
+    Metric("train/ratio_p50", "median of r", "Middle of π_new/π_old.", RATIO),
+    Metric("train/ratio_p99", "99th percentile of r", "Upper tail of π_new/π_old.", RATIO),
+    Metric("train/ratio_min", "min r", "Smallest π_new/π_old.", RATIO, healthy=(0.01, None)),
+    Metric(
+        "train/ratio_max",
+        "max r",
+        "Largest π_new/π_old.",
+        RATIO,
+        healthy=(None, 10.0),
+        healthy_note="note 001: below 10; warns above 100",
+    ),
+    Metric(
+        "train/ratio_mean",
+        "mean r",
+        "1 in expectation whatever the step, so it shows sampling faults and not the step's size; "
+        "TRL's is over epochs and minibatches, padding included.",
+        ROWS,
+        aliases=elsewhere(trl="val/ratio"),
+    ),
+    Metric(
+        "train/log_ratio_max",
+        "max |log r|",
+        "Before the clamp.",
+        RATIO,
+        "nats",
+        (0.0, 5.0),
+        "note 001: warns above 5, clamps at 10",
+    ),
+    Metric(
+        "train/effective_sample_size",
+        "(Σr)² / (n Σr²)",
+        "Kish's, as a share of the rows: 1 when all ratios are equal.",
+        "over all valid rows, after the update; agents: the smallest",
+        "share",
+    ),
+    Metric(
+        "train/gate_log_ratio",
+        "max |log r| before the first step",
+        "The consistency gate: replaying the rollout must give the policy that sampled it.",
+        "over the first minibatch, before any step; agents: the largest",
+        "nats",
+        (0.0, 1e-3),
+        "float32; above it the run stops",
+    ),
+)
+
+
+def _alarm(
+    name: str, formula: str, meaning: str, unit: str = "1", high: float = 0.0, note: str = ""
+) -> Metric:
+    return Metric(name, formula, meaning, ALARM, unit, (None, high), note, elsewhere(notes=name))
+
+
+ALARMS = (
+    _alarm("warn/large_log_ratio", "max |log r| if above 5", "A policy that leaps.", "nats"),
+    _alarm(
+        "warn/extreme_ratio_max",
+        "max r if above 100 (or min r below 0.01)",
+        "Clamping the log-ratio at ±10 does not keep it small: exp(10) = 22,026.",
+        high=10.0,
+        note="note 001: below 10",
+    ),
+    Metric(
+        "warn/extreme_ratio_min",
+        "min r if below 0.01 (or max r above 100)",
+        "Actions that the new policy has all but forbidden.",
+        ALARM,
+        healthy=(0.01, None),
+        healthy_note="note 001: warns below 0.01",
+        aliases=elsewhere(notes="warn/extreme_ratio_min"),
+    ),
+    _alarm(
+        "warn/ratio_all_nonfinite",
+        "minibatches without one finite ratio",
+        "Such a minibatch makes no step.",
+        "minibatches",
+    ),
+    _alarm(
+        "error/non_finite_ratio_count",
+        "samples with a non-finite ratio",
+        "Quarantined: weight 0 and located, never replaced by 1.",
+        "samples",
+        note="note 001: 0",
+    ),
+    _alarm(
+        "error/non_finite_ratio_frac",
+        "share of samples with a non-finite ratio",
+        "The same as a share of the rows that count.",
+        "share",
+        note="note 001: 0",
+    ),
+)
+
+METRICS = (*DIVERGENCES, *CERTIFICATION, *NATURAL_GRADIENT, *RATIOS, *ALARMS)

@@ -1,0 +1,158 @@
+"""The one registry of metrics: names, formulas, reductions, units, healthy ranges and aliases.
+
+The writer's files, the plots, the documentation page and the readers of foreign logs all speak its
+names. A metric of one agent carries the agent as a suffix: `train/kl_exact/industry`.
+
+>>> metric("train/kl_exact/industry").unit
+'nats'
+>>> canonical("train/entropy_loss", "sb3")  # SB3 logs the negative entropy
+Canonical(name='train/entropy', scale=-1.0)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from keel.errors import choose
+from keel.runs.catalogue import learning, outcome, trust_region
+from keel.runs.catalogue.metric import SOURCES, Alias, Metric
+
+__all__ = [
+    "REGISTRY",
+    "SOURCES",
+    "Alias",
+    "Canonical",
+    "Metric",
+    "canonical",
+    "documentation",
+    "metric",
+]
+
+
+def _registry(metrics: Iterable[Metric]) -> Mapping[str, Metric]:
+    found: dict[str, Metric] = {}
+    for entry in metrics:
+        assert entry.name not in found, f"{entry.name} stands twice in the catalogue"
+        found[entry.name] = entry
+    return MappingProxyType(found)
+
+
+REGISTRY: Mapping[str, Metric] = _registry(
+    (*outcome.METRICS, *trust_region.METRICS, *learning.METRICS)
+)
+"""Every metric of Keel, by its name."""
+
+
+class Canonical(NamedTuple):
+    """What a foreign metric is in Keel: value here = `scale` × value there."""
+
+    name: str
+    scale: float
+
+
+def metric(name: str) -> Metric:
+    """The entry of `name`, which may carry an agent as suffix; an `InputError` if there is none."""
+    found = REGISTRY.get(name) or REGISTRY.get(name.rpartition("/")[0])
+    return found or REGISTRY[choose("metric", name, REGISTRY)]
+
+
+def canonical(name: str, source: str) -> Canonical | None:
+    """Keel's name and scale for what `source` calls `name`; None if Keel has no such metric.
+
+    RLlib's module ids become agents: `learners/industry/entropy` is `train/entropy/industry`.
+    """
+    exact, patterns = _ALIASES[choose("source", source, SOURCES)]
+    name = name.removeprefix("ray/tune/")
+    if name in exact:
+        return exact[name]
+    for pattern, target in patterns:
+        match = pattern.fullmatch(name)
+        if match:
+            agent = match["agent"]
+            plain = agent is None or agent in _NO_AGENT
+            return target if plain else target._replace(name=f"{target.name}/{agent}")
+    return None
+
+
+_NO_AGENT = {"default_policy", "default_agent", "__all_modules__", "shared_policy"}
+_Lookup = tuple[dict[str, Canonical], list[tuple[re.Pattern[str], Canonical]]]
+
+
+def _lookup(source: str) -> _Lookup:
+    exact: dict[str, Canonical] = {}
+    patterns: list[tuple[re.Pattern[str], Canonical]] = []
+    for entry in REGISTRY.values():
+        for alias in entry.aliases.get(source, ()):
+            target = Canonical(entry.name, alias.scale)
+            if "*" in alias.name:
+                patterns.append((_pattern(alias.name), target))
+            else:
+                exact[alias.name] = target
+    return exact, patterns
+
+
+def _pattern(alias: str) -> re.Pattern[str]:
+    """`learners/*/entropy` with the agent as a group; the bare last part, `entropy`, matches too."""
+    before, after = alias.split("*")
+    return re.compile(f"(?:{re.escape(before)}(?P<agent>[^/]+)/.*?)?{re.escape(_last(after))}")
+
+
+def _last(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+_ALIASES: dict[str, _Lookup] = {source: _lookup(source) for source in SOURCES}
+
+
+def documentation() -> str:
+    """The reference page of all metrics, in Markdown."""
+    groups = dict.fromkeys(name.partition("/")[0] for name in REGISTRY)
+    return "\n".join([*_INTRODUCTION, *(_section(group) for group in groups)])
+
+
+_INTRODUCTION = (
+    "# Metrics",
+    "",
+    "Generated from `keel.runs.metrics`. With several agents each has its own value under",
+    "`NAME/AGENT`. A value that is NaN or infinite is `null` in `metrics.jsonl`, and named in the",
+    "line's `flags`.",
+    "",
+)
+_COLUMNS = ("metric", "formula", "unit", "combined", "healthy", "meaning", "elsewhere")
+
+
+def _section(group: str) -> str:
+    rows = [m for name, m in REGISTRY.items() if name.startswith(f"{group}/")]
+    lines = [f"## `{group}/`", "", _row(_COLUMNS), _row("---" for _ in _COLUMNS)]
+    return "\n".join([*lines, *map(_describe, rows), ""])
+
+
+def _describe(m: Metric) -> str:
+    names = [
+        f"{source}: {_times(alias.scale)}`{alias.name}`"
+        for source, aliases in m.aliases.items()
+        for alias in aliases
+    ]
+    health = ": ".join(part for part in (_range(m), m.healthy_note) if part)
+    cells = (m.formula, m.unit, m.reduction, health, m.meaning, ", ".join(names))
+    return _row((f"`{m.name}`", *cells))
+
+
+def _row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _times(scale: float) -> str:
+    return {1.0: "", -1.0: "−"}.get(scale, f"{scale:g} × ")
+
+
+def _range(m: Metric) -> str:
+    if m.healthy is None:
+        return ""
+    low, high = m.healthy
+    if low is None or high is None:
+        return f"≤ {high:g}" if high is not None else f"≥ {low:g}"
+    return f"{low:g}" if low == high else f"{low:g} … {high:g}"

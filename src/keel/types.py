@@ -1,0 +1,88 @@
+"""The data that flows from folder to folder. `lead` is `[T, N]`, with agents `[T, N, A]`.
+
+A row with weight 0 does not exist for anything downstream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Tree = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """What was seen, done and earned, and the distribution the actions were drawn from."""
+
+    obs: Tree
+    """`[*lead, …]`: exactly what the network saw, already normalised."""
+    action: Tensor
+    """`[*lead]` or `[*lead, D]`; for squashed Gaussians the pre-squash action."""
+    log_prob: Tensor
+    """`[*lead]`: of `action` under `behaviour`."""
+    behaviour: Tree
+    """`[*lead, K]`: parameters of the sampling distribution, after mask and temperature."""
+    reward: Tensor
+    """`[*lead]`: normalised, if rewards are."""
+    terminated: Tensor
+    truncated: Tensor
+    weight: Tensor
+    """`[*lead]`: 0 for autoreset rows, dead agents, prompts, tool text, padding."""
+    last_obs: Tree
+    """`[*lead[1:], …]`: after the last row."""
+    final_obs: Tree | None = None
+    """`[K, …]`: last observations of truncated episodes, where the next row does not hold them."""
+    final_index: Tensor | None = None
+    """`[K]`: their rows, counted through the flattened lead."""
+    state0: Tree | None = None
+    """`[*lead[1:], H]`: recurrent state before the first row."""
+    starts: Tensor | None = None
+    """`[*lead]`: rows that begin an episode; a recurrent state is reset there."""
+    group_axis: int | None = None
+    """The agent axis of `lead`; None means one group."""
+    temperature: float = 1.0
+
+    @property
+    def rows(self) -> int:
+        """How many rows the lead has, those of weight 0 included."""
+        return self.weight.numel()
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """What schedules and controllers turn while a run goes on."""
+
+    learning_rate: float = 3e-4
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    entropy_coef: float = 0.0
+    kl_coef: float = 0.0
+    temperature: float = 1.0
+    max_kl: float = 0.05
+
+    def tensor(self) -> Tensor:
+        """As one vector: numbers baked into a compiled step would recompile it at every change."""
+        return torch.tensor([getattr(self, f.name) for f in fields(self)], dtype=torch.float32)
+
+
+KNOB_INDEX: Mapping[str, int] = {f.name: i for i, f in enumerate(fields(Knobs))}
+
+
+@dataclass(frozen=True)
+class UpdateReport:
+    """What an update did to the policy, measured over all rows of its rollout; `[G]` each."""
+
+    kl_exact: Tensor
+    """mean KL(old‖new) of the policy that was kept"""
+    kl_requested: Tensor
+    """the same before anything was walked back: what controllers steer by"""
+    alpha: Tensor
+    """share of the step that was kept"""
+    verdict: Literal["accepted", "walked_back", "rejected"] = "accepted"
+    reason: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
