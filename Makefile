@@ -43,7 +43,7 @@ format: $(READY) ## let ruff write the format
 	@$(BIN)/ruff check --fix .
 
 docs: $(READY) ## build the documentation into site/, strictly
-	@DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html"
 
 pictures: $(READY) ## draw the README's picture again

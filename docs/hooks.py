@@ -2,7 +2,8 @@
 
 * A fenced block of language `keel` holds one command a line. It becomes the command and its output;
   with `--plot generated/NAME.png` also the picture, which lands in `docs/generated`.
-* `{{ keel explain kl 0.8,0.2 0.7,0.3 | kl_nats | .4f }}` in the text becomes that number.
+* `{{ keel explain kl 0.8,0.2 0.7,0.3 | kl_nats | .4f }}` in the text becomes that number; a key
+  may be dotted.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from keel.cli import main
 DOCS = Path(__file__).parent
 PICTURES = DOCS / "generated"
 BLOCK = re.compile(r"^```keel\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-INLINE = re.compile(r"\{\{ *keel (.+?) *\| *(\w+) *\| *([^ }]+) *\}\}")
+INLINE = re.compile(r"\{\{ *keel (.+?) *\| *([\w.]+) *\| *([^ }]+) *\}\}")
 
 
 def run(command: str) -> str:
@@ -63,13 +64,16 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     def block(match: re.Match[str]) -> str:
         parts = []
         for command in match[1].strip().splitlines():
-            parts.append(f"```text\n$ {command}\n\n{run(command)}\n```")
+            shown = re.sub(r" --plot \S+", "", command)
+            parts.append(f"```text\n$ {shown}\n\n{run(command)}\n```")
             if picture := picture_of(command):
-                parts.append(f"![{command}]({posixpath.relpath(picture, here or '.')})")
+                parts.append(f"![{shown}]({posixpath.relpath(picture, here or '.')})")
         return "\n\n".join(parts)
 
     def inline(match: re.Match[str]) -> str:
-        value = json.loads(run(f"keel {match[1]} --json"))[match[2]]
-        return format(value, match[3])
+        value = json.loads(run(f"keel {match[1]} --json"))
+        for key in match[2].split("."):
+            value = value[int(key)] if isinstance(value, list) else value[key]
+        return format(value, match[3]).replace("-", "−")
 
     return INLINE.sub(inline, BLOCK.sub(block, markdown))

@@ -46,22 +46,34 @@ class Field:
     """As `Obs` lays it out; None for the action mask."""
     start: np.ndarray | None = None
 
-    def read(self, value: Any, lead: tuple[int, ...]) -> np.ndarray:
-        """`value` `[*lead, *raw_shape]` as `[*lead, *shape]`; copies only to change the dtype."""
-        array = np.asarray(value)
-        if array.shape != (*lead, *self.raw_shape):
+    def checked(self, value: Any, lead: tuple[int, ...]) -> np.ndarray:
+        """`value` as an array, if its shape and the kind of its dtype are what was declared."""
+        array = value if type(value) is np.ndarray else np.asarray(value)
+        if array.shape != lead + self.raw_shape:
             raise BadStepError(
                 f"{self.key}: expected shape {[*lead, *self.raw_shape]}, got {list(array.shape)}"
             )
+        if array.dtype != self.raw_dtype and not np.can_cast(
+            array.dtype, self.raw_dtype, "same_kind"
+        ):
+            raise BadStepError(f"{self.key}: expected dtype {self.raw_dtype}, got {array.dtype}")
+        return array
+
+    def read(self, value: Any, lead: tuple[int, ...]) -> np.ndarray:
+        """`value` `[*lead, *raw_shape]` as `[*lead, *shape]`; copies only to change the dtype."""
+        array = self.checked(value, lead)
         if array.dtype != self.dtype:
-            if not np.can_cast(array.dtype, self.raw_dtype, "same_kind"):
-                raise BadStepError(
-                    f"{self.key}: expected dtype {self.raw_dtype}, got {array.dtype}"
-                )
             array = array.astype(self.dtype)
         if self.shape != self.raw_shape:
-            array = array.reshape(*lead, *self.shape)
+            array = array.reshape(lead + self.shape)
         return array if self.start is None else array - self.start
+
+    def store(self, out: np.ndarray, row: int, value: Any) -> None:
+        """Write one environment's `value` `[*raw_shape]` into `out[row]` `[*shape]`."""
+        array = self.checked(value, ())
+        if self.start is not None:
+            array = array - self.start
+        out[row] = array if self.shape == self.raw_shape else array.reshape(self.shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,12 +93,25 @@ class ObsLayout:
         """An observation of the environment, with leading axes `lead`, as `Obs`."""
         if self.plain:
             return {"obs": self.fields[0].read(raw, lead)}
+        self._expect_keys(raw)
+        return {field.key: field.read(raw[field.key], lead) for field in self.fields}
+
+
+    def store(self, out: Obs, row: int, raw: Any) -> None:
+        """Write one environment's observation into row `row` of `out`."""
+        if self.plain:
+            self.fields[0].store(out["obs"], row, raw)
+            return
+        self._expect_keys(raw)
+        for field in self.fields:
+            field.store(out[field.key], row, raw[field.key])
+
+    def _expect_keys(self, raw: Any) -> None:
         if not isinstance(raw, dict) or any(field.key not in raw for field in self.fields):
             got = sorted(raw) if isinstance(raw, dict) else type(raw).__name__
             raise BadStepError(
                 f"observation: expected a dict with {[f.key for f in self.fields]}, got {got}"
             )
-        return {field.key: field.read(raw[field.key], lead) for field in self.fields}
 
 
 def observation_layout(space: Space[Any]) -> ObsLayout:

@@ -18,9 +18,7 @@ from keel.envs.spaces import MASK, action_layout, observation_layout, open_mask
 class VectorEnvs:
     """NEXT_STEP and SAME_STEP as they come; DISABLED is reset here, which makes it same_step."""
 
-    def __init__(
-        self, venv: VectorEnv[Any, Any, Any], backend: str = "gymnasium vector"
-    ) -> None:
+    def __init__(self, venv: VectorEnv[Any, Any, Any], backend: str = "gymnasium vector") -> None:
         self._venv = venv
         self._mode = AutoresetMode(venv.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self._layout = observation_layout(venv.single_observation_space)

@@ -31,8 +31,8 @@ def explain_advantage(
 ) -> Explanation:
     """Explain GAE on one trajectory; `last_value` is the critic's word on the observation after it.
 
-    >>> explain_advantage((1.0,), (0.4,), end="terminated").numbers["advantages"]
-    [0.6]
+    >>> explain_advantage((1.0,), (0.4,)).numbers["advantages"] == [1.0 - 0.4]
+    True
     """
     check_same_length("rewards", rewards, "values", values)
     if not rewards:
@@ -59,7 +59,7 @@ def explain_advantage(
     )
     flips = int(normalised.sign_flips)
     return Explanation(
-        title=f"Advantages of {len(rewards)} steps, {end}",
+        title=f"Advantages over {len(rewards)} step{'s' * (len(rewards) > 1)}, {end}",
         idea=(
             "The advantage of an action is how much better things went than the critic expected. "
             "δ looks one step ahead, λ blends in the surprises that follow. Termination ends the "

@@ -37,7 +37,9 @@ def explain_estimators(*, actions: int = 6, policies: int = 16, seed: int = 0) -
         meaning=(
             "Use k1 in the reward; weighted_k2, ratio_k3, straight_through or the exact KL in the "
             "loss. k1 in the loss does nothing on-policy, and off-policy it drives π away from the "
-            "policy that sampled; k3 in the loss descends the other direction, KL(π_ref‖π)."
+            "policy that sampled; k3 in the loss descends the other direction, KL(π_ref‖π). The "
+            "exact KL of a state in its own reward teaches that state's action nothing; it only "
+            "charges the actions that led there."
         ),
         numbers={"certificate": [row._asdict() for row in rows]},
         draw=lambda figure: _draw(figure, rows),

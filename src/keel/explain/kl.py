@@ -182,6 +182,7 @@ def _estimates(log_p: Tensor, log_q: Tensor) -> list[Estimate]:
 def _headline(forward: float, reverse: float, h_p: float, h_q: float) -> dict[str, float]:
     return {
         "kl_nats": forward,
+        "observations_to_20_to_1": _observations(forward),
         "kl_bits": bits(forward),
         "reverse_kl_nats": reverse,
         "reverse_kl_bits": bits(reverse),
@@ -268,6 +269,9 @@ def _discrete_meaning(
             f"{a:.2%} of the time. No finite number of bits can encode the impossible."
         )
     text = _finite_meaning(forward)
+    unseen = math.fsum(b for a, b in zip(p, q, strict=True) if a == 0.0)
+    if unseen > 0.0:
+        text += f" P never samples what Q gives {unseen:.2%} of its mass, and k3 misses just that."
     if forward > 0.0:
         text += f" The best code for P needs {bits(h_p):.4f} bits, Q's needs "
         text += f"{bits(h_p + forward):.4f}."
@@ -276,13 +280,17 @@ def _discrete_meaning(
     return text
 
 
+def _observations(kl: float) -> float:
+    """How many samples of P make the likelihood ratio of P over Q 20, on average in the log."""
+    return math.inf if kl == 0.0 else math.ceil(math.log(20.0) / kl) if kl < math.inf else 1.0
+
+
 def _finite_meaning(forward: float) -> str:
     if forward == 0.0:
         return "P and Q are the same distribution: using one for the other costs nothing."
-    odds = math.ceil(math.log(20.0) / forward)
     return (
         f"Using Q for P costs {number(bits(forward), 4)} bits an observation; after about "
-        f"{odds:,} observations the evidence for P over Q stands at 20 to 1."
+        f"{_observations(forward):,.0f} observations the evidence for P over Q stands at 20 to 1."
     )
 
 

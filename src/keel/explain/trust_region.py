@@ -81,7 +81,7 @@ def explain_trust_region(
         title=f"KL {number(requested, 4)} asked for, {max_kl:g} allowed",
         idea=(
             "Improve as much as you can without leaving the region where the data still speaks of "
-            "you: KL(old‖new) ≤ δ. Keel measures it exactly after every update; over the bound, it "
+            "you: KL(old‖new) ≤ δ. A certified update measures it exactly and, over the bound, "
             "walks back along the step until it holds."
         ),
         formula="maximise E[π_new/π_old · A]  subject to  E[KL(π_old‖π_new)] ≤ δ",
@@ -93,7 +93,7 @@ def explain_trust_region(
             "max_kl": max_kl,
             "inside": requested <= max_kl,
             "fraction_kept": fraction,
-            "kl_nats": kl,
+            "kl_kept_nats": kl,
             "kept_policy": dict(zip(labels, kept.tolist(), strict=True)),
         },
         draw=lambda figure: _draw(figure, before, after, fraction, max_kl, labels),

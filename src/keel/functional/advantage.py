@@ -60,9 +60,11 @@ def gae(
     V(s_{t+1}) otherwise: running out of time is not the same as failing.
 
     Args:
-        reward, value: `[T, *lead]`.
+        reward: `[T, *lead]`.
+        value: `[T, *lead]`, of the observation before each step.
         last_value: `[*lead]`, the value of the observation after the last row.
-        terminated, truncated: `[T, *lead]`; a row that is both counts as terminated.
+        terminated: `[T, *lead]`; a row that is also truncated counts as terminated.
+        truncated: `[T, *lead]`.
         final_value: `[T, *lead]`, read only where `truncated`; goes with `truncated`.
         weight: `[T, *lead]`, 0 for rows that do not count (the mask law above).
     """

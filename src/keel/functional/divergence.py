@@ -128,8 +128,9 @@ squashed_gaussian_kl = gaussian_kl
 def distribution_kl(p: Distribution, q: Distribution, action: Tensor) -> Divergence:
     """KL(p‖q) of two `torch.distributions`, closed-form where torch knows it.
 
-    Otherwise k3 on `action`, which must have been sampled from p, and `is_exact` is False: unbiased
-    and never negative, but one sample's word. Event dimensions are summed by the distribution.
+    Otherwise k3 on `action`, which must have been sampled from p, and `is_exact` is False: never
+    negative and unbiased (where p can reach all that q can), but one sample's word. Event
+    dimensions are summed by the distribution.
     """
     try:
         return Divergence(kl_divergence(p, q), is_exact=True)
@@ -142,7 +143,7 @@ def categorical_entropy(logits: Tensor, mask: Tensor | None = None) -> Tensor:
     (log_p,) = _log_softmaxes(mask, logits=logits)
     possible = log_p > -torch.inf
     safe = torch.where(possible, log_p, 0.0)
-    return -torch.where(possible, safe.exp() * safe, 0.0).sum(-1)
+    return torch.where(possible, safe.exp() * (0.0 - safe), 0.0).sum(-1)
 
 
 def total_variation(p_logits: Tensor, q_logits: Tensor, mask: Tensor | None = None) -> Tensor:

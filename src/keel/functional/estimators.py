@@ -1,8 +1,9 @@
 """KL from samples: k1, k2, k3, |Δ|, and the forms that are right in a reward or in a loss.
 
 Δ = log π(a) − log π_ref(a) for actions a sampled from π (Schulman 2020, "Approximating KL
-divergence"). As *values* k1 and k3 are unbiased estimates of KL(π‖π_ref). As *terms of a loss*
-most of them do not have its gradient; `keel.functional.certificate` proves which do:
+divergence"). As *values* k1 and k3 are unbiased estimates of KL(π‖π_ref), k3 on the condition that
+π can reach all that π_ref can (else it misses the mass of π_ref it never samples). As *terms of a
+loss* most of them do not have its gradient; `keel.functional.certificate` proves which do:
 
 * in the reward, k1;
 * in the loss, `weighted_k2`, `ratio_k3`, `straight_through`, or the exact KL (`full`); on-policy,
@@ -65,7 +66,7 @@ def k2(log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
 
 
 def k3(log_prob: Tensor, ref_log_prob: Tensor, *, max_exponent: float = MAX_EXPONENT) -> Tensor:
-    """e^(−Δ) − 1 + Δ: unbiased, never negative, low variance near 0.
+    """e^(−Δ) − 1 + Δ: unbiased where π reaches all of π_ref, never negative, low variance near 0.
 
     Beyond `max_exponent` it goes on along its tangent: the exponent is bounded *before* exp, so no
     inf·0 in the backward pass, and the gradient lives on where drift is worst (an output clamp,

@@ -1,7 +1,7 @@
 """The actor on the hot path: observations in, policy outputs out, as numpy arrays.
 
-A small MLP is run in numpy on views of the parameter matrix: at eight environments that takes about a
-tenth of torch's time, which is all overhead there. Everything else goes through torch. The
+A small MLP is run in numpy on views of the parameter matrix: at eight environments that takes about
+a tenth of torch's time, which is all overhead there. Everything else goes through torch. The
 consistency gate holds both to the same numbers.
 """
 
@@ -20,7 +20,7 @@ from keel.types import Tree
 
 Obs = Mapping[str, Array]
 Act = Callable[[Obs], tuple[Array, Array | None]]
-"""Observations `[N, …]` to policy outputs `[N, K]` and, where they cost nothing more, values `[N]`."""
+"""Observations `[N, …]` to policy outputs `[N, K]` and, where they come for free, values `[N]`."""
 
 MAX_NUMPY_HIDDEN = 256
 

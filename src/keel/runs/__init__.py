@@ -2,3 +2,38 @@
 
 Torch is not imported here, so that listing and reading runs is quick.
 """
+
+from keel.runs.directory import RunDirectory, read_config, run_name
+from keel.runs.errors import RunError, RunWarning
+from keel.runs.listing import RunInfo, list_runs, run_info
+from keel.runs.metrics import REGISTRY, Canonical, Metric, canonical, documentation, metric
+from keel.runs.reader import MetricsTable, export_csv, last_values, read_metrics
+from keel.runs.resume import check_config, config_changes
+from keel.runs.sinks import Sink, open_sinks
+from keel.runs.writer import MetricsWriter
+
+__all__ = [
+    "REGISTRY",
+    "Canonical",
+    "Metric",
+    "MetricsTable",
+    "MetricsWriter",
+    "RunDirectory",
+    "RunError",
+    "RunInfo",
+    "RunWarning",
+    "Sink",
+    "canonical",
+    "check_config",
+    "config_changes",
+    "documentation",
+    "export_csv",
+    "last_values",
+    "list_runs",
+    "metric",
+    "open_sinks",
+    "read_config",
+    "read_metrics",
+    "run_info",
+    "run_name",
+]

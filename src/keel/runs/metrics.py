@@ -95,13 +95,9 @@ def _lookup(source: str) -> _Lookup:
 
 
 def _pattern(alias: str) -> re.Pattern[str]:
-    """`learners/*/entropy` with the agent as a group; the bare last part, `entropy`, matches too."""
-    before, after = alias.split("*")
-    return re.compile(f"(?:{re.escape(before)}(?P<agent>[^/]+)/.*?)?{re.escape(_last(after))}")
-
-
-def _last(path: str) -> str:
-    return path.rpartition("/")[2]
+    """`learners/*/entropy`, its agent as a group; the bare last part, `entropy`, matches too."""
+    before, after = map(re.escape, alias.split("*"))
+    return re.compile(f"{before}(?P<agent>[^/]+){after}|{after.rpartition('/')[2]}")
 
 
 _ALIASES: dict[str, _Lookup] = {source: _lookup(source) for source in SOURCES}

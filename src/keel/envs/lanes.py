@@ -1,0 +1,221 @@
+"""Environments stepped one after the other, writing into arrays that were given to them.
+
+The sync backend runs all its lanes in this process; each worker of the async backend runs some, on
+memory that it shares with the parent. Both therefore give the same trajectories.
+"""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+
+from keel.envs.episodes import Episodes
+from keel.envs.faults import BadStepError, EnvRaisedError
+from keel.envs.protocol import Autoreset, Obs, Step
+from keel.envs.spaces import MASK, ActionLayout, ObsLayout, open_mask
+
+Env = gymnasium.Env[Any, Any]
+
+
+class Buffers(NamedTuple):
+    """What lanes write, `[N, …]` each."""
+
+    action: np.ndarray
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    ignored: np.ndarray
+    masked: np.ndarray
+    """bool: this environment gave a mask in its info."""
+    mask: np.ndarray
+    final_mask: np.ndarray
+    obs: Obs
+    final: Obs
+
+    def rows(self, first: int, last: int) -> Buffers:
+        """The same memory, seen from lanes `first` to `last`."""
+        arrays = (array[first:last] for array in self[:8])
+        trees = ({k: v[first:last] for k, v in tree.items()} for tree in self[8:])
+        return Buffers(*arrays, *trees)
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """The shapes of `Buffers` for N environments; the same in the parent and in its workers."""
+
+    layout: ObsLayout
+    actions: ActionLayout
+    num_envs: int
+
+    def _arrays(self) -> Iterator[tuple[tuple[int, ...], np.dtype[Any]]]:
+        flag, choices = np.dtype(bool), self.actions.choices
+        yield self.actions.raw_shape, self.actions.dtype
+        yield (), np.dtype(np.float64)
+        for _ in range(4):
+            yield (), flag
+        for _ in range(2):
+            yield (choices,), flag
+        for _ in range(2):
+            for field in self.layout.fields:
+                yield field.shape, field.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return sum(_aligned(self._size(shape, dtype)) for shape, dtype in self._arrays())
+
+    def _size(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+        return self.num_envs * math.prod(shape) * dtype.itemsize
+
+    def buffers(self, memory: Any) -> Buffers:
+        """`Buffers` over `memory`, any writable buffer of `nbytes` bytes."""
+        arrays, offset = [], 0
+        for shape, dtype in self._arrays():
+            full = (self.num_envs, *shape)
+            arrays.append(np.ndarray(full, dtype, buffer=memory, offset=offset))
+            offset += _aligned(self._size(shape, dtype))
+        keys = [field.key for field in self.layout.fields]
+        trees = arrays[8 : 8 + len(keys)], arrays[8 + len(keys) :]
+        return Buffers(*arrays[:8], *(dict(zip(keys, tree, strict=True)) for tree in trees))
+
+
+def _aligned(size: int) -> int:
+    return -(-size // 64) * 64  # no two arrays share a cache line
+
+
+class Lanes:
+    """Environments `first … first + K − 1`, on their rows of the buffers."""
+
+    def __init__(
+        self,
+        envs: Sequence[Env],
+        layout: ObsLayout,
+        buffers: Buffers,
+        autoreset: Autoreset,
+        first: int = 0,
+    ) -> None:
+        self.envs, self.first = list(envs), first
+        self.seeds = [-1] * len(self.envs)
+        self.steps = 0
+        self.pending = np.zeros(len(self.envs), dtype=bool)
+        self.current = 0
+        self._layout, self._out = layout, buffers
+        self._same_step = autoreset == "same_step"
+        buffers.mask[:] = True
+        buffers.final_mask[:] = True
+
+    def reset(self, seeds: Sequence[int]) -> None:
+        self.seeds, self.steps = list(seeds), 0
+        self.pending[:] = False
+        for row, seed in enumerate(self.seeds):
+            self.current = row
+            self._guarded(self._reset, row, seed)
+
+    def step(self) -> None:
+        """Take the actions in the buffers; rows that are done reset now, or on the next step."""
+        self.steps += 1
+        for row in range(len(self.envs)):
+            self.current = row
+            self._guarded(self._step, row)
+
+    def _guarded(self, call: Any, *arguments: Any) -> None:
+        index = self.first + self.current
+        try:
+            call(*arguments)
+        except BadStepError as error:
+            where = f"environment {index}, step {self.steps}"
+            raise BadStepError(f"{where}: {error}") from error.__cause__
+        except Exception as error:
+            what = "raised in step" if self.steps else "raised in reset"
+            seed, trace = self.seeds[self.current], traceback.format_exc()
+            raise EnvRaisedError(what, index, seed, self.steps, trace) from error
+
+    def _reset(self, row: int, seed: int | None) -> None:
+        result = self.envs[row].reset(seed=seed)
+        if type(result) is not tuple or len(result) != 2 or not isinstance(result[1], dict):
+            raise BadStepError(f"reset must return (observation, info), got {_shown(result)}")
+        self._layout.store(self._out.obs, row, result[0])
+        self._store_mask(self._out.mask, row, result[1])
+
+    def _step(self, row: int) -> None:
+        out = self._out
+        if self.pending[row]:
+            self._reset(row, None)
+            out.reward[row] = 0.0
+            out.terminated[row] = out.truncated[row] = self.pending[row] = False
+            out.ignored[row] = True
+            return
+        result = self.envs[row].step(out.action[row])
+        if type(result) is not tuple or len(result) != 5:
+            raise BadStepError(
+                "step must return (observation, reward, terminated, truncated, info), "
+                f"got {_shown(result)}"
+            )
+        obs, reward, terminated, truncated, info = result
+        if np.ndim(reward) or not isinstance(reward, float | int | np.number | np.ndarray):
+            raise BadStepError(f"reward: expected a number, got {_shown(reward)}")
+        out.reward[row] = reward
+        out.terminated[row], out.truncated[row] = terminated, truncated
+        out.ignored[row] = False
+        done = bool(terminated or truncated)
+        if done and self._same_step:
+            self._layout.store(out.final, row, obs)
+            self._store_mask(out.final_mask, row, info)
+            self._reset(row, None)
+            return
+        self.pending[row] = done
+        self._layout.store(out.obs, row, obs)
+        self._store_mask(out.mask, row, info)
+
+    def _store_mask(self, mask: np.ndarray, row: int, info: dict[str, Any]) -> None:
+        given = info.get(MASK)
+        if given is None:
+            return
+        flat = np.asarray(given).reshape(-1)
+        if flat.shape != mask.shape[1:]:
+            raise BadStepError(
+                f"{MASK}: expected {mask.shape[1]} entries, one per action, got {flat.shape[0]}"
+            )
+        mask[row] = flat
+        self._out.masked[row] = True
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"an array of shape {list(value.shape)}"
+    return f"a tuple of {len(value)}" if isinstance(value, tuple) else type(value).__name__
+
+
+def read_obs(buffers: Buffers, done: np.ndarray) -> Obs:
+    """A copy of the observations, with the mask where the environments gave one."""
+    obs = {key: array.copy() for key, array in buffers.obs.items()}
+    if buffers.masked.any():
+        obs[MASK] = buffers.mask.copy()
+    if MASK in obs:
+        open_mask(obs[MASK], done)
+    return obs
+
+
+def read_step(buffers: Buffers, episodes: Episodes, autoreset: Autoreset) -> Step:
+    """What the lanes wrote, as a `Step` of its own; rows both ignored and truncated were lost."""
+    terminated, truncated = buffers.terminated.copy(), buffers.truncated.copy()
+    ignored = buffers.ignored.copy()
+    done = terminated | truncated
+    finished = episodes.update(buffers.reward, done & ~ignored, ignored)
+    final = None
+    if autoreset == "same_step" and finished[0].size:
+        index = finished[0]
+        rows = {key: array[index] for key, array in buffers.final.items()}
+        if buffers.masked.any():
+            rows[MASK] = buffers.final_mask[index]
+        if MASK in rows:
+            open_mask(rows[MASK], np.ones(len(index), dtype=bool))
+        final = index, rows
+    obs = read_obs(buffers, done)
+    reward = buffers.reward.astype(np.float32)
+    return Step(obs, reward, terminated, truncated, ignored, final, *finished)

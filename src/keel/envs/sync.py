@@ -1,0 +1,67 @@
+"""Gymnasium environments in this process, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from keel.envs import snapshot
+from keel.envs.episodes import Episodes
+from keel.envs.lanes import Env, Lanes, Plan, read_obs, read_step
+from keel.envs.protocol import Autoreset, Obs, Saved, Step
+from keel.envs.seeding import env_seeds
+from keel.envs.spaces import action_layout, observation_layout
+
+
+class SyncEnvs:
+    """`num_envs` environments made by `factory`; the classics and MuJoCo can be saved."""
+
+    backend = "gymnasium sync"
+
+    def __init__(
+        self, factory: Callable[[], Env], num_envs: int, autoreset: Autoreset = "next_step"
+    ) -> None:
+        envs = [factory() for _ in range(num_envs)]
+        self.num_envs, self.autoreset = num_envs, autoreset
+        layout = observation_layout(envs[0].observation_space)
+        self._actions = action_layout(envs[0].action_space)
+        plan = Plan(layout, self._actions, num_envs)
+        self._buffers = plan.buffers(bytearray(plan.nbytes))
+        self._lanes = Lanes(envs, layout, self._buffers, autoreset)
+        self._episodes = Episodes(num_envs)
+        self.observation_space, self.action_space = layout.space, self._actions.space
+
+    def reset(self, seed: int) -> Obs:
+        self._episodes.clear()
+        self._buffers.masked[:] = False
+        self._lanes.reset(env_seeds(seed, self.num_envs))
+        return read_obs(self._buffers, np.zeros(self.num_envs, dtype=bool))
+
+    def step(self, action: np.ndarray) -> Step:
+        self._buffers.action[:] = self._actions.encode(action)
+        self._lanes.step()
+        return read_step(self._buffers, self._episodes, self.autoreset)
+
+    def close(self) -> None:
+        for env in self._lanes.envs:
+            env.close()
+
+    def save(self) -> Saved | None:
+        state = snapshot.save_envs(self._lanes.envs)
+        if state is None:
+            return None
+        arrays, data = state
+        arrays |= self._episodes.save() | {
+            "pending": self._lanes.pending.copy(),
+            "masked": self._buffers.masked.copy(),
+        }
+        return arrays, data | {"seeds": self._lanes.seeds, "steps": self._lanes.steps}
+
+    def load(self, arrays: Mapping[str, np.ndarray], data: Mapping[str, Any]) -> None:
+        snapshot.load_envs(self._lanes.envs, arrays, data)
+        self._episodes.load(arrays)
+        self._lanes.pending[:] = arrays["pending"]
+        self._buffers.masked[:] = arrays["masked"]
+        self._lanes.seeds, self._lanes.steps = list(data["seeds"]), int(data["steps"])

@@ -1,0 +1,230 @@
+"""The directory of a run, `runs/NAME/seed-0/`: made whole or not at all, and locked while open.
+
+config.yaml  environment.json  run.json (name, seed, tag, status)
+metrics.jsonl  checkpoints/  lock
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from keel.errors import InputError
+from keel.runs import lock
+from keel.runs.environment import describe_environment
+from keel.runs.errors import RunError
+from keel.runs.files import is_disk_full, replace_file
+from keel.runs.resume import check_config
+
+CONFIG, ENVIRONMENT, RECORD = "config.yaml", "environment.json", "run.json"
+METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"
+
+Status = Literal["finished", "stopped", "failed"]
+
+
+class RunDirectory:
+    """An open run: this process holds its lock until `close`.
+
+    Made by `create` or `resume`; a context manager, which records how the run ended.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._open = True
+
+    @property
+    def metrics(self) -> Path:
+        """Where the metrics are written."""
+        return self.path / METRICS
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.path / CHECKPOINTS
+
+    @classmethod
+    def create(
+        cls,
+        root: Path | str,
+        name: str,
+        seed: int = 0,
+        *,
+        config: Mapping[str, Any],
+        tag: str | None = None,
+        choices: Mapping[str, Any] | None = None,
+    ) -> RunDirectory:
+        """Make `root/name/seed-SEED` and lock it; a run that is already there is never touched.
+
+        The folder is prepared under another name and renamed, so that no half-made one remains.
+        `config` is plain data; `choices` are recorded in `environment.json`.
+        """
+        path = Path(root) / check_name(name) / f"seed-{seed}"
+        record = {"name": name, "seed": seed, "tag": tag, "created": _now(), "status": "running"}
+        with _made_whole(path) as draft:
+            (draft / CONFIG).write_text(_dump_yaml(config), encoding="utf-8")
+            (draft / ENVIRONMENT).write_text(_dump(describe_environment(choices)), encoding="utf-8")
+            (draft / RECORD).write_text(_dump(record), encoding="utf-8")
+            (draft / CHECKPOINTS).mkdir()
+            lock.acquire(draft)
+        return cls(path)
+
+    @classmethod
+    def resume(
+        cls,
+        path: Path | str,
+        *,
+        config: Mapping[str, Any] | None = None,
+        may_change: Collection[str] = (),
+    ) -> RunDirectory:
+        """Open a run again and lock it.
+
+        With `config` it is compared with the stored one: fields outside `may_change` (dotted names
+        or their beginnings) must be equal. The new one is then written.
+        """
+        path = Path(path)
+        record = read_record(path)
+        if config is not None:
+            check_config(read_config(path), config, may_change)
+        with _typed(path):
+            lock.acquire(path)
+            run = cls(path)
+            try:
+                if config is not None:
+                    replace_file(path / CONFIG, _dump_yaml(config).encode())
+                resumed = [*record.get("resumed", []), _now()]
+                run._record({**record, "status": "running", "resumed": resumed})
+            except BaseException:
+                lock.release(path)
+                raise
+        return run
+
+    def close(self, status: Status = "finished") -> None:
+        """Record how the run ended and release the lock; a second call does nothing."""
+        if not self._open:
+            return
+        self._open = False
+        with suppress(OSError, RunError):  # vanished or full: there is nothing to record it in
+            self._record({**read_record(self.path), "status": status})
+        with suppress(OSError):
+            lock.release(self.path)
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        stopped = kind is not None and not issubclass(kind, Exception)
+        self.close("finished" if kind is None else "stopped" if stopped else "failed")
+
+    def _record(self, record: Mapping[str, Any]) -> None:
+        replace_file(self.path / RECORD, _dump(record).encode())
+
+
+def run_name(env: str, algo: str, root: Path | str | None = None) -> str:
+    """`ENV-ALGO-YYYYMMDD-HHMMSS`, in safe characters; numbered if `root` has that one already."""
+    name = _safe(f"{env}-{algo}-{time.strftime('%Y%m%d-%H%M%S')}")
+    number, unique = 2, name
+    while root is not None and (Path(root) / unique).exists():
+        number, unique = number + 1, f"{name}-{number}"
+    return unique
+
+
+def check_name(name: str) -> str:
+    """`name`, if it is a safe folder name; an `InputError` with one that is, if not."""
+    if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,119}", name):
+        return name
+    raise InputError(
+        f"run name {name!r}: use letters, digits, '.', '_' and '-', at most 120 and no dot first; "
+        f"for example {_safe(name)!r}"
+    )
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")[:120] or "run"
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """`run.json` of a run; a `RunError` if there is no run."""
+    if not path.is_dir():
+        raise RunError(f"{path}: no such run; `keel runs` lists those there are")
+    try:
+        record = json.loads((path / RECORD).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunError(f"{path}: not a run, it has no {RECORD}") from None
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path / RECORD}: cannot be read: {error}") from error
+    if not isinstance(record, dict):
+        raise RunError(f"{path / RECORD}: expected an object")
+    return record
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """`config.yaml` of a run, as plain data: tags in it are an error and nothing is executed."""
+    try:
+        config = yaml.safe_load((path / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise RunError(f"{path / CONFIG}: cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise RunError(f"{path / CONFIG}: expected names and values")
+    return config
+
+
+@contextmanager
+def _made_whole(path: Path) -> Iterator[Path]:
+    """A draft folder that becomes `path` at the end, or vanishes with all parents made for it."""
+    if path.is_dir() and any(path.iterdir()):
+        raise RunError(_taken(path))
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    made = [p for p in (path.parent, *path.parent.parents) if not p.exists()]
+    try:
+        with _typed(path):
+            draft.mkdir(parents=True)
+            yield draft
+            draft.rename(path)  # fails if a run came into being there meanwhile
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        for parent in made:
+            with suppress(OSError):  # not empty: somebody else uses it by now
+                parent.rmdir()
+        raise
+
+
+@contextmanager
+def _typed(path: Path) -> Iterator[None]:
+    """Errors of the operating system as a `RunError` that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            raise RunError(_taken(path)) from error
+        hint = "free some space" if is_disk_full(error) else "choose a writable --runs directory"
+        raise RunError(f"{path}: cannot be written ({error.strerror}); {hint}") from error
+
+
+def _taken(path: Path) -> str:
+    return f"{path}: exists already; continue it with `keel resume {path}` or choose another --name"
+
+
+def _dump(data: Mapping[str, Any]) -> str:
+    return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _dump_yaml(config: Mapping[str, Any]) -> str:
+    try:
+        text: str = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
+    except yaml.YAMLError as error:
+        raise InputError(f"config: only plain data can be stored: {error}") from error
+    return text
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")

@@ -1,0 +1,81 @@
+"""Where and with what a run was made: `environment.json`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from keel import __version__
+
+PACKAGES = ("torch", "numpy", "gymnasium", "safetensors", "envpool", "ale-py", "mujoco")
+
+
+def describe_environment(choices: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Versions, git commit, machine, threads; `choices` are what Keel chose by itself.
+
+    Bit-exact resume needs the choices (backend, compile, device), so they are kept with the run.
+    """
+    return {
+        "keel": __version__,
+        "python": platform.python_version(),
+        "packages": _versions(),
+        "git": _git(Path.cwd()),
+        "machine": {
+            "host": socket.gethostname(),
+            "platform": platform.platform(),
+            "processor": platform.machine(),
+            "cpus": os.cpu_count(),
+            "cpus_usable": _usable_cpus(),
+        },
+        "threads": _threads(),
+        "command": sys.argv,
+        "choices": dict(choices or {}),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _usable_cpus() -> int | None:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def _threads() -> dict[str, int | str | None]:
+    torch = sys.modules.get("torch")  # asked only if it is there: reading runs must stay quick
+    return {
+        "torch": None if torch is None else torch.get_num_threads(),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
+    }
+
+
+def _git(folder: Path) -> dict[str, Any] | None:
+    """The commit of the user's project, and whether files differ from it; None without one."""
+    commit = _run_git(folder, "rev-parse", "HEAD")
+    if not commit:
+        return None
+    changed = _run_git(folder, "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "changed": None if changed is None else bool(changed)}
+
+
+def _run_git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=5, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,62 @@
+"""Files that survive a crash: written, flushed to the disk, then renamed into place."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+Hook = Callable[[str], None]
+"""Told before each step what comes next; tests stop the process there."""
+
+
+def _nothing(_: str) -> None:
+    pass
+
+
+def write_synced(path: Path, data: bytes, hook: Hook = _nothing) -> None:
+    """Create `path`, which must not exist, and return when its bytes are on the disk."""
+    hook(f"create {path.name}")
+    with path.open("xb", buffering=0) as file:
+        for part in (data[: len(data) // 2], data[len(data) // 2 :]):
+            hook(f"write {path.name}")
+            _write_all(file.fileno(), part)
+        hook(f"sync {path.name}")
+        os.fsync(file.fileno())
+
+
+def replace_file(path: Path, data: bytes, hook: Hook = _nothing) -> None:
+    """Put `data` in the place of `path`: a reader sees the old bytes or the new, never a mix."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        write_synced(temporary, data, hook)
+        hook(f"replace {path.name}")
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable; Windows does so by itself."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_disk_full(error: OSError) -> bool:
+    """No space left, or the quota used up."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]

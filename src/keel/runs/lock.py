@@ -1,0 +1,139 @@
+"""One process per run: a lock file that says who holds it, and is taken over from the dead."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from keel.runs.errors import RunError
+
+NAME = "lock"
+UNREADABLE_AFTER = 10.0
+"""Seconds after which a lock without content belongs to a process that died while writing it."""
+
+_log = logging.getLogger("keel.runs")
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The process that holds a run."""
+
+    pid: int
+    host: str
+    since: str
+    """when it took the lock, in ISO 8601"""
+    started: str
+    """when the process started, as its machine counts; tells it from a later one of the same id"""
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host} (since {self.since})"
+
+
+def acquire(directory: Path) -> Holder:
+    """Lock `directory` for this process; a `RunError` names the process that holds it."""
+    path = directory / NAME
+    if _create(path):
+        return _mine()
+    with _takeover(directory):  # of two that find a dead holder, one takes over and one is refused
+        holder = holder_of(directory)
+        if holder is not None and is_alive(holder):
+            raise RunError(
+                f"{directory}: in use by {holder}; wait for it, stop it, or choose another --name"
+            )
+        if holder is None and path.exists() and _age(path) < UNREADABLE_AFTER:
+            raise RunError(f"{path}: held by a process that has not said yet who it is; try again")
+        path.unlink(missing_ok=True)
+        if not _create(path):
+            raise RunError(f"{directory}: in use by {holder_of(directory)}")
+    _log.warning("%s: took over the lock of %s, which is dead", directory, holder or "a process")
+    return _mine()
+
+
+def release(directory: Path) -> None:
+    """Give the lock back, if it is this process's; harmless otherwise, and after a fork."""
+    holder = holder_of(directory)
+    if holder is not None and (holder.pid, holder.started) == (os.getpid(), _started(os.getpid())):
+        (directory / NAME).unlink(missing_ok=True)
+
+
+def holder_of(directory: Path) -> Holder | None:
+    """Who holds the lock, dead or alive; None if nobody does or the file cannot be read."""
+    try:
+        return Holder(**json.loads((directory / NAME).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def is_alive(holder: Holder) -> bool:
+    """Whether the holder still runs; of another machine nobody can tell, so: yes."""
+    if holder.host != socket.gethostname() or os.name != "posix":
+        return True
+    try:
+        os.kill(holder.pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # it exists and is somebody else's
+    return holder.started in ("", _started(holder.pid))
+
+
+def _create(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+    except FileExistsError:
+        return False
+    try:
+        os.write(descriptor, json.dumps(asdict(_mine())).encode())
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _mine() -> Holder:
+    pid = os.getpid()
+    now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    return Holder(pid=pid, host=socket.gethostname(), since=now, started=_started(pid))
+
+
+def _started(pid: int) -> str:
+    """Boot and clock tick in which a process started, where /proc tells; ids alone are reused."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        # The command name stands in brackets and may hold anything: count from the last one.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return f"{boot}/{fields[19]}"
+
+
+def _age(path: Path) -> float:
+    try:
+        return time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return float("inf")
+
+
+@contextlib.contextmanager
+def _takeover(directory: Path) -> Iterator[None]:
+    """Alone among those who want to take over; the kernel lets go when a process dies."""
+    if os.name != "posix":
+        yield
+        return
+    import fcntl
+
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

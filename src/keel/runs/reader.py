@@ -1,0 +1,149 @@
+"""Reads `metrics.jsonl`, also while it is being written and after a crash."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from keel.runs.directory import METRICS
+from keel.runs.errors import RunError
+from keel.runs.files import replace_file
+from keel.runs.writer import RESERVED
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+TAIL = 64 * 1024
+"""Bytes of the file's end in which `last_values` looks."""
+
+
+@dataclass(frozen=True)
+class MetricsTable:
+    """The metrics of a run, sorted by step; missing values are NaN, infinities are restored."""
+
+    step: NDArray[np.int64]
+    """`[n]`"""
+    columns: dict[str, NDArray[np.float64]]
+    """`[n]` each, by metric"""
+    texts: dict[str, list[str | None]] = field(default_factory=dict)
+    """verdicts and reasons"""
+    ignored: int = 0
+    """lines that are no record: half written, damaged"""
+    duplicates: int = 0
+    """records written again later; the last one counts"""
+    nonstandard: int = 0
+    """bare NaN or Infinity, which strict JSON does not know, read as missing"""
+    dropped: int = 0
+    """records that a full disk swallowed"""
+
+    def __getitem__(self, name: str) -> NDArray[np.float64]:
+        return self.columns[name]
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+
+def read_metrics(run: Path | str) -> MetricsTable:
+    """The metrics of a run (its directory, or the file itself)."""
+    import numpy as np
+
+    records, counts = _records(_metrics_file(Path(run)).read_bytes())
+    steps = sorted(records)
+    rows = [records[step] for step in steps]
+    names = list(dict.fromkeys(name for row in rows for name in row if name not in RESERVED))
+    textual = {name for name in names for row in rows if isinstance(row.get(name), str)}
+    return MetricsTable(
+        step=np.array(steps, dtype=np.int64),
+        columns={
+            name: np.array([_number(row, name) for row in rows], dtype=np.float64)
+            for name in names
+            if name not in textual
+        },
+        texts={name: [_text(row.get(name)) for row in rows] for name in names if name in textual},
+        dropped=max((d for row in rows if isinstance(d := row.get("dropped"), int)), default=0),
+        **counts,
+    )
+
+
+def last_values(run: Path | str, *names: str) -> tuple[int | None, list[float]]:
+    """The last step, and the last known value of each metric near the end of the file."""
+    with _metrics_file(Path(run)).open("rb") as file:
+        start = max(file.seek(0, io.SEEK_END) - TAIL, 0)
+        file.seek(start)
+        data = file.read()
+    records, _ = _records(data.partition(b"\n")[2] if start else data)
+    values = dict.fromkeys(names, math.nan)
+    for step in sorted(records):
+        known = {name: _number(records[step], name) for name in names}
+        values |= {name: value for name, value in known.items() if not math.isnan(value)}
+    return max(records, default=None), list(values.values())
+
+
+def export_csv(run: Path | str, path: Path | str) -> None:
+    """Write the metrics as CSV: `step`, then one column a metric; what is missing stays empty."""
+    table = read_metrics(run)
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(["step", *table.columns, *table.texts])
+    for i, step in enumerate(table.step):
+        numbers = (column[i] for column in table.columns.values())
+        cells = ["" if math.isnan(number) else repr(float(number)) for number in numbers]
+        writer.writerow([step, *cells, *(texts[i] or "" for texts in table.texts.values())])
+    try:
+        replace_file(Path(path), text.getvalue().encode())
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _metrics_file(run: Path) -> Path:
+    path = run / METRICS if run.is_dir() else run
+    if not path.is_file():
+        raise RunError(f"{path}: no metrics here")
+    return path
+
+
+def _records(data: bytes) -> tuple[dict[int, dict[str, Any]], dict[str, int]]:
+    """Records by step, the last of each winning, and how many lines were not plain records."""
+    records: dict[int, dict[str, Any]] = {}
+    counts = {"ignored": 0, "duplicates": 0, "nonstandard": 0}
+
+    def bare(_: str) -> None:
+        counts["nonstandard"] += 1
+
+    for line in data.split(b"\n"):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line, parse_constant=bare)
+            step = record["step"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            counts["ignored"] += 1
+            continue
+        if type(step) is not int or not 0 <= step < 2**63:
+            counts["ignored"] += 1
+            continue
+        counts["duplicates"] += step in records
+        records[step] = record
+    return records, counts
+
+
+def _number(record: dict[str, Any], name: str) -> float:
+    value = record.get(name)
+    if value is None:
+        flags = record.get("flags")
+        flag = flags.get(name) if isinstance(flags, dict) else None
+        return {"inf": math.inf, "-inf": -math.inf}.get(flag, math.nan)
+    try:
+        return float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None

@@ -1,0 +1,73 @@
+"""What may differ between a run and its continuation."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from keel.runs.errors import RunError
+
+
+class Change(NamedTuple):
+    """One field of a config, before and now; `ABSENT` where it did not or does not exist."""
+
+    field: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.before!r} → {self.now!r}"
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "(absent)"
+
+
+ABSENT = _Absent()
+
+
+def config_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+    """The fields that differ, with dotted names.
+
+    >>> [str(c) for c in config_changes({"region": {"max_kl": 0.02}}, {"region": {"max_kl": 0.05}})]
+    ['region.max_kl: 0.02 → 0.05']
+    """
+    old, new = dict(_flat(before)), dict(_flat(now))
+    pairs = ((name, old.get(name, ABSENT), new.get(name, ABSENT)) for name in {**old, **new})
+    return [Change(*pair) for pair in pairs if pair[1] != pair[2]]
+
+
+def check_config(
+    before: Mapping[str, Any], now: Mapping[str, Any], may_change: Collection[str] = ()
+) -> list[Change]:
+    """The changes, if all are allowed; a `RunError` that shows the others, if not.
+
+    `may_change` holds dotted names or their beginnings: `"eval"` allows `eval.episodes`.
+    """
+    changes = config_changes(before, now)
+    refused = [c for c in changes if not _allowed(c.field, may_change)]
+    if refused:
+        lines = "\n  ".join(map(str, refused))
+        raise RunError(
+            f"the config differs from the run's:\n  {lines}\n"
+            f"a resumed run may change: {', '.join(sorted(may_change)) or 'nothing'}; "
+            f"leave the other fields as they were, or start a new run"
+        )
+    return changes
+
+
+def _allowed(field: str, may_change: Collection[str]) -> bool:
+    parts = field.split(".")
+    return any(".".join(parts[:length]) in may_change for length in range(1, len(parts) + 1))
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            found += _flat(value, f"{name}.")
+        else:
+            found.append((name, list(value) if isinstance(value, tuple) else value))
+    return found

@@ -1,0 +1,175 @@
+"""Metrics of a run: append-only `metrics.jsonl`, one strict-JSON line an iteration.
+
+    {"step": 2048, "train/kl_exact": 0.011, "train/kl_step": null, "flags": {"train/kl_step": "nan"}}
+
+A number that JSON cannot hold is null and named in `flags`; after a full disk, `dropped` counts the
+lines that are missing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import SupportsFloat
+
+from keel.errors import InputError
+from keel.runs.errors import RunError, RunWarning
+from keel.runs.files import is_disk_full, replace_file
+
+RESERVED = ("step", "flags", "dropped")
+
+Value = SupportsFloat | str
+"""A number (Python's, numpy's, or a tensor of one element), or a short text such as a verdict."""
+
+
+class MetricsWriter:
+    """Appends to `metrics.jsonl`; half a line left by a crash is cut off when it opens."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.dropped = 0
+        """lines lost to a full disk"""
+        _cut_half_line(path)
+        self._descriptor = self._open()
+
+    def write(self, step: int, metrics: Mapping[str, Value]) -> None:
+        """Append one line.
+
+        A full disk costs this line, one warning and a count; any other failure is a `RunError`.
+        """
+        if self._descriptor is None:
+            raise RunError(f"{self.path}: the writer is closed")
+        line = encode_line(step, metrics, self.dropped)
+        try:
+            self._append(self._descriptor, line)
+        except OSError as error:
+            if not is_disk_full(error):
+                raise self._failure(error) from error
+            self._drop()
+
+    def sync(self) -> None:
+        """Return when all lines are on the disk; call it before a checkpoint that follows them."""
+        if self._descriptor is None:
+            return
+        try:
+            os.fsync(self._descriptor)
+        except OSError as error:
+            if not is_disk_full(error):
+                raise self._failure(error) from error
+
+    def truncate_after(self, step: int) -> int:
+        """Drop the lines after `step`, so that a resumed run writes them again; how many they were.
+
+        What remains keeps its bytes: continued, the file equals that of a run without interruption.
+        """
+        self.close()
+        removed = truncate_after(self.path, step)
+        self._descriptor = self._open()
+        return removed
+
+    def close(self) -> None:
+        """Flush to the disk and close; a second call does nothing."""
+        if self._descriptor is not None:
+            try:
+                self.sync()
+            finally:
+                os.close(self._descriptor)
+                self._descriptor = None
+
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self) -> int | None:
+        try:
+            return os.open(self.path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644)
+        except OSError as error:
+            raise self._failure(error) from error
+
+    def _append(self, descriptor: int, line: bytes) -> None:
+        status = os.fstat(descriptor)
+        if status.st_nlink == 0:  # deleted under us: the write would succeed, into nothing
+            raise FileNotFoundError(2, "the run's directory or file was deleted")
+        try:
+            rest = memoryview(line)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+        except OSError:
+            os.ftruncate(descriptor, status.st_size)  # no half line: the next one must stand alone
+            raise
+
+    def _drop(self) -> None:
+        self.dropped += 1
+        if self.dropped == 1:
+            warnings.warn(
+                f"{self.path}: the disk is full; metrics are dropped and counted until there is "
+                f"space again, training goes on",
+                RunWarning,
+                stacklevel=3,
+            )
+
+    def _failure(self, error: OSError) -> RunError:
+        return RunError(f"{self.path}: metrics cannot be written: {error.strerror or error}")
+
+
+def encode_line(step: int, metrics: Mapping[str, Value], dropped: int = 0) -> bytes:
+    """One line of `metrics.jsonl`, newline included."""
+    record: dict[str, object] = {"step": int(step)}
+    flags: dict[str, str] = {}
+    for name, value in metrics.items():
+        if name in RESERVED:
+            raise InputError(f"metric {name!r}: this name is the line's own")
+        record[name] = _plain(name, value)
+        if record[name] is None:
+            flags[name] = str(float(value))
+    if flags:
+        record["flags"] = flags
+    if dropped:
+        record["dropped"] = dropped
+    return json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+
+
+def _plain(name: str, value: Value) -> float | str | None:
+    if isinstance(value, str | int):
+        return int(value) if isinstance(value, bool) else value
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        kind = type(value).__name__
+        raise InputError(f"metric {name!r}: expected a number, got {kind}") from error
+    return number if math.isfinite(number) else None
+
+
+def truncate_after(path: Path, step: int) -> int:
+    """Keep the lines up to `step`, byte for byte; returns how many others were removed."""
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return 0
+    kept = [line for line in lines if line.endswith(b"\n") and _step_of(line) <= step]
+    if len(kept) < len(lines):
+        replace_file(path, b"".join(kept))
+    return len(lines) - len(kept)
+
+
+def _step_of(line: bytes) -> float:
+    try:
+        step = json.loads(line)["step"]
+    except (ValueError, TypeError, KeyError):
+        return math.inf
+    return step if isinstance(step, int) else math.inf
+
+
+def _cut_half_line(path: Path) -> None:
+    try:
+        data = path.read_bytes() if path.stat().st_size else b""
+    except FileNotFoundError:
+        return
+    if data and not data.endswith(b"\n"):
+        os.truncate(path, data.rfind(b"\n") + 1)
