@@ -47,10 +47,17 @@ class Rollout:
     """The agent axis of `lead`; None means one group."""
     temperature: float = 1.0
 
-    @property
-    def rows(self) -> int:
-        """How many rows the lead has, those of weight 0 included."""
-        return self.weight.numel()
+    def to(self, device: torch.device) -> Rollout:
+        """The same on another device; itself where it already is."""
+        if self.weight.device == device:
+            return self
+
+        def move(x: object) -> object:
+            if isinstance(x, Tensor):
+                return x.to(device)
+            return {k: v.to(device) for k, v in x.items()} if isinstance(x, dict) else x
+
+        return Rollout(**{f.name: move(getattr(self, f.name)) for f in fields(self)})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

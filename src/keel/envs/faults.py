@@ -36,6 +36,7 @@ class EnvFaultError(EnvError):
     """One environment failed; `index`, `seed` and `step` let it be reproduced."""
 
     def __init__(self, what: str, index: int, seed: int, step: int, detail: str = "") -> None:
+        self.what, self.detail = what, detail
         self.index, self.seed, self.step = index, seed, step
         message = f"environment {index} {what} (seed {seed}, step {step})"
         super().__init__(f"{message}\n{detail}" if detail else message)

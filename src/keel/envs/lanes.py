@@ -40,9 +40,9 @@ class Buffers(NamedTuple):
 
     def rows(self, first: int, last: int) -> Buffers:
         """The same memory, seen from lanes `first` to `last`."""
-        arrays = (array[first:last] for array in self[:8])
-        trees = ({k: v[first:last] for k, v in tree.items()} for tree in self[8:])
-        return Buffers(*arrays, *trees)
+        part: list[Any] = [array[first:last] for array in self[:8]]
+        part += [{k: v[first:last] for k, v in tree.items()} for tree in self[8:]]
+        return Buffers(*part)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +74,8 @@ class Plan:
 
     def buffers(self, memory: Any) -> Buffers:
         """`Buffers` over `memory`, any writable buffer of `nbytes` bytes."""
-        arrays, offset = [], 0
+        arrays: list[Any] = []
+        offset = 0
         for shape, dtype in self._arrays():
             full = (self.num_envs, *shape)
             arrays.append(np.ndarray(full, dtype, buffer=memory, offset=offset))
@@ -89,7 +90,11 @@ def _aligned(size: int) -> int:
 
 
 class Lanes:
-    """Environments `first … first + K − 1`, on their rows of the buffers."""
+    """Environments `first … first + K − 1`, on their rows of the buffers.
+
+    `progress` `[1]` holds the index of the environment at work: what a parent needs to know when a
+    worker hangs or dies.
+    """
 
     def __init__(
         self,
@@ -98,12 +103,13 @@ class Lanes:
         buffers: Buffers,
         autoreset: Autoreset,
         first: int = 0,
+        progress: np.ndarray | None = None,
     ) -> None:
         self.envs, self.first = list(envs), first
         self.seeds = [-1] * len(self.envs)
         self.steps = 0
         self.pending = np.zeros(len(self.envs), dtype=bool)
-        self.current = 0
+        self.progress = np.full(1, first) if progress is None else progress
         self._layout, self._out = layout, buffers
         self._same_step = autoreset == "same_step"
         buffers.mask[:] = True
@@ -113,18 +119,18 @@ class Lanes:
         self.seeds, self.steps = list(seeds), 0
         self.pending[:] = False
         for row, seed in enumerate(self.seeds):
-            self.current = row
+            self.progress[0] = self.first + row
             self._guarded(self._reset, row, seed)
 
     def step(self) -> None:
         """Take the actions in the buffers; rows that are done reset now, or on the next step."""
         self.steps += 1
         for row in range(len(self.envs)):
-            self.current = row
+            self.progress[0] = self.first + row
             self._guarded(self._step, row)
 
     def _guarded(self, call: Any, *arguments: Any) -> None:
-        index = self.first + self.current
+        index = int(self.progress[0])
         try:
             call(*arguments)
         except BadStepError as error:
@@ -132,7 +138,7 @@ class Lanes:
             raise BadStepError(f"{where}: {error}") from error.__cause__
         except Exception as error:
             what = "raised in step" if self.steps else "raised in reset"
-            seed, trace = self.seeds[self.current], traceback.format_exc()
+            seed, trace = self.seeds[index - self.first], traceback.format_exc()
             raise EnvRaisedError(what, index, seed, self.steps, trace) from error
 
     def _reset(self, row: int, seed: int | None) -> None:
@@ -156,7 +162,8 @@ class Lanes:
                 "step must return (observation, reward, terminated, truncated, info), "
                 f"got {_shown(result)}"
             )
-        obs, reward, terminated, truncated, info = result
+        obs, terminated, truncated, info = result[0], *result[2:]
+        reward: Any = result[1]
         if np.ndim(reward) or not isinstance(reward, float | int | np.number | np.ndarray):
             raise BadStepError(f"reward: expected a number, got {_shown(reward)}")
         out.reward[row] = reward

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 
-def env_seeds(seed: int, num_envs: int) -> list[int]:
+def env_seeds(seed: int | Sequence[int], num_envs: int) -> list[int]:
     """`[N]` seeds in [0, 2³¹), from `np.random.SeedSequence(seed)`.
 
     Neighbouring seeds give unrelated streams, and environment i keeps its seed when N grows.

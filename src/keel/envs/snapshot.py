@@ -119,7 +119,7 @@ def _load_env(env: Env, arrays: Mapping[str, np.ndarray], data: Mapping[str, Any
 
 
 def _save_mujoco(inner: Any) -> dict[str, np.ndarray]:
-    import mujoco
+    import mujoco  # type: ignore[import-untyped]
 
     kind = int(mujoco.mjtState.mjSTATE_INTEGRATION)
     state = np.empty(mujoco.mj_stateSize(inner.model, kind))
@@ -173,8 +173,9 @@ def _load_random(env: Any, saved: Mapping[str, Any]) -> None:
     generator = np.random.PCG64()
     generator.state = {
         "bit_generator": "PCG64",
-        "state": {name: int(saved[name]) for name in ("state", "inc")},
-        **{name: saved[name] for name in ("has_uint32", "uinteger")},
+        "state": {"state": int(saved["state"]), "inc": int(saved["inc"])},
+        "has_uint32": saved["has_uint32"],
+        "uinteger": saved["uinteger"],
     }
     env.np_random = np.random.Generator(generator)
 

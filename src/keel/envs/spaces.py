@@ -96,7 +96,6 @@ class ObsLayout:
         self._expect_keys(raw)
         return {field.key: field.read(raw[field.key], lead) for field in self.fields}
 
-
     def store(self, out: Obs, row: int, raw: Any) -> None:
         """Write one environment's observation into row `row` of `out`."""
         if self.plain:
@@ -191,7 +190,7 @@ class ActionLayout:
                 f"action: expected shape [N{''.join(f', {n}' for n in self.space.shape or ())}], "
                 f"got {list(action.shape)}"
             )
-        if self.low is not None:
+        if self.low is not None and self.high is not None:
             action = np.minimum(np.maximum(action, self.low), self.high)
         elif self.start is not None:
             action = action + self.start

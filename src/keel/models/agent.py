@@ -71,6 +71,13 @@ class Agent:
         shared = bool(self.layout.columns("trunk").any())
         self.policy_columns = self.layout.columns("") if shared else ~self.layout.columns("critic")
 
+    def to(self, device: torch.device) -> None:
+        """Move what does not belong to the parameters."""
+        self.network.to(device)
+        self.initial, self.policy_columns = (
+            x.to(device) for x in (self.initial, self.policy_columns)
+        )
+
     def outputs(self, params: Tensor, obs: Tree, part: Part = "both") -> Outputs:
         """The network at `params` `[G, P]`; several groups have axis 1 of `obs`, `[R, G, …]`."""
         if self.groups == 1:

@@ -34,6 +34,8 @@ class Certified:
 
     region: Proximal
     gate: bool = True
+    enforce: bool = True
+    """False: measure and report, but leave the update as it is"""
 
     def init(self, agent: Agent) -> Optimum:
         """The region's own state."""
@@ -65,7 +67,7 @@ class Certified:
         measured = measure(agent, after.params, rows, knobs.temperature)
         requested = group_mean(measured.kl, rows)
         fraction, kl = torch.ones_like(requested), requested
-        if not bool((requested <= knobs.max_kl).all()):
+        if self.enforce and not bool((requested <= knobs.max_kl).all()):
             found = walk_back(kl_at, knobs.max_kl, groups=requested.shape[0])
             fraction, kl, requested = found.fraction, found.kl, found.requested
             after = _walk(agent, state, after, fraction)
@@ -151,7 +153,7 @@ def _walk(agent: Agent, old: Optimum, new: Optimum, fraction: Tensor) -> Optimum
         params=_interpolate(agent, old.params, new.params, fraction),
         first=torch.where(none, old.first, first),
         second=torch.where(none, old.second, new.second),
-        steps=torch.where(nothing & POLICY, old.steps, new.steps),
+        steps=torch.where(nothing & POLICY.to(old.steps.device), old.steps, new.steps),
     )
 
 

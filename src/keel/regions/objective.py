@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from keel.functional import aggregate, policy_ratio, value
+from keel.functional import aggregate, denominator, policy_ratio, value
 from keel.functional import surrogate as surrogates
 from keel.functional.ratio import MAX_LOG_RATIO
 from keel.models.agent import Agent
@@ -53,6 +53,8 @@ class Objective:
     value_coef: float = 0.5
     value_clip: float | None = None
     max_log_ratio: float = MAX_LOG_RATIO
+    penalise: bool = False
+    """add `Knobs.kl_coef` × the exact KL; without it the KL is measured but not differentiated"""
     entropy_floor: float | None = None
     """note 004: below this entropy (nats) a differentiable penalty sets in"""
     entropy_floor_coef: float = 0.1
@@ -74,19 +76,23 @@ class Objective:
             max_log_ratio=self.max_log_ratio,
         )
 
+        total = denominator(ratio.weight, group_axis=group_axis)
+
         def mean(x: Tensor) -> Tensor:
-            return aggregate(x, ratio.weight, group_axis=group_axis).reshape(-1)
+            return aggregate(
+                x, ratio.weight, group_axis=group_axis, denominator_of_batch=total
+            ).reshape(-1)
 
         low, high = knob("clip_low"), knob("clip_high")
         policy = self._surrogate(ratio.ratio, batch.advantage, low, high)
         critic = self._value(evaluation.value.squeeze(-1), batch.old_value, batch.target)
         policy_loss, value_loss = mean(policy.loss), mean(critic)
-        entropy, kl = (
-            mean(dist.entropy(evaluation.dist)),
-            mean(dist.kl(batch.behaviour, evaluation.dist)),
-        )
+        entropy = mean(dist.entropy(evaluation.dist))
+        with torch.set_grad_enabled(self.penalise):
+            kl = mean(dist.kl(batch.behaviour, evaluation.dist))
         loss = policy_loss + self.value_coef * value_loss - knob("entropy_coef") * entropy
-        loss = loss + knob("kl_coef") * kl
+        if self.penalise:
+            loss = loss + knob("kl_coef") * kl
         if self.entropy_floor is not None:
             loss = loss + self.entropy_floor_coef * torch.relu(self.entropy_floor - entropy)
         quarantined = ratio.quarantined.to(kl.dtype)

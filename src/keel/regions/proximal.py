@@ -52,8 +52,9 @@ class Proximal:
     ) -> tuple[Optimum, UpdateReport]:
         """Improve on one rollout; the report holds means over the minibatches taken."""
         groups = state.params.shape[0]
-        active = torch.ones(groups, dtype=torch.bool)
-        dials = knobs.tensor()
+        device = state.params.device
+        active = torch.ones(groups, dtype=torch.bool, device=device)
+        dials = knobs.tensor().to(device)
         taken: list[StepResult] = []
         stopped_at, stop_kl, epoch = -1, float("nan"), 0
         columns = None
@@ -62,7 +63,7 @@ class Proximal:
                 columns = _columns(rows, targets, state.params)
             in_epoch = len(taken)
             for index, real in minibatches(rows.count, self.minibatch, rng):
-                result = step(state, columns, index, real, dials, active)
+                result = step(state, columns, index.to(device), real.to(device), dials, active)
                 taken.append(result)
                 over = self._over(result.statistics.kl)
                 if self.early_stop == "minibatch" and over.any():

@@ -92,6 +92,8 @@ def make_step(
     compiled: bool,
 ) -> Step:
     """A function (optimum, columns, row numbers, padding mask, knobs, active groups) → result."""
+    # `torch.compile` captures `func.grad` and not `autograd.grad`; eagerly the latter is faster.
+    differentiate = _functional if compiled else _autograd
 
     def step(
         optimum: Optimum,
@@ -107,7 +109,7 @@ def make_step(
             loss, statistics = objective(agent, params, batch, knobs, group_axis)
             return loss.sum(), statistics  # rows of the matrix are independent: a sum keeps them so
 
-        gradient, statistics = torch.func.grad(total, has_aux=True)(optimum.params)
+        gradient, statistics = differentiate(total, optimum.params)
         norm = gradient.norm(dim=1)
         applied = torch.isfinite(norm) & active
         scale = (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
@@ -119,6 +121,21 @@ def make_step(
     if compiled:
         return torch.compile(step, fullgraph=True, dynamic=False)
     return step
+
+
+Total = Callable[[Tensor], tuple[Tensor, Statistics]]
+
+
+def _autograd(function: Total, params: Tensor) -> tuple[Tensor, Statistics]:
+    leaf = params.detach().requires_grad_()
+    loss, statistics = function(leaf)
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    return gradient, statistics
+
+
+def _functional(function: Total, params: Tensor) -> tuple[Tensor, Statistics]:
+    gradient, statistics = torch.func.grad(function, has_aux=True)(params)
+    return gradient, statistics
 
 
 def _adam(old: Optimum, gradient: Tensor, rate: Tensor, applied: Tensor, policy: Tensor) -> Optimum:

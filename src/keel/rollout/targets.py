@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
+from keel.config import Advantage
 from keel.functional import Advantages, gae, normalise
-from keel.functional.advantage import Normalisation
 from keel.models.agent import Agent
 from keel.types import Rollout
-
-
-@dataclass(frozen=True)
-class AdvantageConfig:
-    """How advantages are estimated and scaled."""
-
-    gamma: float = 0.99
-    """discount"""
-    lam: float = 0.95
-    """λ of GAE"""
-    normalise: Normalisation = "batch"
-    """none, batch (= global), group or robust"""
-    clamp: float | None = None
-    """bound on the normalised advantage (note 000: 10)"""
 
 
 def compute_targets(
     agent: Agent,
     params: Tensor,
     rollout: Rollout,
-    config: AdvantageConfig,
+    config: Advantage,
     value: Tensor | None = None,
 ) -> tuple[Advantages, dict[str, float]]:
     """Advantages and targets `[T·N, …]` with the critic at `params`, and their statistics.

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import re
+import secrets
 import shutil
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -23,7 +23,7 @@ from keel.errors import InputError
 from keel.runs import lock
 from keel.runs.environment import describe_environment
 from keel.runs.errors import RunError
-from keel.runs.files import is_disk_full, replace_file
+from keel.runs.files import is_disk_full, replace_file, write_synced
 from keel.runs.resume import check_config
 
 CONFIG, ENVIRONMENT, RECORD = "config.yaml", "environment.json", "run.json"
@@ -68,12 +68,14 @@ class RunDirectory:
         The folder is prepared under another name and renamed, so that no half-made one remains.
         `config` is plain data; `choices` are recorded in `environment.json`.
         """
+        if seed < 0:
+            raise InputError(f"seed: expected 0 or more, got {seed}")
         path = Path(root) / check_name(name) / f"seed-{seed}"
         record = {"name": name, "seed": seed, "tag": tag, "created": _now(), "status": "running"}
         with _made_whole(path) as draft:
-            (draft / CONFIG).write_text(_dump_yaml(config), encoding="utf-8")
-            (draft / ENVIRONMENT).write_text(_dump(describe_environment(choices)), encoding="utf-8")
-            (draft / RECORD).write_text(_dump(record), encoding="utf-8")
+            write_synced(draft / CONFIG, _dump_yaml(config).encode())
+            write_synced(draft / ENVIRONMENT, _dump(describe_environment(choices)).encode())
+            write_synced(draft / RECORD, _dump(record).encode())
             (draft / CHECKPOINTS).mkdir()
             lock.acquire(draft)
         return cls(path)
@@ -94,7 +96,8 @@ class RunDirectory:
         path = Path(path)
         record = read_record(path)
         if config is not None:
-            check_config(read_config(path), config, may_change)
+            as_stored = yaml.safe_load(_dump_yaml(config))  # tuples are lists there
+            check_config(read_config(path), as_stored, may_change)
         with _typed(path):
             lock.acquire(path)
             run = cls(path)
@@ -181,12 +184,12 @@ def read_config(path: Path) -> dict[str, Any]:
 @contextmanager
 def _made_whole(path: Path) -> Iterator[Path]:
     """A draft folder that becomes `path` at the end, or vanishes with all parents made for it."""
-    if path.is_dir() and any(path.iterdir()):
-        raise RunError(_taken(path))
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     made = [p for p in (path.parent, *path.parent.parents) if not p.exists()]
     try:
         with _typed(path):
+            if path.is_dir() and any(path.iterdir()):
+                raise RunError(_taken(path))
             draft.mkdir(parents=True)
             yield draft
             draft.rename(path)  # fails if a run came into being there meanwhile

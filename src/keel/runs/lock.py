@@ -18,6 +18,7 @@ NAME = "lock"
 UNREADABLE_AFTER = 10.0
 """Seconds after which a lock without content belongs to a process that died while writing it."""
 
+_ZOMBIE = "dead, and not yet waited for"
 _log = logging.getLogger("keel.runs")
 
 
@@ -42,17 +43,18 @@ def acquire(directory: Path) -> Holder:
     if _create(path):
         return _mine()
     with _takeover(directory):  # of two that find a dead holder, one takes over and one is refused
-        holder = holder_of(directory)
+        holder, stale = holder_of(directory), path.exists()
         if holder is not None and is_alive(holder):
             raise RunError(
                 f"{directory}: in use by {holder}; wait for it, stop it, or choose another --name"
             )
-        if holder is None and path.exists() and _age(path) < UNREADABLE_AFTER:
+        if holder is None and stale and _age(path) < UNREADABLE_AFTER:
             raise RunError(f"{path}: held by a process that has not said yet who it is; try again")
         path.unlink(missing_ok=True)
         if not _create(path):
             raise RunError(f"{directory}: in use by {holder_of(directory)}")
-    _log.warning("%s: took over the lock of %s, which is dead", directory, holder or "a process")
+    if stale:
+        _log.warning("%s: took over the lock of %s, which is dead", directory, holder or "somebody")
     return _mine()
 
 
@@ -81,7 +83,8 @@ def is_alive(holder: Holder) -> bool:
         return False
     except PermissionError:
         pass  # it exists and is somebody else's
-    return holder.started in ("", _started(holder.pid))
+    now = _started(holder.pid)
+    return now != _ZOMBIE and ("" in (now, holder.started) or now == holder.started)
 
 
 def _create(path: Path) -> bool:
@@ -106,14 +109,14 @@ def _mine() -> Holder:
 
 
 def _started(pid: int) -> str:
-    """Boot and clock tick in which a process started, where /proc tells; ids alone are reused."""
+    """Boot and clock tick in which a process started, where /proc tells: ids are used again."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         # The command name stands in brackets and may hold anything: count from the last one.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ""
-    return f"{boot}/{fields[19]}"
+    return _ZOMBIE if fields[0] in "ZX" else f"{boot}/{fields[19]}"
 
 
 def _age(path: Path) -> float:

@@ -73,11 +73,7 @@ def read_metrics(run: Path | str) -> MetricsTable:
 
 def last_values(run: Path | str, *names: str) -> tuple[int | None, list[float]]:
     """The last step, and the last known value of each metric near the end of the file."""
-    with _metrics_file(Path(run)).open("rb") as file:
-        start = max(file.seek(0, io.SEEK_END) - TAIL, 0)
-        file.seek(start)
-        data = file.read()
-    records, _ = _records(data.partition(b"\n")[2] if start else data)
+    records = _last_records(_metrics_file(Path(run)))
     values = dict.fromkeys(names, math.nan)
     for step in sorted(records):
         known = {name: _number(records[step], name) for name in names}
@@ -106,6 +102,19 @@ def _metrics_file(run: Path) -> Path:
     if not path.is_file():
         raise RunError(f"{path}: no metrics here")
     return path
+
+
+def _last_records(path: Path) -> dict[int, dict[str, Any]]:
+    with path.open("rb") as file:
+        size, tail = file.seek(0, io.SEEK_END), TAIL
+        while True:  # lines of many agents are long: look further back until one is whole
+            start = max(size - tail, 0)
+            file.seek(start)
+            data = file.read()
+            records, _ = _records(data.partition(b"\n")[2] if start else data)
+            if records or start == 0:
+                return records
+            tail *= 8
 
 
 def _records(data: bytes) -> tuple[dict[int, dict[str, Any]], dict[str, int]]:
@@ -138,7 +147,7 @@ def _number(record: dict[str, Any], name: str) -> float:
     if value is None:
         flags = record.get("flags")
         flag = flags.get(name) if isinstance(flags, dict) else None
-        return {"inf": math.inf, "-inf": -math.inf}.get(flag, math.nan)
+        return {"inf": math.inf, "-inf": -math.inf}.get(str(flag), math.nan)
     try:
         return float(value) if isinstance(value, int | float) else math.nan
     except OverflowError:

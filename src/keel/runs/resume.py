@@ -69,5 +69,5 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
         if isinstance(value, Mapping) and value:
             found += _flat(value, f"{name}.")
         else:
-            found.append((name, list(value) if isinstance(value, tuple) else value))
+            found.append((name, value))
     return found

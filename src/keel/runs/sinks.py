@@ -6,6 +6,7 @@ import importlib
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -86,9 +87,13 @@ class Sinks:
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Give the numbers to each; texts stay in `metrics.jsonl`."""
-        numbers = {name: float(v) for name, v in metrics.items() if not isinstance(v, str)}
+        numbers = {
+            name: float(value)
+            for name, value in metrics.items()
+            if value is not None and not isinstance(value, str)
+        }
         for sink in list(self._sinks):
-            self._guard(sink, lambda sink=sink: sink.write(step, numbers))
+            self._guard(sink, partial(sink.write, step, numbers))
 
     def close(self) -> None:
         """Close each."""

@@ -1,6 +1,6 @@
 """Metrics of a run: append-only `metrics.jsonl`, one strict-JSON line an iteration.
 
-    {"step": 2048, "train/kl_exact": 0.011, "train/kl_step": null, "flags": {"train/kl_step": "nan"}}
+    {"step":2048,"train/kl_exact":0.0,"train/kl_step":null,"flags":{"train/kl_step":"nan"}}
 
 A number that JSON cannot hold is null and named in `flags`; after a full disk, `dropped` counts the
 lines that are missing.
@@ -22,8 +22,8 @@ from keel.runs.files import is_disk_full, replace_file
 
 RESERVED = ("step", "flags", "dropped")
 
-Value = SupportsFloat | str
-"""A number (Python's, numpy's, or a tensor of one element), or a short text such as a verdict."""
+Value = SupportsFloat | str | None
+"""A number (Python's, numpy's, a tensor of one element), a short text (a verdict), or nothing."""
 
 
 class MetricsWriter:
@@ -33,7 +33,6 @@ class MetricsWriter:
         self.path = path
         self.dropped = 0
         """lines lost to a full disk"""
-        _cut_half_line(path)
         self._descriptor = self._open()
 
     def write(self, step: int, metrics: Mapping[str, Value]) -> None:
@@ -67,7 +66,10 @@ class MetricsWriter:
         What remains keeps its bytes: continued, the file equals that of a run without interruption.
         """
         self.close()
-        removed = truncate_after(self.path, step)
+        try:
+            removed = truncate_after(self.path, step)
+        except OSError as error:
+            raise self._failure(error) from error
         self._descriptor = self._open()
         return removed
 
@@ -88,6 +90,7 @@ class MetricsWriter:
 
     def _open(self) -> int | None:
         try:
+            _cut_half_line(self.path)
             return os.open(self.path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644)
         except OSError as error:
             raise self._failure(error) from error
@@ -125,9 +128,9 @@ def encode_line(step: int, metrics: Mapping[str, Value], dropped: int = 0) -> by
     for name, value in metrics.items():
         if name in RESERVED:
             raise InputError(f"metric {name!r}: this name is the line's own")
-        record[name] = _plain(name, value)
-        if record[name] is None:
-            flags[name] = str(float(value))
+        number = record[name] = _plain(name, value)
+        if isinstance(number, float) and not math.isfinite(number):
+            record[name], flags[name] = None, str(number)
     if flags:
         record["flags"] = flags
     if dropped:
@@ -136,14 +139,13 @@ def encode_line(step: int, metrics: Mapping[str, Value], dropped: int = 0) -> by
 
 
 def _plain(name: str, value: Value) -> float | str | None:
-    if isinstance(value, str | int):
+    if value is None or isinstance(value, str | int):
         return int(value) if isinstance(value, bool) else value
     try:
-        number = float(value)
-    except (TypeError, ValueError) as error:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
         kind = type(value).__name__
-        raise InputError(f"metric {name!r}: expected a number, got {kind}") from error
-    return number if math.isfinite(number) else None
+        raise InputError(f"metric {name!r}: expected one number, got {kind}: {error}") from error
 
 
 def truncate_after(path: Path, step: int) -> int:
@@ -167,9 +169,6 @@ def _step_of(line: bytes) -> float:
 
 
 def _cut_half_line(path: Path) -> None:
-    try:
-        data = path.read_bytes() if path.stat().st_size else b""
-    except FileNotFoundError:
-        return
+    data = path.read_bytes() if path.exists() else b""
     if data and not data.endswith(b"\n"):
         os.truncate(path, data.rfind(b"\n") + 1)

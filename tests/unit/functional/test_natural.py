@@ -277,6 +277,13 @@ def test_a_generous_tolerance_stops_early():
     assert conjugate_gradient(A.mv, B, tolerance=0.2).iterations == 2
 
 
+def test_ten_iterations_unless_told_otherwise():
+    """Twenty distinct eigenvalues would take twenty."""
+    eigenvalues = torch.arange(1.0, 21.0, dtype=torch.float64)
+    result = conjugate_gradient(lambda v: eigenvalues * v, torch.ones(20, dtype=torch.float64))
+    assert (result.iterations, result.stopped) == (10, "iterations")
+
+
 def test_the_last_allowed_iteration_may_converge():
     assert conjugate_gradient(A.mv, B, iterations=2).stopped == "converged"
 

@@ -108,6 +108,13 @@ def test_no_tensor_outgrows_the_bound(tokens: int):
     assert largest.elements == 500
 
 
+def test_a_bound_below_one_row_means_row_by_row():
+    tensors = inputs(10, vocabulary=50, widths=(1, 1))
+    with LargestTensor() as largest:
+        vocabulary_kl(*tensors, max_elements=1)
+    assert largest.elements == 50
+
+
 PEAKS = """
 import resource, torch
 from keel.functional import vocabulary_kl

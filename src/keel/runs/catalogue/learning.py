@@ -6,6 +6,7 @@ from keel.runs.catalogue.metric import (
     COUNT,
     MINIBATCHES,
     ROLLOUT,
+    ROWS,
     SETTING,
     UPDATE,
     Metric,
@@ -61,7 +62,7 @@ LOSSES = (
         "mean H(π)",
         "Positive; SB3's entropy_loss is its negative, averaged over all epochs, CleanRL's is the "
         "last minibatch; TRL's objective/entropy is summed over a sequence and not this.",
-        MINIBATCHES,
+        ROWS,
         "nats",
         healthy_note="note 001: falls slowly; note 004: above 0.5 with four actions",
         aliases=elsewhere(
@@ -217,10 +218,10 @@ ADVANTAGES = (
     *(_advantage(stat, "normalised") for stat in ("min", "max", "mean", "std")),
     Metric(
         "train/advantage_sign_flips",
-        "share of rows whose sign changes in normalising",
+        "number of rows whose sign changes in normalising",
         "Rows that were better than expected and are now pushed down, or the reverse.",
-        ROLLOUT,
-        "share",
+        COUNT,
+        "rows",
     ),
 )
 

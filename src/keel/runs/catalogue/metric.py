@@ -72,7 +72,7 @@ def half(name: str) -> Alias:
 WHOLE = "all valid rows of the update's rollout, after the update, in float64"
 LARGEST = f"mean over {WHOLE}; agents: the largest"
 ROWS = f"mean over {WHOLE}; agents: mean"
-MINIBATCHES = "mean over the minibatches of all epochs, weighted by rows; agents: mean"
+MINIBATCHES = "mean over the minibatches of all epochs; agents: mean"
 ROLLOUT = "all valid rows of the rollout, before the update; agents: mean"
 SETTING = "the value in force during the update"
 COUNT = "sum over the update; agents: sum"

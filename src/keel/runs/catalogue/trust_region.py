@@ -14,7 +14,8 @@ from keel.runs.catalogue.metric import (
 )
 
 ALARM = "over the update, written when it happens; agents: the most extreme"
-RATIO = f"over {WHOLE}; agents: the most extreme"
+RATIO = f"over {WHOLE}; agents: pooled"
+POOLED = f"mean over {WHOLE}; agents: pooled"
 
 DIVERGENCES = (
     Metric(
@@ -49,7 +50,7 @@ DIVERGENCES = (
         "train/kl_p99",
         "99th percentile of KL(π_old‖π_new)",
         "How far the policy moved in its most changed states, one in a hundred.",
-        f"percentile over {WHOLE}; agents: the largest",
+        f"percentile over {WHOLE}; agents: pooled",
         "nats",
     ),
     Metric(
@@ -64,7 +65,7 @@ DIVERGENCES = (
         "train/kl_approx",
         "mean k3 = r − 1 − log r",
         "The k3 estimate over the very rows of kl_exact, so that the two can be compared.",
-        LARGEST,
+        POOLED,
         "nats",
         aliases=elsewhere(notes="train/kl_approx"),
     ),
@@ -100,7 +101,7 @@ DIVERGENCES = (
         "mean k1 = −log r",
         "Unbiased and noisy: it can be negative, and near 0 while the policy moves. CleanRL's "
         "is the last minibatch, verl's the mean over micro-batches.",
-        "mean over the minibatches of the last epoch; agents: mean",
+        POOLED,
         "nats",
         aliases=elsewhere(
             cleanrl="losses/old_approx_kl",
@@ -272,7 +273,7 @@ RATIOS = (
         "mean r",
         "1 in expectation whatever the step, so it shows sampling faults and not the step's size; "
         "TRL's is over epochs and minibatches, padding included.",
-        ROWS,
+        POOLED,
         aliases=elsewhere(trl="val/ratio"),
     ),
     Metric(
@@ -288,7 +289,7 @@ RATIOS = (
         "train/effective_sample_size",
         "(Σr)² / (n Σr²)",
         "Kish's, as a share of the rows: 1 when all ratios are equal.",
-        "over all valid rows, after the update; agents: the smallest",
+        RATIO,
         "share",
     ),
     Metric(

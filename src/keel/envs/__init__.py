@@ -1,0 +1,49 @@
+"""Environments: Gymnasium, EnvPool and the ALE behind one protocol, numpy on the hot path."""
+
+from keel.envs.atari import AtariOptions
+from keel.envs.check import check_env
+from keel.envs.faults import (
+    BadStepError,
+    ClosedEnvError,
+    EnvError,
+    EnvFaultError,
+    EnvHungError,
+    EnvRaisedError,
+    EnvWarning,
+    MissingExtraError,
+    UnknownEnvError,
+    UnsupportedSpaceError,
+    WorkerDiedError,
+)
+from keel.envs.guard import Guarded
+from keel.envs.make import make_envs
+from keel.envs.normalize import ObsNormaliser, RewardNormaliser, RunningMoments
+from keel.envs.protocol import Envs, Obs, Step
+from keel.envs.seeding import env_seeds
+from keel.envs.vector import VectorEnvs
+
+__all__ = [
+    "AtariOptions",
+    "BadStepError",
+    "ClosedEnvError",
+    "EnvError",
+    "EnvFaultError",
+    "EnvHungError",
+    "EnvRaisedError",
+    "EnvWarning",
+    "Envs",
+    "Guarded",
+    "MissingExtraError",
+    "Obs",
+    "ObsNormaliser",
+    "RewardNormaliser",
+    "RunningMoments",
+    "Step",
+    "UnknownEnvError",
+    "UnsupportedSpaceError",
+    "VectorEnvs",
+    "WorkerDiedError",
+    "check_env",
+    "env_seeds",
+    "make_envs",
+]

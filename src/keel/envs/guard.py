@@ -1,0 +1,198 @@
+"""The gate between environments and storage: what is broken is refused before it is kept.
+
+On by default. A healthy step costs one sum per array; only a failed test looks for the row.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from keel.envs.faults import BadStepError, ClosedEnvError, EnvError, EnvWarning
+from keel.envs.protocol import Autoreset, Envs, Obs, Saved, Step
+from keel.envs.spaces import MASK
+
+
+class Guarded:
+    """`Envs` whose every observation, reward, mask and action was looked at."""
+
+    def __init__(self, envs: Envs) -> None:
+        self.envs = envs
+        self._fields = fields_of(envs.observation_space)
+        self._bounds = {key: bounds_of(space) for key, space in self._fields.items()}
+        self._largest = _largest(envs.action_space)
+        self._step = 0
+        self._state = "made"
+
+    @property
+    def num_envs(self) -> int:
+        return self.envs.num_envs
+
+    @property
+    def observation_space(self) -> gymnasium.Space[Any]:
+        return self.envs.observation_space
+
+    @property
+    def action_space(self) -> gymnasium.Space[Any]:
+        return self.envs.action_space
+
+    @property
+    def backend(self) -> str:
+        return self.envs.backend
+
+    @property
+    def autoreset(self) -> Autoreset:
+        return self.envs.autoreset
+
+    @property
+    def restarts(self) -> int:
+        """How many workers were started again (async backend)."""
+        return int(getattr(self.envs, "restarts", 0))
+
+    def reset(self, seed: int) -> Obs:
+        if self._state == "closed":
+            raise ClosedEnvError("reset after close: make the environments again")
+        self._step = 0
+        obs: Obs = self._watched(self.envs.reset, seed)
+        self._check_obs(obs, self.num_envs, None)
+        self._state = "running"
+        return obs
+
+    def step(self, action: np.ndarray) -> Step:
+        if self._state != "running":
+            raise ClosedEnvError(
+                "step after close: make the environments again"
+                if self._state == "closed"
+                else "step before reset: call reset(seed) first"
+            )
+        self._step += 1
+        self._check_action(action)
+        step: Step = self._watched(self.envs.step, action)
+        self._check_obs(step.obs, self.num_envs, None)
+        self._check_finite("reward", step.reward, None)
+        if step.final_obs is not None:
+            index, final = step.final_obs
+            self._check_obs(final, len(index), index)
+        return step
+
+    def close(self) -> None:
+        """Closing twice is harmless."""
+        if self._state != "closed":
+            self._state = "closed"
+            self.envs.close()
+
+    def save(self) -> Saved | None:
+        saved = self.envs.save()
+        return None if saved is None else (saved[0], saved[1] | {"guard_step": self._step})
+
+    def load(self, arrays: Mapping[str, np.ndarray], data: Mapping[str, Any]) -> None:
+        self.envs.load(arrays, data)
+        self._step = int(data["guard_step"])
+        self._state = "running"
+
+    def _watched(self, call: Any, argument: Any) -> Any:
+        """A failed environment is of no use any more: close it, and what is beside it."""
+        try:
+            return call(argument)
+        except EnvError:
+            self.close()
+            raise
+
+    def _check_obs(self, obs: Obs, rows: int, index: np.ndarray | None) -> None:
+        for key, space in self._fields.items():
+            array = obs[key]
+            shape = (rows, *(space.shape or ()))
+            if array.shape != shape:
+                raise self._bad(f"{key}: expected shape {list(shape)}, got {list(array.shape)}")
+            if array.dtype != space.dtype:
+                raise self._bad(f"{key}: expected dtype {space.dtype}, got {array.dtype}")
+            if array.dtype.kind == "f":
+                self._check_finite(key, array, index)
+            if self._bounds[key] is not None:
+                self._check_bounds(key, array)
+        if MASK in obs:
+            self._check_mask(obs[MASK], index)
+
+    def _check_finite(self, name: str, array: np.ndarray, index: np.ndarray | None) -> None:
+        if np.isfinite(np.add.reduce(array, axis=None, dtype=np.float64)):
+            return
+        broken = ~np.isfinite(array)
+        if not broken.any():
+            return  # only the sum was too large
+        where = np.argwhere(broken)[0]
+        row = int(where[0]) if index is None else int(index[where[0]])
+        at = f" at {where[1:].tolist()}" if where.size > 1 else ""
+        raise self._bad(f"{name} is {array[tuple(where)]}{at}", row)
+
+    def _check_bounds(self, key: str, array: np.ndarray) -> None:
+        low, high = self._bounds[key] or (array, array)
+        outside = (array < low) | (array > high)
+        if not outside.any():
+            return
+        self._bounds[key] = None  # once is enough
+        where = tuple(np.argwhere(outside)[0].tolist())
+        warnings.warn(
+            f"environment {where[0]}, step {self._step}: {key} at {list(where[1:])} is "
+            f"{array[where]}, outside the bounds that its space declares; this is said once",
+            EnvWarning,
+            stacklevel=4,
+        )
+
+    def _check_mask(self, mask: np.ndarray, index: np.ndarray | None) -> None:
+        if mask.dtype != bool or mask.ndim != 2:
+            raise self._bad(f"{MASK}: expected bool [N, A], got {mask.dtype} {list(mask.shape)}")
+        legal = mask.any(1)
+        if not legal.all():
+            row = int(np.argmin(legal))
+            raise self._bad(
+                f"{MASK} forbids every action", row if index is None else int(index[row])
+            )
+
+    def _check_action(self, action: np.ndarray) -> None:
+        shape = (self.num_envs, *(self.action_space.shape or ()))
+        if not isinstance(action, np.ndarray) or action.shape != shape:
+            got = list(action.shape) if isinstance(action, np.ndarray) else type(action).__name__
+            raise self._bad(f"action: expected an array of shape {list(shape)}, got {got}")
+        if self._largest is None:
+            self._check_finite("action", action, None)
+            return
+        if action.dtype.kind not in "iub":
+            raise self._bad(f"action: expected integers, got {action.dtype}")
+        if action.size and (action.min() < 0 or (action > self._largest).any()):
+            wrong = np.argwhere((action < 0) | (action > self._largest))[0]
+            raise self._bad(
+                f"action is {action[tuple(wrong)]}, expected 0 to {self._largest}", int(wrong[0])
+            )
+
+    def _bad(self, what: str, row: int | None = None) -> BadStepError:
+        where = "" if row is None else f"environment {row}, "
+        return BadStepError(f"{where}step {self._step}: {what} ({self.backend})")
+
+
+def fields_of(space: gymnasium.Space[Any]) -> dict[str, gymnasium.Space[Any]]:
+    """The single observation space by the keys of `Obs`."""
+    return dict(space.items()) if isinstance(space, spaces.Dict) else {"obs": space}
+
+
+def bounds_of(space: gymnasium.Space[Any]) -> tuple[np.ndarray, np.ndarray] | None:
+    """Declared bounds with room for rounding; None where they forbid nothing."""
+    if not isinstance(space, spaces.Box) or space.dtype == np.uint8:
+        return None
+    if not (np.isfinite(space.low).any() or np.isfinite(space.high).any()):
+        return None
+    room = [1e-5 * np.maximum(1.0, np.abs(bound)) for bound in (space.low, space.high)]
+    return (space.low - room[0]).astype(space.dtype), (space.high + room[1]).astype(space.dtype)
+
+
+def _largest(space: gymnasium.Space[Any]) -> np.ndarray | int | None:
+    """The largest legal action, `[]` or `[K]`; None where actions are real numbers."""
+    if isinstance(space, spaces.Discrete):
+        return int(space.n) - 1
+    if isinstance(space, spaces.MultiDiscrete):
+        return np.asarray(space.nvec - 1)
+    return 1 if isinstance(space, spaces.MultiBinary) else None

@@ -1,0 +1,275 @@
+"""`make_envs`: a name in, environments on the fastest backend that fits out."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+
+from keel.envs.atari import AtariEnvs, AtariOptions
+from keel.envs.faults import EnvError, EnvWarning, MissingExtraError
+from keel.envs.guard import Guarded
+from keel.envs.lanes import Env
+from keel.envs.names import atari_game, find_spec, unknown
+from keel.envs.pool import PoolEnvs, import_envpool
+from keel.envs.protocol import Autoreset, Envs
+from keel.envs.sync import SyncEnvs
+from keel.envs.vector import VectorEnvs
+from keel.envs.workers import AsyncEnvs
+from keel.errors import InputError, choose
+
+Backend = Literal["auto", "vector", "sync", "async", "envpool", "ale"]
+BACKENDS = ("auto", "vector", "sync", "async", "envpool", "ale")
+SLOW_STEP = 1e-3
+"""Seconds: from here on a step is worth the way to another process (about 0.1 ms)."""
+
+
+@dataclass(frozen=True)
+class EnvFactory:
+    """Makes one environment; can be sent to another process."""
+
+    spec: EnvSpec
+    kwargs: Mapping[str, Any]
+    wrappers: tuple[Callable[[Env], Env], ...] = ()
+
+    def __call__(self) -> Env:
+        # the guard and the lanes check what Gymnasium's passive checker would, in every step
+        env: Env = gymnasium.make(self.spec, disable_env_checker=True, **self.kwargs)
+        for wrapper in self.wrappers:
+            env = wrapper(env)
+        return env
+
+
+@dataclass(frozen=True)
+class _Request:
+    """The arguments of `make_envs`, as the backends need them."""
+
+    env_id: str
+    num_envs: int
+    seed: int
+    kwargs: Mapping[str, Any]
+    wrappers: tuple[Callable[[Env], Env], ...]
+    autoreset: Autoreset
+    threads: int
+    timeout: float
+    restart_workers: int
+    atari: AtariOptions
+
+
+def make_envs(
+    env_id: str,
+    num_envs: int,
+    *,
+    backend: Backend = "auto",
+    seed: int,
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[Callable[[Env], Env]] = (),
+    autoreset: Autoreset = "next_step",
+    guard: bool = True,
+    threads: int | None = None,
+    timeout: float = 60.0,
+    restart_workers: int = 0,
+    atari: AtariOptions | None = None,
+) -> Envs:
+    """`num_envs` environments called `env_id`; call `reset(seed)` before the first step.
+
+    `backend="auto"` takes, in this order: the ALE's vector for Atari (EnvPool if only that is
+    installed), Gymnasium's vector entry point, EnvPool for MuJoCo and for names that only EnvPool
+    knows, worker processes where one step takes longer than a millisecond, and one process
+    otherwise. `envs.backend` says which it became; a detour is told by an `EnvWarning`.
+
+    Args:
+        env_id: a Gymnasium id, `module:Name-v0`, an Atari alias (`Breakout`) or an EnvPool task.
+        seed: for backends that are seeded when they are made; otherwise `reset` decides.
+        env_kwargs: for the environment, `max_episode_steps` included.
+        wrappers: Gymnasium wrappers for each environment; sync and async only.
+        autoreset: `same_step` is offered by sync and async.
+        guard: refuse broken observations, rewards, masks and actions (`keel.envs.Guarded`).
+        threads: threads of EnvPool and ALE, processes of async; default one per core.
+        timeout: seconds that a worker may take for one step.
+        restart_workers: how many dead or hung workers may be replaced before it is an error.
+        atari: how Atari games are shown.
+
+    >>> envs = make_envs("CartPole-v1", 2, seed=0)
+    >>> envs.backend, envs.reset(0)["obs"].shape
+    ('gymnasium vector', (2, 4))
+    """
+    choose("backend", backend, BACKENDS)
+    choose("autoreset", autoreset, ("next_step", "same_step"))
+    if num_envs < 1:
+        raise InputError(f"num_envs: expected at least 1, got {num_envs}")
+    if threads is not None and threads < 1:
+        raise InputError(f"threads: expected at least 1, got {threads}")
+    request = _Request(
+        env_id=env_id,
+        num_envs=num_envs,
+        seed=seed,
+        kwargs=dict(env_kwargs or {}),
+        wrappers=tuple(wrappers),
+        autoreset=autoreset,
+        threads=min(num_envs, threads or _cores()),
+        timeout=timeout,
+        restart_workers=restart_workers,
+        atari=atari or AtariOptions(),
+    )
+    envs = _auto(request) if backend == "auto" else _make(backend, request)
+    return Guarded(envs) if guard else envs
+
+
+def _make(backend: str, request: _Request) -> Envs:
+    plain = backend not in ("sync", "async")
+    if plain and request.wrappers:
+        raise InputError(f"wrappers: need backend sync or async, not {backend}")
+    if plain and request.autoreset == "same_step":
+        raise InputError(f"autoreset: same_step needs backend sync or async, not {backend}")
+    if backend == "ale":
+        game = atari_game(request.env_id)
+        if game is None:
+            raise InputError(f"backend: ale plays Atari games, not {request.env_id}")
+        return AtariEnvs(game, request.num_envs, threads=request.threads, options=request.atari)
+    if backend == "envpool":
+        return _envpool(request)
+    with _translated(request.env_id):
+        if backend == "vector":
+            return _vector(request)
+        factory = _factory(request)
+        if backend == "sync":
+            return SyncEnvs(factory, request.num_envs, request.autoreset)
+        return AsyncEnvs(
+            factory,
+            request.num_envs,
+            autoreset=request.autoreset,
+            workers=request.threads,
+            timeout=request.timeout,
+            restarts=request.restart_workers,
+        )
+
+
+def _auto(request: _Request) -> Envs:
+    own_process = bool(request.wrappers) or request.autoreset == "same_step"
+    if atari_game(request.env_id) is not None and not own_process:
+        return _make(
+            "ale" if _installed("ale_py") or not _installed("envpool") else "envpool", request
+        )
+    spec = find_spec(request.env_id)
+    if spec is None:
+        if _installed("envpool") and request.env_id in import_envpool("").list_all_envs():
+            return _make("envpool", request)
+        raise unknown(request.env_id)
+    if spec.vector_entry_point is not None and not own_process:
+        try:
+            return _make("vector", request)
+        except Exception as error:
+            _tell(request, f"its vector entry point failed ({error}); stepping one by one")
+    elif str(spec.entry_point).startswith("gymnasium.envs.mujoco") and not own_process:
+        envs = _mujoco(request)
+        if envs is not None:
+            return envs
+    return _make("async" if _is_slow(request) else "sync", request)
+
+
+def _mujoco(request: _Request) -> Envs | None:
+    if not _installed("envpool"):
+        _tell(request, 'three times as fast with pip install "keel-rl[envpool]"')
+        return None
+    if request.env_id not in import_envpool("").list_all_envs():
+        return None
+    try:
+        return _make("envpool", request)
+    except (InputError, TypeError, AssertionError) as error:
+        _tell(request, f"EnvPool cannot take it as asked ({error}); using Gymnasium")
+        return None
+
+
+def _envpool(request: _Request) -> Envs:
+    game = atari_game(request.env_id)
+    task = request.env_id if game is None else f"{game}-v5"
+    envpool = import_envpool(request.env_id)
+    if task not in envpool.list_all_envs():
+        raise unknown(request.env_id, envpool.list_all_envs())
+    options = {**({} if game is None else request.atari.for_envpool()), **request.kwargs}
+    known = envpool.make_spec(task)._config_keys
+    strange = sorted(set(options) - set(known))
+    if strange:
+        raise InputError(f"env_kwargs: EnvPool's {task} does not know {', '.join(strange)}")
+    return PoolEnvs(
+        task,
+        request.num_envs,
+        seed=request.seed,
+        threads=request.threads,
+        options=options,
+        clip_reward=game is not None and request.atari.clip_reward,
+    )
+
+
+def _vector(request: _Request) -> Envs:
+    spec = find_spec(request.env_id)
+    if spec is None or spec.vector_entry_point is None:
+        raise InputError(f"backend: {request.env_id} has no vector entry point; use sync or async")
+    venv = gymnasium.make_vec(
+        spec, request.num_envs, vectorization_mode="vector_entry_point", **request.kwargs
+    )
+    return VectorEnvs(venv)
+
+
+def _factory(request: _Request) -> EnvFactory:
+    game = atari_game(request.env_id)
+    spec = find_spec(request.env_id if game is None else f"ALE/{game}-v5")
+    if spec is None:
+        raise unknown(request.env_id)
+    return EnvFactory(spec, request.kwargs, request.wrappers)
+
+
+def _is_slow(request: _Request) -> bool:
+    """Time a few random steps of one environment, for at most a fraction of a second."""
+    if min(request.num_envs, request.threads) < 2:
+        return False
+    with _translated(request.env_id):
+        env = _factory(request)()
+    try:
+        env.reset(seed=0)
+        env.action_space.seed(0)
+        taken, begin = 0, time.perf_counter()
+        while taken < 20 and time.perf_counter() - begin < 0.2:
+            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+            taken += 1
+            if terminated or truncated:
+                break
+        return time.perf_counter() - begin > SLOW_STEP * taken
+    except Exception:
+        return False  # the real environments will say what is wrong, and where
+    finally:
+        env.close()
+
+
+@contextmanager
+def _translated(env_id: str) -> Iterator[None]:
+    """Gymnasium's complaint about a missing package, as one line with the command."""
+    try:
+        yield
+    except gymnasium.error.DependencyNotInstalled as error:
+        if "mujoco" in str(error).lower():
+            raise MissingExtraError(env_id, "mujoco") from error
+        raise EnvError(f"{env_id}: {error}") from error
+
+
+def _tell(request: _Request, what: str) -> None:
+    warnings.warn(f"{request.env_id}: {what}", EnvWarning, stacklevel=5)
+
+
+def _installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,65 @@
+"""Names of environments: Atari aliases, the Gymnasium registry, and suggestions for typos."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import re
+import warnings
+from collections.abc import Iterable
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+
+from keel.envs.faults import EnvError, UnknownEnvError
+
+ATARI_GAMES = """
+Adventure AirRaid Alien Amidar Assault Asterix Asteroids Atlantis BankHeist BattleZone BeamRider
+Berzerk Bowling Boxing Breakout Carnival Centipede ChopperCommand CrazyClimber Defender DemonAttack
+DoubleDunk ElevatorAction Enduro FishingDerby Freeway Frostbite Gopher Gravitar Hero IceHockey
+Jamesbond JourneyEscape Kangaroo Krull KungFuMaster MontezumaRevenge MsPacman NameThisGame Phoenix
+Pitfall Pong Pooyan PrivateEye Qbert Riverraid RoadRunner Robotank Seaquest Skiing Solaris
+SpaceInvaders StarGunner Tennis TimePilot Tutankham UpNDown Venture VideoPinball WizardOfWor
+YarsRevenge Zaxxon
+""".split()  # noqa: SIM905
+"""Games with an alias of their own; any other game of the ALE goes by `ALE/Name-v5`."""
+
+
+def atari_game(env_id: str) -> str | None:
+    """The game of `Breakout` or `ALE/Breakout-v5`, as `Breakout`; None for anything else."""
+    if env_id in ATARI_GAMES:
+        return env_id
+    match = re.fullmatch(r"ALE/(\w+)-v5", env_id)
+    return match[1] if match else None
+
+
+def find_spec(env_id: str) -> EnvSpec | None:
+    """The registered environment, or None; `module:Name-v0` imports the module first."""
+    module, _, name = env_id.rpartition(":")
+    if name.startswith("ALE/") and importlib.util.find_spec("ale_py") is not None:
+        module = "ale_py"  # importing it registers its games
+    if module:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise EnvError(f"{env_id}: cannot import {module!r}: {error}") from error
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a newer version exists: the user chose this one
+            return gymnasium.spec(name)
+    except gymnasium.error.Error:
+        return None
+
+
+def unknown(env_id: str, more: Iterable[str] = ()) -> UnknownEnvError:
+    """The error for a name that nobody knows, with up to three near names."""
+    known = sorted({*gymnasium.registry, *ATARI_GAMES, *more})
+    lowered = {name.lower(): name for name in reversed(known)}
+    near = difflib.get_close_matches(env_id.lower(), lowered, n=3, cutoff=0.5)
+    hint = f"; did you mean {', '.join(lowered[name] for name in near)}?" if near else ""
+    return UnknownEnvError(
+        f"no environment is called {env_id!r}{hint} "
+        "An environment of your own is registered with gymnasium.register before it is used, "
+        "or named as module:Name-v0"
+    )

@@ -1,0 +1,213 @@
+"""Normalisation of observations and rewards, as values: nothing changes behind one's back.
+
+The statistics are frozen while a rollout is collected and while it is learned from, and change only
+where a new normaliser is asked for. So the replay of a rollout sees what its sampling saw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from keel.envs.protocol import Obs
+from keel.errors import InputError, ShapeError
+
+
+class RunningMoments(NamedTuple):
+    """Weight `[]`, mean `[*shape]` and sum of squared deviations `[*shape]`, float64.
+
+    The numpy twin of `keel.functional.Moments`; a test holds them together.
+    """
+
+    weight: np.ndarray
+    mean: np.ndarray
+    deviations: np.ndarray
+
+    @property
+    def variance(self) -> np.ndarray:
+        """The population variance; 1 before anything was seen, so that dividing is harmless."""
+        if self.weight <= 0:
+            return np.ones_like(self.mean)
+        return np.asarray(self.deviations / self.weight)
+
+    def absorb(self, batch: np.ndarray, weight: np.ndarray | None = None) -> RunningMoments:
+        """With `batch` `[*lead, *shape]`; rows whose `weight` `[*lead]` is 0 do not exist."""
+        shape = self.mean.shape
+        lead = batch.shape[: batch.ndim - len(shape)]
+        if lead + shape != batch.shape or (weight is not None and weight.shape != lead):
+            raise ShapeError(
+                f"batch: expected [*lead, *{list(shape)}] with weight [*lead], got "
+                f"{list(batch.shape)}" + ("" if weight is None else f" with {list(weight.shape)}")
+            )
+        rows = batch.reshape(-1, *shape)
+        if weight is not None:
+            rows = rows[weight.reshape(-1) > 0]
+        rows = rows.astype(np.float64)
+        amount = np.ones(len(rows)) if weight is None else weight[weight > 0].astype(np.float64)
+        total = amount.sum()
+        if total == 0:
+            return self
+        mean = np.tensordot(amount, rows, 1) / total
+        deviations = np.tensordot(amount, (rows - mean) ** 2, 1)
+        # two samples as one (Chan, Golub and LeVeque 1979)
+        both = self.weight + total
+        gap, share = mean - self.mean, total / both
+        return RunningMoments(
+            np.asarray(both),
+            self.mean + gap * share,
+            self.deviations + deviations + gap * gap * self.weight * share,
+        )
+
+
+def no_moments(shape: tuple[int, ...] = ()) -> RunningMoments:
+    """The state before the first batch."""
+    return RunningMoments(np.zeros(()), np.zeros(shape), np.zeros(shape))
+
+
+@dataclass(frozen=True, eq=False)
+class ObsNormaliser:
+    """(x − mean) / √(variance + ε), clipped, for every float32 key; other keys pass unchanged.
+
+    Pixels, counted observations and masks have no entry in `moments`.
+    """
+
+    moments: Mapping[str, RunningMoments]
+    clip: float = 10.0
+    epsilon: float = 1e-8
+    _scaling: Mapping[str, tuple[np.ndarray, np.ndarray]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        scaling = {
+            key: (
+                known.mean.astype(np.float32),
+                (1.0 / np.sqrt(known.variance + self.epsilon)).astype(np.float32),
+            )
+            for key, known in self.moments.items()
+        }
+        object.__setattr__(self, "_scaling", scaling)
+
+    @classmethod
+    def for_space(cls, space: gymnasium.Space[Any], clip: float = 10.0) -> ObsNormaliser:
+        """For `envs.observation_space`."""
+        fields = dict(space.items()) if isinstance(space, spaces.Dict) else {"obs": space}
+        floats = {key: inner for key, inner in fields.items() if inner.dtype == np.float32}
+        return cls({key: no_moments(inner.shape or ()) for key, inner in floats.items()}, clip)
+
+    def apply(self, obs: Obs) -> Obs:
+        """Observations `[*lead, *shape]` as float32 of the same shape; the input is untouched."""
+        out = dict(obs)
+        for key, (mean, inverse) in self._scaling.items():
+            array = obs[key] - mean
+            array *= inverse
+            np.minimum(array, self.clip, out=array)
+            np.maximum(array, -self.clip, out=array)
+            out[key] = array
+        return out
+
+    def absorb(self, batch: Obs, weight: np.ndarray | None = None) -> ObsNormaliser:
+        """A new normaliser that has also seen `batch` `[T, N, *shape]`, raw, not normalised.
+
+        `weight` `[T, N]` is 0 for rows that do not count.
+        """
+        seen = {key: known.absorb(batch[key], weight) for key, known in self.moments.items()}
+        return replace(self, moments=seen)
+
+    def export(self) -> dict[str, np.ndarray]:
+        """The statistics as float64 arrays; `restore` is the inverse."""
+        return {
+            f"{key}.{name}": np.array(value)
+            for key, known in self.moments.items()
+            for name, value in known._asdict().items()
+        }
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> ObsNormaliser:
+        """A normaliser like this one with the statistics of `state`."""
+        return replace(
+            self, moments={key: _restored(known, state, key) for key, known in self.moments.items()}
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class RewardNormaliser:
+    """Rewards over the standard deviation of their discounted sum, so that returns are of size 1.
+
+    With R ← γ R + r along an episode, the reward becomes r / √(Var R + ε). The mean is not
+    subtracted: that would change which behaviour is best.
+    """
+
+    total: np.ndarray
+    """`[N]` float64: R of the episode that is under way."""
+    moments: RunningMoments
+    gamma: float = 0.99
+    clip: float | None = 10.0
+    epsilon: float = 1e-8
+
+    @classmethod
+    def for_envs(
+        cls, num_envs: int, gamma: float = 0.99, clip: float | None = 10.0
+    ) -> RewardNormaliser:
+        return cls(np.zeros(num_envs), no_moments(), gamma, clip)
+
+    def apply_rollout(
+        self, reward: np.ndarray, done: np.ndarray, weight: np.ndarray | None = None
+    ) -> tuple[np.ndarray, RewardNormaliser]:
+        """Normalise a whole rollout by one scale, which includes the rollout itself.
+
+        Args:
+            reward: `[T, N]`, raw.
+            done: `[T, N]` bool: the episode ended with this row, in either way.
+            weight: `[T, N]`: 0 for rows that do not count; they are as if they were not there.
+
+        Returns:
+            float32 `[T, N]` and the new state.
+        """
+        if reward.shape != done.shape or reward.shape[1:] != self.total.shape:
+            raise ShapeError(
+                f"reward: expected [T, {len(self.total)}] like done, got {list(reward.shape)} "
+                f"and {list(done.shape)}"
+            )
+        sums = np.empty(reward.shape, dtype=np.float64)
+        total, counts = self.total, None if weight is None else weight > 0
+        for row in range(len(reward)):
+            here = total * self.gamma + reward[row]
+            if counts is not None:
+                here = np.where(counts[row], here, total)
+            sums[row] = here
+            ends = done[row] if counts is None else done[row] & counts[row]
+            total = np.where(ends, 0.0, here)
+        moments = self.moments.absorb(sums, weight)
+        scaled = reward / np.sqrt(moments.variance + self.epsilon)
+        if self.clip is not None:
+            scaled = np.clip(scaled, -self.clip, self.clip)
+        return scaled.astype(np.float32), replace(self, total=total, moments=moments)
+
+    def export(self) -> dict[str, np.ndarray]:
+        """The state as float64 arrays; `restore` is the inverse."""
+        moments = {name: np.array(value) for name, value in self.moments._asdict().items()}
+        return {"total": self.total.copy(), **{f"return.{k}": v for k, v in moments.items()}}
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> RewardNormaliser:
+        """A normaliser like this one with the statistics of `state`."""
+        total = np.array(state["total"], dtype=np.float64)
+        if total.shape != self.total.shape:
+            raise InputError(f"total: expected {list(self.total.shape)}, got {list(total.shape)}")
+        return replace(self, total=total, moments=_restored(self.moments, state, "return"))
+
+
+def _restored(like: RunningMoments, state: Mapping[str, np.ndarray], key: str) -> RunningMoments:
+    names = [f"{key}.{name}" for name in like._fields]
+    missing = [name for name in names if name not in state]
+    if missing:
+        raise InputError(f"the state of a normaliser lacks {', '.join(missing)}")
+    found = RunningMoments(*(np.array(state[name], dtype=np.float64) for name in names))
+    if found.mean.shape != like.mean.shape:
+        raise InputError(
+            f"{key}: expected statistics of shape {list(like.mean.shape)}, "
+            f"got {list(found.mean.shape)}"
+        )
+    return found

@@ -1,0 +1,99 @@
+"""What runs in a worker process of the async backend: some lanes, on shared memory.
+
+The parent sends one byte per step; actions and results travel through the shared memory. A worker
+never outlives its parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from keel.envs.faults import BadStepError, EnvRaisedError
+from keel.envs.lanes import Lanes
+
+STEP, RESET, CLOSE, DONE, FAILED = b"s", b"r", b"c", b"k", b"e"
+
+
+class Post(NamedTuple):
+    """Where a worker stands: its number, and its environments `first … last − 1`."""
+
+    number: int
+    first: int
+    last: int
+
+
+def serve(pipe: Connection, payload: bytes, memory: Any, post: Post, main_thread: bool) -> None:
+    """The body of a worker: make the environments, then answer until told to stop."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # many workers share the cores
+    _die_with_parent(main_thread)
+    try:
+        lanes = _build(payload, memory, post)
+        pipe.send_bytes(DONE)
+    except BaseException:
+        _report(pipe, EnvRaisedError("raised while it was made", post.first, -1, 0, _trace()))
+        return
+    try:
+        while (message := pipe.recv_bytes()) != CLOSE:
+            try:
+                if message == STEP:
+                    lanes.step()
+                else:
+                    lanes.reset(np.frombuffer(message[1:], dtype=np.int64).tolist())
+                pipe.send_bytes(DONE)
+            except (BadStepError, EnvRaisedError) as error:
+                _report(pipe, error)
+    except (EOFError, OSError):
+        pass  # the parent is gone
+    finally:
+        for env in lanes.envs:
+            env.close()
+
+
+def _build(payload: bytes, memory: Any, post: Post) -> Lanes:
+    import cloudpickle  # type: ignore[import-untyped]
+
+    factory, plan, autoreset = cloudpickle.loads(payload)
+    buffers = plan.buffers(memory).rows(post.first, post.last)
+    progress = np.ndarray(1, np.int64, buffer=memory, offset=plan.nbytes + 8 * post.number)
+    envs = [factory() for _ in range(post.first, post.last)]
+    return Lanes(envs, plan.layout, buffers, autoreset, post.first, progress)
+
+
+def _report(pipe: Connection, error: Exception) -> None:
+    fault: list[Any] = [str(error)]
+    if isinstance(error, EnvRaisedError):
+        fault = [error.what, error.index, error.seed, error.step, error.detail]
+    pipe.send_bytes(FAILED + json.dumps(fault).encode())
+
+
+def _trace() -> str:
+    return traceback.format_exc()
+
+
+def _die_with_parent(main_thread: bool) -> None:
+    """Two nets: the kernel's signal, and a thread that waits for the parent's end."""
+    if sys.platform == "linux" and main_thread:
+        # The signal comes with the end of the *thread* that started us, so only the main one will
+        # do. It also reaches code that never returns to Python.
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_exit_after, args=(parent,), daemon=True).start()
+
+
+def _exit_after(parent: Any) -> None:
+    parent.join()
+    os._exit(1)

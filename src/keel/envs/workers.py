@@ -1,0 +1,254 @@
+"""Gymnasium environments in worker processes, with shared memory; failures have names.
+
+Workers are started with `spawn`: no lock or thread of the parent is copied into them. The memory
+has no name in the file system, so nothing is left behind however the parent ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from keel.envs.episodes import Episodes
+from keel.envs.faults import (
+    BadStepError,
+    ClosedEnvError,
+    EnvError,
+    EnvHungError,
+    EnvRaisedError,
+    WorkerDiedError,
+)
+from keel.envs.lanes import Env, Plan, read_obs, read_step
+from keel.envs.protocol import Autoreset, Obs, Saved, Step
+from keel.envs.seeding import env_seeds
+from keel.envs.spaces import action_layout, observation_layout
+from keel.envs.worker import CLOSE, DONE, RESET, STEP, Post, serve
+
+START_TIMEOUT = 120.0
+"""Seconds for a worker to import what it needs and to make its environments."""
+
+
+class Worker(NamedTuple):
+    """A process, the parent's end of its pipe, and what it looks after."""
+
+    process: BaseProcess
+    pipe: Connection
+    post: Post
+
+
+class AsyncEnvs:
+    """`num_envs` environments made by `factory`, spread over `workers` processes.
+
+    A worker that dies or hangs is replaced up to `restarts` times: its environments begin new
+    episodes, and the rows of that step are both `ignored` and `truncated`. Then, or when an
+    environment raises, all workers are closed and the error names environment, seed and step.
+    """
+
+    backend = "gymnasium async"
+
+    def __init__(
+        self,
+        factory: Callable[[], Env],
+        num_envs: int,
+        *,
+        autoreset: Autoreset = "next_step",
+        workers: int = 1,
+        timeout: float = 60.0,
+        restarts: int = 0,
+    ) -> None:
+        import cloudpickle  # type: ignore[import-untyped]
+
+        model = factory()  # for its spaces only
+        layout = observation_layout(model.observation_space)
+        self._actions = action_layout(model.action_space)
+        model.close()
+        self.num_envs, self.autoreset, self.restarts = num_envs, autoreset, 0
+        self.observation_space, self.action_space = layout.space, self._actions.space
+        self._timeout, self._allowed = timeout, restarts
+        self._plan = Plan(layout, self._actions, num_envs)
+        self._payload = cloudpickle.dumps((factory, self._plan, autoreset))
+        self._context = multiprocessing.get_context("spawn")
+        self._memory = self._context.RawArray("B", self._plan.nbytes + 8 * workers)
+        self._buffers = self._plan.buffers(self._memory)
+        self._progress = np.ndarray(
+            workers, np.int64, buffer=self._memory, offset=self._plan.nbytes
+        )
+        self._episodes = Episodes(num_envs)
+        self._seeds = [-1] * num_envs
+        self._seed, self._steps, self._busy = 0, 0, False
+        self._workers: list[Worker] = []
+        self._finalizer = weakref.finalize(self, _stop, self._workers)
+        edges = np.linspace(0, num_envs, workers + 1).astype(int).tolist()
+        for number in range(workers):
+            self._workers.append(self._start(Post(number, edges[number], edges[number + 1])))
+        for worker in self._workers:
+            self._await_start(worker)
+
+    def reset(self, seed: int) -> Obs:
+        self._seed, self._steps = seed, 0
+        self._seeds = env_seeds(seed, self.num_envs)
+        self._episodes.clear()
+        self._buffers.masked[:] = False
+        self._exchange(self._reset_message)
+        return read_obs(self._buffers, np.zeros(self.num_envs, dtype=bool))
+
+    def step(self, action: np.ndarray) -> Step:
+        self._buffers.action[:] = self._actions.encode(action)
+        self._steps += 1
+        for first, last in self._exchange(lambda post: STEP):
+            lost = np.arange(first, last)
+            self._buffers.reward[lost] = 0.0
+            self._buffers.terminated[lost] = False
+            self._buffers.truncated[lost] = self._buffers.ignored[lost] = True
+            self._episodes.drop(lost)
+        return read_step(self._buffers, self._episodes, self.autoreset)
+
+    def close(self) -> None:
+        self._finalizer()
+
+    def save(self) -> Saved | None:
+        return None  # the state lives in other processes
+
+    def load(self, arrays: Mapping[str, np.ndarray], data: Mapping[str, Any]) -> None:
+        raise NotImplementedError("async environments cannot be restored; `save` returned None")
+
+    def _reset_message(self, post: Post) -> bytes:
+        return RESET + np.array(self._seeds[post.first : post.last], dtype=np.int64).tobytes()
+
+    def _exchange(self, message: Callable[[Post], bytes]) -> list[tuple[int, int]]:
+        """Send to all, hear from all; the ranges of environments that had to be replaced."""
+        if not self._workers:
+            raise ClosedEnvError("the worker processes are closed: make the environments again")
+        if self._busy:
+            raise ClosedEnvError("a step was interrupted and its answers are lost: make new ones")
+        self._busy = True
+        waiting = {worker.pipe: worker for worker in self._workers}
+        faults: dict[int, EnvError] = {}
+        for worker in self._workers:
+            try:
+                worker.pipe.send_bytes(message(worker.post))
+            except OSError:
+                faults[worker.post.number] = self._death(waiting.pop(worker.pipe))
+        deadline = time.monotonic() + self._timeout
+        while waiting:
+            ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
+            for pipe in ready:
+                worker = waiting.pop(pipe)  # type: ignore[call-overload]
+                fault = self._hear(worker)
+                if fault is not None:
+                    faults[worker.post.number] = fault
+            if not ready:
+                for worker in waiting.values():
+                    faults[worker.post.number] = self._hang(worker)
+                waiting.clear()
+        replaced = [self._replace(number, fault) for number, fault in faults.items()]
+        self._busy = False
+        return replaced
+
+    def _hear(self, worker: Worker) -> EnvError | None:
+        try:
+            reply = worker.pipe.recv_bytes()
+        except (EOFError, OSError):
+            return self._death(worker)
+        return None if reply == DONE else _reported(reply)
+
+    def _death(self, worker: Worker) -> WorkerDiedError:
+        worker.process.join(5.0)
+        code = worker.process.exitcode
+        how = f"exited with code {code}"
+        if code is not None and code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+        index = self._at_work(worker)
+        what = f"lost its worker: process {worker.process.pid} {how}"
+        return WorkerDiedError(what, index, self._seeds[index], self._steps)
+
+    def _hang(self, worker: Worker) -> EnvHungError:
+        worker.process.kill()
+        worker.process.join()
+        index = self._at_work(worker)
+        what = f"gave no answer for {self._timeout:g} s; its worker was killed"
+        return EnvHungError(what, index, self._seeds[index], self._steps)
+
+    def _at_work(self, worker: Worker) -> int:
+        return int(
+            np.clip(self._progress[worker.post.number], worker.post.first, self.num_envs - 1)
+        )
+
+    def _replace(self, number: int, fault: EnvError) -> tuple[int, int]:
+        may = isinstance(fault, EnvHungError | WorkerDiedError) and self.restarts < self._allowed
+        if not may:
+            self.close()
+            raise fault
+        self.restarts += 1
+        old = self._workers[number]
+        old.pipe.close()
+        first, last = old.post.first, old.post.last
+        self._seeds[first:last] = env_seeds([self._seed, self.restarts], self.num_envs)[first:last]
+        worker = self._workers[number] = self._start(old.post)
+        self._await_start(worker)
+        worker.pipe.send_bytes(self._reset_message(worker.post))
+        hung = not worker.pipe.poll(self._timeout)
+        again = self._hang(worker) if hung else self._hear(worker)
+        return (first, last) if again is None else self._replace(number, again)
+
+    def _start(self, post: Post) -> Worker:
+        ours, theirs = self._context.Pipe()
+        main_thread = threading.current_thread() is threading.main_thread()
+        process = self._context.Process(
+            target=serve,
+            args=(theirs, self._payload, self._memory, post, main_thread),
+            name=f"keel-env-{post.first}-{post.last - 1}",
+            daemon=True,
+        )
+        process.start()
+        theirs.close()
+        self._progress[post.number] = post.first
+        return Worker(process, ours, post)
+
+    def _await_start(self, worker: Worker) -> None:
+        if worker.pipe.poll(max(START_TIMEOUT, self._timeout)):
+            fault = self._hear(worker)
+        else:
+            fault = self._hang(worker)
+        if fault is None:
+            return
+        self.close()
+        if isinstance(fault, WorkerDiedError):
+            raise WorkerDiedError(
+                f"could not be made: process {worker.process.pid} ended with code "
+                f"{worker.process.exitcode}",
+                *(fault.index, fault.seed, fault.step),
+                "A script that starts workers needs `if __name__ == '__main__':` around its body.",
+            )
+        raise fault
+
+
+def _reported(reply: bytes) -> EnvError:
+    fault = json.loads(reply[1:])
+    return BadStepError(*fault) if len(fault) == 1 else EnvRaisedError(*fault)
+
+
+def _stop(workers: list[Worker]) -> None:
+    """Ask all to stop, wait a moment, then make them."""
+    for worker in workers:
+        with contextlib.suppress(OSError):
+            worker.pipe.send_bytes(CLOSE)
+    deadline = time.monotonic() + 2.0
+    for worker in workers:
+        worker.process.join(max(0.0, deadline - time.monotonic()))
+        if worker.process.is_alive():
+            worker.process.kill()
+            worker.process.join()
+        worker.pipe.close()
+    workers.clear()

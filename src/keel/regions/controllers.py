@@ -1,0 +1,135 @@
+"""Controllers: what turns the knobs between updates. Pure: state in, state out.
+
+They read the KL that was *requested*; the one that was kept cannot show the trouble.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from keel.types import Knobs
+
+State = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What controllers see of an update."""
+
+    kl: float
+    """requested, the largest over agents"""
+    return_mean: float
+    """of the episodes that ended in the rollout; NaN if none did"""
+
+
+class Controller(Protocol):
+    """One adaptive rule."""
+
+    def init(self) -> State:
+        """Before the first update."""
+
+    def __call__(self, state: State, outcome: Outcome, knobs: Knobs) -> tuple[State, Knobs]:
+        """After an update: the new state, and the knobs for the next."""
+
+
+@dataclass(frozen=True)
+class AdaptivePenalty:
+    """Double the KL coefficient above 1.5 × target, halve it below target / 1.5 (PPO 2017, §4).
+
+    Bounded at both ends: an unbounded coefficient winds up and never comes back.
+    """
+
+    target: float
+    low: float = 1e-4
+    high: float = 100.0
+
+    def init(self) -> State:
+        """Nothing to remember: the knob is the state."""
+        return {}
+
+    def __call__(self, state: State, outcome: Outcome, knobs: Knobs) -> tuple[State, Knobs]:
+        """Turn `kl_coef`."""
+        factor = _factor(outcome.kl, self.target, 1.5, 2.0)
+        coef = min(max(knobs.kl_coef * factor, self.low), self.high)
+        return state, replace(knobs, kl_coef=coef)
+
+
+@dataclass(frozen=True)
+class AdaptiveRate:
+    """Divide the learning rate by 1.5 above 2 × target, multiply it below target / 2."""
+
+    target: float
+    low: float = 1e-6
+    high: float = 1e-2
+
+    def init(self) -> State:
+        """Nothing to remember: the knob is the state."""
+        return {}
+
+    def __call__(self, state: State, outcome: Outcome, knobs: Knobs) -> tuple[State, Knobs]:
+        """Turn `learning_rate`."""
+        rate = knobs.learning_rate / _factor(outcome.kl, self.target, 2.0, 1.5)
+        return state, replace(knobs, learning_rate=min(max(rate, self.low), self.high))
+
+
+@dataclass(frozen=True)
+class EntropyDecay:
+    """coef ← max(floor, coef · decay) (note 002)."""
+
+    decay: float
+    floor: float
+
+    def init(self) -> State:
+        """Nothing to remember: the knob is the state."""
+        return {}
+
+    def __call__(self, state: State, outcome: Outcome, knobs: Knobs) -> tuple[State, Knobs]:
+        """Turn `entropy_coef`."""
+        coef = max(min(self.floor, knobs.entropy_coef), knobs.entropy_coef * self.decay)
+        return state, replace(knobs, entropy_coef=coef)
+
+
+@dataclass(frozen=True)
+class TemperaturePulses:
+    """Heat the policy for one rollout every `interval` updates, or on stagnation (note 004).
+
+    The temperature is part of the distribution: sampling, log-probs and KL all see it.
+    """
+
+    interval: int = 8
+    magnitude: float = 2.0
+    threshold: float = 0.005
+    memory: int = 5
+
+    def init(self) -> State:
+        """No update yet, no returns remembered."""
+        return {"since": 0.0}
+
+    def __call__(self, state: State, outcome: Outcome, knobs: Knobs) -> tuple[State, Knobs]:
+        """Turn `temperature`."""
+        returns = [state[f"return{i}"] for i in range(self.memory) if f"return{i}" in state]
+        if outcome.return_mean == outcome.return_mean:
+            returns = [*returns, outcome.return_mean][-self.memory :]
+        since = state["since"] + 1.0
+        pulse = since >= self.interval or self._stagnant(returns)
+        remembered = [] if pulse else returns
+        after = {f"return{i}": value for i, value in enumerate(remembered)}
+        return (
+            {"since": 0.0 if pulse else since, **after},
+            replace(knobs, temperature=self.magnitude if pulse else 1.0),
+        )
+
+    def _stagnant(self, returns: list[float]) -> bool:
+        if len(returns) < self.memory:
+            return False
+        size = max(abs(x) for x in returns)
+        return max(returns) - min(returns) < self.threshold * max(size, 1e-8)
+
+
+def _factor(kl: float, target: float, band: float, step: float) -> float:
+    """`step` when the KL is over its band, 1/`step` when it is under, 1 inside."""
+    if kl > target * band:
+        return step
+    return 1.0 / step if kl < target / band else 1.0

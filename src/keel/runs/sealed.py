@@ -1,0 +1,104 @@
+"""A folder with a manifest of its files' sizes and hashes; what differs from it is not read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from keel.runs import plain
+from keel.runs.tensorfile import check_header
+
+MANIFEST = "manifest.json"
+MAX_MANIFEST = 64 * 1024
+
+
+class SealError(ValueError):
+    """Why a folder is not what its manifest says."""
+
+
+def seal(contents: Mapping[str, bytes], header: Mapping[str, Any]) -> bytes:
+    """The manifest of `contents`, with the fields of `header` beside the list of files."""
+    files = {
+        name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        for name, content in contents.items()
+    }
+    manifest = {**header, "files": files}
+    return plain.dump({**manifest, "checksum": _checksum(manifest)})
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest, if it is undamaged; a `SealError` if not."""
+    if folder.is_symlink():
+        raise SealError("it is a symbolic link")
+    with _open(folder, MANIFEST) as file:
+        content = file.read(MAX_MANIFEST + 1)
+    if len(content) > MAX_MANIFEST:
+        raise SealError(f"{MANIFEST} has more than {MAX_MANIFEST} bytes")
+    try:
+        manifest = plain.load(content)
+    except ValueError as error:
+        raise SealError(f"{MANIFEST}: {error}") from error
+    if manifest.get("checksum") != _checksum(manifest):
+        raise SealError(f"{MANIFEST} is damaged: its checksum differs")
+    return manifest
+
+
+def read_files(folder: Path, manifest: Mapping[str, Any], names: Iterable[str]) -> dict[str, bytes]:
+    """The files `names`, which must be those of the manifest, each of its size and hash.
+
+    Sizes and the headers of tensor files are checked before a file is read as a whole.
+    """
+    files = manifest.get("files")
+    if not isinstance(files, dict):
+        raise SealError(f"{MANIFEST} lists no files")
+    for name in files:
+        if Path(name).name != name or "\\" in name or name in ("", ".", ".."):
+            raise SealError(f"{MANIFEST} names {name!r}, which is no file of this folder")
+    if set(files) != set(names):
+        raise SealError(f"{MANIFEST} lists {sorted(files)} instead of {sorted(names)}")
+    return {name: _read(folder, name, files[name]) for name in names}
+
+
+def _read(folder: Path, name: str, entry: Any) -> bytes:
+    size, digest = (entry.get("bytes"), entry.get("sha256")) if isinstance(entry, dict) else (0, 0)
+    with _open(folder, name) as file:
+        actual = os.fstat(file.fileno()).st_size
+        if actual != size:
+            raise SealError(f"{name} has {actual} bytes instead of {size}")
+        if name.endswith(".safetensors"):
+            try:
+                check_header(file, actual)
+            except ValueError as error:
+                raise SealError(f"{name} is not a sound safetensors file: {error}") from error
+            file.seek(0)
+        content = file.read(actual)
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise SealError(f"{name} is damaged: its SHA-256 differs")
+    return content
+
+
+def _open(folder: Path, name: str) -> BinaryIO:
+    """A regular file of the folder itself: no link that leads out, no pipe that blocks."""
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    path = folder / name
+    if path.is_symlink():
+        raise SealError(f"{name} is a symbolic link")
+    try:
+        descriptor = os.open(path, flags | getattr(os, "O_BINARY", 0))
+    except OSError as error:
+        raise SealError(f"{name}: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise SealError(f"{name} is not a regular file")
+    return os.fdopen(descriptor, "rb")
+
+
+def _checksum(manifest: Mapping[str, Any]) -> str:
+    """Of the manifest itself, so that a flipped bit is not taken for a newer schema."""
+    rest = {name: value for name, value in manifest.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,339 @@
+"""Checkpoints that are whole or not there: safetensors and JSON, hashed, fsynced, renamed.
+
+    checkpoints/00012288/  weights.safetensors  state.safetensors  state.json  manifest.json
+    checkpoints/last.json  checkpoints/best.json
+
+A checkpoint is written into a hidden folder beside its place, the manifest (size and SHA-256 of
+every file) last, then renamed. What is read must match its manifest; nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import safetensors.torch
+from torch import Tensor
+
+from keel import __version__
+from keel.errors import InputError, KeelError
+from keel.runs import plain
+from keel.runs.directory import CHECKPOINTS
+from keel.runs.files import is_disk_full, replace_file, sync_folder, write_synced
+from keel.runs.sealed import MANIFEST, SealError, read_files, read_manifest, seal
+from keel.runs.tensorfile import check_header
+
+SCHEMA = 1
+WEIGHTS, STATE, DATA = "weights.safetensors", "state.safetensors", "state.json"
+Pointer = Literal["best", "last"]
+
+
+class CheckpointError(KeelError):
+    """A checkpoint that cannot be written, or must not be loaded."""
+
+
+class NewerSchemaError(CheckpointError):
+    """A checkpoint of a newer Keel: there is no falling back from it to an older one."""
+
+
+class CheckpointWarning(UserWarning):
+    """The newest checkpoint was bad and an older one is used."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint holds."""
+
+    step: int
+    weights: dict[str, Tensor]
+    """what a policy needs to act"""
+    tensors: dict[str, Tensor]
+    """the rest of the training state: optimizer, normalisers, generators"""
+    data: dict[str, Any]
+    """counters, controllers, spaces: plain data"""
+    path: Path
+    skipped: tuple[str, ...] = ()
+    """newer checkpoints that were bad, and why"""
+
+
+MIGRATIONS: dict[int, Callable[[Checkpoint], Checkpoint]] = {}
+"""From schema n to n + 1, for checkpoints of older versions of Keel."""
+
+
+def _crash_point(name: str) -> None:
+    """Called before every step of a save; tests end the process here."""
+
+
+def save(
+    directory: Path,
+    step: int,
+    tensors: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor],
+    data: Mapping[str, Any],
+    keep: int | None = None,
+    protect: Collection[str] = (),
+) -> Path:
+    """Write the checkpoint of `step` and make it the last one; returns its folder.
+
+    `directory` is the run, or its `checkpoints`. The newest `keep` remain (all with None), besides
+    the best and those whose folder names are in `protect`. Whatever happens, the previous
+    checkpoint stays loadable; a failure is a `CheckpointError`.
+    """
+    if step < 0 or (keep is not None and keep < 1):
+        raise InputError(f"expected step ≥ 0 and keep ≥ 1 (or None), got {step} and {keep}")
+    root = _root(directory)
+    contents = {
+        WEIGHTS: _serialise(weights),
+        STATE: _serialise(tensors),
+        DATA: plain.dump(data),
+    }
+    header = {"schema": SCHEMA, "keel": __version__, "step": step}
+    contents[MANIFEST] = seal(contents, header)
+    needed = sum(map(len, contents.values()))
+    with _typed(root, needed):
+        root.mkdir(exist_ok=True)  # not its parents: a run that vanished is an error
+        sweep(root)
+        if shutil.disk_usage(root).free < needed:
+            raise _no_space(root, needed)
+        try:
+            place = _write(root, _name(step), contents)
+            _point(root, "last", step)
+        except BaseException:
+            with suppress(OSError):  # the next start sweeps again
+                sweep(root)
+            raise
+        _prune(root, step, keep, protect)
+    return place
+
+
+def mark_best(directory: Path, step: int, score: float) -> None:
+    """Point `best.json` to the checkpoint of `step`; it will not be pruned."""
+    root = _root(directory)
+    if not (root / _name(step)).is_dir():
+        raise CheckpointError(f"{root / _name(step)}: no such checkpoint; save it first")
+    with _typed(root, 0):
+        _point(root, "best", step, score=score)
+
+
+def sweep(directory: Path) -> list[str]:
+    """Remove what crashed saves left behind; a checkpoint that was being replaced comes back.
+
+    For the process that owns the run (it holds the lock); readers leave drafts alone.
+    """
+    root, swept = _root(directory), []
+    for path in sorted(root.glob(".*.*")):
+        aside = re.fullmatch(r"\.(\d{8,})\.old", path.name)
+        if aside and not (root / aside[1]).exists():
+            path.rename(root / aside[1])
+        elif aside or re.fullmatch(r"\.(\d{8,}|(best|last)\.json\.\d+)\.tmp", path.name):
+            _remove(path)
+        else:
+            continue
+        swept.append(path.name)
+    return swept
+
+
+def load(path: Path | str, step: int | Pointer | None = None) -> Checkpoint:
+    """Load a checkpoint: of a run (or its `checkpoints`), or the one folder given.
+
+    Without `step` the last good one: where a newer one is damaged, an older one is used, with a
+    `CheckpointWarning` and the reasons in `.skipped`. What was asked for by step, by "best" or by
+    its folder is loaded or an error, never replaced by another.
+    """
+    path = Path(path)
+    if re.fullmatch(r"\d{8,}", path.name):
+        return _read(path)
+    root = _root(path)
+    folders = _folders(root)
+    if not folders:
+        raise CheckpointError(f"{root}: there is no checkpoint")
+    if step is None:
+        return _read_newest(root, folders)
+    wanted = _target(root, step) if isinstance(step, str) else step
+    if wanted not in folders:
+        there = ", ".join(map(str, sorted(folders)))
+        raise CheckpointError(f"{root}: no checkpoint of step {step}; there are: {there}")
+    return _read(folders[wanted])
+
+
+def check_shapes(what: str, saved: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """A `CheckpointError` naming both sides, unless names, shapes and dtypes are the same."""
+
+    def describe(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+        return {
+            name: f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+            for name, tensor in tensors.items()
+        }
+
+    check_same(what, describe(saved), describe(expected))
+
+
+def check_same(what: str, saved: Mapping[str, object], expected: Mapping[str, object]) -> None:
+    """A `CheckpointError` naming both sides of what differs: spaces, shapes."""
+    absent = "absent"
+    differing = [
+        f"{name}: the checkpoint has {saved.get(name, absent)}, "
+        f"this run has {expected.get(name, absent)}"
+        for name in {**saved, **expected}
+        if saved.get(name, absent) != expected.get(name, absent)
+    ]
+    if differing:
+        raise CheckpointError(f"{what} do not fit:\n  " + "\n  ".join(differing))
+
+
+def _serialise(tensors: Mapping[str, Tensor]) -> bytes:
+    """As safetensors: on the CPU, dense, and each with a storage of its own."""
+    found: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        dense = tensor.detach().cpu().contiguous()
+        storage = dense.untyped_storage()
+        alone = storage.nbytes() == dense.nbytes and storage.data_ptr() not in storages
+        found[name] = dense if alone else dense.clone()
+        storages.add(storage.data_ptr())
+    content = safetensors.torch.save(found)
+    check_header(io.BytesIO(content), len(content))  # what is written can be read again
+    return content
+
+
+def _write(root: Path, name: str, contents: Mapping[str, bytes]) -> Path:
+    place, draft, aside = root / name, root / f".{name}.tmp", root / f".{name}.old"
+    draft.mkdir()
+    for file, content in contents.items():
+        write_synced(draft / file, content, _crash_point)
+    sync_folder(draft)
+    if place.exists():  # it steps aside, and comes back if the next line is never reached
+        _crash_point("step aside")
+        place.rename(aside)
+    _crash_point("publish")
+    draft.rename(place)
+    _crash_point("sync the folder")
+    sync_folder(root)
+    if aside.exists():
+        _crash_point("remove the replaced one")
+        _remove(aside)
+    return place
+
+
+def _point(root: Path, pointer: Pointer, step: int, **more: float) -> None:
+    content = plain.dump({"checkpoint": _name(step), "step": step, **more})
+    replace_file(root / f"{pointer}.json", content, _crash_point)
+
+
+def _target(root: Path, pointer: str) -> int | None:
+    """The step that a pointer names; None if there is none, or it cannot be read."""
+    try:
+        step = plain.load((root / f"{pointer}.json").read_bytes()).get("step")
+    except (OSError, ValueError):
+        return None
+    return step if isinstance(step, int) else None
+
+
+def _prune(root: Path, step: int, keep: int | None, protect: Collection[str]) -> None:
+    if keep is None:
+        return
+    # A step beyond this one was left behind when the run went back: older than all others.
+    by_age = sorted(_folders(root), key=lambda found: (found <= step, found))
+    wanted = {step, _target(root, "best")}
+    for old in by_age[:-keep]:
+        name = _name(old)
+        if old not in wanted and name not in protect:
+            _crash_point(f"remove {name}")
+            condemned = (root / name).rename(root / f".{name}.tmp")
+            _crash_point(f"empty {name}")
+            _remove(condemned)
+
+
+def _read_newest(root: Path, folders: Mapping[int, Path]) -> Checkpoint:
+    last = _target(root, "last")
+    by_age = sorted(folders, key=lambda step: (last is None or step <= last, step))
+    skipped: list[str] = []
+    for step in reversed(by_age):
+        try:
+            found = _read(folders[step])
+        except NewerSchemaError:
+            raise
+        except CheckpointError as error:
+            skipped.append(str(error))
+            continue
+        if skipped:
+            text = "; ".join(skipped) + f"; continuing from the older one of step {step}"
+            warnings.warn(text, CheckpointWarning, stacklevel=3)
+        return replace(found, skipped=tuple(skipped))
+    raise CheckpointError(f"{root}: no checkpoint can be used: " + "; ".join(skipped))
+
+
+def _read(folder: Path) -> Checkpoint:
+    try:
+        manifest = read_manifest(folder)
+        schema, step = manifest.get("schema"), manifest.get("step")
+        if not (isinstance(schema, int) and isinstance(step, int) and _name(step) in folder.name):
+            raise SealError(f"{MANIFEST} does not belong to this folder")
+        if schema > SCHEMA:
+            raise NewerSchemaError(
+                f"{folder}: written by keel {manifest.get('keel')} in schema {schema}; this is "
+                f"keel {__version__}, which reads up to {SCHEMA}: upgrade Keel"
+            )
+        contents = read_files(folder, manifest, (WEIGHTS, STATE, DATA))
+        weights, tensors = (safetensors.torch.load(contents[name]) for name in (WEIGHTS, STATE))
+        found = Checkpoint(step, weights, tensors, plain.load(contents[DATA]), folder)
+    except (ValueError, safetensors.SafetensorError) as error:
+        raise CheckpointError(f"{folder}: {error}") from error
+    return _migrate(found, schema)
+
+
+def _migrate(found: Checkpoint, schema: int) -> Checkpoint:
+    for version in range(schema, SCHEMA):
+        if version not in MIGRATIONS:
+            raise CheckpointError(f"{found.path}: schema {schema} is too old to be read")
+        found = MIGRATIONS[version](found)
+    return found
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _root(directory: Path) -> Path:
+    return directory if directory.name == CHECKPOINTS else directory / CHECKPOINTS
+
+
+def _name(step: int) -> str:
+    return f"{step:08d}"
+
+
+def _folders(root: Path) -> dict[int, Path]:
+    """The checkpoints by step; one that had stepped aside when its save crashed counts."""
+    found: dict[int, Path] = {}
+    for path in sorted(root.glob("*")) if root.is_dir() else []:
+        match = re.fullmatch(r"(\d{8,})|\.(\d{8,})\.old", path.name)
+        if match and (match[1] or not (root / match[2]).exists()):
+            found[int(match[1] or match[2])] = path
+    return found
+
+
+def _no_space(root: Path, needed: int) -> CheckpointError:
+    return CheckpointError(
+        f"{root}: the disk is full: the checkpoint needs {needed} bytes, "
+        f"{shutil.disk_usage(root).free} are free; the previous checkpoint is intact"
+    )
+
+
+@contextmanager
+def _typed(root: Path, needed: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if is_disk_full(error):
+            raise _no_space(root, needed) from error
+        raise CheckpointError(f"{root}: cannot be written: {error.strerror or error}") from error

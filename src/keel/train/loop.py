@@ -1,0 +1,194 @@
+"""The training loop: a generator that yields after every iteration; anything can drive it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from keel.config import Config, check
+from keel.envs import ObsNormaliser
+from keel.functional import Advantages
+from keel.regions.controllers import Outcome
+from keel.regions.measure import group_mean
+from keel.rollout.batch import Rows, rows_of
+from keel.rollout.collect import Collected
+from keel.rollout.targets import compute_targets
+from keel.train.session import Session, initial_state, open_session, scheduled
+from keel.train.state import WINDOW, TrainState
+from keel.types import Knobs, Rollout, UpdateReport
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """One rollout and its update: what happened, and where the run stands."""
+
+    state: TrainState
+    report: UpdateReport
+    metrics: dict[str, float]
+    session: Session
+
+    @property
+    def steps(self) -> int:
+        """Agent steps so far."""
+        return self.state.steps
+
+
+def train(config: Config) -> Generator[Iteration, None, TrainState]:
+    """Train from scratch; environments are closed when the generator ends or is closed."""
+    check(config)
+    session = open_session(config)
+    try:
+        return (yield from run(session, initial_state(session)))
+    finally:
+        session.envs.close()
+
+
+def run(session: Session, state: TrainState) -> Generator[Iteration, None, TrainState]:
+    """Iterate from `state` until the configured number of steps."""
+    while state.steps < session.config.total_steps:
+        state, report, metrics = iterate(session, state)
+        yield Iteration(state, report, metrics, session)
+    return state
+
+
+def iterate(
+    session: Session, state: TrainState
+) -> tuple[TrainState, UpdateReport, dict[str, float]]:
+    """One iteration: collect, learn, certify, adapt."""
+    config = session.config
+    knobs = scheduled(state.knobs, config, state.steps)
+    started = time.perf_counter()
+    collected = session.collector.collect(
+        state.optimum.params, knobs.temperature, state.obs_normaliser
+    )
+    rollout, reward_normaliser = _normalise_reward(collected, state, config)
+    sampled = time.perf_counter()
+    rollout = rollout.to(session.device)
+    rows = rows_of(rollout)
+    noted: dict[str, float] = {}
+
+    def targets(params: Tensor) -> Advantages:
+        known = None if noted else collected.value  # later epochs ask the critic as it is then
+        learned, statistics = compute_targets(
+            session.agent, params, rollout, config.advantage, known
+        )
+        noted.update({k: v for k, v in statistics.items() if k not in noted})
+        return learned
+
+    optimum, report = session.region.update(
+        session.agent, state.optimum, rows, targets, knobs, session.shuffle, session.step
+    )
+    normaliser, kl_normaliser = _absorb(session, state, optimum.params, collected, rows, knobs)
+    ended = time.perf_counter()
+    returns = (*state.returns, *collected.episodes.returns.tolist())[-WINDOW:]
+    lengths = (*state.lengths, *collected.episodes.lengths.tolist())[-WINDOW:]
+    controllers, next_knobs = _adapt(session, state, report, knobs, collected)
+    seconds = state.seconds + ended - started
+    state = TrainState(
+        steps=state.steps + config.batch,
+        iteration=state.iteration + 1,
+        optimum=optimum,
+        knobs=next_knobs,
+        controllers=controllers,
+        obs_normaliser=normaliser,
+        reward_normaliser=reward_normaliser,
+        rollbacks=state.rollbacks + int(report.verdict != "accepted"),
+        best_return=state.best_return,
+        returns=returns,
+        lengths=lengths,
+        seconds=seconds,
+    )
+    metrics = {
+        **_episode_metrics(state, collected),
+        **noted,
+        **report.metrics,
+        "train/kl_normaliser": kl_normaliser,
+        "train/rollbacks": float(state.rollbacks),
+        "train/learning_rate": knobs.learning_rate,
+        "train/clip_range": knobs.clip_high,
+        "train/entropy_coef": knobs.entropy_coef,
+        "train/kl_coef": knobs.kl_coef,
+        "train/temperature": knobs.temperature,
+        "train/temp_is_pulsing": float(knobs.temperature > 1.0),
+        "time/steps": float(state.steps),
+        "time/seconds": seconds,
+        "time/rollout_seconds": sampled - started,
+        "time/update_seconds": ended - sampled,
+        "time/steps_per_second": config.batch / (ended - started),
+    }
+    return state, report, metrics
+
+
+def _normalise_reward(
+    collected: Collected, state: TrainState, config: Config
+) -> tuple[Rollout, Any]:
+    rollout, normaliser = collected.rollout, state.reward_normaliser
+    if normaliser is None and config.envs.clip_reward is None:
+        return rollout, None
+    reward = collected.reward
+    if normaliser is not None:
+        done = (rollout.terminated | rollout.truncated).numpy()
+        reward, normaliser = normaliser.apply_rollout(reward, done, rollout.weight.numpy())
+    if config.envs.clip_reward is not None:
+        reward = np.clip(reward, -config.envs.clip_reward, config.envs.clip_reward)
+    reward = np.asarray(reward, dtype=np.float32)
+    return replace(rollout, reward=torch.from_numpy(reward)), normaliser
+
+
+def _absorb(
+    session: Session,
+    state: TrainState,
+    params: Tensor,
+    collected: Collected,
+    rows: Rows,
+    knobs: Knobs,
+) -> tuple[ObsNormaliser | None, float]:
+    """New observation statistics, and the KL by which they alone change the policy."""
+    before = state.obs_normaliser
+    if before is None or collected.raw_obs is None:
+        return None, 0.0
+    after = before.absorb(collected.raw_obs, collected.rollout.weight.numpy())
+    seen = after.apply(collected.raw_obs)
+    agent = session.agent
+    with torch.no_grad():
+        old = agent.policy(params, rows.obs, knobs.temperature)
+        flat = {k: torch.from_numpy(x).flatten(0, 1).to(session.device) for k, x in seen.items()}
+        new = agent.policy(params, flat, knobs.temperature)
+    return after, group_mean(agent.dist.kl(old, new), rows).max().item()
+
+
+def _adapt(
+    session: Session,
+    state: TrainState,
+    report: UpdateReport,
+    knobs: Knobs,
+    collected: Collected,
+) -> tuple[tuple[Any, ...], Knobs]:
+    returns = collected.episodes.returns
+    outcome = Outcome(
+        kl=report.kl_requested.max().item(),
+        return_mean=float(returns.mean()) if returns.size else math.nan,
+    )
+    states = []
+    for controller, held in zip(session.controllers, state.controllers, strict=True):
+        held, knobs = controller(held, outcome, knobs)
+        states.append(held)
+    return tuple(states), knobs
+
+
+def _episode_metrics(state: TrainState, collected: Collected) -> dict[str, float]:
+    known = bool(state.returns)
+    return {
+        "rollout/return_mean": float(np.mean(state.returns)) if known else math.nan,
+        "rollout/return_std": float(np.std(state.returns)) if known else math.nan,
+        "rollout/length_mean": float(np.mean(state.lengths)) if known else math.nan,
+        "rollout/episodes": float(collected.episodes.returns.size),
+        "rollout/reward_mean": float(collected.reward.mean()),
+    }

@@ -1,0 +1,23 @@
+"""One seed, independent streams: changing how one part draws never shifts another's numbers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Seeds(NamedTuple):
+    """A seed for each consumer of randomness."""
+
+    envs: int
+    network: int
+    actions: int
+    shuffle: int
+    evaluation: int
+
+
+def spread(seed: int) -> Seeds:
+    """Five independent seeds from one, by numpy's SeedSequence."""
+    states = np.random.SeedSequence(seed).generate_state(len(Seeds._fields), np.uint32)
+    return Seeds(*(int(state) for state in states))

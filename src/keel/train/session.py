@@ -1,0 +1,221 @@
+"""The machinery of a run: environments, agent, region, the optimizer step, random streams."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from keel.config import Config, Region
+from keel.envs import Envs, ObsNormaliser, RewardNormaliser, make_envs
+from keel.models.agent import Agent
+from keel.models.build import build_agent
+from keel.models.networks import Shared
+from keel.regions.certify import Certified
+from keel.regions.controllers import (
+    AdaptivePenalty,
+    AdaptiveRate,
+    Controller,
+    EntropyDecay,
+    TemperaturePulses,
+)
+from keel.regions.objective import Objective, SurrogateName
+from keel.regions.proximal import Proximal
+from keel.regions.stepper import Step, make_step
+from keel.rollout.collect import Collector
+from keel.train.seeding import Seeds, spread
+from keel.train.state import TrainState
+from keel.types import Knobs
+
+COMPILE_PAYS = 12_000
+"""Optimizer steps from which compiling (about 20 s, cold) has earned itself back."""
+
+
+@dataclass
+class Session:
+    """What a run uses and does not change, except for its random streams."""
+
+    config: Config
+    seeds: Seeds
+    envs: Envs
+    agent: Agent
+    region: Certified
+    controllers: tuple[Controller, ...]
+    collector: Collector
+    shuffle: torch.Generator
+    step: Step
+    device: torch.device
+    choices: dict[str, object]
+    """what was decided automatically: backend, compile, threads, device"""
+
+
+def open_session(config: Config) -> Session:
+    """Make everything ready, and say what was chosen."""
+    seeds = spread(config.seed)
+    envs = make_envs(
+        config.env,
+        config.envs.num,
+        backend=config.envs.backend,
+        seed=seeds.envs,
+        guard=config.envs.guard,
+        timeout=config.envs.timeout,
+    )
+    try:
+        agent = build_agent(
+            envs.observation_space, envs.action_space, config.network, seeds.network
+        )
+        pixels = isinstance(agent.network, Shared)
+        threads = config.threads or (torch.get_num_threads() if pixels else 1)
+        torch.set_num_threads(threads)
+        device = torch.device(_device(config.device))
+        compiled = _compile(config, pixels, device)
+        region = build_region(config)
+        step = make_step(
+            agent,
+            region.region.objective,
+            group_axis=None,
+            max_grad_norm=config.region.max_grad_norm,
+            compiled=compiled,
+        )
+        agent.to(device)
+        collector = Collector(
+            envs,
+            agent,
+            config.rollout_steps,
+            envs.reset(seeds.envs),
+            np.random.default_rng(seeds.actions),
+        )
+    except BaseException:
+        envs.close()
+        raise
+    choices: dict[str, object] = {
+        "backend": envs.backend,
+        "compile": compiled,
+        "threads": threads,
+        "device": str(device),
+    }
+    return Session(
+        config=config,
+        seeds=seeds,
+        envs=envs,
+        agent=agent,
+        region=region,
+        controllers=build_controllers(config),
+        collector=collector,
+        shuffle=torch.Generator().manual_seed(seeds.shuffle),
+        step=step,
+        device=device,
+        choices=choices,
+    )
+
+
+def initial_state(session: Session) -> TrainState:
+    """Before the first iteration."""
+    config, envs = session.config, session.envs
+    return TrainState(
+        steps=0,
+        iteration=0,
+        optimum=session.region.init(session.agent),
+        knobs=initial_knobs(config),
+        controllers=tuple(controller.init() for controller in session.controllers),
+        obs_normaliser=(
+            ObsNormaliser.fresh(envs.observation_space) if config.envs.normalise_obs else None
+        ),
+        reward_normaliser=(
+            RewardNormaliser.fresh(envs.num_envs, gamma=config.advantage.gamma)
+            if config.envs.normalise_reward
+            else None
+        ),
+    )
+
+
+def initial_knobs(config: Config) -> Knobs:
+    """The knobs before anything turned them."""
+    region = config.region
+    clip = 0.2 if region.clip is None else region.clip
+    return Knobs(
+        learning_rate=region.learning_rate,
+        clip_low=clip,
+        clip_high=clip if region.clip_high is None else region.clip_high,
+        entropy_coef=config.explore.entropy_coef,
+        kl_coef=region.kl_coef,
+        max_kl=region.max_kl,
+    )
+
+
+def scheduled(knobs: Knobs, config: Config, steps: int) -> Knobs:
+    """The knobs of this iteration: schedules follow environment steps."""
+    if config.region.schedule == "constant" or config.region.adaptive_rate:
+        return knobs
+    left = max(0.0, 1.0 - steps / config.total_steps)
+    return replace(knobs, learning_rate=config.region.learning_rate * left)
+
+
+def build_region(config: Config) -> Certified:
+    """The trust region that the configuration asks for."""
+    region = config.region
+    objective = Objective(
+        surrogate=_surrogate(region),
+        dual_clip=region.dual_clip,
+        value_coef=region.value_coef,
+        value_clip=region.value_clip,
+        max_log_ratio=region.max_log_ratio,
+        penalise=region.kl_coef > 0.0 or region.adaptive_kl,
+        entropy_floor=config.explore.entropy_floor,
+    )
+    proximal = Proximal(
+        epochs=region.epochs,
+        minibatch=region.minibatch,
+        early_stop=region.early_stop,
+        target_kl=region.target_kl,
+        recompute_advantages=config.advantage.recompute,
+        max_grad_norm=region.max_grad_norm,
+        objective=objective,
+    )
+    return Certified(proximal, gate=region.gate, enforce=region.certify)
+
+
+def build_controllers(config: Config) -> tuple[Controller, ...]:
+    """The adaptive rules that are switched on."""
+    region, explore = config.region, config.explore
+    chosen: list[Controller] = []
+    if region.adaptive_kl and region.target_kl is not None:
+        chosen.append(AdaptivePenalty(region.target_kl))
+    if region.adaptive_rate and region.target_kl is not None:
+        chosen.append(AdaptiveRate(region.target_kl))
+    if explore.entropy_decay < 1.0:
+        chosen.append(EntropyDecay(explore.entropy_decay, explore.entropy_coef_min))
+    if explore.pulses:
+        chosen.append(
+            TemperaturePulses(
+                explore.pulse_interval,
+                explore.pulse_magnitude,
+                explore.stagnation_threshold,
+                explore.stagnation_memory,
+            )
+        )
+    return tuple(chosen)
+
+
+def _surrogate(region: Region) -> SurrogateName:
+    if region.clip is None:
+        return "unclipped"
+    return "symmetric" if region.symmetric else "clip"
+
+
+def _device(name: str) -> str:
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _compile(config: Config, pixels: bool, device: torch.device) -> bool:
+    """Whether to compile: small networks gain threefold, CNNs are bound by their arithmetic."""
+    if config.compile != "auto":
+        return config.compile == "on"
+    minibatches = -(-config.batch // config.region.minibatch)
+    steps = config.iterations * config.region.epochs * minibatches
+    able = device.type == "cuda" or shutil.which("c++") or shutil.which("g++")
+    return not pixels and bool(able) and steps >= COMPILE_PAYS

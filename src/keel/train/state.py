@@ -1,0 +1,108 @@
+"""Everything a run must remember, as one value: what is not in here cannot be resumed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from keel.envs import ObsNormaliser, RewardNormaliser
+from keel.regions.stepper import Optimum
+from keel.types import Knobs
+
+WINDOW = 100
+"""Episodes over which the training return is averaged."""
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """Between two iterations."""
+
+    steps: int
+    iteration: int
+    optimum: Optimum
+    knobs: Knobs
+    controllers: tuple[Mapping[str, float], ...]
+    obs_normaliser: ObsNormaliser | None
+    reward_normaliser: RewardNormaliser | None
+    rollbacks: int = 0
+    best_return: float = -float("inf")
+    returns: tuple[float, ...] = ()
+    """the last episodes' raw returns, at most `WINDOW`"""
+    lengths: tuple[int, ...] = ()
+    seconds: float = 0.0
+
+    def replace(self, **changes: Any) -> TrainState:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+
+def pack(
+    state: TrainState,
+    actions: np.random.Generator,
+    shuffle: torch.Generator,
+    obs: Mapping[str, np.ndarray],
+    envs: tuple[Mapping[str, np.ndarray], Mapping[str, Any]] | None,
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and plain data that `unpack` turns into the same state, bit for bit."""
+    tensors = {f"optimum/{name}": x for name, x in state.optimum._asdict().items()}
+    tensors["shuffle"] = shuffle.get_state()
+    tensors |= {f"obs/{key}": torch.from_numpy(np.ascontiguousarray(x)) for key, x in obs.items()}
+    for name in ("obs_normaliser", "reward_normaliser"):
+        normaliser = getattr(state, name)
+        if normaliser is not None:
+            exported = normaliser.export()
+            tensors |= {f"{name}/{k}": torch.from_numpy(np.array(x)) for k, x in exported.items()}
+    data: dict[str, Any] = {
+        "steps": state.steps,
+        "iteration": state.iteration,
+        "knobs": dataclasses.asdict(state.knobs),
+        "controllers": [dict(c) for c in state.controllers],
+        "rollbacks": state.rollbacks,
+        "best_return": state.best_return,
+        "returns": list(state.returns),
+        "lengths": list(state.lengths),
+        "seconds": state.seconds,
+        "actions": actions.bit_generator.state,
+        "envs": None,
+    }
+    if envs is not None:
+        tensors |= {f"envs/{k}": torch.from_numpy(np.array(x)) for k, x in envs[0].items()}
+        data["envs"] = dict(envs[1])
+    return tensors, data
+
+
+def unpack(fresh: TrainState, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> TrainState:
+    """The state that `pack` saw; `fresh` says which normalisers there are."""
+    obs, reward = fresh.obs_normaliser, fresh.reward_normaliser
+    return TrainState(
+        steps=data["steps"],
+        iteration=data["iteration"],
+        optimum=Optimum(**part(tensors, "optimum/")),
+        knobs=Knobs(**data["knobs"]),
+        controllers=tuple(data["controllers"]),
+        obs_normaliser=None if obs is None else obs.load(arrays(tensors, "obs_normaliser/")),
+        reward_normaliser=(
+            None if reward is None else reward.load(arrays(tensors, "reward_normaliser/"))
+        ),
+        rollbacks=data["rollbacks"],
+        best_return=data["best_return"],
+        returns=tuple(data["returns"]),
+        lengths=tuple(data["lengths"]),
+        seconds=data["seconds"],
+    )
+
+
+def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors under a prefix, without it."""
+    return {k.removeprefix(prefix): x for k, x in tensors.items() if k.startswith(prefix)}
+
+
+def arrays(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, np.ndarray]:
+    """The same as numpy arrays."""
+    return {key: x.numpy() for key, x in part(tensors, prefix).items()}
