@@ -92,7 +92,7 @@ class AtariEnvs:
 
     def step(self, action: np.ndarray) -> Step:
         encoded = self._actions.encode(action)
-        if self._serve.any():
+        if np.count_nonzero(self._serve):
             encoded = np.where(self._serve, self._fire or 0, encoded)
         frames, points, terminated, truncated, info = self._venv.step(encoded)
         lives, ignored = info["lives"], self._pending
@@ -103,7 +103,7 @@ class AtariEnvs:
         self._lives = lives
         self._serve = life_lost if self._fire is not None else self._none
         self._pending = over | self._serve
-        if ignored.any():
+        if np.count_nonzero(ignored):
             reward[ignored] = 0.0
             terminated, truncated = terminated & ~ignored, truncated & ~ignored
         if self._options.clip_reward:

@@ -35,7 +35,7 @@ class Episodes:
         self.length += 1
         if ignored is not None:
             self.length -= ignored
-        index = np.flatnonzero(ended)
+        index = ended.nonzero()[0]
         if not index.size:
             return NONE_ENDED
         finished = index, self.total[index], self.length[index]

@@ -16,11 +16,12 @@ import gymnasium
 import numpy as np
 
 from keel.envs.episodes import Episodes
-from keel.envs.faults import BadStepError, EnvRaisedError
+from keel.envs.faults import BadStepError, EnvError, EnvRaisedError
 from keel.envs.protocol import Autoreset, Obs, Step
 from keel.envs.spaces import MASK, ActionLayout, ObsLayout, open_mask
 
 Env = gymnasium.Env[Any, Any]
+NUMBERS = (int, float, np.number, np.bool_, np.ndarray)
 
 
 class Buffers(NamedTuple):
@@ -108,7 +109,7 @@ class Lanes:
         self.envs, self.first = list(envs), first
         self.seeds = [-1] * len(self.envs)
         self.steps = 0
-        self.pending = np.zeros(len(self.envs), dtype=bool)
+        self.pending = [False] * len(self.envs)
         self.progress = np.full(1, first) if progress is None else progress
         self._layout, self._out = layout, buffers
         self._same_step = autoreset == "same_step"
@@ -117,29 +118,39 @@ class Lanes:
 
     def reset(self, seeds: Sequence[int]) -> None:
         self.seeds, self.steps = list(seeds), 0
-        self.pending[:] = False
+        self.pending = [False] * len(self.envs)
         for row, seed in enumerate(self.seeds):
             self.progress[0] = self.first + row
-            self._guarded(self._reset, row, seed)
+            try:
+                self._reset(row, seed)
+            except Exception as error:
+                raise self._fault(row, error) from error
 
     def step(self) -> None:
         """Take the actions in the buffers; rows that are done reset now, or on the next step."""
         self.steps += 1
+        out = self._out
+        out.ignored[:] = self.pending
+        rewards: list[Any] = []
+        flags: list[tuple[bool, bool]] = []
         for row in range(len(self.envs)):
             self.progress[0] = self.first + row
-            self._guarded(self._step, row)
+            try:
+                reward, terminated, truncated = self._step(row)
+            except Exception as error:
+                raise self._fault(row, error) from error
+            rewards.append(reward)
+            flags.append((terminated, truncated))
+        out.reward[:] = rewards
+        out.terminated[:], out.truncated[:] = zip(*flags, strict=True)
 
-    def _guarded(self, call: Any, *arguments: Any) -> None:
-        index = int(self.progress[0])
-        try:
-            call(*arguments)
-        except BadStepError as error:
-            where = f"environment {index}, step {self.steps}"
-            raise BadStepError(f"{where}: {error}") from error.__cause__
-        except Exception as error:
-            what = "raised in step" if self.steps else "raised in reset"
-            seed, trace = self.seeds[index - self.first], traceback.format_exc()
-            raise EnvRaisedError(what, index, seed, self.steps, trace) from error
+    def _fault(self, row: int, error: Exception) -> EnvError:
+        index = self.first + row
+        if isinstance(error, BadStepError):
+            return BadStepError(f"environment {index}, step {self.steps}: {error}")
+        what = "raised in step" if self.steps else "raised in reset"
+        trace = "".join(traceback.format_exception(error))
+        return EnvRaisedError(what, index, self.seeds[row], self.steps, trace)
 
     def _reset(self, row: int, seed: int | None) -> None:
         result = self.envs[row].reset(seed=seed)
@@ -148,14 +159,12 @@ class Lanes:
         self._layout.store(self._out.obs, row, result[0])
         self._store_mask(self._out.mask, row, result[1])
 
-    def _step(self, row: int) -> None:
+    def _step(self, row: int) -> tuple[Any, bool, bool]:
         out = self._out
         if self.pending[row]:
             self._reset(row, None)
-            out.reward[row] = 0.0
-            out.terminated[row] = out.truncated[row] = self.pending[row] = False
-            out.ignored[row] = True
-            return
+            self.pending[row] = False
+            return 0.0, False, False
         result = self.envs[row].step(out.action[row])
         if type(result) is not tuple or len(result) != 5:
             raise BadStepError(
@@ -164,25 +173,23 @@ class Lanes:
             )
         obs, terminated, truncated, info = result[0], *result[2:]
         reward: Any = result[1]
-        if np.ndim(reward) or not isinstance(reward, float | int | np.number | np.ndarray):
+        if type(reward) is not float and (np.ndim(reward) or not isinstance(reward, NUMBERS)):
             raise BadStepError(f"reward: expected a number, got {_shown(reward)}")
-        out.reward[row] = reward
-        out.terminated[row], out.truncated[row] = terminated, truncated
-        out.ignored[row] = False
         done = bool(terminated or truncated)
         if done and self._same_step:
             self._layout.store(out.final, row, obs)
             self._store_mask(out.final_mask, row, info)
             self._reset(row, None)
-            return
-        self.pending[row] = done
-        self._layout.store(out.obs, row, obs)
-        self._store_mask(out.mask, row, info)
+        else:
+            self.pending[row] = done
+            self._layout.store(out.obs, row, obs)
+            self._store_mask(out.mask, row, info)
+        return reward, terminated, truncated
 
     def _store_mask(self, mask: np.ndarray, row: int, info: dict[str, Any]) -> None:
-        given = info.get(MASK)
-        if given is None:
+        if MASK not in info:
             return
+        given = info[MASK]
         flat = np.asarray(given).reshape(-1)
         if flat.shape != mask.shape[1:]:
             raise BadStepError(
@@ -201,7 +208,7 @@ def _shown(value: Any) -> str:
 def read_obs(buffers: Buffers, done: np.ndarray) -> Obs:
     """A copy of the observations, with the mask where the environments gave one."""
     obs = {key: array.copy() for key, array in buffers.obs.items()}
-    if buffers.masked.any():
+    if np.count_nonzero(buffers.masked):
         obs[MASK] = buffers.mask.copy()
     if MASK in obs:
         open_mask(obs[MASK], done)

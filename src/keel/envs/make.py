@@ -41,6 +41,8 @@ class EnvFactory:
     wrappers: tuple[Callable[[Env], Env], ...] = ()
 
     def __call__(self) -> Env:
+        if str(self.spec.entry_point).startswith("gymnasium.envs.mujoco"):
+            _hear_mujoco()
         # the guard and the lanes check what Gymnasium's passive checker would, in every step
         env: Env = gymnasium.make(self.spec, disable_env_checker=True, **self.kwargs)
         for wrapper in self.wrappers:
@@ -248,6 +250,21 @@ def _is_slow(request: _Request) -> bool:
         return False  # the real environments will say what is wrong, and where
     finally:
         env.close()
+
+
+def _hear_mujoco() -> None:
+    """MuJoCo writes its warnings to MUJOCO_LOG.TXT in the working directory: take them instead."""
+    try:
+        import mujoco  # type: ignore[import-untyped]
+    except ImportError:
+        return  # Gymnasium will say so
+    if mujoco.get_mju_user_warning() is None:
+        mujoco.set_mju_user_warning(_warn_mujoco)
+
+
+def _warn_mujoco(text: str) -> None:
+    if "deprecated" not in text:  # the model files are Gymnasium's
+        warnings.warn(f"MuJoCo: {text}", EnvWarning, stacklevel=2)
 
 
 @contextmanager

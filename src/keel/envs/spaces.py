@@ -225,6 +225,6 @@ def action_layout(space: Space[Any], dtype: np.dtype[Any] | None = None) -> Acti
 
 def open_mask(mask: np.ndarray, done: np.ndarray) -> np.ndarray:
     """A finished row `[N]` needs no legal action: allow all, so that sampling stays possible."""
-    if done.any():
+    if np.count_nonzero(done):
         mask[done & ~mask.any(1)] = True
     return mask

@@ -53,15 +53,11 @@ class SyncEnvs:
         if state is None:
             return None
         arrays, data = state
-        arrays |= self._episodes.save() | {
-            "pending": self._lanes.pending.copy(),
-            "masked": self._buffers.masked.copy(),
-        }
+        arrays |= self._episodes.save() | {"pending": np.array(self._lanes.pending)}
         return arrays, data | {"seeds": self._lanes.seeds, "steps": self._lanes.steps}
 
     def load(self, arrays: Mapping[str, np.ndarray], data: Mapping[str, Any]) -> None:
         snapshot.load_envs(self._lanes.envs, arrays, data)
         self._episodes.load(arrays)
-        self._lanes.pending[:] = arrays["pending"]
-        self._buffers.masked[:] = arrays["masked"]
+        self._lanes.pending = np.asarray(arrays["pending"]).tolist()
         self._lanes.seeds, self._lanes.steps = list(data["seeds"]), int(data["steps"])

@@ -48,19 +48,18 @@ class VectorEnvs:
     def step(self, action: np.ndarray) -> Step:
         raw, reward, terminated, truncated, info = self._venv.step(self._actions.encode(action))
         pending = self._pending
-        terminated, truncated = np.array(terminated, dtype=bool), np.array(truncated, dtype=bool)
-        reward = np.array(reward, dtype=np.float64)
-        ignored = None
-        if self.autoreset == "next_step" and pending.any():
-            ignored = pending
-            terminated[pending] = truncated[pending] = False
-            reward[pending] = 0.0
+        terminated, truncated = np.asarray(terminated, bool), np.asarray(truncated, bool)
+        reward = np.asarray(reward)
+        ignored = pending if np.count_nonzero(pending) else None
+        if ignored is not None:
+            counts = ~pending
+            terminated, truncated, reward = terminated & counts, truncated & counts, reward * counts
         done = terminated | truncated
         finished = self._episodes.update(reward, done, ignored)
         final = None
         if self.autoreset == "next_step":
             self._pending = done
-        elif done.any():
+        elif finished[0].size:
             index = finished[0]
             if self._mode is AutoresetMode.DISABLED:
                 final = index, self._rows(raw, info, index)
@@ -69,9 +68,8 @@ class VectorEnvs:
                 final = index, self._final(info, index)
         obs = self._read(raw, info, done)
         ignored = self._none.copy() if ignored is None else ignored
-        return Step(
-            obs, reward.astype(np.float32), terminated, truncated, ignored, final, *finished
-        )
+        reward = reward.astype(np.float32, copy=False)
+        return Step(obs, reward, terminated, truncated, ignored, final, *finished)
 
     def _read(self, raw: Any, info: dict[str, Any], done: np.ndarray) -> Obs:
         obs = self._layout.read(raw, (self.num_envs,))

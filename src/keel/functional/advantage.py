@@ -176,11 +176,11 @@ def rloo(score: Tensor, group: Tensor, groups: int) -> Tensor:
     """r minus the mean of the *others* of its group (RLOO 2024, arXiv 2402.14740).
 
     Equal to n/(n−1) · (r − mean): the baseline is independent of the sample, hence unbiased. A
-    group of one has no others and gets 0.
+    group of one has no others, is its own mean, and gets 0.
     """
     expect_same("score", tuple(score.shape), group=group)
     mean, count = _group_mean(score, group, groups, None)
-    factor = torch.where(count > 1, count / (count - 1).clamp(min=1), 0.0)
+    factor = count / (count - 1).clamp(min=1)
     return (score - mean[group]) * factor[group]
 
 

@@ -31,9 +31,7 @@ def check_header(file: BinaryIO, size: int) -> None:
     start = file.read(8)
     length = int.from_bytes(start, "little")
     if len(start) < 8 or length > size - 8:
-        pickled = start[:1] in (b"\x80", b"(") or start[:2] == b"PK"
-        hint = "; it looks like a pickle, and Keel never loads those" if pickled else ""
-        raise HeaderError(f"its header is longer than the file{hint}")
+        raise HeaderError("its header is longer than the file (pickles are never loaded)")
     if length > MAX_HEADER:
         raise HeaderError(f"its header has {length} bytes, more than {MAX_HEADER}")
     try:

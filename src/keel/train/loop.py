@@ -100,6 +100,7 @@ def iterate(
         obs_normaliser=normaliser,
         reward_normaliser=reward_normaliser,
         rollbacks=state.rollbacks + int(report.verdict != "accepted"),
+        kl_exact_max=max(state.kl_exact_max, report.kl_exact.max().item()),
         best_return=state.best_return,
         returns=returns,
         lengths=lengths,

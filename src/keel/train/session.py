@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import dataclass, replace
 
@@ -63,11 +64,12 @@ def open_session(config: Config) -> Session:
         timeout=config.envs.timeout,
     )
     try:
+        torch.set_num_threads(1)  # initial weights must not depend on how many threads there are
         agent = build_agent(
             envs.observation_space, envs.action_space, config.network, seeds.network
         )
         pixels = isinstance(agent.network, Shared)
-        threads = config.threads or (torch.get_num_threads() if pixels else 1)
+        threads = config.threads or ((os.cpu_count() or 1) if pixels else 1)
         torch.set_num_threads(threads)
         device = torch.device(_device(config.device))
         compiled = _compile(config, pixels, device)
@@ -121,10 +123,10 @@ def initial_state(session: Session) -> TrainState:
         knobs=initial_knobs(config),
         controllers=tuple(controller.init() for controller in session.controllers),
         obs_normaliser=(
-            ObsNormaliser.fresh(envs.observation_space) if config.envs.normalise_obs else None
+            ObsNormaliser.for_space(envs.observation_space) if config.envs.normalise_obs else None
         ),
         reward_normaliser=(
-            RewardNormaliser.fresh(envs.num_envs, gamma=config.advantage.gamma)
+            RewardNormaliser.for_envs(envs.num_envs, config.advantage.gamma)
             if config.envs.normalise_reward
             else None
         ),

@@ -31,7 +31,10 @@ class TrainState:
     obs_normaliser: ObsNormaliser | None
     reward_normaliser: RewardNormaliser | None
     rollbacks: int = 0
+    kl_exact_max: float = 0.0
+    """the largest mean KL(old‖new) that any update kept"""
     best_return: float = -float("inf")
+    """of any evaluation"""
     returns: tuple[float, ...] = ()
     """the last episodes' raw returns, at most `WINDOW`"""
     lengths: tuple[int, ...] = ()
@@ -64,6 +67,7 @@ def pack(
         "knobs": dataclasses.asdict(state.knobs),
         "controllers": [dict(c) for c in state.controllers],
         "rollbacks": state.rollbacks,
+        "kl_exact_max": state.kl_exact_max,
         "best_return": state.best_return,
         "returns": list(state.returns),
         "lengths": list(state.lengths),
@@ -86,11 +90,12 @@ def unpack(fresh: TrainState, tensors: Mapping[str, Tensor], data: Mapping[str, 
         optimum=Optimum(**part(tensors, "optimum/")),
         knobs=Knobs(**data["knobs"]),
         controllers=tuple(data["controllers"]),
-        obs_normaliser=None if obs is None else obs.load(arrays(tensors, "obs_normaliser/")),
+        obs_normaliser=None if obs is None else obs.restore(arrays(tensors, "obs_normaliser/")),
         reward_normaliser=(
-            None if reward is None else reward.load(arrays(tensors, "reward_normaliser/"))
+            None if reward is None else reward.restore(arrays(tensors, "reward_normaliser/"))
         ),
         rollbacks=data["rollbacks"],
+        kl_exact_max=data["kl_exact_max"],
         best_return=data["best_return"],
         returns=tuple(data["returns"]),
         lengths=tuple(data["lengths"]),

@@ -99,6 +99,12 @@ def test_n_step_returns(n, target):
     assert torch.equal(result.advantage, rows(*target) - rows(*VALUE))
 
 
+def test_n_step_looks_five_steps_ahead_unless_told():
+    one, never = torch.ones(7, dtype=torch.float64), torch.zeros(7)
+    result = n_step(one, 100 * one, one[0], never)
+    assert_close(result.target[0].item(), sum(0.99**k for k in range(5)) + 100 * 0.99**5)
+
+
 def test_n_step_returns_stop_at_episode_ends_and_skip_what_does_not_count():
     reward, value, last_value = three_steps(3)
     terminated = torch.tensor([[0, 0, 0], [1, 0, 0], [0, 0, 0]])
@@ -186,6 +192,7 @@ def test_group_baselines_and_that_equal_or_lonely_scores_say_nothing(baseline, f
 
 def test_reinforce_pp_divides_by_the_deviation_of_the_whole_batch():
     assert_close(reinforce_pp(rows(1, 2, 3)), rows(-1, 0, 1))
+    assert_close(reinforce_pp(rows(1, 2, 3), torch.tensor([0, 0, 0])), rows(-1, 0, 1))
     with_baseline = reinforce_pp(rows(1, 3, 10, 14), torch.tensor([0, 0, 1, 1]), 2)
     assert_close(with_baseline, rows(-1, 1, -2, 2) / math.sqrt(10 / 3))
 
@@ -282,6 +289,7 @@ def test_the_floor_bounds_the_scale_from_below():
     result = normalise(rows(1, 2, 3), floor=4.0)
     assert torch.equal(result.advantage, rows(-0.25, 0, 0.25))
     assert result.scale == 4.0
+    assert normalise(rows(5, 5)).scale == 1e-8
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,8 @@ def test_on_the_edge_of_the_clip_the_gradient_is_whole():
     _, clipped, gradient = loss_gradient(clip, (1.25, 0.75), (1.0, -1.0), low=0.25)
     assert clipped == [False, False]
     assert torch.equal(gradient, rows(-1, 1))
+    _, clipped, gradient = loss_gradient(dual_clip, (3.0,), (-1.0,), bound=3.0)
+    assert (clipped, gradient) == ([False], 1)
 
 
 def test_an_advantage_of_zero_asks_for_nothing():

@@ -110,6 +110,14 @@ def test_two_hot_shares_a_target_between_its_neighbours(target, shares, dtype):
     assert torch.equal(result, rows(*shares, dtype=dtype))
 
 
+def test_a_target_that_is_not_a_number_stays_visible():
+    for encoded in (
+        value.two_hot(rows(math.nan), rows(*SUPPORT)),
+        value.hl_gauss(rows(math.nan), rows(-1, 0, 1), 1.0),
+    ):
+        assert encoded.sum(-1).isnan().all()
+
+
 @DTYPES
 def test_hl_gauss_is_the_histogram_of_a_normal_distribution(dtype):
     support = torch.linspace(-2, 2, 9, dtype=dtype)

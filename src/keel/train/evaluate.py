@@ -1,0 +1,73 @@
+"""Evaluation: whole episodes with a frozen policy, in environments of their own."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from keel.envs import Envs, ObsNormaliser
+from keel.models.acting import make_actor
+from keel.models.agent import Agent
+from keel.models.sampling import mode, sample, to_env
+
+MAX_EPISODE = 1_000_000
+"""Steps after which an episode that does not end is given up."""
+
+
+class Score(NamedTuple):
+    """Raw returns and lengths of the episodes, in the order of environments."""
+
+    returns: list[float]
+    lengths: list[int]
+
+    def metrics(self) -> dict[str, float]:
+        """As the registry names them."""
+        return {
+            "eval/return_mean": float(np.mean(self.returns)),
+            "eval/return_std": float(np.std(self.returns)),
+            "eval/length_mean": float(np.mean(self.lengths)),
+            "eval/episodes": float(len(self.returns)),
+        }
+
+
+def evaluate(
+    agent: Agent,
+    params: Tensor,
+    envs: Envs,
+    normaliser: ObsNormaliser | None,
+    *,
+    episodes: int,
+    deterministic: bool,
+    seed: int,
+) -> Score:
+    """`episodes` whole episodes, equally many from every environment: short ones are not favoured.
+
+    The environments are reset first, so that the result depends on the policy and the seed alone.
+    """
+    quota = -(-episodes // envs.num_envs)
+    rng = np.random.default_rng(seed)
+    act = make_actor(agent, params)
+    obs = envs.reset(seed)
+    returns: list[list[float]] = [[] for _ in range(envs.num_envs)]
+    lengths: list[list[int]] = [[] for _ in range(envs.num_envs)]
+    for _ in range(MAX_EPISODE):
+        seen = obs if normaliser is None else normaliser.apply(obs)
+        mask = seen.get("action_mask")
+        output, _ = act(seen)
+        if deterministic:
+            action = mode(agent.dist, output, mask)
+        else:
+            action = sample(agent.dist, output, mask, 1.0, rng)
+        step = envs.step(to_env(agent.dist, action))
+        obs = step.obs
+        ended = zip(step.episode_index, step.episode_return, step.episode_length, strict=True)
+        for index, total, length in ended:
+            returns[index].append(float(total))
+            lengths[index].append(int(length))
+        if step.episode_index.size and min(map(len, returns)) >= quota:
+            break
+    flat_returns = [x for row in returns for x in row[:quota]][:episodes]
+    flat_lengths = [x for row in lengths for x in row[:quota]][:episodes]
+    return Score(flat_returns, flat_lengths)

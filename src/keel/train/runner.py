@@ -1,0 +1,190 @@
+"""A run on disk: the loop with metrics, evaluations and checkpoints, from scratch or resumed."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from keel.config import Config, check, from_dict, to_dict
+from keel.envs import Envs, make_envs
+from keel.runs.directory import RunDirectory, read_config, run_name
+from keel.runs.writer import MetricsWriter
+from keel.train.checkpoint import Checkpoint, check_shapes, load, mark_best, save
+from keel.train.evaluate import evaluate
+from keel.train.loop import Iteration, run
+from keel.train.session import Session, initial_state, open_session
+from keel.train.state import TrainState, arrays, pack, unpack
+
+EVALUATION_ENVS = 10
+MAY_CHANGE = ("total_steps", "checkpoints", "evaluation", "tag", "threads", "compile", "device")
+"""What a resumed run may set anew."""
+
+
+class ResumeWarning(UserWarning):
+    """Something of an interrupted run could not be restored exactly."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One iteration of a run on disk."""
+
+    iteration: Iteration
+    metrics: dict[str, float]
+    """with `eval/…`, where an evaluation took place"""
+    path: Path
+    done: bool
+
+
+def start(
+    config: Config, root: Path, name: str | None = None
+) -> Generator[Progress, None, TrainState]:
+    """Train into a new run directory; nothing is created unless the environments start."""
+    check(config)
+    session = open_session(config)
+    try:
+        directory = RunDirectory.create(
+            root,
+            name or run_name(config.env, config.algo, root),
+            config.seed,
+            config=to_dict(config),
+            tag=config.tag or None,
+            choices=session.choices,
+        )
+    except BaseException:
+        session.envs.close()
+        raise
+    return _drive(session, initial_state(session), directory)
+
+
+def resume(path: Path, changes: Config | None = None) -> Generator[Progress, None, TrainState]:
+    """Go on with a run from its newest good checkpoint."""
+    config = changes or from_dict(read_config(path))
+    check(config)
+    checkpoint = load(path)
+    session = open_session(config)
+    try:
+        state = _restore(session, checkpoint)
+        directory = RunDirectory.resume(path, config=to_dict(config), may_change=MAY_CHANGE)
+    except BaseException:
+        session.envs.close()
+        raise
+    return _drive(session, state, directory)
+
+
+def _drive(
+    session: Session, state: TrainState, directory: RunDirectory
+) -> Generator[Progress, None, TrainState]:
+    """Everything a finished iteration leaves on the disk is there before it is yielded."""
+    config = session.config
+    evaluators: list[Envs] = []
+    loop = run(session, state)
+    saved_at = state.steps
+    evaluated_at = state.steps
+    try:
+        with directory, MetricsWriter(directory.metrics) as writer:
+            writer.truncate_after(state.steps)
+            for iteration in loop:
+                state, metrics = iteration.state, dict(iteration.metrics)
+                done = state.steps >= config.total_steps
+                due = (
+                    config.evaluation.every
+                    and state.steps - evaluated_at >= config.evaluation.every
+                )
+                if done or due:
+                    evaluated_at = state.steps
+                    state, scores = _evaluate(session, state, evaluators)
+                    metrics |= scores
+                    iteration = _with_state(iteration, state)
+                writer.write(state.steps, metrics)
+                better = metrics.get("eval/return_mean", math.nan) >= state.best_return
+                if done or better or state.steps - saved_at >= config.checkpoints.every:
+                    saved_at = state.steps
+                    writer.sync()
+                    _save(session, state, directory.path)
+                    if better:
+                        mark_best(directory.path, state.steps, state.best_return)
+                yield Progress(iteration, metrics, directory.path, done)
+    except GeneratorExit:
+        if state.steps > saved_at:
+            _save(session, state, directory.path)
+        raise
+    finally:
+        loop.close()
+        for envs in (session.envs, *evaluators):
+            envs.close()
+    return state
+
+
+def _with_state(iteration: Iteration, state: TrainState) -> Iteration:
+    return Iteration(state, iteration.report, iteration.metrics, iteration.session)
+
+
+def _evaluate(
+    session: Session, state: TrainState, evaluators: list[Envs]
+) -> tuple[TrainState, dict[str, float]]:
+    config = session.config
+    if not evaluators:
+        evaluators.append(
+            make_envs(
+                config.env,
+                min(config.evaluation.episodes, EVALUATION_ENVS),
+                backend=config.envs.backend,
+                seed=session.seeds.evaluation,
+                guard=config.envs.guard,
+                timeout=config.envs.timeout,
+            )
+        )
+    score = evaluate(
+        session.agent,
+        state.optimum.params,
+        evaluators[0],
+        state.obs_normaliser,
+        episodes=config.evaluation.episodes,
+        deterministic=config.evaluation.deterministic,
+        seed=session.seeds.evaluation,
+    )
+    metrics = score.metrics()
+    best = max(state.best_return, metrics["eval/return_mean"])
+    return state.replace(best_return=best), metrics
+
+
+def _save(session: Session, state: TrainState, path: Path) -> None:
+    collector = session.collector
+    tensors, data = pack(state, collector.rng, session.shuffle, collector.obs, session.envs.save())
+    weights = session.agent.layout.unflatten(state.optimum.params[0].cpu())
+    data["saved"] = time.time()
+    save(path, state.steps, tensors, weights, data, keep=session.config.checkpoints.keep)
+
+
+def _restore(session: Session, checkpoint: Checkpoint) -> TrainState:
+    """The state of a checkpoint; random streams and environments are put back in place."""
+    fresh = initial_state(session)
+    expected = {"params": fresh.optimum.params}
+    saved = {"params": checkpoint.tensors["optimum/params"]}
+    check_shapes(str(checkpoint.path), saved, expected)
+    state = unpack(fresh, checkpoint.tensors, checkpoint.data)
+    collector = session.collector
+    collector.rng.bit_generator.state = checkpoint.data["actions"]
+    session.shuffle.set_state(checkpoint.tensors["shuffle"])
+    held = checkpoint.data["envs"]
+    if held is not None:
+        session.envs.load(arrays(checkpoint.tensors, "envs/"), held)
+        collector.obs = arrays(checkpoint.tensors, "obs/")
+    else:
+        warnings.warn(
+            f"{session.envs.backend}: environments cannot save their state, so running episodes "
+            "begin anew; everything else goes on exactly",
+            ResumeWarning,
+            stacklevel=3,
+        )
+        seed = np.random.SeedSequence((session.seeds.envs, state.steps)).generate_state(1)[0]
+        collector.obs = session.envs.reset(int(seed))
+    return state.replace(
+        optimum=type(state.optimum)(*(x.to(session.device) for x in state.optimum))
+    )
