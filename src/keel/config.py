@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
 
 import yaml
+from tyro.conf import Suppress
 
 from keel.errors import InputError
 
@@ -174,7 +175,7 @@ class Checkpoints:
 class Config:
     """A whole run."""
 
-    env: str = "CartPole-v1"
+    env: Suppress[str] = "CartPole-v1"
     """A Gymnasium id, or an alias such as Breakout."""
     algo: Literal["ppo"] = "ppo"
     """The algorithm."""

@@ -109,11 +109,12 @@ for title, (act, allowed) in scenarios.items():
         before = sorted(p.name for p in (run / "checkpoints").glob(".*"))
         checkpoint.sweep(run)
         after = sorted(p.name for p in (run / "checkpoints").glob(".*"))
+        kept = found is None or load(run).step == found.step
         put(run, 9)
         report.append(dict(
             title=title, point=point, signal=os.WTERMSIG(status), left=before, after=after,
-            ok=found is None or (found.step in allowed and not found.skipped
-                                 and found.tensors["m"].eq(found.step).all().item()),
+            ok=kept and (found is None or (found.step in allowed and not found.skipped
+                                           and found.tensors["m"].eq(found.step).all().item())),
             best=best, next=load(run).step,
         ))
         shutil.rmtree(run)
@@ -200,7 +201,7 @@ for usage in (real, blind):
 
 def small_disk(path: Path, options: str, *command: str) -> subprocess.CompletedProcess[str]:
     """Run a command with a small tmpfs at `path`, in a mount namespace of its own."""
-    script = f"mount -t tmpfs -o {options} tmpfs {path} && exec \"$@\""
+    script = f'mount -t tmpfs -o {options} tmpfs {path} && exec "$@"'
     return subprocess.run(
         ["unshare", "-rm", "sh", "-c", script, "sh", *command], capture_output=True, text=True
     )
@@ -262,13 +263,9 @@ def test_a_flipped_bit_anywhere_in_a_manifest_is_seen(tmp_path):
     for place in range(len(good)):
         flipped = good[place] ^ 1 << place % 8 if good[place] != ord("1") else ord("3")
         path.write_bytes(good[:place] + bytes([flipped]) + good[place + 1 :])
-        try:
-            found = load(folder)
-        except CheckpointError as error:
-            assert not isinstance(error, NewerSchemaError)
-        else:  # white space exchanged for other white space
-            assert found.step == 1
-            assert good[place : place + 1].isspace()
+        with pytest.raises(CheckpointError) as caught:
+            load(folder)
+        assert caught.type is CheckpointError
 
 
 @pytest.mark.filterwarnings("error")
@@ -317,7 +314,9 @@ F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 MALFORMED = {
     "a header longer than the file": raw_safetensors({}, length=2**40),
     "a header of many bytes": raw_safetensors(b"{}" + b" " * (17 * 1024 * 1024)),
-    "overlapping offsets": raw_safetensors({"a": F32, "b": {**F32, "data_offsets": [4, 12]}}, b"x" * 12),
+    "overlapping offsets": raw_safetensors(
+        {"a": F32, "b": {**F32, "data_offsets": [4, 12]}}, b"x" * 12
+    ),
     "a gap": raw_safetensors({"a": F32, "b": {**F32, "data_offsets": [12, 20]}}, b"x" * 20),
     "data beyond the file": raw_safetensors({"a": {**F32, "data_offsets": [8, 16]}}, b"x" * 8),
     "a huge shape": raw_safetensors({"a": {**F32, "shape": [2**40, 2**20]}}, b"x" * 8),
@@ -346,7 +345,7 @@ def test_a_malformed_header_is_rejected_before_allocation(tmp_path, monkeypatch,
         raise AssertionError("the file was parsed")
 
     monkeypatch.setattr(checkpoint.safetensors.torch, "load", untouched)
-    with pytest.raises(CheckpointError, match="state.safetensors is not a sound safetensors file"):
+    with pytest.raises(CheckpointError, match=r"state\.safetensors is not a sound safetensors"):
         load(folder)
 
 

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Sequence
 
 COMMANDS = {
+    "train": "train an agent inside an exact, enforced trust region",
+    "resume": "go on with a run where it stopped",
     "explain": "what KL, clipping, penalties and trust regions do to your numbers",
 }
 

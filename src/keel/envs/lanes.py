@@ -10,6 +10,7 @@ import math
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -19,6 +20,7 @@ from keel.envs.episodes import Episodes
 from keel.envs.faults import BadStepError, EnvError, EnvRaisedError
 from keel.envs.protocol import Autoreset, Obs, Step
 from keel.envs.spaces import MASK, ActionLayout, ObsLayout, open_mask
+from keel.errors import InputError
 
 Env = gymnasium.Env[Any, Any]
 NUMBERS = (int, float, np.number, np.bool_, np.ndarray)
@@ -85,6 +87,24 @@ class Plan:
         trees = arrays[8 : 8 + len(keys)], arrays[8 + len(keys) :]
         return Buffers(*arrays[:8], *(dict(zip(keys, tree, strict=True)) for tree in trees))
 
+    def expect_memory(self) -> None:
+        """Refuse, before anything is allocated, what this machine cannot hold."""
+        free = _free_bytes()
+        if free is not None and self.nbytes > free:
+            raise InputError(
+                f"num_envs: {self.num_envs} environments need {self.nbytes / 2**30:.1f} GiB for "
+                f"the arrays of one step, {free / 2**30:.1f} GiB are free; use fewer"
+            )
+
+
+def _free_bytes() -> int | None:
+    """What the operating system says is available; None where it does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return None
+
 
 def _aligned(size: int) -> int:
     return -(-size // 64) * 64  # no two arrays share a cache line
@@ -131,12 +151,13 @@ class Lanes:
         self.steps += 1
         out = self._out
         out.ignored[:] = self.pending
+        actions = out.action.copy()  # an environment may keep the action it was given
         rewards: list[Any] = []
         flags: list[tuple[bool, bool]] = []
         for row in range(len(self.envs)):
             self.progress[0] = self.first + row
             try:
-                reward, terminated, truncated = self._step(row)
+                reward, terminated, truncated = self._step(row, actions[row])
             except Exception as error:
                 raise self._fault(row, error) from error
             rewards.append(reward)
@@ -159,13 +180,13 @@ class Lanes:
         self._layout.store(self._out.obs, row, result[0])
         self._store_mask(self._out.mask, row, result[1])
 
-    def _step(self, row: int) -> tuple[Any, bool, bool]:
+    def _step(self, row: int, action: Any) -> tuple[Any, bool, bool]:
         out = self._out
         if self.pending[row]:
             self._reset(row, None)
             self.pending[row] = False
             return 0.0, False, False
-        result = self.envs[row].step(out.action[row])
+        result = self.envs[row].step(action)
         if type(result) is not tuple or len(result) != 5:
             raise BadStepError(
                 "step must return (observation, reward, terminated, truncated, info), "

@@ -23,11 +23,13 @@ class SyncEnvs:
     def __init__(
         self, factory: Callable[[], Env], num_envs: int, autoreset: Autoreset = "next_step"
     ) -> None:
-        envs = [factory() for _ in range(num_envs)]
+        first = factory()
         self.num_envs, self.autoreset = num_envs, autoreset
-        layout = observation_layout(envs[0].observation_space)
-        self._actions = action_layout(envs[0].action_space)
+        layout = observation_layout(first.observation_space)
+        self._actions = action_layout(first.action_space)
         plan = Plan(layout, self._actions, num_envs)
+        plan.expect_memory()
+        envs = [first, *(factory() for _ in range(num_envs - 1))]
         self._buffers = plan.buffers(bytearray(plan.nbytes))
         self._lanes = Lanes(envs, layout, self._buffers, autoreset)
         self._episodes = Episodes(num_envs)

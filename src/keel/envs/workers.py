@@ -77,6 +77,7 @@ class AsyncEnvs:
         self.observation_space, self.action_space = layout.space, self._actions.space
         self._timeout, self._allowed = timeout, restarts
         self._plan = Plan(layout, self._actions, num_envs)
+        self._plan.expect_memory()
         self._payload = cloudpickle.dumps((factory, self._plan, autoreset))
         self._context = multiprocessing.get_context("spawn")
         self._memory = self._context.RawArray("B", self._plan.nbytes + 8 * workers)

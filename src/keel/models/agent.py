@@ -82,9 +82,13 @@ class Agent:
         """The network at `params` `[G, P]`; several groups have axis 1 of `obs`, `[R, G, …]`."""
         if self.groups == 1:
             return self._one(params[0], obs, part)
-        return torch.vmap(lambda row, seen: self._one(row, seen, part), in_dims=(0, 1), out_dims=1)(
-            params, obs
-        )
+
+        def given(row: Tensor, seen: Tree) -> tuple[Tensor, ...]:
+            return tuple(x for x in self._one(row, seen, part) if x is not None)
+
+        found = list(torch.vmap(given, in_dims=(0, 1), out_dims=1)(params, obs))
+        policy = None if part == "critic" else found.pop(0)
+        return Outputs(policy, found[0] if found else None)
 
     def _one(self, row: Tensor, obs: Tree, part: Part) -> Outputs:
         tree = self.layout.unflatten(row)

@@ -59,17 +59,23 @@ class Columns(NamedTuple):
     weight: Tensor
 
     def take(self, index: Tensor, real: Tensor) -> Minibatch:
-        """Some rows; `real` is 0 for padding."""
+        """Some rows; `real` is 0 for padding.
+
+        What rows of weight 0 hold is wiped: a zero weight alone would still multiply their NaN in
+        the backward pass.
+        """
         weight = self.weight[index]
+        weight = weight * real.reshape(-1, *[1] * (weight.ndim - 1))
+        counts = weight > 0
         return Minibatch(
             obs=take(self.obs, index),
             behaviour=take(self.behaviour, index),
             action=self.action[index],
             log_prob=self.log_prob[index],
-            advantage=self.advantage[index],
-            target=self.target[index],
-            old_value=self.old_value[index],
-            weight=weight * real.reshape(-1, *[1] * (weight.ndim - 1)),
+            advantage=torch.where(counts, self.advantage[index], 0.0),
+            target=torch.where(counts, self.target[index], 0.0),
+            old_value=torch.where(counts, self.old_value[index], 0.0),
+            weight=weight,
         )
 
 

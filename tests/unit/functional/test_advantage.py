@@ -217,8 +217,9 @@ def test_equal_advantages_become_zeros(method, level, size, dtype):
     assert result.sign_flips == 0
 
 
-def test_a_difference_of_one_rounding_is_not_a_difference():
-    noise = rows(0.1, 0.1, 0.1 + 2**-56, dtype=torch.float64)
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_a_difference_of_one_rounding_is_not_a_difference(sign):
+    noise = sign * rows(0.1, 0.1, 0.1 + 2**-56)
     assert noise[2] != noise[0]
     assert not normalise(noise).advantage.any()
 

@@ -290,8 +290,12 @@ def test_a_row_without_a_legal_outcome_is_silent():
 
 
 def test_no_mass_where_p_has_some_is_infinitely_far():
-    p, q = torch.zeros(2), torch.tensor([0.0, -INF])
-    assert categorical_kl(p, q).item() == INF
+    """And poisons no gradient, so that one such row does not end a run."""
+    p = torch.zeros(2, requires_grad=True)
+    q = torch.tensor([0.0, -INF], requires_grad=True)
+    kl = categorical_kl(p, q)
+    assert kl.item() == INF
+    assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(kl, (p, q)))
 
 
 def test_no_mass_in_p_costs_nothing():

@@ -277,6 +277,13 @@ def test_a_generous_tolerance_stops_early():
     assert conjugate_gradient(A.mv, B, tolerance=0.2).iterations == 2
 
 
+@pytest.mark.parametrize("scale", [1e-3, 1e3])
+@pytest.mark.parametrize("iterations", [1, 5])
+def test_the_tolerance_is_relative_to_b(scale: float, iterations: int):
+    result = conjugate_gradient(A.mv, scale * B, iterations=iterations, tolerance=0.3)
+    assert (result.iterations, result.stopped) == (1, "converged")
+
+
 def test_ten_iterations_unless_told_otherwise():
     """Twenty distinct eigenvalues would take twenty."""
     eigenvalues = torch.arange(1.0, 21.0, dtype=torch.float64)

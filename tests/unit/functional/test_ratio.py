@@ -123,6 +123,11 @@ def test_the_report_by_hand(dtype):
     assert all(field.ndim == 0 for field in report)
 
 
+def test_the_report_takes_no_part_in_the_gradient():
+    report = ratio_report(policy_ratio(rows(-1, -2).requires_grad_(), rows(-2, -2)))
+    assert not any(field.requires_grad for field in report)
+
+
 @pytest.mark.parametrize(
     ("ratios", "share"),
     [((1, 1, 1, 1), 1.0), ((3, 3), 1.0), ((1, 3), 16 / 20), ((1, 0.001), 1.002001 / 2.000002)],

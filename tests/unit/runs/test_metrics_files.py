@@ -111,6 +111,13 @@ def test_truncating_keeps_everything_where_nothing_is_later(path):
     assert read_metrics(path).step.tolist() == [1, 2]
 
 
+def test_truncating_removes_what_stands_between(path):
+    path.write_bytes(b'{"step":1}\n{"step":9}\n{"half\n{"step":2}\n')
+    with MetricsWriter(path) as writer:
+        assert writer.truncate_after(2) == 2
+    assert path.read_bytes() == b'{"step":1}\n{"step":2}\n'
+
+
 def test_the_last_values_are_found_at_the_end_of_a_long_file(path):
     with MetricsWriter(path) as writer:
         for step in range(3000):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -170,3 +171,25 @@ def test_no_module_of_checkpoints_knows_pickle():
         source = Path(module.__file__).read_text()
         assert "import pickle" not in source
         assert "torch.load" not in source.replace("safetensors.torch.load", "")
+
+
+def test_everything_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    """A rename may reach the disk before the bytes it names: fsync files, folder, then parent."""
+    put(tmp_path, 1)
+    log, fsync, rename = [], os.fsync, Path.rename
+
+    def logged_fsync(descriptor):
+        log.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        fsync(descriptor)
+
+    def logged_rename(self, target):
+        log.append(f"rename {Path(target).name}")
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", logged_fsync)
+    monkeypatch.setattr(Path, "rename", logged_rename)
+    put(tmp_path, 2)
+    assert log[:7] == [
+        "weights.safetensors", "state.safetensors", "state.json", "manifest.json",
+        ".00000002.tmp", "rename 00000002", "checkpoints",
+    ]  # fmt: skip

@@ -1,0 +1,79 @@
+"""The floor: the environment alone, and the network's arithmetic at the speed of a large GEMM.
+
+Nothing that collects in lockstep and then updates can be faster than
+1 / (seconds of an environment step + seconds of its share of multiplications).
+"""
+
+import json
+import os
+import time
+
+import numpy as np
+import torch
+from common import job
+from run_keel import configuration
+from torch.utils.flop_counter import FlopCounterMode
+
+from keel.envs import make_envs
+from keel.models.build import build_agent
+
+
+def env_rate(envs, seconds: float = 1.5) -> float:
+    """Steps per second with random actions, drawn beforehand."""
+    envs.reset(0)
+    space, shape = envs.action_space, (envs.num_envs,)
+    space.seed(0)
+    actions = [np.stack([space.sample() for _ in range(shape[0])]) for _ in range(64)]
+    for action in actions:
+        envs.step(action)
+    steps, begin = 0, time.perf_counter()
+    while time.perf_counter() - begin < seconds:
+        for action in actions:
+            envs.step(action)
+        steps += len(actions) * shape[0]
+    return steps / (time.perf_counter() - begin)
+
+
+def gemm_rate(size: int = 1024, repeats: int = 20) -> float:
+    """FLOP per second of the best of some float32 products, on all cores."""
+    torch.set_num_threads(os.cpu_count() or 1)
+    a, b = torch.randn(2, size, size).unbind()
+    best = float("inf")
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        torch.mm(a, b)
+        best = min(best, time.perf_counter() - begin)
+    return 2.0 * size**3 / best
+
+
+def flops(agent, envs, rows: int) -> tuple[float, float]:
+    """Per row: a forward pass, and a forward with a backward pass."""
+    space = envs.observation_space
+    obs = {"obs": torch.zeros(rows, *space.shape, dtype=torch.from_numpy(space.sample()).dtype)}
+    params = agent.initial.clone().requires_grad_()
+    counter = FlopCounterMode(display=False)
+    with counter:
+        policy, value = agent.outputs(params, obs)
+        forward = counter.get_total_flops()
+        (policy.sum() + value.sum()).backward()
+    return forward / rows, counter.get_total_flops() / rows
+
+
+if __name__ == "__main__":
+    work = job()
+    config = configuration(work)
+    envs = make_envs(work.env, work.num_envs, seed=work.seed, guard=False)
+    alone = env_rate(envs)
+    agent = build_agent(envs.observation_space, envs.action_space, config.network, work.seed)
+    acting, learning = flops(agent, envs, work.minibatch)
+    per_step = acting + work.epochs * learning
+    speed = gemm_rate()
+    line = {
+        "steps_per_second": 1.0 / (1.0 / alone + per_step / speed),
+        "env_steps_per_second": alone,
+        "backend": envs.backend,
+        "flops_per_step": per_step,
+        "gemm_gflops": speed / 1e9,
+    }
+    envs.close()
+    print(json.dumps(line), flush=True)

@@ -1,0 +1,49 @@
+"""Keel's PPO, everything that is on by default (guard, gate, certificate, metrics) left on."""
+
+from common import Clock, answer, job, total_steps
+
+from keel.config import Advantage, Config, Envs, Explore, Network, Region
+from keel.train.loop import run
+from keel.train.session import initial_state, open_session
+
+LONG_RUN = 10_000_000
+"""Steady speed is that of a long run: what `compile="auto"` chooses depends on the length."""
+
+
+def configuration(work) -> Config:
+    whole = work.mode == "whole"
+    return Config(
+        env=work.env,
+        seed=work.seed,
+        total_steps=total_steps(work) if whole else max(LONG_RUN, total_steps(work)),
+        rollout_steps=work.rollout_steps,
+        envs=Envs(num=work.num_envs, normalise_obs=work.normalise, normalise_reward=work.normalise),
+        network=Network(hidden=tuple(work.hidden), activation="tanh"),
+        advantage=Advantage(gamma=work.gamma, lam=work.lam),
+        region=Region(
+            clip=work.clip,
+            value_coef=work.value_coef,
+            epochs=work.epochs,
+            minibatch=work.minibatch,
+            learning_rate=work.learning_rate,
+            schedule="constant",
+            max_grad_norm=work.max_grad_norm,
+        ),
+        explore=Explore(entropy_coef=work.entropy_coef),
+        threads=work.threads,
+        compile=work.compile,
+    )
+
+
+if __name__ == "__main__":
+    work = job()
+    session = open_session(configuration(work))
+    clock, loop = Clock(), run(session, initial_state(session))
+    for _ in range(work.warmup + work.iterations):
+        clock.tick()
+        next(loop)
+    clock.tick()
+    loop.close()
+    session.envs.close()
+    choices = {key: session.choices[key] for key in ("backend", "compile", "threads")}
+    answer(work, clock, ["keel-rl", "torch", "gymnasium"], choices=choices)

@@ -1,0 +1,191 @@
+"""Ours beside a peer, interleaved: whatever else the machine is doing, both sides feel it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import statistics
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from keel.bench.settings import PEERS, Settings, settings_for
+from keel.bench.workers import Reading, Workers
+from keel.errors import InputError, choose
+
+Tell = Callable[[str], None]
+Caches = tuple[Path, Path]
+
+
+@dataclass(frozen=True)
+class Result:
+    """Medians of both sides; speeds are steps per second."""
+
+    env: str
+    peer_name: str
+    mode: str
+    ours: float
+    peer: float
+    ratio: float
+    """how many times faster ours is"""
+    repeats: int
+    floor: float
+    """what the environment and the network's arithmetic alone would allow"""
+    ours_peak_mb: float
+    peer_peak_mb: float
+    peer_threads: int
+    settings: dict[str, Any]
+    versions: dict[str, dict[str, str]]
+    choices: dict[str, Any]
+    """what ours chose by itself: backend, compile, threads"""
+    floor_details: dict[str, Any]
+    all_ours: list[float] = field(default_factory=list)
+    all_peer: list[float] = field(default_factory=list)
+    thread_trials: dict[str, float] = field(default_factory=dict)
+    """the peer's speed by number of threads, tried once"""
+    whole: dict[str, float] | None = None
+    """seconds from process start to end, with cold and with warm compile caches"""
+
+
+def bench_ppo(
+    env: str,
+    peer: str,
+    *,
+    repeats: int = 3,
+    iterations: int | None = None,
+    whole: int | None = None,
+    tell: Tell = lambda line: None,
+    workers: Workers | None = None,
+) -> Result:
+    """PPO on `env`, ours and the peer in turn, each measurement in a process of its own.
+
+    Args:
+        env: CartPole-v1, HalfCheetah-v5 or Breakout; `keel.bench.settings` holds the details.
+        peer: sb3, sbx or cleanrl.
+        repeats: how often each side is measured; the medians count.
+        iterations: measured per repeat, after a warm-up; None: as suits the environment.
+        whole: measure whole runs of so many steps, start-up and compiling included.
+        tell: called with one line per measurement.
+    """
+    name = choose("peer", peer, PEERS)
+    settings = settings_for(env, iterations)
+    if repeats < 1:
+        raise InputError(f"repeats: expected at least 1, got {repeats}")
+    if whole is not None and whole < 1:
+        raise InputError(f"whole: expected at least 1 step, got {whole}")
+    workers = workers or Workers()
+    workers.check()
+    run = _Run(workers, settings, name, tell)
+    floor = run.take("floor", settings, "floor")
+    trials = {threads: run.trial(threads) for threads in sorted({1, _cores()})}
+    threads = max(trials, key=lambda count: trials[count])
+    tell(f"{name}: {threads} thread{'s' * (threads > 1)} it is")
+    if whole is None:
+        sides, seconds = run.steady(threads, repeats), None
+    else:
+        settings = settings.whole(whole)
+        sides, seconds = run.whole(settings, threads, repeats)
+    ours, theirs = (statistics.median(reading.rate for reading in side) for side in sides)
+    return Result(
+        env=settings.env,
+        peer_name=name,
+        mode=settings.mode,
+        ours=ours,
+        peer=theirs,
+        ratio=ours / theirs,
+        repeats=repeats,
+        floor=floor.rate,
+        ours_peak_mb=max(reading.peak_mb for reading in sides[0]),
+        peer_peak_mb=max(reading.peak_mb for reading in sides[1]),
+        peer_threads=threads,
+        settings=dataclasses.asdict(settings),
+        versions={"ours": sides[0][0].versions, "peer": sides[1][0].versions},
+        choices=dict(sides[0][0].details.get("choices", {})),
+        floor_details=floor.details,
+        all_ours=[reading.rate for reading in sides[0]],
+        all_peer=[reading.rate for reading in sides[1]],
+        thread_trials={str(count): rate for count, rate in trials.items()},
+        whole=seconds,
+    )
+
+
+@dataclass(frozen=True)
+class _Run:
+    workers: Workers
+    settings: Settings
+    peer: str
+    tell: Tell
+
+    def take(
+        self, name: str, settings: Settings, label: str, caches: Caches | None = None
+    ) -> Reading:
+        reading = self.workers.run(name, settings, _environment(caches))
+        if settings.mode == "whole":
+            # the rate of a whole run is over its wall time, as its user waits for it
+            steps = settings.iterations * settings.batch
+            reading = dataclasses.replace(reading, rate=steps / reading.wall)
+            self.tell(f"{label}: {reading.wall:,.1f} s, {reading.rate:,.0f} steps/s")
+        else:
+            self.tell(f"{label}: {reading.rate:,.0f} steps/s")
+        return reading
+
+    def trial(self, threads: int) -> float:
+        """The peer once with so many threads, over half of the iterations."""
+        short = self.settings.replace(
+            threads=threads, iterations=max(1, self.settings.iterations // 2)
+        )
+        return self.take(self.peer, short, f"{self.peer}, {threads} thread(s), trial").rate
+
+    def steady(self, threads: int, repeats: int) -> tuple[list[Reading], list[Reading]]:
+        ours: list[Reading] = []
+        theirs: list[Reading] = []
+        for repeat in range(1, repeats + 1):
+            of = f"{repeat}/{repeats}"
+            ours.append(self.take("keel", self.settings, f"keel {of}"))
+            theirs.append(
+                self.take(self.peer, self.settings.replace(threads=threads), f"{self.peer} {of}")
+            )
+        return ours, theirs
+
+    def whole(
+        self, settings: Settings, threads: int, repeats: int
+    ) -> tuple[tuple[list[Reading], list[Reading]], dict[str, float]]:
+        """Cold and warm runs in turn; both sides get compile caches of their own."""
+        taken: dict[tuple[str, str], list[Reading]] = {}
+        jobs = {"keel": settings, self.peer: settings.replace(threads=threads)}
+        for repeat in range(1, repeats + 1):
+            with tempfile.TemporaryDirectory(prefix="keel-bench-") as folder:
+                for state in ("cold", "warm"):
+                    for name, job in jobs.items():
+                        caches = Path(folder) / f"{name}-torch", Path(folder) / f"{name}-jax"
+                        label = f"{name} {state} {repeat}/{repeats}"
+                        reading = self.take(name, job, label, caches)
+                        taken.setdefault((name, state), []).append(reading)
+        seconds = {
+            f"{side}_{state}_seconds": statistics.median(r.wall for r in taken[name, state])
+            for side, name in (("ours", "keel"), ("peer", self.peer))
+            for state in ("cold", "warm")
+        }
+        for state in ("cold", "warm"):
+            peer, ours = seconds[f"peer_{state}_seconds"], seconds[f"ours_{state}_seconds"]
+            seconds[f"ratio_{state}"] = peer / ours
+        return (taken["keel", "warm"], taken[self.peer, "warm"]), seconds
+
+
+def _environment(caches: Caches | None) -> dict[str, str]:
+    if caches is None:
+        return {}
+    inductor, jax = map(str, caches)
+    return {
+        "TORCHINDUCTOR_CACHE_DIR": inductor,
+        "JAX_COMPILATION_CACHE_DIR": jax,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,105 @@
+"""What is measured: the same work for both sides, written once and handed to every worker."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+from keel.errors import InputError, choose
+
+Mode = Literal["steady", "whole"]
+PEERS = ("sb3", "sbx", "cleanrl")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A job for a worker; both sides read all of it from one line of JSON."""
+
+    env: str
+    peer_env: str
+    """the peer's name for the same environment"""
+    num_envs: int
+    rollout_steps: int
+    minibatch: int
+    epochs: int
+    iterations: int
+    """measured, after `warmup` others"""
+    warmup: int
+    normalise: bool = False
+    """observations and rewards, by running statistics"""
+    pixels: bool = False
+    """the Nature CNN with a shared trunk, else two MLPs of `hidden` with tanh"""
+    hidden: tuple[int, ...] = (64, 64)
+    learning_rate: float = 3e-4
+    gamma: float = 0.99
+    lam: float = 0.95
+    clip: float = 0.2
+    entropy_coef: float = 0.0
+    value_coef: float = 0.5
+    max_grad_norm: float = 0.5
+    seed: int = 0
+    threads: int = 0
+    """of the network's arithmetic; 0: what the library chooses (ours)"""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """ours only"""
+    mode: Mode = "steady"
+
+    @property
+    def batch(self) -> int:
+        """Steps of an iteration."""
+        return self.num_envs * self.rollout_steps
+
+    def replace(self, **changes: object) -> Settings:
+        """A copy with some values changed."""
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+    def whole(self, steps: int) -> Settings:
+        """A run of `steps` from process start to end, rounded up to whole rollouts."""
+        return self.replace(mode="whole", warmup=0, iterations=-(-steps // self.batch))
+
+
+SETTINGS = {
+    "CartPole-v1": Settings(
+        env="CartPole-v1",
+        peer_env="CartPole-v1",
+        num_envs=8,
+        rollout_steps=128,
+        minibatch=256,
+        epochs=4,
+        iterations=60,
+        warmup=3,
+    ),
+    "HalfCheetah-v5": Settings(
+        env="HalfCheetah-v5",
+        peer_env="HalfCheetah-v5",
+        num_envs=8,
+        rollout_steps=256,
+        minibatch=512,
+        epochs=10,
+        iterations=20,
+        warmup=2,
+        normalise=True,
+    ),
+    "Breakout": Settings(
+        env="Breakout",
+        peer_env="BreakoutNoFrameskip-v4",
+        num_envs=8,
+        rollout_steps=128,
+        minibatch=256,
+        epochs=4,
+        iterations=4,
+        warmup=1,
+        pixels=True,
+    ),
+}
+
+
+def settings_for(env: str, iterations: int | None = None) -> Settings:
+    """The settings of one environment; `iterations` of None keeps its default."""
+    settings = SETTINGS[choose("env", env, SETTINGS)]
+    if iterations is None:
+        return settings
+    if iterations < 1:
+        raise InputError(f"iterations: expected at least 1, got {iterations}")
+    return settings.replace(iterations=iterations)

@@ -1,0 +1,133 @@
+"""`keel bench NAME …`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+from tyro.conf import arg
+
+from keel.errors import choose
+
+if TYPE_CHECKING:
+    from keel.bench import Result
+
+
+@dataclass(frozen=True)
+class PPO:
+    """PPO beside a peer: the same work on both sides, in turn, each in a process of its own.
+
+    Example: keel bench ppo --env CartPole-v1 --peer sb3
+    """
+
+    env: Annotated[str, arg(metavar="CartPole-v1|HalfCheetah-v5|Breakout")] = "CartPole-v1"
+    """The environment, with the settings that belong to it."""
+    peer: Annotated[str, arg(metavar="sb3|sbx|cleanrl")] = "sb3"
+    """Whom to measure against; `make peers` installs them."""
+    repeats: int = 3
+    """Measurements of each side; their medians count."""
+    iterations: Annotated[int | None, arg(metavar="N")] = None
+    """Rollouts with their updates per measurement; the default suits the environment."""
+    whole: Annotated[int | None, arg(metavar="STEPS")] = None
+    """Measure whole runs of STEPS from process start, with cold and with warm compile caches."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print one JSON object in place of text."""
+
+
+BENCHES: dict[str, type[PPO]] = {"ppo": PPO}
+
+
+def run(args: Sequence[str]) -> int:
+    """Take one measurement."""
+    if not args or args[0] in ("-h", "--help"):
+        print(_help())  # noqa: T201
+        return 0
+    bench = BENCHES[choose("bench", args[0], BENCHES)]
+    options = tyro.cli(bench, args=list(args[1:]), prog=f"keel bench {args[0]}")
+    from rich.console import Console
+
+    from keel.bench import bench_ppo
+
+    console = Console(stderr=True, highlight=False)
+    result = bench_ppo(
+        options.env,
+        options.peer,
+        repeats=options.repeats,
+        iterations=options.iterations,
+        whole=options.whole,
+        tell=lambda line: console.print(line, style="dim", markup=False),
+    )
+    if options.json:
+        print(json.dumps(dataclasses.asdict(result), allow_nan=False))  # noqa: T201
+    else:
+        _print(result)
+    return 0
+
+
+def _print(result: Result) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from keel.cli.render import PipedConsole
+
+    settings = result.settings
+    console = PipedConsole(highlight=False)
+    console.print(
+        f"PPO on {result.env}: {settings['num_envs']} × {settings['rollout_steps']} steps, "
+        f"minibatch {settings['minibatch']}, {settings['epochs']} epochs",
+        style="bold",
+    )
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("")
+    for column in ("steps/s", "of the floor", "peak MB", "threads"):
+        table.add_column(column, justify="right")
+    rows = (
+        ("keel", result.ours, result.ours_peak_mb, result.choices.get("threads", "")),
+        (result.peer_name, result.peer, result.peer_peak_mb, result.peer_threads),
+    )
+    for name, rate, peak, threads in rows:
+        share = f"{rate / result.floor:.0%}"
+        table.add_row(name, f"{rate:,.0f}", share, f"{peak:,.0f}", str(threads))
+    table.add_row("floor", f"{result.floor:,.0f}", "", "", "")
+    console.print(table)
+    if result.whole is not None:
+        console.print(_whole(result.whole, settings["iterations"], result))
+    spread = " ".join(f"{ours / peer:.2f}" for ours, peer in _pairs(result))
+    console.print(
+        f"{result.ratio:.2f}× {result.peer_name} ({result.repeats} interleaved repeats, medians; "
+        f"each: {spread})",
+        style="bold",
+    )
+
+
+def _whole(seconds: dict[str, float], iterations: int, result: Result) -> str:
+    steps = iterations * result.settings["num_envs"] * result.settings["rollout_steps"]
+    parts = [
+        f"{state}: keel {seconds[f'ours_{state}_seconds']:.1f} s, "
+        f"{result.peer_name} {seconds[f'peer_{state}_seconds']:.1f} s "
+        f"({seconds[f'ratio_{state}']:.2f}×)"
+        for state in ("cold", "warm")
+    ]
+    return f"a whole run of {steps:,} steps, " + "; ".join(parts)
+
+
+def _pairs(result: Result) -> list[tuple[float, float]]:
+    return list(zip(result.all_ours, result.all_peer, strict=True))
+
+
+def _help() -> str:
+    width = max(map(len, BENCHES))
+    benches = "\n".join(
+        f"  {name:<{width}}  {(bench.__doc__ or '').splitlines()[0]}"
+        for name, bench in BENCHES.items()
+    )
+    return (
+        "usage: keel bench NAME …\n\n"
+        "Keel beside its peers, measured on this machine.\n\n"
+        f"measurements:\n{benches}\n\n"
+        "options of one:\n  keel bench ppo --help"
+    )

@@ -1,0 +1,138 @@
+"""The live display of a training run; plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from contextlib import AbstractContextManager
+from types import TracebackType
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from keel.config import Config
+
+BARS = "▁▂▃▄▅▆▇█"
+PLAIN_SECONDS = 5.0
+
+
+def sparkline(values: list[float], width: int = 32) -> str:
+    """A line of block characters; gaps where nothing is known."""
+    if len(values) > width:
+        step = len(values) / width
+        values = [values[int((i + 1) * step) - 1] for i in range(width)]
+    known = [v for v in values if math.isfinite(v)]
+    if not known:
+        return ""
+    low, high = min(known), max(known)
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BARS[int((v - low) * scale)] if math.isfinite(v) else " " for v in values)
+
+
+def gauge(value: float, bound: float, width: int = 24) -> Text:
+    """How much of the bound is used: green, yellow near the end, red over it."""
+    share = value / bound if bound > 0 and math.isfinite(value) else 0.0
+    filled = min(width, round(share * width))
+    colour = "red" if share > 1.0 else "yellow" if share > 0.8 else "green"
+    return Text.assemble(("█" * filled, colour), ("░" * (width - filled), "dim"), f" {share:4.0%}")
+
+
+class Display(AbstractContextManager["Display"]):
+    """Shows a run while it goes on."""
+
+    def __init__(self, config: Config, title: str, console: Console, quiet: bool) -> None:
+        self.config = config
+        self.title = title
+        self.console = console
+        self.quiet = quiet
+        self.returns: deque[float] = deque(maxlen=4096)
+        self.progress = Progress(
+            TextColumn("{task.percentage:3.0f} %"),
+            BarColumn(bar_width=40),
+            TextColumn("{task.fields[left]}"),
+        )
+        self.task = self.progress.add_task("", total=config.total_steps, left="")
+        self.live = Live(console=console, refresh_per_second=8, transient=False)
+        self.shown_at = 0.0
+        self.started = time.perf_counter()
+        self.first_steps: int | None = None
+
+    def __enter__(self) -> Display:
+        if self.console.is_terminal and not self.quiet:
+            self.live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.live.is_started:
+            self.live.stop()
+
+    def update(self, steps: int, metrics: dict[str, float], done: bool) -> None:
+        """Show the newest iteration."""
+        self.returns.append(metrics.get("rollout/return_mean", math.nan))
+        if self.first_steps is None:
+            self.first_steps, self.started = steps, time.perf_counter()
+        if self.quiet:
+            return
+        if self.live.is_started:
+            self.progress.update(self.task, completed=steps, left=self._left(steps))
+            self.live.update(self._panel(steps, metrics))
+        elif done or time.perf_counter() - self.shown_at >= PLAIN_SECONDS:
+            self.shown_at = time.perf_counter()
+            self.console.print(plain_line(steps, self.config.total_steps, metrics), highlight=False)
+
+    def _left(self, steps: int) -> str:
+        done = steps - (self.first_steps or 0)
+        if done <= 0:
+            return ""
+        seconds = (time.perf_counter() - self.started) / done * (self.config.total_steps - steps)
+        return f"{int(max(seconds, 0)) // 60}:{int(max(seconds, 0)) % 60:02d} left"
+
+    def _panel(self, steps: int, metrics: dict[str, float]) -> Group:
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="dim")
+        table.add_column(no_wrap=True)
+        rate = metrics.get("time/steps_per_second", math.nan)
+        table.add_row("steps", f"{steps:,} of {self.config.total_steps:,}   {rate:,.0f}/s")
+        score = metrics.get("rollout/return_mean", math.nan)
+        table.add_row("return", f"{_number(score)}   {sparkline(list(self.returns))}")
+        kl, bound = metrics.get("train/kl_exact", math.nan), metrics.get("train/max_kl", math.nan)
+        table.add_row("exact KL", Text.assemble(gauge(kl, bound), f"   {kl:.4f} of {bound:g} nats"))
+        clipped = metrics.get("train/clip_fraction", math.nan)
+        table.add_row(
+            "clip / entropy", f"{clipped:.1%}   {_number(metrics.get('train/entropy', math.nan))}"
+        )
+        explained = metrics.get("train/explained_variance", math.nan)
+        back = int(metrics.get("train/rollbacks", 0))
+        table.add_row("explained var.", f"{explained:.2f}")
+        table.add_row("walked back", f"{back} update{'s' * (back != 1)}")
+        return Group(Text(self.title, style="bold"), self.progress, table)
+
+
+def plain_line(steps: int, total: int, metrics: dict[str, float]) -> str:
+    """One line for a log file."""
+    get = metrics.get
+    line = (
+        f"{steps:>9,}/{total:,}  return {_number(get('rollout/return_mean', math.nan))}  "
+        f"KL {get('train/kl_exact', math.nan):.4f}/{get('train/max_kl', math.nan):g}  "
+        f"clip {get('train/clip_fraction', math.nan):.2f}  "
+        f"entropy {get('train/entropy', math.nan):.2f}  "
+        f"ev {get('train/explained_variance', math.nan):.2f}  "
+        f"walked back {int(get('train/rollbacks', 0))}  "
+        f"{get('time/steps_per_second', math.nan):,.0f} steps/s"
+    )
+    if "eval/return_mean" in metrics:
+        line += f"  evaluation {_number(metrics['eval/return_mean'])}"
+    return line
+
+
+def _number(value: float) -> str:
+    return "–" if not math.isfinite(value) else f"{value:,.1f}"

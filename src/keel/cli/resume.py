@@ -1,0 +1,42 @@
+"""`keel resume RUN`: go on where a run stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from tyro.conf import Positional, arg
+
+from keel.cli.arguments import translate
+from keel.config import from_dict
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Go on with a run from its newest good checkpoint, exactly as if it had never stopped."""
+
+    run: Annotated[Positional[Path], arg(metavar="RUN")]
+    """The folder of the run, such as runs/NAME/seed-0."""
+    total_steps: int | None = None
+    """Train to this many steps, in place of what was configured."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print one JSON object at the end, and nothing else."""
+    quiet: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Show no progress."""
+
+
+def run(args: Sequence[str]) -> int:
+    """Resume."""
+    options = tyro.cli(Resume, args=translate(args), prog="keel resume")
+    from keel.cli.train import drive
+    from keel.runs.directory import read_config
+    from keel.train.runner import resume
+
+    config = from_dict(read_config(options.run))
+    if options.total_steps is not None:
+        config = dataclasses.replace(config, total_steps=options.total_steps)
+    return drive(resume(options.run, config), config, options.json, options.quiet)

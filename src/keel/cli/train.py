@@ -1,0 +1,163 @@
+"""`keel train ENV …` and `keel resume RUN …`: train, show, and leave a run behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+from rich.console import Console
+from tyro.conf import Positional, arg
+
+from keel.cli.arguments import find_option, translate
+from keel.cli.live import Display
+from keel.config import Config, check, load
+from keel.presets import names, preset, preset_for
+
+if TYPE_CHECKING:
+    from keel.train.runner import Progress
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train an agent inside an exact, enforced trust region.
+
+    Example: keel train CartPole-v1 --seed 1 --region.max-kl 0.02
+    """
+
+    env: Annotated[Positional[str], arg(metavar="ENV")]
+    """A Gymnasium id such as CartPole-v1, or an alias such as Breakout."""
+    preset: str | None = None
+    """Settings to start from; by default those of the environment. See `keel train --presets`."""
+    config_file: Annotated[Path | None, arg(name="config", metavar="FILE.yaml")] = None
+    """A YAML file of settings; flags go before it, it goes before the preset."""
+    runs: Path = Path("runs")
+    """Where runs are kept."""
+    name: str | None = None
+    """Name of the run; by default environment, algorithm and time."""
+    seeds: tuple[int, ...] = ()
+    """Train several seeds, as many at a time as there are cores for."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print one JSON object at the end, and nothing else."""
+    quiet: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Show no progress."""
+    config: Annotated[Config, arg(name="")] = field(default_factory=Config)
+
+
+def run(args: Sequence[str]) -> int:
+    """Train from scratch."""
+    if "--presets" in args:
+        print("\n".join(names()))  # noqa: T201
+        return 0
+    options = parse(translate(args))
+    if len(options.seeds) > 1:
+        from keel.cli.seeds import train_seeds
+
+        return train_seeds(list(args), options)
+    config = options.config
+    if options.seeds:
+        config = dataclasses.replace(config, seed=options.seeds[0])
+    check(config)
+    console = Console()
+    if not (options.json or options.quiet) and not console.is_terminal:
+        console.print(f"keel train {config.env}: starting", highlight=False)
+    from keel.train.runner import start
+
+    return drive(start(config, options.runs, options.name), config, options.json, options.quiet)
+
+
+def parse(args: list[str]) -> Train:
+    """The options, on top of the preset and the file that they name."""
+    env = next((a for a in args if not a.startswith("-")), "CartPole-v1")
+    if args and not args[0].startswith("-"):
+        env = args[0]
+    chosen = find_option(args, "--preset")
+    base = preset(chosen) if chosen else preset_for(env)[1]
+    file = find_option(args, "--config")
+    if file:
+        base = load(Path(file), base)
+    base = dataclasses.replace(base, env=env)
+    default = Train(env=env, config=base)
+    options = tyro.cli(
+        Train,
+        args=args,
+        default=default,
+        prog="keel train",
+    )
+    return dataclasses.replace(options, config=dataclasses.replace(options.config, env=options.env))
+
+
+def drive(
+    progress: Generator[Progress, None, Any], config: Config, as_json: bool, quiet: bool
+) -> int:
+    """Consume a run: show it, stop it on request, sum it up; returns the exit status."""
+    from keel.train.signals import graceful_stop
+
+    console = Console()
+    newest: Progress | None = None
+    with (
+        graceful_stop() as stop,
+        Display(config, f"keel train {config.env}", console, quiet or as_json) as display,
+    ):
+        try:
+            for newest in progress:
+                display.update(newest.iteration.steps, newest.metrics, newest.done)
+                if stop.requested is not None:
+                    break
+        finally:
+            progress.close()
+    if newest is not None:
+        finish(newest, console, as_json, quiet)
+    return stop.exit_code
+
+
+def summary(newest: Progress) -> dict[str, Any]:
+    """The last line of `--json`."""
+    state = newest.iteration.state
+    evaluated = newest.metrics.get("eval/return_mean")
+    return {
+        "run": str(newest.path),
+        "steps": state.steps,
+        "return_mean": evaluated,
+        "kl_exact_max": state.kl_exact_max,
+        "max_kl": newest.iteration.session.config.region.max_kl,
+        "rollbacks": state.rollbacks,
+        "steps_per_second": state.steps / state.seconds if state.seconds else None,
+        "training_return_mean": _finite(newest.metrics.get("rollout/return_mean")),
+        **newest.iteration.session.choices,
+    }
+
+
+def finish(newest: Progress, console: Console, as_json: bool, quiet: bool) -> None:
+    """Pictures and a summary of the trust region."""
+    from keel.runs.pictures import draw_run
+
+    pictures = draw_run(newest.path)
+    result = summary(newest)
+    if as_json:
+        print(json.dumps(result, allow_nan=False))  # noqa: T201
+        return
+    if quiet:
+        return
+    state = newest.iteration.state
+    evaluated = result["return_mean"]
+    console.print()
+    if evaluated is not None:
+        console.print(f"evaluation: {evaluated:,.1f}", style="bold", highlight=False)
+    console.print(
+        f"trust region: largest exact KL(old‖new) of any update {state.kl_exact_max:.4f} nats, "
+        f"bound {result['max_kl']:g}; {state.rollbacks} of {state.iteration} updates walked back",
+        highlight=False,
+    )
+    console.print(f"run: {newest.path}", highlight=False)
+    for picture in pictures:
+        console.print(f"picture: {picture}", highlight=False)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,35 @@
+"""Settings that worked, one YAML file per environment; `default` for everything else."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from keel.config import Config, load
+from keel.errors import InputError
+
+FOLDER = Path(__file__).parent
+
+
+def names() -> list[str]:
+    """All presets."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def preset(name: str) -> Config:
+    """A preset by its name."""
+    path = FOLDER / f"{name}.yaml"
+    if name not in names():
+        near = difflib.get_close_matches(name, names(), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(names())}"
+        raise InputError(f"preset: {name!r} does not exist{hint}")
+    return load(path)
+
+
+def preset_for(env: str) -> tuple[str, Config]:
+    """The preset of an environment, or the default."""
+    stem = env.split("/")[-1]
+    for candidate in (stem, stem.rsplit("-v", 1)[0]):
+        if candidate in names():
+            return candidate, preset(candidate)
+    return "default", preset("default")

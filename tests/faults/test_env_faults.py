@@ -1,0 +1,342 @@
+"""Environments that raise, hang, die or lie: each is named, and nothing is left behind.
+
+Rows 18 to 22 and 31 of the list of faults. Processes are real; failures are injected by the
+environments themselves, at a known step, so that no test sleeps for longer than it must.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from keel.envs import (
+    BadStepError,
+    ClosedEnvError,
+    EnvHungError,
+    EnvRaisedError,
+    Envs,
+    WorkerDiedError,
+    env_seeds,
+    make_envs,
+)
+
+
+class Faulty(gymnasium.Env[Any, Any]):
+    """Counts its steps, and fails in the way it was told to.
+
+    `fault` happens in step `at` of the environment whose first draw is the one that `victim`
+    names: seeds differ, so exactly one of several is struck. After a restart the seeds are new and
+    the fault does not come again.
+    """
+
+    observation_space = spaces.Box(-1.0, 1e6, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, fault: str = "", victim: int = -1, at: int = 3) -> None:
+        self.fault, self.victim, self.at, self.struck = fault, victim, at, False
+        if fault == "make":
+            raise RuntimeError("no licence found")
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self.struck = seed == self.victim
+        self.count = 0
+        if self.struck and self.fault == "reset":
+            raise KeyError("no such level")
+        return self.seen(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.count += 1
+        reward: Any = 1.0
+        obs = self.seen()
+        if self.struck and self.count == self.at:
+            if self.fault == "raise":
+                raise ZeroDivisionError("the physics exploded")
+            if self.fault == "hang":
+                time.sleep(600)
+            if self.fault == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.fault == "exit":
+                os._exit(7)
+            obs = {"nan": obs * np.nan, "shape": np.zeros(3, np.float32)}.get(self.fault, obs)
+            reward = {"reward": np.inf}.get(self.fault, 1.0)
+        return obs, reward, False, self.count >= 5, {}
+
+    def seen(self) -> np.ndarray:
+        return np.array([self.count], dtype=np.float32)
+
+
+if "keel/Faulty-v0" not in gymnasium.registry:
+    gymnasium.register("keel/Faulty-v0", Faulty)  # type: ignore[arg-type]
+
+VICTIM = 2
+
+
+def faulty(fault: str, backend: Any = "async", at: int = 3, **options: Any) -> Envs:
+    seeds = env_seeds(0, 4)
+    kwargs = {"fault": fault, "victim": seeds[VICTIM], "at": at}
+    options = {"threads": 2, "timeout": 30.0, **options}
+    return make_envs("keel/Faulty-v0", 4, backend=backend, seed=0, env_kwargs=kwargs, **options)
+
+
+def run(envs: Envs, steps: int = 5) -> None:
+    envs.reset(0)
+    for _ in range(steps):
+        envs.step(np.zeros(4, dtype=np.int64))
+
+
+def workers_of(envs: Any) -> list[int]:
+    return [worker.process.pid for worker in getattr(envs, "envs", envs)._workers]
+
+
+def alive(pid: int) -> bool:
+    """Running: neither gone nor a zombie that waits for its parent."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def all_end(pids: list[int], within: float = 10.0) -> bool:
+    deadline = time.monotonic() + within
+    while any(alive(pid) for pid in pids):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+# --- 18: an environment raises ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_an_exception_in_step_comes_with_its_traceback_and_its_place(backend: Any) -> None:
+    envs = faulty("raise", backend)
+    pids = workers_of(envs) if backend == "async" else []
+    with pytest.raises(EnvRaisedError) as caught:
+        run(envs)
+    error = caught.value
+    assert (error.index, error.seed, error.step) == (VICTIM, env_seeds(0, 4)[VICTIM], 3)
+    assert str(error).startswith(f"environment 2 raised in step (seed {error.seed}, step 3)")
+    assert "Traceback" in str(error)
+    assert "ZeroDivisionError: the physics exploded" in str(error)
+    assert all_end(pids), "the siblings are closed"
+    with pytest.raises(ClosedEnvError, match="step after close"):
+        envs.step(np.zeros(4, dtype=np.int64))
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_an_exception_in_reset_is_told_the_same_way(backend: Any) -> None:
+    envs = faulty("reset", backend)
+    pids = workers_of(envs) if backend == "async" else []
+    with pytest.raises(EnvRaisedError, match=r"environment 2 raised in reset \(seed \d+, step 0\)"):
+        run(envs)
+    assert all_end(pids)
+
+
+def test_an_exception_while_it_is_made_reaches_the_user() -> None:
+    with pytest.raises(RuntimeError, match="no licence found"):
+        faulty("make")
+
+
+def test_without_the_guard_the_siblings_are_closed_as_well() -> None:
+    envs = faulty("raise", guard=False)
+    pids = workers_of(envs)
+    with pytest.raises(EnvRaisedError):
+        run(envs)
+    assert all_end(pids)
+    with pytest.raises(ClosedEnvError, match="worker processes are closed"):
+        envs.step(np.zeros(4, dtype=np.int64))
+
+
+# --- 19: an environment hangs -------------------------------------------------------------------
+
+
+def test_a_hang_is_named_and_its_worker_killed() -> None:
+    envs = faulty("hang", timeout=1.0)
+    pids = workers_of(envs)
+    with pytest.raises(EnvHungError, match="gave no answer for 1 s; its worker was killed") as e:
+        run(envs)
+    assert (e.value.index, e.value.seed, e.value.step) == (VICTIM, env_seeds(0, 4)[VICTIM], 3)
+    assert all_end(pids)
+
+
+# --- 20: a worker is killed ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "how"), [("kill", "was killed by SIGKILL"), ("exit", "exited with code 7")]
+)
+def test_a_dead_worker_is_named_with_its_signal(fault: str, how: str) -> None:
+    envs = faulty(fault)
+    pids = workers_of(envs)
+    with pytest.raises(WorkerDiedError, match=rf"environment 2 lost its worker: .*{how}") as caught:
+        run(envs)
+    assert (caught.value.index, caught.value.step) == (VICTIM, 3)
+    assert all_end(pids)
+
+
+def test_a_worker_killed_between_two_steps_is_noticed() -> None:
+    envs = faulty("")
+    envs.reset(0)
+    pids = workers_of(envs)
+    os.kill(pids[1], signal.SIGKILL)
+    with pytest.raises(WorkerDiedError, match="SIGKILL"):
+        run(envs)
+    assert all_end(pids)
+
+
+@pytest.mark.parametrize(("fault", "timeout"), [("kill", 30.0), ("hang", 1.0)])
+def test_a_restart_marks_the_lost_rows_counts_itself_and_goes_on(
+    fault: str, timeout: float
+) -> None:
+    envs: Any = faulty(fault, restart_workers=1, timeout=timeout)
+    envs.reset(0)
+    lost = np.array([False, False, True, True])  # the lanes of the worker that died
+    for number in range(1, 9):
+        step = envs.step(np.zeros(4, dtype=np.int64))
+        if number == 3:
+            assert (step.ignored == lost).all()
+            assert (step.truncated == lost).all()
+            assert not step.terminated.any()
+            assert step.reward.tolist() == [1.0, 1.0, 0.0, 0.0]
+            assert step.obs["obs"][:, 0].tolist() == [3.0, 3.0, 0.0, 0.0], "new episodes began"
+            assert step.episode_index.size == 0, "a lost episode is no result"
+        if number == 5:
+            assert step.episode_index.tolist() == [0, 1]
+        if number == 8:
+            assert step.episode_index.tolist() == [2, 3]
+            assert step.episode_return.tolist() == [5.0, 5.0]
+    assert envs.restarts == 1
+    envs.close()
+
+
+def test_restarts_are_capped() -> None:
+    envs: Any = faulty("", restart_workers=1)
+    envs.reset(0)
+    os.kill(workers_of(envs)[0], signal.SIGKILL)
+    envs.step(np.zeros(4, dtype=np.int64))
+    pids = workers_of(envs)
+    os.kill(pids[0], signal.SIGKILL)
+    with pytest.raises(WorkerDiedError):
+        envs.step(np.zeros(4, dtype=np.int64))
+    assert all_end(pids)
+
+
+def test_after_a_restart_the_seeds_are_new() -> None:
+    envs: Any = faulty("", restart_workers=1)
+    envs.reset(0)
+    before = list(envs.envs._seeds)
+    os.kill(workers_of(envs)[0], signal.SIGKILL)
+    envs.step(np.zeros(4, dtype=np.int64))
+    after = envs.envs._seeds
+    assert not set(before[:2]) & set(after[:2])
+    assert before[2:] == after[2:]
+    envs.close()
+
+
+# --- 21: the parent is killed -------------------------------------------------------------------
+
+PARENT = """
+    import sys, time
+    sys.path.insert(0, {folder!r})
+    import test_env_faults as faults
+
+    if __name__ == "__main__":
+        envs = faults.faulty({fault!r}, at=1, timeout=600.0)
+        envs.reset(0)
+        print(*faults.workers_of(envs), flush=True)
+        envs.step(faults.np.zeros(4, dtype=faults.np.int64))
+        time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes through /proc")
+@pytest.mark.parametrize("fault", ["", "hang"])
+def test_a_killed_parent_leaves_neither_orphans_nor_shared_memory(
+    tmp_path: Path, fault: str
+) -> None:
+    script = tmp_path / "parent.py"
+    source = PARENT.format(folder=str(Path(__file__).parent), fault=fault)
+    script.write_text(textwrap.dedent(source))
+    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(pids) == 2
+    assert all(alive(pid) for pid in pids)
+    parent.kill()
+    parent.wait()
+    assert all_end(pids), "no orphans, whether idle or in the middle of a step"
+    left = [name for name in os.listdir("/dev/shm") if f"-{parent.pid}-" in name]
+    assert left == []
+
+
+def test_a_normal_end_leaves_nothing_either(tmp_path: Path) -> None:
+    """No close, no `with`: the script simply ends."""
+    script = tmp_path / "script.py"
+    source = PARENT.format(folder=str(Path(__file__).parent), fault="")
+    script.write_text(textwrap.dedent(source).replace("time.sleep(600)", "pass"))
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert all_end([int(pid) for pid in done.stdout.split()])
+    assert done.stderr == ""
+
+
+def test_forgotten_environments_are_closed_with_their_last_reference() -> None:
+    envs = faulty("", guard=False)
+    pids = workers_of(envs)
+    del envs
+    assert all_end(pids)
+
+
+# --- 22 and 31: what environments give is looked at ---------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("nan", r"environment 2, step 3: obs is nan at \[0\]"),
+        ("reward", "environment 2, step 3: reward is inf"),
+        ("shape", r"environment 2, step 3: obs: expected shape \[1\], got \[3\]"),
+    ],
+)
+def test_lies_are_refused_before_they_are_stored(backend: Any, fault: str, message: str) -> None:
+    envs = faulty(fault, backend)
+    with pytest.raises(BadStepError, match=message):
+        run(envs)
+    envs.close()
+
+
+def test_an_interrupted_step_cannot_be_mistaken_for_a_finished_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import keel.envs.workers
+
+    envs = faulty("", guard=False)
+    envs.reset(0)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(keel.envs.workers, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            envs.step(np.zeros(4, dtype=np.int64))
+    with pytest.raises(ClosedEnvError, match="a step was interrupted"):
+        envs.step(np.zeros(4, dtype=np.int64))
+    envs.close()

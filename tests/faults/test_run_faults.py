@@ -1,0 +1,333 @@
+"""Run directories under attack: full disks, two runs at once, dead locks, damaged metrics."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from keel.runs import (
+    MetricsWriter,
+    RunDirectory,
+    RunError,
+    RunWarning,
+    list_runs,
+    lock,
+    read_config,
+    read_metrics,
+)
+from keel.runs.lock import Holder
+
+CONFIG = {"env": "CartPole-v1", "total_steps": 1000, "region": {"max_kl": 0.02}}
+
+
+def create(root: Path) -> RunDirectory:
+    return RunDirectory.create(root, "demo", config=CONFIG)
+
+
+def in_namespace(mount: str, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command after `mount`, in a mount namespace of its own."""
+    script = f'{mount} && exec "$@"'
+    return subprocess.run(
+        ["unshare", "-rm", "sh", "-c", script, "sh", *command], capture_output=True, text=True
+    )
+
+
+@pytest.fixture
+def mountable(tmp_path):
+    probe = f"mount -t tmpfs tmpfs {tmp_path}"
+    if shutil.which("unshare") is None or in_namespace(probe, "true").returncode:
+        pytest.skip("no right to mount")
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_disk_full_in_metrics(tmp_path, monkeypatch, code):
+    """Fault 3: one warning, a visible count, no half line, and training goes on."""
+    path = tmp_path / "metrics.jsonl"
+    writer = MetricsWriter(path)
+    writer.write(1, {"a": 1.0})
+    write = os.write
+
+    def full(descriptor, data):
+        if descriptor != writer._descriptor:
+            return write(descriptor, data)
+        if len(data) > 10:
+            return write(descriptor, bytes(data[:10]))  # some bytes still fit
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.warns(RunWarning, match="the disk is full; metrics are dropped and counted"):
+            writer.write(2, {"a": 2.0})
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            writer.write(3, {"a": 3.0})
+    assert writer.dropped == 2
+    writer.write(4, {"a": 4.0})
+    writer.close()
+    table = read_metrics(path)
+    assert table.step.tolist() == [1, 4]
+    assert (table.dropped, table.ignored) == (2, 0)
+
+
+FILL = """
+import sys, warnings
+from pathlib import Path
+from keel.runs import MetricsWriter, read_metrics
+path = Path(sys.argv[1]) / "metrics.jsonl"
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    writer = MetricsWriter(path)
+    for step in range(100):
+        writer.write(step, {"text": "x" * 1000})
+    full = writer.dropped
+    writer.truncate_after(20)
+    writer.write(200, {"a": 1.0})
+    writer.close()
+table = read_metrics(path)
+print(len(caught), full, table.ignored, table.step[-2:].tolist(), table.dropped == full)
+"""
+
+
+@pytest.mark.usefixtures("mountable")
+def test_a_disk_that_is_really_full(tmp_path):
+    """Fault 3: the same on a real file system of 64 KiB, which later has space again."""
+    mount = f"mount -t tmpfs -o size=64k tmpfs {tmp_path}"
+    done = in_namespace(mount, sys.executable, "-c", FILL, str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split(maxsplit=2)[0] == "1"
+    assert done.stdout.endswith(" 0 [20, 200] True\n")
+
+
+def test_resume_under_a_changed_config(tmp_path):
+    """Fault 11: the difference is shown, and refused unless the field may change."""
+    run = create(tmp_path)
+    run.close()
+    changed = {**CONFIG, "total_steps": 2000, "region": {"max_kl": 0.05}}
+    with pytest.raises(RunError) as caught:
+        RunDirectory.resume(run.path, config=changed, may_change={"total_steps"})
+    assert "region.max_kl: 0.02 → 0.05" in str(caught.value)
+    assert "total_steps: " not in str(caught.value)
+    assert "may change: total_steps" in str(caught.value)
+    assert read_config(run.path) == CONFIG
+    assert not (run.path / "lock").exists()
+    longer = {**CONFIG, "total_steps": 2000}
+    RunDirectory.resume(run.path, config=longer, may_change={"total_steps"}).close()
+    assert read_config(run.path) == longer
+
+
+def test_a_second_run_is_refused(tmp_path):
+    """Fault 13: from another process; it names process and host, and changes nothing."""
+    with create(tmp_path) as run:
+        script = (
+            "import sys; from keel.runs import RunDirectory, RunError\n"
+            "try: RunDirectory.resume(sys.argv[1])\n"
+            "except RunError as error: sys.exit(str(error))\n"
+        )
+        command = [sys.executable, "-c", script, str(run.path)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 1
+        assert f"in use by process {os.getpid()} on {socket.gethostname()}" in done.stderr
+        with pytest.raises(RunError, match="in use by process"):
+            RunDirectory.resume(run.path)  # nor this process a second time
+        assert lock.holder_of(run.path).pid == os.getpid()
+        assert list_runs(tmp_path)[0].status == "running"
+    RunDirectory.resume(run.path).close()
+
+
+def test_a_lock_of_another_host_is_respected(tmp_path):
+    """Fault 13: whether that process lives cannot be known from here."""
+    run = create(tmp_path)
+    run.close()
+    holder = {"pid": 1, "host": "elsewhere", "since": "2025-01-01", "started": ""}
+    (run.path / "lock").write_text(json.dumps(holder))
+    with pytest.raises(RunError, match="in use by process 1 on elsewhere"):
+        RunDirectory.resume(run.path)
+
+
+def kill_a_run(root: Path) -> Path:
+    """A run whose process was killed, and has been waited for."""
+    script = (
+        "import os, signal, sys; from keel.runs import RunDirectory\n"
+        "RunDirectory.create(sys.argv[1], 'demo', config={})\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(root)])
+    assert done.returncode == -9
+    return root / "demo" / "seed-0"
+
+
+def test_the_stale_lock_of_a_dead_process_is_taken_over(tmp_path, caplog):
+    """Fault 14: taken over and logged."""
+    path = kill_a_run(tmp_path)
+    dead = lock.holder_of(path)
+    assert list_runs(tmp_path)[0].status == "crashed"
+    with caplog.at_level(logging.WARNING, "keel.runs"), RunDirectory.resume(path):
+        assert lock.holder_of(path).pid == os.getpid()
+    assert f"took over the lock of process {dead.pid}" in caplog.text
+    assert not (path / "lock").exists()
+
+
+def test_a_lock_whose_process_id_belongs_to_another_now_is_stale(tmp_path):
+    """Fault 14: process ids are used again; the start time tells."""
+    if not Path("/proc/self/stat").exists():
+        pytest.skip("no /proc")
+    run = create(tmp_path)
+    run.close()
+    holder = {"pid": 1, "host": socket.gethostname(), "since": "", "started": "boot/17"}
+    (run.path / "lock").write_text(json.dumps(holder))
+    RunDirectory.resume(run.path).close()
+
+
+def test_a_zombie_holds_no_lock():
+    """Fault 14: a killed process that its parent has not waited for is dead."""
+    if not Path("/proc/self/stat").exists():
+        pytest.skip("no /proc")
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    holder = Holder(child.pid, socket.gethostname(), "", lock._started(child.pid))
+    assert lock.is_alive(holder)
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # dead, and left as a zombie
+    assert not lock.is_alive(holder)
+    child.communicate()
+
+
+@pytest.mark.parametrize(("age", "refused"), [(0, True), (3600, False)])
+def test_an_empty_lock(tmp_path, age, refused):
+    """Fault 14: a process died between creating and writing it, or is just about to write."""
+    run = create(tmp_path)
+    run.close()
+    path = run.path / "lock"
+    path.touch()
+    os.utime(path, (path.stat().st_mtime - age,) * 2)
+    if refused:
+        with pytest.raises(RunError, match="has not said yet who it is"):
+            RunDirectory.resume(run.path)
+    else:
+        RunDirectory.resume(run.path).close()
+
+
+RACE = """
+import os, sys, time
+from pathlib import Path
+from keel.runs import lock
+from keel.runs.errors import RunError
+root, gate = Path(sys.argv[1]), time.time() + 0.3
+children = []
+for number in range(8):
+    child = os.fork()
+    if child == 0:
+        time.sleep(max(gate - time.time(), 0))
+        try:
+            lock.acquire(root)
+        except RunError:
+            os._exit(1)
+        time.sleep(1.0)
+        os._exit(0)
+    children.append(child)
+print(sum(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0 for child in children))
+"""
+
+
+def test_of_many_that_find_a_stale_lock_one_takes_over(tmp_path):
+    """Fault 14: nobody removes the lock that the winner has just made."""
+    path = kill_a_run(tmp_path)
+    command = [sys.executable, "-c", RACE, str(path)]
+    assert subprocess.run(command, capture_output=True, text=True).stdout == "1\n"
+
+
+def test_a_forked_child_does_not_release_the_lock(tmp_path):
+    """Fault 13: workers inherit the object; the run is still its parent's."""
+    with create(tmp_path) as run:
+        child = os.fork()
+        if child == 0:
+            lock.release(run.path)
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert (run.path / "lock").exists()
+
+
+def test_damaged_metrics_are_read_as_far_as_they_go(tmp_path):
+    """Fault 35: half a line, NaN tokens, duplicate steps, and lines that are no records."""
+    path = tmp_path / "metrics.jsonl"
+    lines = [
+        b'{"step":1,"a":1.0}',
+        b'{"step":2,"a":NaN,"b":-Infinity}',
+        b'{"step":3,"a":',
+        b'{"step":4,"a":4.0}{"step":5}',
+        b"[1,2]",
+        b'{"a":1}',
+        b'{"step":-1}',
+        b'{"step":true}',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"step":6,"a":6.0}',
+        b'{"step":1,"a":10.0}',
+        b'{"step":7,"a":7.',
+    ]
+    path.write_bytes(b"\n".join(lines))
+    table = read_metrics(path)
+    assert table.step.tolist() == [1, 2, 6]
+    assert table["a"].tolist()[::2] == [10.0, 6.0]  # the last write wins
+    assert str(table["a"][1]) == "nan"
+    assert (table.ignored, table.duplicates, table.nonstandard) == (9, 1, 2)
+
+
+def test_a_writer_does_not_continue_half_a_line(tmp_path):
+    """Fault 35: the next record stands on a line of its own."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step":1,"a":1.0}\n{"step":2,"a"')
+    with MetricsWriter(path) as writer:
+        writer.write(3, {"a": 3.0})
+    assert path.read_bytes() == b'{"step":1,"a":1.0}\n{"step":3,"a":3.0}\n'
+
+
+@pytest.mark.usefixtures("mountable")
+def test_a_read_only_disk_fails_at_the_start(tmp_path):
+    """Fault 36: on a real read-only file system, for a new run and a resumed one."""
+    script = (
+        "import sys; from keel.runs import RunDirectory, RunError\n"
+        "for make in (lambda: RunDirectory.create(sys.argv[1], 'new', config={}),\n"
+        "             lambda: RunDirectory.resume(sys.argv[1] + '/demo/seed-0')):\n"
+        "    try: make()\n"
+        "    except RunError as error: print(error)\n"
+    )
+    create(tmp_path).close()
+    mount = f"mount --bind {tmp_path} {tmp_path} && mount -o remount,ro,bind {tmp_path}"
+    done = in_namespace(mount, sys.executable, "-c", script, str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2
+    assert all("cannot be written (Read-only file system)" in line for line in lines)
+    assert [p.name for p in tmp_path.iterdir()] == ["demo"]
+
+
+def test_a_root_that_is_a_file_fails_at_the_start(tmp_path):
+    """Fault 36: typed, with what to do."""
+    (tmp_path / "runs").touch()
+    with pytest.raises(RunError, match=r"Not a directory.*choose a writable --runs directory"):
+        create(tmp_path / "runs")
+
+
+def test_a_vanished_directory_stops_the_run(tmp_path):
+    """Fault 36: writing into a deleted file succeeds, and would be noticed by nobody."""
+    run = create(tmp_path)
+    writer = MetricsWriter(run.metrics)
+    writer.write(1, {"a": 1.0})
+    shutil.rmtree(tmp_path / "demo")
+    with pytest.raises(RunError, match=r"metrics cannot be written: .*deleted"):
+        writer.write(2, {"a": 2.0})
+    writer.close()
+    run.close()
+    assert not (tmp_path / "demo").exists()
+    with pytest.raises(RunError, match="metrics cannot be written: No such file"):
+        MetricsWriter(run.metrics)

@@ -1,0 +1,164 @@
+"""`keel bench ppo`: argument errors, the order of measurements and the JSON, with fake workers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from keel.bench import SETTINGS, BenchError, Workers, bench_ppo, settings_for
+from keel.bench import ppo as library
+from keel.cli import bench as command
+from keel.errors import InputError
+
+FAKE = """
+import json, os, sys
+job = json.loads(sys.argv[1])
+name = os.path.basename(__file__)
+with open({log!r}, "a") as log:
+    log.write(name + " " + str(job["threads"]) + " " + job["mode"] + " "
+              + os.environ.get("TORCHINDUCTOR_CACHE_DIR", "-") + "\\n")
+rate = {{"run_keel.py": 3000.0, "floor.py": 9000.0}}.get(name, 1000.0 / max(1, job["threads"]))
+print("noise that is not an answer")
+print(json.dumps({{"steps_per_second": rate, "peak_mb": 100.0, "versions": {{"torch": "2"}},
+                  "choices": {{"threads": 1}}}}))
+"""
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workers:
+    """A repository whose workers answer at once; the peers' Python is this one."""
+    scripts = tmp_path / "benchmarks" / "workers"
+    scripts.mkdir(parents=True)
+    text = FAKE.format(log=str(tmp_path / "log"))
+    for name in ("floor.py", "run_keel.py", "run_sb3.py", "run_sbx.py", "run_cleanrl.py"):
+        (scripts / name).write_text(text)
+    python = tmp_path / ".venv-peers" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    monkeypatch.setattr(library, "_cores", lambda: 2)
+    return Workers(root=tmp_path)
+
+
+def log(workers: Workers) -> list[list[str]]:
+    return [line.split() for line in (workers.root / "log").read_text().splitlines()]
+
+
+def test_sides_take_turns_after_floor_and_thread_trials(fake: Workers) -> None:
+    bench_ppo("CartPole-v1", "sb3", repeats=2, workers=fake)
+    assert [(name, threads) for name, threads, _, _ in log(fake)] == [
+        ("floor.py", "0"),
+        ("run_sb3.py", "1"),
+        ("run_sb3.py", "2"),
+        ("run_keel.py", "0"),
+        ("run_sb3.py", "1"),
+        ("run_keel.py", "0"),
+        ("run_sb3.py", "1"),
+    ]
+
+
+def test_the_result_holds_medians_ratio_floor_and_peaks(fake: Workers) -> None:
+    lines: list[str] = []
+    result = bench_ppo(
+        "HalfCheetah-v5", "cleanrl", repeats=3, iterations=2, tell=lines.append, workers=fake
+    )
+    assert (result.ours, result.peer, result.ratio, result.floor) == (3000.0, 1000.0, 3.0, 9000.0)
+    assert (result.repeats, result.peer_threads) == (3, 1)
+    assert (result.ours_peak_mb, result.peer_peak_mb) == (100.0, 100.0)
+    assert result.thread_trials == {"1": 1000.0, "2": 500.0}
+    assert result.settings["normalise"] is True
+    assert result.settings["iterations"] == 2
+    assert len(lines) == 1 + 2 + 1 + 2 * 3
+    json.dumps(result.__dict__, allow_nan=False)
+
+
+def test_a_whole_run_is_cold_then_warm_with_caches_of_its_own(fake: Workers) -> None:
+    result = bench_ppo("CartPole-v1", "sbx", repeats=2, whole=2000, workers=fake)
+    assert result.mode == "whole"
+    assert result.settings["iterations"] == 2  # 2,000 steps rounded up to rollouts of 1,024
+    assert result.whole is not None
+    assert set(result.whole) == {
+        f"{side}_{state}_seconds" for side in ("ours", "peer") for state in ("cold", "warm")
+    } | {"ratio_cold", "ratio_warm"}
+    runs = [(name, cache) for name, _, mode, cache in log(fake) if mode == "whole"]
+    assert [name for name, _ in runs] == ["run_keel.py", "run_sbx.py"] * 4
+    caches = [cache for name, cache in runs if name == "run_keel.py"]
+    assert caches[0] == caches[1] != caches[2] == caches[3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"env": "CartPole-v2"}, "env: 'CartPole-v2' is not one of .* did you mean 'CartPole-v1'"),
+        ({"peer": "sb4"}, "peer: 'sb4' is not one of sb3, sbx, cleanrl; did you mean 'sb"),
+        ({"repeats": 0}, "repeats: expected at least 1, got 0"),
+        ({"iterations": 0}, "iterations: expected at least 1, got 0"),
+        ({"whole": -5}, "whole: expected at least 1 step, got -5"),
+    ],
+)
+def test_bad_values_are_named(fake: Workers, arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        bench_ppo(**{"env": "CartPole-v1", "peer": "sb3", "workers": fake, **arguments})  # type: ignore[arg-type]
+    assert not (fake.root / "log").exists()
+
+
+def test_without_peers_it_says_how_to_get_them(tmp_path: Path) -> None:
+    (tmp_path / "benchmarks" / "workers").mkdir(parents=True)
+    with pytest.raises(BenchError, match="run `make peers`"):
+        bench_ppo("CartPole-v1", "sb3", workers=Workers(root=tmp_path))
+
+
+def test_outside_of_the_repository_it_says_so(tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match="needs a checkout of the repository"):
+        bench_ppo("CartPole-v1", "sb3", workers=Workers(root=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("raise SystemExit('no module named sbx')", "status 1 .*: no module named sbx"),
+        ("print('done')", "status 0 and gave no result: nothing on its standard error"),
+        ("print('[1, 2]')", "status 0 and gave no result"),
+    ],
+)
+def test_a_worker_that_gives_no_result_is_one_line(
+    fake: Workers, script: str, message: str
+) -> None:
+    (fake.scripts / "run_sbx.py").write_text(script)
+    with pytest.raises(BenchError, match=message):
+        fake.run("sbx", settings_for("CartPole-v1"))
+
+
+def test_the_command_prints_json_or_a_table(
+    fake: Workers, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "Workers", lambda: fake)
+    assert command.run(["ppo", "--peer", "sb3", "--repeats", "1", "--json"]) == 0
+    captured = capsys.readouterr()
+    answer = json.loads(captured.out)
+    assert {"ours", "peer", "ratio", "repeats", "floor", "ours_peak_mb", "peer_peak_mb"} <= set(
+        answer
+    )
+    assert "keel 1/1: 3,000 steps/s" in captured.err
+    assert command.run(["ppo", "--whole", "1024", "--repeats", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "of the floor" in text
+    assert "a whole run of 1,024 steps, cold: keel" in text
+
+
+def test_the_command_without_a_name_helps_and_with_a_wrong_one_suggests(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert command.run([]) == 0
+    assert "keel bench ppo --help" in capsys.readouterr().out
+    with pytest.raises(InputError, match="bench: 'pppo' is not one of ppo; did you mean 'ppo'"):
+        command.run(["pppo"])
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_setting_splits_into_whole_minibatches(name: str) -> None:
+    settings = settings_for(name)
+    assert settings.env == name
+    assert settings.batch % settings.minibatch == 0

@@ -1,0 +1,122 @@
+"""Rollouts of three shapes for the regions: steps `[R]`, agents `[R, A]`, tokens `[B, L]`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from keel.functional import Advantages
+from keel.models.agent import Agent
+from keel.models.distributions import Categorical, Dist, Gaussian
+from keel.models.networks import Flatten, Head, Separate
+from keel.regions.certify import Certified
+from keel.regions.objective import Objective
+from keel.regions.proximal import Proximal
+from keel.regions.stepper import Optimum, Step, initial_optimum, make_step
+from keel.rollout.batch import Rows, Targets
+from keel.types import Knobs, UpdateReport
+
+FEATURES = 5
+
+
+@dataclass
+class Setting:
+    """An agent and a rollout that it sampled itself."""
+
+    agent: Agent
+    rows: Rows
+    targets: Targets
+    optimum: Optimum
+
+    def update(
+        self, region: Certified | Proximal, knobs: Knobs, *, compiled: bool = False, seed: int = 0
+    ) -> tuple[Optimum, UpdateReport]:
+        proximal = region.region if isinstance(region, Certified) else region
+        return region.update(
+            self.agent,
+            self.optimum,
+            self.rows,
+            self.targets,
+            knobs,
+            torch.Generator().manual_seed(seed),
+            self.step(proximal, compiled),
+        )
+
+    def step(self, region: Proximal, compiled: bool = False) -> Step:
+        return make_step(
+            self.agent,
+            region.objective,
+            group_axis=self.rows.group_axis,
+            max_grad_norm=region.max_grad_norm,
+            compiled=compiled,
+        )
+
+
+def build(lead: tuple[int, ...], groups: int = 1, dist: Dist | None = None) -> Setting:
+    """A setting with rows of shape `lead`; several groups own axis 1."""
+    generator = torch.Generator().manual_seed(0)
+    dist = dist or Categorical(3)
+    log_std = torch.zeros(2) if isinstance(dist, Gaussian) else None
+    outputs = 2 if isinstance(dist, Gaussian) else dist.outputs
+    network = Separate(
+        Flatten({"obs": (FEATURES,)}, {}), (16,), "tanh", Head(outputs, log_std), 1, generator
+    )
+    agent = Agent(network, dist, groups)
+    noise = torch.randn(groups, agent.initial.shape[1], generator=generator)
+    params = agent.initial.repeat(groups, 1) + 0.1 * noise
+    obs = {"obs": torch.randn(*lead, FEATURES, generator=generator)}
+    with torch.no_grad():
+        behaviour = agent.policy(params, obs)
+    action = draw(dist, behaviour, generator)
+    advantage = torch.randn(lead, generator=generator)
+    target = torch.randn(lead, generator=generator)
+    weight = (torch.rand(lead, generator=generator) < 0.9).float()
+    rows = Rows(
+        obs=obs,
+        behaviour=behaviour,
+        action=action,
+        log_prob=dist.log_prob(behaviour, action),
+        weight=weight,
+        group_axis=1 if groups > 1 else None,
+    )
+    return Setting(agent, rows, lambda _: Advantages(advantage, target), initial_optimum(params))
+
+
+def draw(dist: Dist, params: dict[str, Tensor], generator: torch.Generator) -> Tensor:
+    if isinstance(dist, Gaussian):
+        noise = torch.randn(params["mean"].shape, generator=generator)
+        return params["mean"] + params["log_std"].exp() * noise
+    flat = params["logits"].softmax(-1).reshape(-1, params["logits"].shape[-1])
+    chosen = torch.multinomial(flat, 1, generator=generator)
+    return chosen.reshape(params["logits"].shape[:-1])
+
+
+SHAPES: dict[str, Callable[[], Setting]] = {
+    "steps": lambda: build((96,)),
+    "continuous": lambda: build((96,), dist=Gaussian(2)),
+    "agents": lambda: build((96, 3), groups=3),
+    "tokens": lambda: build((16, 7)),
+}
+
+
+@pytest.fixture(params=SHAPES)
+def setting(request: pytest.FixtureRequest) -> Setting:
+    return SHAPES[request.param]()
+
+
+@pytest.fixture
+def agents() -> Setting:
+    return SHAPES["agents"]()
+
+
+@pytest.fixture
+def steps() -> Setting:
+    return SHAPES["steps"]()
+
+
+SMALL = Proximal(epochs=3, minibatch=40, objective=Objective())
+"""96 rows in minibatches of 40: two whole ones and a remainder."""
