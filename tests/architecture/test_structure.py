@@ -16,11 +16,25 @@ SOURCE = Path(keel.__file__).parent
 MODULES = sorted(SOURCE.rglob("*.py"))
 FUNCTIONAL = sorted((SOURCE / "functional").glob("*.py"))
 
+BASE = {"errors"}
+FUNCTIONAL_AND_BASE = BASE | {"functional"}
+MODELS = FUNCTIONAL_AND_BASE | {"config", "types"}
+ROLLOUT = MODELS | {"models", "envs"}
+REGIONS = ROLLOUT | {"rollout"}
+TRAINING = REGIONS | {"regions", "runs"}
 MAY_IMPORT = {
-    "": set(),  # keel/__init__.py and keel/errors.py stand at the bottom, names are lazy
-    "functional": {"errors"},
-    "explain": {"errors", "functional"},
-    "cli": {"errors", "explain", "functional"},
+    "": {"errors", "functional", "cli", "config", "look"},  # single files; names are lazy
+    "functional": BASE,
+    "runs": FUNCTIONAL_AND_BASE | {"look"},
+    "envs": FUNCTIONAL_AND_BASE,
+    "models": MODELS,
+    "rollout": ROLLOUT,
+    "regions": REGIONS,
+    "training": TRAINING,
+    "presets": BASE | {"config"},
+    "explain": FUNCTIONAL_AND_BASE | {"look"},
+    "bench": TRAINING | {"training"},
+    "cli": TRAINING | {"training", "presets", "explain", "bench", "look"},
 }
 """Data flows left to right: what stands on the left may be imported by what stands on the right."""
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -280,7 +281,7 @@ def test_a_killed_parent_leaves_neither_orphans_nor_shared_memory(
     parent.kill()
     parent.wait()
     assert all_end(pids), "no orphans, whether idle or in the middle of a step"
-    left = [name for name in os.listdir("/dev/shm") if f"-{parent.pid}-" in name]
+    left = [file.name for file in Path("/dev/shm").iterdir() if f"-{parent.pid}-" in file.name]
     assert left == []
 
 
@@ -301,6 +302,23 @@ def test_forgotten_environments_are_closed_with_their_last_reference() -> None:
     pids = workers_of(envs)
     del envs
     assert all_end(pids)
+
+
+def test_workers_outlive_the_thread_that_started_them() -> None:
+    """The kernel's parent-death signal follows threads; an application may well have some."""
+    with ThreadPoolExecutor(1) as pool:
+        envs = pool.submit(faulty, "").result()
+    run(envs)
+    envs.close()
+
+
+def test_a_script_without_a_main_guard_is_told_what_it_lacks(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    make = "make_envs('CartPole-v1', 2, backend='async', seed=0, threads=1)"
+    script.write_text(f"from keel.envs import make_envs\n{make}\n")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "needs `if __name__ == '__main__':`" in done.stderr.splitlines()[-1]
 
 
 # --- 22 and 31: what environments give is looked at ---------------------------------------------

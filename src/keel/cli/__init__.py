@@ -14,6 +14,10 @@ from collections.abc import Sequence
 COMMANDS = {
     "train": "train an agent inside an exact, enforced trust region",
     "resume": "go on with a run where it stopped",
+    "evaluate": "play whole episodes with a trained policy",
+    "export": "write a trained policy as an ONNX file",
+    "runs": "list runs, or export one as CSV",
+    "bench": "measure training speed side by side with a peer",
     "explain": "what KL, clipping, penalties and trust regions do to your numbers",
 }
 

@@ -16,7 +16,7 @@ from gymnasium import spaces
 
 from keel.envs.faults import BadStepError, ClosedEnvError, EnvError, EnvWarning
 from keel.envs.protocol import Autoreset, Envs, Obs, Saved, Step
-from keel.envs.spaces import MASK
+from keel.envs.spaces import MASK, action_layout
 
 BOUNDS_EVERY = 64
 """Bounds only warn, so after the first steps they are looked at now and then."""
@@ -31,6 +31,7 @@ class Guarded:
         self._fields = fields_of(envs.observation_space)
         self._bounds = {key: bounds_of(space) for key, space in self._fields.items()}
         self._largest = _largest(envs.action_space)
+        self._choices = action_layout(envs.action_space).choices
         self._step = 0
         self._state = "made"
 
@@ -152,8 +153,11 @@ class Guarded:
         )
 
     def _check_mask(self, mask: np.ndarray, index: np.ndarray | None) -> None:
-        if mask.dtype != bool or mask.ndim != 2:
-            raise self._bad(f"{MASK}: expected bool [N, A], got {mask.dtype} {list(mask.shape)}")
+        shape = (mask.shape[0], self._choices)
+        if mask.dtype != bool or mask.shape != shape:
+            raise self._bad(
+                f"{MASK}: expected bool {list(shape)}, got {mask.dtype} {list(mask.shape)}"
+            )
         legal = mask.any(1)
         if np.count_nonzero(legal) < mask.shape[0]:
             row = int(np.argmin(legal))

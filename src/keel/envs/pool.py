@@ -1,7 +1,8 @@
 """EnvPool: environments in C++ threads.
 
 Its quirks, handled here: seeds are fixed when the pool is made; `done` covers both ends; a done
-row resets on the next step and gives reward 0; MuJoCo takes and gives float64.
+row resets on the next step and gives reward 0; MuJoCo takes and gives float64; some bounds are the
+limits of a C++ type.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from gymnasium import Space, spaces
 
 from keel.envs.episodes import Episodes
-from keel.envs.faults import MissingExtraError, UnsupportedSpaceError
+from keel.envs.faults import EnvError, MissingExtraError, UnsupportedSpaceError
 from keel.envs.protocol import Autoreset, Obs, Saved, Step
 from keel.envs.seeding import env_seeds
 from keel.envs.spaces import MASK, action_layout, observation_layout, open_mask
@@ -48,6 +50,8 @@ class PoolEnvs:
         self._pool: Any = self._make(seed)
         self._fresh: int | None = seed
         keys = list(self._pool._state_keys)
+        if self._pool.config["max_num_players"] > 1:
+            raise UnsupportedSpaceError(f"{env_id}: a game for several players; Keel plays alone")
         if list(self._pool._action_keys) != ["env_id", "players.env_id", "action"]:
             raise UnsupportedSpaceError(
                 f"{env_id}: actions {list(self._pool._action_keys)} are not supported on envpool"
@@ -58,7 +62,7 @@ class PoolEnvs:
         self._obs = {key[4:] or "obs": i for i, key in enumerate(keys) if key.startswith("obs")}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # bounds of a Box, cast by Gymnasium, not by the user
-            self._layout = observation_layout(self._pool.observation_space)
+            self._layout = observation_layout(_mended(self._pool.observation_space))
             space = self._pool.action_space
         self._actions = action_layout(space, np.dtype(self._pool._spec._action_spec[-1][0]))
         self._ids = np.arange(num_envs, dtype=np.int32)
@@ -66,16 +70,20 @@ class PoolEnvs:
         self.action_space = self._actions.space
 
     def _make(self, seed: int) -> Any:
+        envpool = import_envpool(self._id)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return import_envpool(self._id).make(
-                self._id,
-                env_type="gymnasium",
-                num_envs=self.num_envs,
-                num_threads=self._threads,
-                seed=env_seeds(seed, self.num_envs),
-                **self._options,
-            )
+            try:
+                return envpool.make(
+                    self._id,
+                    env_type="gymnasium",
+                    num_envs=self.num_envs,
+                    num_threads=self._threads,
+                    seed=env_seeds(seed, self.num_envs),
+                    **self._options,
+                )
+            except ImportError as error:
+                raise EnvError(f"{self._id} on EnvPool: {error}") from error
 
     def reset(self, seed: int) -> Obs:
         if seed != self._fresh:
@@ -131,6 +139,18 @@ class PoolEnvs:
 
     def load(self, arrays: Mapping[str, np.ndarray], data: Mapping[str, Any]) -> None:
         raise NotImplementedError("EnvPool cannot restore its state; `save` returned None")
+
+
+def _mended(space: Space[Any]) -> Space[Any]:
+    """Where no bound was given EnvPool declares the smallest *positive* number as the lower one."""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({key: _mended(inner) for key, inner in space.items()})
+    if not isinstance(space, spaces.Box) or space.dtype.kind != "f":
+        return space
+    tiny, huge = np.finfo(space.dtype).tiny, np.finfo(space.dtype).max
+    low = np.where(space.low == tiny, -np.inf, space.low)
+    high = np.where(space.high == huge, np.inf, space.high)
+    return spaces.Box(low, high, space.shape, space.dtype.type)
 
 
 def import_envpool(env_id: str) -> Any:

@@ -79,7 +79,7 @@ def cispo(
     expect_same("ratio", tuple(ratio.shape), log_prob=log_prob, advantage=advantage)
     upper = 1.0 + (low if high is None else high)
     fixed = ratio.detach()
-    weight = torch.clamp(fixed, 1.0 - low, upper)  # type: ignore[arg-type]
+    weight = fixed.clamp(min=1.0 - low).clamp(max=upper)
     return Surrogate(-weight * advantage * log_prob, weight != fixed)
 
 
@@ -100,5 +100,5 @@ def sequence_log_ratio(log_ratio: Tensor, weight: Tensor) -> Tensor:
 def _clip_between(ratio: Tensor, advantage: Tensor, lower: Bound, upper: Bound) -> Surrogate:
     expect_same("ratio", tuple(ratio.shape), advantage=advantage)
     free = -ratio * advantage
-    bounded = -torch.clamp(ratio, lower, upper) * advantage  # type: ignore[arg-type]
+    bounded = -ratio.clamp(min=lower).clamp(max=upper) * advantage
     return Surrogate(torch.maximum(free, bounded), bounded > free)

@@ -29,7 +29,7 @@ from keel.train.runner import EVALUATION_ENVS
 from keel.train.state import arrays
 
 VIDEOS = (".gif", ".mp4")
-MAX_FRAMES, MAX_SIDE = 2000, 400
+MAX_FRAMES, MAX_SIDE = 1000, 320
 """A film is cut after so many frames, and no frame is longer on a side, in pixels."""
 GIF_RATE = 50.0
 """Frames a second above which players of GIFs slow down."""
@@ -51,6 +51,8 @@ class Policy:
     observation_space: gymnasium.Space[Any]
     """of one environment, as `keel.envs` lays it out"""
     action_space: gymnasium.Space[Any]
+    masked: bool
+    """whether the environment says which actions are legal"""
 
 
 def find_run(path: Path) -> Path:
@@ -78,6 +80,7 @@ def open_policy(path: Path, checkpoint: str | int | None = None) -> Policy:
     envs = _make(config, 1)
     try:
         observation, action = envs.observation_space, envs.action_space
+        masked = "action_mask" in envs.reset(0)
     finally:
         envs.close()
     agent = build_agent(observation, action, config.network, seed=0)
@@ -88,7 +91,7 @@ def open_policy(path: Path, checkpoint: str | int | None = None) -> Policy:
         fresh = ObsNormaliser.for_space(observation)
         normaliser = fresh.restore(arrays(found.tensors, "obs_normaliser/"))
     params = found.tensors["optimum/params"]
-    return Policy(agent, params, normaliser, config, found.step, path, observation, action)
+    return Policy(agent, params, normaliser, config, found.step, path, observation, action, masked)
 
 
 def evaluate_policy(

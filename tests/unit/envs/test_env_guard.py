@@ -150,6 +150,15 @@ def test_a_row_without_a_legal_action_is_named() -> None:
         guard.step(ACT)
 
 
+def test_a_mask_of_another_width_is_refused() -> None:
+    inner, guard = started()
+    inner.obs["action_mask"] = np.ones((3, 5), dtype=bool)
+    with pytest.raises(
+        BadStepError, match=r"action_mask: expected bool \[3, 4\], got bool \[3, 5\]"
+    ):
+        guard.step(ACT)
+
+
 @pytest.mark.parametrize(
     ("space", "action", "message"),
     [

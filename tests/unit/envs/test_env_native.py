@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from keel.envs import AtariOptions, Envs, make_envs
+from keel.envs import AtariOptions, Envs, UnknownEnvError, UnsupportedSpaceError, make_envs
+from keel.errors import InputError
 
 # --- EnvPool ------------------------------------------------------------------------------------
 
@@ -122,6 +123,69 @@ def test_envpool_actions_are_clipped(envpool: Any) -> None:
     one.reset(0), two.reset(0)
     far, edge = np.full((1, 6), 50.0, np.float32), np.ones((1, 6), np.float32)
     assert np.array_equal(one.step(far).obs["obs"], two.step(edge).obs["obs"])
+
+
+@pytest.mark.parametrize(("name", "hidden"), [("HalfCheetah-v5", 1), ("Hopper-v5", 1)])
+def test_envpools_mujoco_moves_and_pays_as_gymnasiums_does(
+    envpool: Any, name: str, hidden: int
+) -> None:
+    """The observation is the state without the first coordinate: put Gymnasium's robot there."""
+    pytest.importorskip("mujoco")
+    envs, single = make_envs(name, 1, seed=0), gymnasium.make(name)
+    obs = envs.reset(5)["obs"][0].astype(np.float64)
+    single.reset()
+    inner: Any = single.unwrapped
+    inner.set_state(
+        np.append(np.zeros(hidden), obs[: inner.model.nq - hidden]), obs[-inner.model.nv :]
+    )
+    for action in random_actions(envs, 10):
+        step = envs.step(action)
+        expected, reward, terminated, _, _ = single.step(np.clip(action[0], -1, 1))
+        assert np.allclose(step.obs["obs"][0], expected, atol=1e-3)
+        assert step.reward[0] == pytest.approx(float(reward), abs=1e-3)
+        assert step.terminated[0] == terminated
+
+
+def test_dicts_and_masks_of_envpool(envpool: Any) -> None:
+    """Snake: a board, a counter and a mask; the mask is legal in every row, finished ones too."""
+    envs = make_envs("Snake-v1", 4, seed=0)
+    assert envs.backend == "envpool"
+    obs = envs.reset(0)
+    assert isinstance(envs.observation_space, spaces.Dict)
+    assert sorted(envs.observation_space) == ["grid", "step_count"]
+    assert obs["step_count"].dtype == np.int64
+    finished = 0
+    for _ in range(60):
+        assert obs["action_mask"].dtype == bool
+        assert obs["action_mask"].any(1).all()
+        step = envs.step(np.ones(4, dtype=np.int64))  # to the right, into the wall
+        finished += step.episode_index.size
+        obs = step.obs
+    assert finished > 0
+
+
+def test_bounds_that_are_limits_of_a_type_are_no_bounds(envpool: Any) -> None:
+    space = make_envs("CheetahRun-v1", 1, seed=0).observation_space
+    assert isinstance(space, spaces.Dict)
+    assert all(isinstance(inner, spaces.Box) for inner in space.values())
+    assert np.isneginf(space["velocity"].low).all()  # type: ignore[attr-defined]
+
+
+def test_games_for_several_players_are_refused(envpool: Any) -> None:
+    with pytest.raises(UnsupportedSpaceError, match="Go9x9-v1: a game for several players"):
+        make_envs("Go9x9-v1", 1, seed=0)
+
+
+def test_an_unknown_option_is_named(envpool: Any) -> None:
+    with pytest.raises(InputError, match="EnvPool's Hopper-v5 does not know gravity"):
+        make_envs("Hopper-v5", 1, backend="envpool", seed=0, env_kwargs={"gravity": 1})
+    with pytest.raises(UnknownEnvError, match="Hopper-v5"):
+        make_envs("Hoper-v5", 1, backend="envpool", seed=0)
+
+
+def test_native_environments_cannot_be_loaded(envpool: Any) -> None:
+    with pytest.raises(NotImplementedError, match="EnvPool cannot restore its state"):
+        make_envs("CartPole-v1", 1, backend="envpool", seed=0).load({}, {})
 
 
 # --- Atari --------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from keel.envs import Envs, UnsupportedSpaceError, VectorEnvs, make_envs
+from keel.envs import BadStepError, Envs, UnsupportedSpaceError, VectorEnvs, make_envs
 from keel.envs.spaces import action_layout, observation_layout
 
 env_toys.register_toys()
@@ -173,3 +173,13 @@ def test_an_environment_may_keep_the_action_it_was_given() -> None:
     envs.step(action)
     action[:] = 0.75
     assert envs.step(action).obs["obs"].tolist() == [[0.5]]
+
+
+def test_a_dict_without_its_keys_and_an_action_of_another_shape_are_refused() -> None:
+    layout = observation_layout(spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Discrete(2)}))
+    with pytest.raises(BadStepError, match=r"expected a dict with \['a', 'b'\], got \['a'\]"):
+        layout.read({"a": np.zeros(2, int)}, (2,))
+    with pytest.raises(BadStepError, match=r"expected a dict with \['a', 'b'\], got ndarray"):
+        layout.read(np.zeros(2), (2,))
+    with pytest.raises(BadStepError, match=r"action: expected shape \[N, 3\], got \[2, 4\]"):
+        action_layout(spaces.Box(-1, 1, (3,))).encode(np.zeros((2, 4), np.float32))

@@ -91,15 +91,16 @@ def test_the_two_directions_differ():
 
 
 def test_multi_categorical_adds_its_parts():
-    p, q = randn(2, 4, 5)
-    parts = categorical_kl(p[:, :2], q[:, :2]) + categorical_kl(p[:, 2:], q[:, 2:])
+    p, q = randn(2, 3, 4, 5)
+    parts = categorical_kl(p[..., :2], q[..., :2]) + categorical_kl(p[..., 2:], q[..., 2:])
     torch.testing.assert_close(multi_categorical_kl(p, q, [2, 3]), parts)
 
 
 def test_multi_categorical_splits_its_mask_too():
-    p, q = randn(2, 4, 5)
-    mask = torch.tensor([True, True, True, False, True]).expand(4, 5)
-    parts = categorical_kl(p[:, :2], q[:, :2]) + categorical_kl(p[:, [2, 4]], q[:, [2, 4]])
+    p, q = randn(2, 3, 4, 5)
+    mask = torch.tensor([True, True, True, False, True]).expand(3, 4, 5)
+    legal = [2, 4]
+    parts = categorical_kl(p[..., :2], q[..., :2]) + categorical_kl(p[..., legal], q[..., legal])
     torch.testing.assert_close(multi_categorical_kl(p, q, [2, 3], mask), parts)
 
 

@@ -79,6 +79,19 @@ def test_the_symmetric_clip_is_symmetric_in_the_log_ratio():
     assert_close((-good).log(), -bad.log())
 
 
+@DTYPES
+@pytest.mark.parametrize("loss", [clip, dual_clip])
+def test_bounds_may_be_numbers_or_tensors_in_any_mixture(loss, dtype):
+    low, high = torch.tensor(0.25), torch.tensor(0.5)
+    numbers = loss_gradient(loss, dtype=dtype, low=0.25, high=0.5)
+    for bounds in (
+        {"low": low, "high": 0.5},
+        {"low": 0.25, "high": high},
+        {"low": low, "high": high},
+    ):
+        assert_close(loss_gradient(loss, dtype=dtype, **bounds), numbers, rtol=0, atol=0)
+
+
 def test_on_the_edge_of_the_clip_the_gradient_is_whole():
     _, clipped, gradient = loss_gradient(clip, (1.25, 0.75), (1.0, -1.0), low=0.25)
     assert clipped == [False, False]
@@ -172,14 +185,14 @@ def test_shape_errors_name_the_argument():
 
 @pytest.mark.parametrize(("loss", "backend"), [(clip, "inductor"), (dual_clip, "aot_eager")])
 def test_a_policy_loss_compiles_into_one_graph_with_its_gradient(loss, backend):
-    def step(log_prob, old_log_prob, advantage):
+    def step(log_prob, old_log_prob, advantage, high):
         ratio = policy_ratio(log_prob, old_log_prob)
-        result = loss(ratio.ratio, advantage)
+        result = loss(ratio.ratio, advantage, low=0.2, high=high)  # a number beside a schedule
         return aggregate(result.loss, ratio.weight), result.clipped, ratio_report(ratio)
 
     def run(function):
-        log_prob = rows(-1, -5, 40, -2, math.nan).requires_grad_()
-        outputs = function(log_prob, rows(-2, -1, 0, -2, 0), rows(1, -1, -2, 0.5, 3))
+        log_prob, high = rows(-1, -5, 40, -2, math.nan).requires_grad_(), torch.tensor(0.28)
+        outputs = function(log_prob, rows(-2, -1, 0, -2, 0), rows(1, -1, -2, 0.5, 3), high)
         outputs[0].backward()
         return *outputs, log_prob.grad
 

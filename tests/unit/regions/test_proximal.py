@@ -76,14 +76,14 @@ def test_early_stop_ends_an_update(granularity: str, setting: Setting) -> None:
         early_stop=granularity,
         target_kl=0.01,  # type: ignore[arg-type]
     )
-    after, report = setting.update(region, Knobs(learning_rate=0.02))
+    _, report = setting.update(region, Knobs(learning_rate=0.02))
     assert report.metrics["train/epochs"] < 50
     assert report.metrics["train/early_stop_epoch"] == report.metrics["train/epochs"] - 1
     assert report.metrics["train/early_stop_kl"] > 0.015
 
 
 def test_a_stopped_agent_does_not_move_with_its_momentum(agents: Setting) -> None:
-    """Agent 1 alone has a signal: it stops early and is frozen, while the critics of others go on."""
+    """Agent 1 alone has a signal: it stops early, frozen, while the critics of others go on."""
     learned = agents.targets(agents.optimum.params)
     loud = learned.advantage * torch.tensor([0.0, 1.0, 0.0])
     setting = replace(agents, targets=lambda _: learned._replace(advantage=loud))

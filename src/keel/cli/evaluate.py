@@ -1,0 +1,93 @@
+"""`keel evaluate RUN`: how good is what a run has learned?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from tyro.conf import Positional, arg
+
+from keel.errors import InputError
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Play whole episodes with the policy of a run, in environments of their own.
+
+    Example: keel evaluate runs/NAME --episodes 100 --stochastic
+    """
+
+    run: Annotated[Positional[Path], arg(metavar="RUN")]
+    """The folder of the run, such as runs/NAME/seed-0, or runs/NAME if it has one seed."""
+    episodes: int = 20
+    """How many."""
+    deterministic: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Take the likeliest action; this is the default."""
+    stochastic: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Sample actions, as in training."""
+    seed: int = 0
+    """Of environments and actions."""
+    checkpoint: Annotated[str | None, arg(metavar="best|last|STEP")] = None
+    """Which checkpoint; by default the best, or the last where there is no best."""
+    video: Annotated[Path | None, arg(metavar="FILE.gif")] = None
+    """Film one more episode into FILE (.gif, or .mp4 with imageio)."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print one JSON object in place of text."""
+
+
+def run(args: Sequence[str]) -> int:
+    """Evaluate."""
+    options = tyro.cli(Evaluate, args=list(args), prog="keel evaluate")
+    if options.deterministic and options.stochastic:
+        raise InputError("--deterministic: goes without --stochastic")
+    from keel.train.inspect import check_video_path, evaluate_policy, film, open_policy
+
+    if options.video is not None:
+        check_video_path(options.video)
+    deterministic, seed = not options.stochastic, options.seed
+    policy = open_policy(options.run, options.checkpoint)
+    score = evaluate_policy(
+        policy, episodes=options.episodes, deterministic=deterministic, seed=seed
+    )
+    filmed = None
+    if options.video is not None:
+        film_score = film(policy, options.video, deterministic=deterministic, seed=seed)
+        filmed = film_score.returns[0]
+    result = {
+        "run": str(policy.path),
+        "env": policy.config.env,
+        "checkpoint": policy.step,
+        "deterministic": deterministic,
+        "seed": seed,
+        **{name.removeprefix("eval/"): value for name, value in score.metrics().items()},
+        "episodes": len(score.returns),
+        "returns": score.returns,
+        "lengths": score.lengths,
+        "video": None if options.video is None else str(options.video),
+        "video_return": filmed,
+    }
+    print(json.dumps(result, allow_nan=False) if options.json else _text(result))  # noqa: T201
+    return 0
+
+
+def _text(result: Mapping[str, object]) -> str:
+    returns, lengths = result["returns"], result["lengths"]
+    assert isinstance(returns, list)
+    assert isinstance(lengths, list)
+    how = "deterministic" if result["deterministic"] else "stochastic"
+    lines = [
+        f"{result['env']}, checkpoint of step {result['checkpoint']:,}: "
+        f"{len(returns)} episodes, {how}, seed {result['seed']}",
+        f"return  {result['return_mean']:,.2f} ± {result['return_std']:,.2f}  "
+        f"({min(returns):,.2f} … {max(returns):,.2f})",
+        f"length  {result['length_mean']:,.1f}  ({min(lengths):,} … {max(lengths):,})",
+    ]
+    if result["video"] is not None:
+        lines.append(
+            f"video: {result['video']} (an episode of return {result['video_return']:,.2f})"
+        )
+    return "\n".join(lines)

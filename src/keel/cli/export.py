@@ -1,0 +1,66 @@
+"""`keel export RUN --onnx FILE.onnx`: the policy, for use without Keel."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from tyro.conf import Positional, arg
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write the policy of a run as ONNX, run the file, and compare it with the original.
+
+    Raw observations go in: their normalisation is part of the file. Out come the likeliest action,
+    squashed or clipped into its bounds, and the logits or log standard deviations.
+
+    Example: keel export runs/NAME --onnx policy.onnx
+    """
+
+    run: Annotated[Positional[Path], arg(metavar="RUN")]
+    """The folder of the run, such as runs/NAME/seed-0, or runs/NAME if it has one seed."""
+    onnx: Annotated[Path, arg(metavar="FILE.onnx")]
+    """The file to write."""
+    checkpoint: Annotated[str | None, arg(metavar="best|last|STEP")] = None
+    """Which checkpoint; by default the best, or the last where there is no best."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print one JSON object in place of text."""
+
+
+def run(args: Sequence[str]) -> int:
+    """Export."""
+    options = tyro.cli(Export, args=list(args), prog="keel export")
+    from keel.train.export import export_onnx
+    from keel.train.inspect import open_policy
+
+    policy = open_policy(options.run, options.checkpoint)
+    written = export_onnx(policy, options.onnx)
+    result = {
+        "run": str(policy.path),
+        "env": policy.config.env,
+        "checkpoint": policy.step,
+        "onnx": str(written.path),
+        "inputs": written.inputs,
+        "outputs": written.outputs,
+        "normalised": policy.normaliser is not None,
+        "max_abs_difference": written.difference,
+        "rows": written.rows,
+    }
+    if options.json:
+        print(json.dumps(result, allow_nan=False))  # noqa: T201
+        return 0
+    inside = "with" if policy.normaliser is not None else "without"
+    text = (
+        f"{written.path}: {policy.config.env}, checkpoint of step {policy.step:,}, "
+        f"{inside} observation normaliser\n"
+        f"{', '.join(written.inputs)} → {', '.join(written.outputs)}\n"
+        f"checked on {written.rows} random observations: largest difference from torch "
+        f"{written.difference:.1e}"
+    )
+    print(text)  # noqa: T201
+    return 0

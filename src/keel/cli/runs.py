@@ -1,0 +1,142 @@
+"""`keel runs`: what was trained here, and its metrics as CSV."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+from tyro.conf import Positional, arg
+
+from keel.errors import InputError, KeelError, choose
+
+if TYPE_CHECKING:
+    from keel.runs import RunInfo
+
+ACTIONS = ("list", "export")
+COLOURS = {"running": "cyan", "failed": "red", "crashed": "red", "unreadable": "red"}
+
+
+@dataclass(frozen=True)
+class List:
+    """List the runs of a folder, oldest first."""
+
+    runs: Annotated[Path, arg(metavar="DIR")] = Path("runs")
+    """Where runs are kept."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print one JSON list in place of a table."""
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write the metrics of a run as CSV: one line an iteration, one column a metric."""
+
+    run: Annotated[Positional[Path], arg(metavar="RUN")]
+    """The folder of the run, such as runs/NAME/seed-0, or runs/NAME if it has one seed."""
+    csv: Annotated[Path, arg(metavar="FILE.csv")]
+    """The file to write."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print one JSON object in place of text."""
+
+
+def run(args: Sequence[str]) -> int:
+    """List or export."""
+    words = list(args)
+    if not words or words[0].startswith("--"):
+        words.insert(0, "list")
+    if words[0] == "-h" or words[:2] == ["list", "--help"]:
+        print(_help())  # noqa: T201
+        return 0
+    action = choose("runs", words[0], ACTIONS)
+    if action == "export":
+        return _export(tyro.cli(Export, args=words[1:], prog="keel runs export"))
+    return _list(tyro.cli(List, args=words[1:], prog="keel runs list"))
+
+
+def _list(options: List) -> int:
+    from keel.runs import list_runs
+
+    if not options.runs.is_dir():
+        raise InputError(f"--runs: there is no folder {str(options.runs)!r}")
+    found = [_describe(info) for info in list_runs(options.runs)]
+    if options.json:
+        print(json.dumps(found, allow_nan=False))  # noqa: T201
+    elif not found:
+        print(f"no runs in {options.runs}; `keel train ENV` makes one")  # noqa: T201
+    else:
+        _print_table(found)
+    return 0
+
+
+def _describe(info: RunInfo) -> dict[str, Any]:
+    from keel.runs import read_config
+
+    try:
+        env = read_config(info.path).get("env")
+    except KeelError:
+        env = None
+    return {
+        "name": info.name,
+        "env": env,
+        "seed": info.seed if info.seed >= 0 else None,
+        "tag": info.tag,
+        "steps": info.step,
+        "return_mean": info.return_mean if math.isfinite(info.return_mean) else None,
+        "status": info.status,
+        "path": str(info.path),
+        "created": info.created,
+    }
+
+
+def _print_table(found: list[dict[str, Any]]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    from keel.cli.render import PipedConsole
+
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for title in ("name", "env", "seed", "tag", "steps", "last return", "status"):
+        right = title in ("seed", "steps", "last return")
+        table.add_column(title, justify="right" if right else "left", overflow="fold")
+    for row in found:
+        steps, value = row["steps"], row["return_mean"]
+        cells = [
+            row["name"],
+            row["env"] or "–",
+            "–" if row["seed"] is None else str(row["seed"]),
+            row["tag"] or "",
+            "–" if steps is None else f"{steps:,}",
+            "–" if value is None else f"{value:,.1f}",
+        ]
+        status = Text(row["status"], style=COLOURS.get(row["status"], ""))
+        table.add_row(*map(Text, map(str, cells)), status)
+    PipedConsole(highlight=False).print(table)
+
+
+def _export(options: Export) -> int:
+    from keel.runs import export_csv, read_metrics
+    from keel.train.inspect import find_run
+
+    path = find_run(options.run)
+    export_csv(path, options.csv)
+    table = read_metrics(path)
+    columns = 1 + len(table.columns) + len(table.texts)
+    if options.json:
+        result = {"run": str(path), "csv": str(options.csv), "rows": len(table), "columns": columns}
+        print(json.dumps(result))  # noqa: T201
+    else:
+        print(f"{options.csv}: {len(table)} iterations, {columns} columns")  # noqa: T201
+    return 0
+
+
+def _help() -> str:
+    return (
+        "usage: keel runs [list] [--runs DIR] [--json]\n"
+        "       keel runs export RUN --csv FILE.csv [--json]\n\n"
+        "What was trained here, and its metrics as CSV."
+    )

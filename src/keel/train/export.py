@@ -1,0 +1,243 @@
+"""A policy as one ONNX file: raw observations in, actions out, the normaliser inside.
+
+    inputs    one per key of the observation, `[batch, …]` as `keel.envs` lays it out, and
+              `action_mask` where the environment gives one
+    outputs   `action`, and `logits` (discrete) or `log_std` (continuous)
+
+The action is the likeliest one: squashed or clipped into its bounds, counted from 0.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from keel import __version__
+from keel.envs import MissingExtraError
+from keel.errors import InputError, KeelError
+from keel.models.distributions import Bernoulli, Gaussian, MultiCategorical, SquashedGaussian
+from keel.models.sampling import mode, to_env
+from keel.train.inspect import Policy
+from keel.types import Tree
+
+MASK = "action_mask"
+TOLERANCE = 1e-4
+"""Largest difference from torch, relative to the largest output: float32 rounding is 1e-6."""
+
+
+class ExportError(KeelError):
+    """A policy that could not be exported, or whose export does not do what it does."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written."""
+
+    path: Path
+    inputs: tuple[str, ...]
+    outputs: tuple[str, str]
+    difference: float
+    """largest absolute difference between the file in onnxruntime and Keel's own policy"""
+    rows: int
+    """random observations that were compared"""
+
+
+def export_onnx(policy: Policy, path: Path, *, rows: int = 256, seed: int = 0) -> Exported:
+    """Write the policy to `path`, run the file and compare; a file that differs is removed."""
+    for module in ("onnx", "onnxscript", "onnxruntime"):
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise MissingExtraError("the export to ONNX", "onnx") from error
+    if not path.parent.is_dir():
+        raise InputError(f"--onnx: the folder {str(path.parent)!r} does not exist")
+    if policy.agent.groups != 1:
+        raise InputError(f"export: one policy a file, this run has {policy.agent.groups}")
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        outputs = _write(policy, draft, random_observations(policy, 2, seed))
+        difference = max(
+            compare(policy, draft, random_observations(policy, n, seed + n)) for n in (1, rows)
+        )
+        draft.replace(path)
+    except OSError as error:
+        raise ExportError(f"{path}: cannot be written: {error.strerror or error}") from error
+    finally:
+        draft.unlink(missing_ok=True)
+    return Exported(path, tuple(random_observations(policy, 1, seed)), outputs, difference, rows)
+
+
+def random_observations(policy: Policy, rows: int, seed: int) -> dict[str, np.ndarray]:
+    """Raw observations `[rows, …]` drawn from the space, and masks with an action left in each."""
+    space = copy.deepcopy(policy.observation_space)
+    space.seed(seed)
+    parts = dict(space.items()) if isinstance(space, spaces.Dict) else {"obs": space}
+    obs = {
+        key: np.stack([np.asarray(part.sample(), dtype=part.dtype) for _ in range(rows)])
+        for key, part in parts.items()
+    }
+    if policy.masked:
+        obs[MASK] = np.random.default_rng(seed).random((rows, policy.agent.dist.outputs)) < 0.5
+        starts = [0, *np.cumsum(getattr(policy.agent.dist, "sizes", ()))[:-1]]
+        obs[MASK][:, starts] = True
+    return obs
+
+
+class Deployed(nn.Module):
+    """The policy as a module of its own, from raw observation to action."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        agent, space = policy.agent, policy.action_space
+        self.network = copy.deepcopy(agent.network).cpu().eval()
+        self.network.load_state_dict(agent.layout.unflatten(policy.params[0]))
+        self.dist = agent.dist
+        known = {} if policy.normaliser is None else policy.normaliser.moments
+        self.normalised = tuple(known)
+        for key, moments in known.items():
+            assert policy.normaliser is not None
+            scale = 1.0 / np.sqrt(moments.variance + policy.normaliser.epsilon)
+            for name, value in (("mean", moments.mean), ("scale", scale)):
+                self.register_buffer(f"{name}_{key}", torch.from_numpy(np.float32(value)))
+        self.clip = 0.0 if policy.normaliser is None else policy.normaliser.clip
+        if isinstance(space, spaces.Box):
+            self.register_buffer("low", torch.from_numpy(space.low.astype(np.float32)))
+            self.register_buffer("high", torch.from_numpy(space.high.astype(np.float32)))
+
+    def forward(self, obs: Tree) -> tuple[Tensor, Tensor]:
+        """The action, and the logits or log standard deviations."""
+        seen = dict(obs)
+        for key in self.normalised:
+            centred = obs[key] - self.get_buffer(f"mean_{key}")
+            scaled = centred * self.get_buffer(f"scale_{key}")
+            seen[key] = scaled.clamp(-self.clip, self.clip)
+        output = self.network(seen, "actor").policy
+        params = self.dist.params(output, obs.get(MASK), 1.0)
+        if "mean" in params:
+            return self._bounded(params["mean"]), params["log_std"]
+        return self._likeliest(params["logits"]), params["logits"]
+
+    def _bounded(self, mean: Tensor) -> Tensor:
+        low, high = self.get_buffer("low"), self.get_buffer("high")
+        if isinstance(self.dist, SquashedGaussian):
+            return low + (high - low) * 0.5 * (torch.tanh(mean) + 1.0)
+        return torch.minimum(torch.maximum(mean, low), high)
+
+    def _likeliest(self, logits: Tensor) -> Tensor:
+        if isinstance(self.dist, Bernoulli):
+            return (logits > 0).long()
+        if isinstance(self.dist, MultiCategorical):
+            parts = torch.split(logits, list(self.dist.sizes), -1)
+            return torch.stack([part.argmax(-1) for part in parts], -1)
+        return logits.argmax(-1)
+
+
+def _write(policy: Policy, path: Path, example: dict[str, np.ndarray]) -> tuple[str, str]:
+    continuous = isinstance(policy.agent.dist, Gaussian | SquashedGaussian)
+    outputs = ("action", "log_std" if continuous else "logits")
+    batch = torch.export.Dim("batch", min=1)
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                Deployed(policy),
+                kwargs={"obs": {key: torch.from_numpy(x) for key, x in example.items()}},
+                dynamo=True,
+                input_names=list(example),
+                output_names=list(outputs),
+                dynamic_shapes={"obs": {key: {0: batch} for key in example}},
+                verbose=False,
+            )
+    except Exception as error:  # the exporter's own errors are many, and long
+        reason = str(error.__cause__ or error).strip().partition("\n")[0]
+        raise ExportError(f"{policy.path}: torch cannot export this network: {reason}") from error
+    assert program is not None
+    program.model.metadata_props.update(
+        keel=__version__,
+        env=policy.config.env,
+        run=str(policy.path),
+        step=str(policy.step),
+        action_space=str(policy.action_space),
+        observations=json.dumps({k: [str(x.dtype), *x.shape[1:]] for k, x in example.items()}),
+    )
+    program.save(str(path))
+    return outputs
+
+
+def compare(policy: Policy, path: Path, obs: dict[str, np.ndarray]) -> float:
+    """The largest difference between a file in onnxruntime and Keel's own way of acting.
+
+    Where two actions are equally likely either may be chosen, so discrete actions are compared by
+    their log-probability.
+    """
+    action, second = run_onnx(path, obs)
+    normaliser, dist = policy.normaliser, policy.agent.dist
+    seen = obs if normaliser is None else normaliser.apply(obs)
+    tree = {key: torch.from_numpy(x) for key, x in seen.items()}
+    with torch.no_grad():
+        output = policy.agent.outputs(policy.params, tree, "actor").policy
+        assert output is not None
+        params = dist.params(output, tree.get(MASK), 1.0)
+    expected = to_env(dist, mode(dist, output.numpy(), seen.get(MASK)))
+    if isinstance(policy.action_space, spaces.Box):
+        expected = np.clip(expected, policy.action_space.low, policy.action_space.high)
+        pairs = [(action, expected), (second, params["log_std"].numpy())]
+    else:
+        chosen, best = (
+            dist.log_prob(params, torch.from_numpy(np.asarray(x))).numpy()
+            for x in (action, expected)
+        )
+        pairs = [(chosen, best), (second, params["logits"].numpy())]
+    difference = max(_difference(got, wanted) for got, wanted in pairs)
+    size = max(float(np.abs(x[np.isfinite(x)]).max(initial=1.0)) for _, x in pairs)
+    if not difference <= TOLERANCE * size:
+        raise ExportError(
+            f"{policy.path}: the exported file differs from the policy by {difference:.3g} "
+            f"(allowed {TOLERANCE * size:.3g}); it was removed"
+        )
+    return difference
+
+
+def run_onnx(path: Path, obs: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """The two outputs of an exported file, on one thread of the CPU."""
+    runtime: Any = importlib.import_module("onnxruntime")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    action, second = session.run(None, obs)
+    return action, second
+
+
+def _difference(got: np.ndarray, wanted: np.ndarray) -> float:
+    if got.shape != wanted.shape:
+        return float("inf")
+    differs = got != wanted  # −inf is −inf
+    gap = np.abs(got[differs].astype(float) - wanted[differs])
+    return float(np.nan_to_num(gap, nan=np.inf).max(initial=0.0))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter reports packages that it does not need, and its own deprecations."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
