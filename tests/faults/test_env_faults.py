@@ -324,16 +324,16 @@ def test_a_script_without_a_main_guard_is_told_what_it_lacks(tmp_path: Path) -> 
 # --- 22 and 31: what environments give is looked at ---------------------------------------------
 
 
-@pytest.mark.parametrize("backend", ["sync", "async"])
 @pytest.mark.parametrize(
-    ("fault", "message"),
+    ("fault", "backend", "message"),
     [
-        ("nan", r"environment 2, step 3: obs is nan at \[0\]"),
-        ("reward", "environment 2, step 3: reward is inf"),
-        ("shape", r"environment 2, step 3: obs: expected shape \[1\], got \[3\]"),
+        ("nan", "sync", r"environment 2, step 3: obs is nan at \[0\]"),
+        ("reward", "async", "environment 2, step 3: reward is inf"),
+        ("shape", "sync", r"environment 2, step 3: obs: expected shape \[1\], got \[3\]"),
+        ("shape", "async", r"environment 2, step 3: obs: expected shape \[1\], got \[3\]"),
     ],
 )
-def test_lies_are_refused_before_they_are_stored(backend: Any, fault: str, message: str) -> None:
+def test_lies_are_refused_before_they_are_stored(fault: str, backend: Any, message: str) -> None:
     envs = faulty(fault, backend)
     with pytest.raises(BadStepError, match=message):
         run(envs)

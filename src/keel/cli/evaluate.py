@@ -50,13 +50,13 @@ def run(args: Sequence[str]) -> int:
         check_video_path(options.video)
     deterministic, seed = not options.stochastic, options.seed
     policy = open_policy(options.run, options.checkpoint)
+    filmed = None
+    if options.video is not None:  # first: what can go wrong does so before the long part
+        film_score = film(policy, options.video, deterministic=deterministic, seed=seed)
+        filmed = film_score.returns[0]
     score = evaluate_policy(
         policy, episodes=options.episodes, deterministic=deterministic, seed=seed
     )
-    filmed = None
-    if options.video is not None:
-        film_score = film(policy, options.video, deterministic=deterministic, seed=seed)
-        filmed = film_score.returns[0]
     result = {
         "run": str(policy.path),
         "env": policy.config.env,

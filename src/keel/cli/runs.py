@@ -99,7 +99,7 @@ def _print_table(found: list[dict[str, Any]]) -> None:
 
     from keel.cli.render import PipedConsole
 
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for title in ("name", "env", "seed", "tag", "steps", "last return", "status"):
         right = title in ("seed", "steps", "last return")
         table.add_column(title, justify="right" if right else "left", overflow="fold")

@@ -57,7 +57,7 @@ def unknown(env_id: str, more: Iterable[str] = ()) -> UnknownEnvError:
     known = sorted({*gymnasium.registry, *ATARI_GAMES, *more})
     lowered = {name.lower(): name for name in reversed(known)}
     near = difflib.get_close_matches(env_id.lower(), lowered, n=3, cutoff=0.5)
-    hint = f"; did you mean {', '.join(lowered[name] for name in near)}?" if near else ""
+    hint = f"; did you mean {', '.join(lowered[name] for name in near)}?" if near else "."
     return UnknownEnvError(
         f"no environment is called {env_id!r}{hint} "
         "An environment of your own is registered with gymnasium.register before it is used, "

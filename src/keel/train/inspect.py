@@ -100,8 +100,7 @@ def evaluate_policy(
     """`episodes` whole episodes in fresh environments; depends on policy and seed alone."""
     if episodes < 1:
         raise InputError(f"episodes: expected at least 1, got {episodes}")
-    if seed < 0:
-        raise InputError(f"seed: expected 0 or more, got {seed}")
+    _check_seed(seed)
     envs = _make(policy.config, min(episodes, EVALUATION_ENVS), seed)
     try:
         return run_episodes(policy, envs, episodes, deterministic, seed)
@@ -140,6 +139,11 @@ def _load(path: Path, checkpoint: str | int | None) -> Checkpoint:
     return load(path, int(checkpoint))
 
 
+def _check_seed(seed: int) -> None:
+    if seed < 0:
+        raise InputError(f"seed: expected 0 or more, got {seed}")
+
+
 def _make(config: Config, num: int, seed: int = 0) -> Envs:
     return make_envs(
         config.env,
@@ -170,6 +174,7 @@ def film(policy: Policy, path: Path, *, deterministic: bool = True, seed: int = 
     Atari games are shown as the policy sees them, everything else as the environment renders it.
     """
     check_video_path(path)
+    _check_seed(seed)
     name = policy.config.env
     camera = _game_camera(policy, seed) if atari_game(name) else _render_camera(policy, seed)
     try:

@@ -42,6 +42,14 @@ def test_auto_takes_the_vector_entry_point_and_else_one_process() -> None:
     assert make_envs("CartPole-v1", 2, seed=0, autoreset="same_step").backend == "gymnasium sync"
 
 
+def test_an_alias_with_wrappers_is_the_plain_game() -> None:
+    """Gymnasium's own picture, 210 × 160, since the wrappers are the user's."""
+    pytest.importorskip("ale_py")
+    envs = make_envs("Pong", 1, seed=0, wrappers=[env_toys.Louder])
+    assert envs.backend == "gymnasium sync"
+    assert envs.reset(0)["obs"].shape == (1, 210, 160, 3)
+
+
 class Slow(env_toys.Walk):
     def step(self, action: Any) -> Any:
         import time
@@ -154,6 +162,10 @@ def test_a_module_that_cannot_be_imported_is_named() -> None:
         ({"threads": 0}, "threads: expected at least 1"),
         ({"backend": "asinc"}, "did you mean 'async'"),
         ({"autoreset": "never"}, "autoreset: 'never' is not one of next_step, same_step"),
+        (
+            {"env_id": "Pong", "backend": "ale", "env_kwargs": {"difficulty": 1}},
+            "the ALE takes its options as atari=AtariOptions",
+        ),
         ({"backend": "ale"}, "ale plays Atari games, not CartPole-v1"),
         ({"backend": "vector", "wrappers": [env_toys.Louder]}, "wrappers: need backend sync"),
         ({"backend": "vector", "autoreset": "same_step"}, "same_step needs backend sync or async"),
