@@ -3,8 +3,8 @@
 from common import Clock, answer, job, total_steps
 
 from keel.config import Advantage, Config, Envs, Explore, Network, Region
-from keel.train.loop import run
-from keel.train.session import initial_state, open_session
+from keel.training.loop import run
+from keel.training.session import initial_state, open_session
 
 LONG_RUN = 10_000_000
 """Steady speed is that of a long run: what `compile="auto"` chooses depends on the length."""

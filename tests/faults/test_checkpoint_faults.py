@@ -19,8 +19,8 @@ import torch
 
 from keel.runs import files
 from keel.runs.sealed import seal
-from keel.train import checkpoint
-from keel.train.checkpoint import (
+from keel.training import checkpoint
+from keel.training.checkpoint import (
     CheckpointError,
     CheckpointWarning,
     NewerSchemaError,
@@ -61,8 +61,8 @@ KILL = """
 import json, os, shutil, signal, sys
 from pathlib import Path
 import torch
-from keel.train import checkpoint
-from keel.train.checkpoint import load, mark_best, save
+from keel.training import checkpoint
+from keel.training.checkpoint import load, mark_best, save
 torch.set_num_threads(1)
 
 def put(run, step, keep=None, note="first"):
@@ -182,7 +182,7 @@ REAL = """
 import sys
 from pathlib import Path
 import torch
-from keel.train import checkpoint
+from keel.training import checkpoint
 run = Path(sys.argv[1])
 checkpoint.save(run, 1, {}, {"w": torch.ones(10)}, {})
 real, asked = checkpoint.shutil.disk_usage, []

@@ -11,8 +11,8 @@ import threading
 import pytest
 
 from keel.runs import list_runs
-from keel.train.checkpoint import load
-from keel.train.signals import graceful_stop
+from keel.training.checkpoint import load
+from keel.training.signals import graceful_stop
 
 # A loop like the real one: rollout, update, checkpoint at the safe point. At `place` of iteration 3
 # the signals arrive; within a save that is before half of a file is written. One process that forks
@@ -22,8 +22,8 @@ import json, os, sys
 from pathlib import Path
 import torch
 from keel.runs import MetricsWriter, RunDirectory
-from keel.train import checkpoint
-from keel.train.signals import graceful_stop
+from keel.training import checkpoint
+from keel.training.signals import graceful_stop
 torch.set_num_threads(1)
 os.fsync = lambda _: None  # nothing here depends on it, and a busy disk is slow
 

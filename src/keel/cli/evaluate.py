@@ -44,7 +44,7 @@ def run(args: Sequence[str]) -> int:
     options = tyro.cli(Evaluate, args=list(args), prog="keel evaluate")
     if options.deterministic and options.stochastic:
         raise InputError("--deterministic: goes without --stochastic")
-    from keel.train.inspect import check_video_path, evaluate_policy, film, open_policy
+    from keel.training.inspect import check_video_path, evaluate_policy, film, open_policy
 
     if options.video is not None:
         check_video_path(options.video)

@@ -35,8 +35,8 @@ class Export:
 def run(args: Sequence[str]) -> int:
     """Export."""
     options = tyro.cli(Export, args=list(args), prog="keel export")
-    from keel.train.export import export_onnx
-    from keel.train.inspect import open_policy
+    from keel.training.export import export_onnx
+    from keel.training.inspect import open_policy
 
     policy = open_policy(options.run, options.checkpoint)
     written = export_onnx(policy, options.onnx)

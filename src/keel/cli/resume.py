@@ -34,7 +34,7 @@ def run(args: Sequence[str]) -> int:
     options = tyro.cli(Resume, args=translate(args), prog="keel resume")
     from keel.cli.train import drive
     from keel.runs.directory import read_config
-    from keel.train.runner import resume
+    from keel.training.runner import resume
 
     config = from_dict(read_config(options.run))
     if options.total_steps is not None:

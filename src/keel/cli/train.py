@@ -20,7 +20,7 @@ from keel.config import Config, check, load
 from keel.presets import names, preset, preset_for
 
 if TYPE_CHECKING:
-    from keel.train.runner import Progress
+    from keel.training.runner import Progress
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def run(args: Sequence[str]) -> int:
     console = Console()
     if not (options.json or options.quiet) and not console.is_terminal:
         console.print(f"keel train {config.env}: starting", highlight=False)
-    from keel.train.runner import start
+    from keel.training.runner import start
 
     return drive(start(config, options.runs, options.name), config, options.json, options.quiet)
 
@@ -96,7 +96,7 @@ def drive(
     progress: Generator[Progress, None, Any], config: Config, as_json: bool, quiet: bool
 ) -> int:
     """Consume a run: show it, stop it on request, sum it up; returns the exit status."""
-    from keel.train.signals import graceful_stop
+    from keel.training.signals import graceful_stop
 
     console = Console()
     newest: Progress | None = None

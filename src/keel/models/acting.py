@@ -35,7 +35,7 @@ def make_actor(agent: Agent, params: Tensor) -> Act:
 
 def _is_small(network: Separate) -> bool:
     simple = len(network.encoder.shapes) == 1 and not network.encoder.classes
-    widths = [network.actor.layers[i].weight.shape[0] for i in range(len(network.actor.layers))]
+    widths = [bias.numel() for name, bias in network.actor.named_parameters() if "bias" in name]
     return simple and max(widths) <= MAX_NUMPY_HIDDEN and network.actor.act_name != "gelu"
 
 

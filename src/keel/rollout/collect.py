@@ -94,6 +94,9 @@ class Collector:
         normaliser: ObsNormaliser | None,
         valued: bool,
     ) -> Collected:
+        # A row lost with its worker cuts its episode off before it: the row above was the last.
+        lost = store["ignored"][1:] & store["truncated"][1:]
+        store["truncated"][:-1] |= lost
         tensors = {name: torch.from_numpy(x) for name, x in store.items()}
         obs = {k.removeprefix("obs/"): x for k, x in tensors.items() if k.startswith("obs/")}
         behaviour = self.agent.dist.params(tensors["output"], obs.get("action_mask"), temperature)

@@ -87,7 +87,7 @@ def test_logits_names_and_gaussians(capsys: pytest.CaptureFixture[str]) -> None:
         (("explain", "kl", "--plot", "x.gif"), "must end in .png"),
         (("explain", "klip"), "'klip' is not one of kl, clip"),
         (("explian",), "unknown command 'explian', did you mean 'explain'?"),
-        (("swim",), "unknown command 'swim'; there are: explain"),
+        (("swim",), "unknown command 'swim'; there are: train"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(
@@ -111,7 +111,7 @@ def test_a_misspelt_option_is_explained(capsys: pytest.CaptureFixture[str]) -> N
 def test_help_lists_the_commands(args: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = answer(capsys, *args)
     assert status == 0
-    assert "explain  what KL, clipping" in out
+    assert "explain   what KL, clipping" in out
 
 
 def test_help_of_explain_lists_the_topics(capsys: pytest.CaptureFixture[str]) -> None:

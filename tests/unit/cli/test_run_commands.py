@@ -10,7 +10,7 @@ import pytest
 
 from keel import cli
 from keel.config import Config, Network, Region
-from keel.train.runner import start
+from keel.training.runner import start
 
 
 @pytest.fixture(autouse=True)

@@ -26,8 +26,8 @@ from keel.regions.objective import Objective, SurrogateName
 from keel.regions.proximal import Proximal
 from keel.regions.stepper import Step, make_step
 from keel.rollout.collect import Collector
-from keel.train.seeding import Seeds, spread
-from keel.train.state import TrainState
+from keel.training.seeding import Seeds, spread
+from keel.training.state import TrainState
 from keel.types import Knobs
 
 COMPILE_PAYS = 12_000

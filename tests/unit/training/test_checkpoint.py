@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from keel.errors import InputError
-from keel.train import checkpoint
-from keel.train.checkpoint import CheckpointError, load, mark_best, save
+from keel.training import checkpoint
+from keel.training.checkpoint import CheckpointError, load, mark_best, save
 
 WEIGHTS = {"actor.weight": torch.arange(6.0).reshape(2, 3), "actor.bias": torch.tensor([0.1, -0.0])}
 STATE = {

@@ -23,10 +23,10 @@ from keel.errors import InputError, KeelError
 from keel.models.agent import Agent
 from keel.models.build import build_agent
 from keel.runs.directory import CHECKPOINTS, RECORD, read_config, read_record
-from keel.train.checkpoint import Checkpoint, check_shapes, load
-from keel.train.evaluate import Score, evaluate
-from keel.train.runner import EVALUATION_ENVS
-from keel.train.state import arrays
+from keel.training.checkpoint import Checkpoint, check_shapes, load
+from keel.training.evaluate import Score, evaluate
+from keel.training.runner import EVALUATION_ENVS
+from keel.training.state import arrays
 
 VIDEOS = (".gif", ".mp4")
 MAX_FRAMES, MAX_SIDE = 1000, 320

@@ -15,11 +15,11 @@ from keel.config import Config, check, from_dict, to_dict
 from keel.envs import Envs, make_envs
 from keel.runs.directory import RunDirectory, read_config, run_name
 from keel.runs.writer import MetricsWriter
-from keel.train.checkpoint import Checkpoint, check_shapes, load, mark_best, save
-from keel.train.evaluate import evaluate
-from keel.train.loop import Iteration, run
-from keel.train.session import Session, initial_state, open_session
-from keel.train.state import TrainState, arrays, pack, unpack
+from keel.training.checkpoint import Checkpoint, check_shapes, load, mark_best, save
+from keel.training.evaluate import evaluate
+from keel.training.loop import Iteration, run
+from keel.training.session import Session, initial_state, open_session
+from keel.training.state import TrainState, arrays, pack, unpack
 
 EVALUATION_ENVS = 10
 MAY_CHANGE = ("total_steps", "checkpoints", "evaluation", "tag", "threads", "compile", "device")

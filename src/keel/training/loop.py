@@ -20,8 +20,8 @@ from keel.regions.measure import group_mean
 from keel.rollout.batch import Rows, rows_of
 from keel.rollout.collect import Collected
 from keel.rollout.targets import compute_targets
-from keel.train.session import Session, initial_state, open_session, scheduled
-from keel.train.state import WINDOW, TrainState
+from keel.training.session import Session, initial_state, open_session, scheduled
+from keel.training.state import WINDOW, TrainState
 from keel.types import Knobs, Rollout, UpdateReport
 
 

@@ -31,7 +31,7 @@ from keel.envs import MissingExtraError
 from keel.errors import InputError, KeelError
 from keel.models.distributions import Bernoulli, Gaussian, MultiCategorical, SquashedGaussian
 from keel.models.sampling import mode, to_env
-from keel.train.inspect import Policy
+from keel.training.inspect import Policy
 from keel.types import Tree
 
 MASK = "action_mask"

@@ -17,11 +17,11 @@ from PIL import Image
 from keel.config import Checkpoints, Config, Envs, Evaluation, Network, Region
 from keel.errors import InputError, KeelError
 from keel.runs import RunError, read_metrics
-from keel.train import inspect
-from keel.train.checkpoint import CheckpointError, load
-from keel.train.inspect import evaluate_policy, film, find_run, open_policy
-from keel.train.runner import start
-from keel.train.seeding import spread
+from keel.training import inspect
+from keel.training.checkpoint import CheckpointError, load
+from keel.training.inspect import evaluate_policy, film, find_run, open_policy
+from keel.training.runner import start
+from keel.training.seeding import spread
 
 LENGTH = 5
 

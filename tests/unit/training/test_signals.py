@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from keel.train.signals import StopRequest, graceful_stop
+from keel.training.signals import StopRequest, graceful_stop
 
 
 def test_nothing_is_requested_while_nothing_arrives():
