@@ -12,12 +12,24 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from keel import errors, explain, functional
+    from keel.config import Config
     from keel.errors import EstimatorWarning, InputError, KeelError, ShapeError
+    from keel.training.api import train
+    from keel.training.runner import resume
 
 _MODULES = ("errors", "explain", "functional")
-_ERRORS = ("EstimatorWarning", "InputError", "KeelError", "ShapeError")
+_NAMES = {
+    "Config": "keel.config",
+    "EstimatorWarning": "keel.errors",
+    "InputError": "keel.errors",
+    "KeelError": "keel.errors",
+    "ShapeError": "keel.errors",
+    "resume": "keel.training.runner",
+    "train": "keel.training.api",
+}
 
 __all__ = [
+    "Config",
     "EstimatorWarning",
     "InputError",
     "KeelError",
@@ -26,14 +38,16 @@ __all__ = [
     "errors",
     "explain",
     "functional",
+    "resume",
+    "train",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"keel.{name}")
-    if name in _ERRORS:
-        return getattr(importlib.import_module("keel.errors"), name)
+    if name in _NAMES:
+        return getattr(importlib.import_module(_NAMES[name]), name)
     raise AttributeError(f"module 'keel' has no attribute {name!r}")
 
 

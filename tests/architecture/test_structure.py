@@ -21,9 +21,16 @@ FUNCTIONAL_AND_BASE = BASE | {"functional"}
 MODELS = FUNCTIONAL_AND_BASE | {"config", "types"}
 ROLLOUT = MODELS | {"models", "envs"}
 REGIONS = ROLLOUT | {"rollout"}
-TRAINING = REGIONS | {"regions", "runs"}
+TRAINING = REGIONS | {"regions", "runs", "presets"}
 MAY_IMPORT = {
-    "": {"errors", "functional", "cli", "config", "look"},  # single files; names are lazy
+    "": {
+        "errors",
+        "functional",
+        "cli",
+        "config",
+        "look",
+        "training",
+    },  # single files; names are lazy
     "functional": BASE,
     "runs": FUNCTIONAL_AND_BASE | {"look"},
     "envs": FUNCTIONAL_AND_BASE,
@@ -136,6 +143,7 @@ def test_help_imports_neither_torch_nor_numpy() -> None:
 
 
 PUBLIC = [
+    "Config",
     "EstimatorWarning",
     "InputError",
     "KeelError",
@@ -144,6 +152,8 @@ PUBLIC = [
     "errors",
     "explain",
     "functional",
+    "resume",
+    "train",
 ]
 FUNCTIONAL_NAMES = """
 Advantages Certificate ConjugateGradient Divergence Interval LineSearch Moments Normalised Ratio

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import socket
@@ -79,3 +80,13 @@ def _run_git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
+
+
+def read_choices(run: Path) -> dict[str, Any]:
+    """What was decided automatically when a run began; empty where it was not recorded."""
+    try:
+        stored = json.loads((run / "environment.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    choices = stored.get("choices") if isinstance(stored, dict) else None
+    return choices if isinstance(choices, dict) else {}

@@ -84,7 +84,7 @@ def is_alive(holder: Holder) -> bool:
     except PermissionError:
         pass  # it exists and is somebody else's
     now = _started(holder.pid)
-    return now != _ZOMBIE and ("" in (now, holder.started) or now == holder.started)
+    return now == holder.started or "" in (now, holder.started)
 
 
 def _create(path: Path) -> bool:

@@ -6,14 +6,15 @@ import math
 import time
 import warnings
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from keel.config import Config, check, from_dict, to_dict
+from keel.config import Backend, Config, check, from_dict, to_dict
 from keel.envs import Envs, make_envs
 from keel.runs.directory import RunDirectory, read_config, run_name
+from keel.runs.environment import read_choices
 from keel.runs.writer import MetricsWriter
 from keel.training.checkpoint import Checkpoint, check_shapes, load, mark_best, save
 from keel.training.evaluate import evaluate
@@ -22,6 +23,14 @@ from keel.training.session import Session, initial_state, open_session
 from keel.training.state import TrainState, arrays, pack, unpack
 
 EVALUATION_ENVS = 10
+BACKENDS: dict[str, Backend] = {
+    "gymnasium vector": "vector",
+    "gymnasium sync": "sync",
+    "gymnasium async": "async",
+    "envpool": "envpool",
+    "ale": "ale",
+}
+"""What environments call themselves, as `envs.backend` takes it."""
 MAY_CHANGE = ("total_steps", "checkpoints", "evaluation", "tag", "threads", "compile", "device")
 """What a resumed run may set anew."""
 
@@ -39,6 +48,11 @@ class Progress:
     """with `eval/…`, where an evaluation took place"""
     path: Path
     done: bool
+
+    @property
+    def steps(self) -> int:
+        """Agent steps so far."""
+        return self.iteration.steps
 
 
 def start(
@@ -67,7 +81,7 @@ def resume(path: Path, changes: Config | None = None) -> Generator[Progress, Non
     config = changes or from_dict(read_config(path))
     check(config)
     checkpoint = load(path)
-    session = open_session(config)
+    session = open_session(_as_chosen(config, path))
     try:
         state = _restore(session, checkpoint)
         directory = RunDirectory.resume(path, config=to_dict(config), may_change=MAY_CHANGE)
@@ -75,6 +89,19 @@ def resume(path: Path, changes: Config | None = None) -> Generator[Progress, Non
         session.envs.close()
         raise
     return _drive(session, state, directory)
+
+
+def _as_chosen(config: Config, path: Path) -> Config:
+    """What was decided automatically stays decided: another backend would be another run."""
+    chosen = read_choices(path)
+    backend = BACKENDS.get(str(chosen.get("backend")), config.envs.backend)
+    if config.envs.backend == "auto":
+        config = replace(config, envs=replace(config.envs, backend=backend))
+    if config.compile == "auto" and "compile" in chosen:
+        config = replace(config, compile="on" if chosen["compile"] else "off")
+    if config.threads == 0:
+        config = replace(config, threads=int(str(chosen.get("threads", 0))))
+    return config
 
 
 def _drive(

@@ -123,6 +123,11 @@ def test_the_report_by_hand(dtype):
     assert all(field.ndim == 0 for field in report)
 
 
+def test_on_its_threshold_a_log_ratio_is_neither_large_nor_clamped():
+    report = ratio_report(policy_ratio(rows(5, -5, 10, -10), rows(0, 0, 0, 0)))
+    assert (report.share_large, report.share_clamped) == (0.5, 0)
+
+
 def test_the_report_takes_no_part_in_the_gradient():
     report = ratio_report(policy_ratio(rows(-1, -2).requires_grad_(), rows(-2, -2)))
     assert not any(field.requires_grad for field in report)

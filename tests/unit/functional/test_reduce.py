@@ -154,7 +154,7 @@ def test_errors_name_the_argument():
     ):
         aggregate(X, WEIGHT, denominator_of_batch=denominator(WEIGHT, group_axis=0))
     with pytest.raises(InputError, match=r"reduction: 'token-meen' is not .* mean 'token-mean'"):
-        aggregate(X, WEIGHT, "token-meen")
+        aggregate(X, WEIGHT, "token-meen", denominator_of_batch=denominator(WEIGHT))
     with pytest.raises(InputError, match="reduction: 'mean' is not one of token-mean"):
         denominator(WEIGHT, "mean")
     for call in (aggregate, denominator):
