@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from keel.errors import InputError, choose
+from keel.errors import InputError, ShapeError, choose
 from keel.functional._shapes import expect_rank, expect_same, expect_shape
 
 Normalisation = Literal["none", "batch", "global", "group", "robust"]
@@ -99,7 +99,8 @@ def token_gae(
     Each sequence ends after its last policy token; `last_value` `[B]` bootstraps sequences that
     were cut off. Tokens with weight 0 (prompt, tool text, padding) obey the mask law.
     """
-    expect_rank("reward", reward, 2, "[B, L]")
+    if reward.ndim != 2:
+        raise ShapeError(f"reward: expected [B, L], got shape {list(reward.shape)}")
     expect_same("reward", tuple(reward.shape), value=value, weight=weight)
     end = torch.zeros_like(value[:, 0]) if last_value is None else last_value
     never = torch.zeros_like(reward, dtype=torch.bool)
@@ -233,7 +234,7 @@ def normalise(
         centre, spread = _moments(flat, valid, keys, count)
         # Rounding leaves a spread of a few ulps where all values are equal: that is still zero.
         noise = 4 * torch.finfo(flat.dtype).eps * _group_max(flat.abs(), keys, count)
-        informative = spread > noise
+        informative = ~(spread <= noise)  # a NaN is not silenced into zeros
         if method == "robust":
             centre, iqr = _median_and_iqr(flat, valid, keys, count)
             spread = torch.where(iqr > noise, iqr, spread)

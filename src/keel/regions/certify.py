@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from keel.errors import KeelError
-from keel.functional import ratio_report, walk_back
+from keel.functional import RatioReport, ratio_report, walk_back
 from keel.models.agent import Agent
 from keel.regions.measure import exact_kl, group_mean, kl_metrics, measure
 from keel.regions.proximal import Proximal
@@ -75,13 +75,14 @@ class Certified:
         verdict: Literal["accepted", "walked_back", "rejected"] = "accepted"
         if bool((fraction < 1.0).any()):
             verdict = "rejected" if bool((fraction == 0.0).all()) else "walked_back"
-        ratios = ratio_report(measured.ratio)
+        ratios = ratio_report(measured.ratio, max_log_ratio=self.region.objective.max_log_ratio)
         quantiles = _ratio_quantiles(measured.ratio.ratio, measured.ratio.weight)
         metrics = {
             **report.metrics,
             **kl_metrics(measured, rows),
             **quantiles,
             "train/entropy": group_mean(measured.entropy, rows).mean().item(),
+            **_warnings(ratios),
             "train/log_ratio_max": ratios.max_abs_log_ratio.item(),
             "train/ratio_min": ratios.ratio_min.item(),
             "train/ratio_max": ratios.ratio_max.item(),
@@ -155,6 +156,21 @@ def _walk(agent: Agent, old: Optimum, new: Optimum, fraction: Tensor) -> Optimum
         second=torch.where(none, old.second, new.second),
         steps=torch.where(nothing & POLICY.to(old.steps.device), old.steps, new.steps),
     )
+
+
+def _warnings(ratios: RatioReport) -> dict[str, float]:
+    """Note 001's alarms, each NaN while there is nothing to warn of."""
+    largest, smallest = ratios.ratio_max.item(), ratios.ratio_min.item()
+    extreme = largest > 100.0 or smallest < 0.01
+    size, nan = ratios.max_abs_log_ratio.item(), float("nan")
+    share = ratios.non_finite_share.item()
+    return {
+        "warn/large_log_ratio": size if size > 5.0 else nan,
+        "warn/extreme_ratio_max": largest if extreme else nan,
+        "warn/extreme_ratio_min": smallest if extreme else nan,
+        "warn/ratio_all_nonfinite": float(share == 1.0),
+        "error/non_finite_ratio_frac": share,
+    }
 
 
 def _ratio_quantiles(ratio: Tensor, weight: Tensor) -> dict[str, float]:

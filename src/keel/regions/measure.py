@@ -78,6 +78,7 @@ def kl_metrics(measured: Measurement, rows: Rows) -> dict[str, float]:
         "train/kl_p99": torch.quantile(kl, 0.99).item() if kl.numel() else 0.0,
         "train/kl_max": kl.max().item() if kl.numel() else 0.0,
         "train/kl_approx": k3,
+        "train/approx_kl": k3,
         "train/kl_error": abs(k3 - exact),
         "train/kl_k1": -raw.mean().item() if raw.numel() else 0.0,
     }

@@ -82,7 +82,7 @@ class Proximal:
                 stop_kl = taken[-1].statistics.kl.max().item()
                 break
         metrics = _summary(taken, self.max_grad_norm)
-        metrics["train/epochs"] = float(epoch + 1)
+        metrics["train/epochs"] = float(epoch + 1 if stopped_at < 0 else epoch)
         metrics["train/early_stop_epoch"] = float(stopped_at) if stopped_at >= 0 else float("nan")
         metrics["train/early_stop_kl"] = stop_kl
         nothing = torch.zeros(groups, dtype=torch.float64)

@@ -77,16 +77,20 @@ def start(
 
 
 def resume(path: Path, changes: Config | None = None) -> Generator[Progress, None, TrainState]:
-    """Go on with a run from its newest good checkpoint."""
+    """Go on with a run from its newest good checkpoint; the run is locked before anything else."""
     config = changes or from_dict(read_config(path))
     check(config)
-    checkpoint = load(path)
-    session = open_session(_as_chosen(config, path))
+    directory = RunDirectory.resume(path, config=to_dict(config), may_change=MAY_CHANGE)
     try:
-        state = _restore(session, checkpoint)
-        directory = RunDirectory.resume(path, config=to_dict(config), may_change=MAY_CHANGE)
+        checkpoint = load(path)
+        session = open_session(_as_chosen(config, path))
+        try:
+            state = _restore(session, checkpoint)
+        except BaseException:
+            session.envs.close()
+            raise
     except BaseException:
-        session.envs.close()
+        directory.close("failed")
         raise
     return _drive(session, state, directory)
 
@@ -111,23 +115,19 @@ def _drive(
     config = session.config
     evaluators: list[Envs] = []
     loop = run(session, state)
-    saved_at = state.steps
-    evaluated_at = state.steps
+    saved_at = evaluated_at = state.steps
     try:
         with directory, MetricsWriter(directory.metrics) as writer:
             writer.truncate_after(state.steps)
             for iteration in loop:
                 state, metrics = iteration.state, dict(iteration.metrics)
                 done = state.steps >= config.total_steps
-                due = (
-                    config.evaluation.every
-                    and state.steps - evaluated_at >= config.evaluation.every
-                )
-                if done or due:
+                every = config.evaluation.every
+                if done or (every and state.steps - evaluated_at >= every):
                     evaluated_at = state.steps
                     state, scores = _evaluate(session, state, evaluators)
                     metrics |= scores
-                    iteration = _with_state(iteration, state)
+                    iteration = replace(iteration, state=state)
                 writer.write(state.steps, metrics)
                 better = metrics.get("eval/return_mean", math.nan) >= state.best_return
                 if done or better or state.steps - saved_at >= config.checkpoints.every:
@@ -136,20 +136,17 @@ def _drive(
                     _save(session, state, directory.path)
                     if better:
                         mark_best(directory.path, state.steps, state.best_return)
-                yield Progress(iteration, metrics, directory.path, done)
-    except GeneratorExit:
-        if state.steps > saved_at:
-            _save(session, state, directory.path)
-        raise
+                try:
+                    yield Progress(iteration, metrics, directory.path, done)
+                except GeneratorExit:  # left early: nothing that was learned is lost
+                    if state.steps > saved_at:
+                        _save(session, state, directory.path)
+                    raise
     finally:
         loop.close()
         for envs in (session.envs, *evaluators):
             envs.close()
     return state
-
-
-def _with_state(iteration: Iteration, state: TrainState) -> Iteration:
-    return Iteration(state, iteration.report, iteration.metrics, iteration.session)
 
 
 def _evaluate(

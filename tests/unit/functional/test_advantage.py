@@ -400,3 +400,8 @@ def test_normalise_compiles_into_one_graph(method, backend):
         options |= {"group": torch.arange(24).reshape(8, 3) % 4, "groups": 4}
     compiled = torch.compile(normalise, fullgraph=True, backend=backend)
     assert_close(compiled(advantage, method, **options), normalise(advantage, method, **options))
+
+
+def test_a_nan_that_counts_is_not_silenced() -> None:
+    """Zeros would hide it; as NaN it stops the update, whose gradient is then never applied."""
+    assert normalise(torch.tensor([1.0, torch.nan, 2.0])).advantage.isnan().all()

@@ -162,8 +162,8 @@ CERTIFICATION = (
     ),
     Metric(
         "train/rollbacks",
-        "number of updates with α = 0",
-        "Updates undone so far in this run.",
+        "number of updates with α < 1",
+        "Updates walked back, wholly or in part, so far in this run.",
         "cumulative over the run; agents: sum",
         "updates",
         (0.0, 0.0),

@@ -1,0 +1,239 @@
+"""Whole runs: the promise over a training, exact resume, evaluation, controllers, the command."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import keel
+from keel.cli import main
+from keel.config import Config, from_dict
+from keel.runs.reader import read_metrics
+from keel.training.runner import Progress, ResumeWarning, resume, start
+
+
+def tiny(**changes: Any) -> Config:
+    """A run of eight iterations that takes a second or two."""
+    base = from_dict(
+        {
+            "total_steps": 1024,
+            "rollout_steps": 16,
+            "compile": "off",
+            "region": {"minibatch": 48, "epochs": 2, "learning_rate": 1e-3},
+            "evaluation": {"episodes": 4},
+            "checkpoints": {"every": 256, "keep": 2},
+        }
+    )
+    return from_dict(changes, base)
+
+
+def finish(run: Iterator[Progress]) -> Progress:
+    *_, last = run
+    return last
+
+
+PENDULUM = {"env": "Pendulum-v1", "envs": {"normalise_obs": True, "normalise_reward": True}}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "CartPole": {},
+    "Pendulum with normalisers": PENDULUM,
+    "everything adaptive": {
+        "region": {"target_kl": 0.01, "adaptive_rate": True, "adaptive_kl": True, "kl_coef": 0.1},
+        "explore": {
+            "entropy_coef": 0.01,
+            "entropy_decay": 0.9,
+            "pulses": True,
+            "pulse_interval": 2,
+        },
+        "advantage": {"recompute": True, "clamp": 10},
+    },
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_resumed_run_is_bit_equal_to_one_without_interruption(name: str, tmp_path: Path) -> None:
+    """Fault 10: parameters, optimizer, normalisers, random streams and metrics."""
+    config = tiny(**VARIANTS[name])
+    whole = finish(start(config, tmp_path, "whole"))
+    interrupted = start(config, tmp_path, "interrupted")
+    for progress in interrupted:
+        if progress.steps >= 384:
+            break
+    interrupted.close()
+    again = finish(resume(tmp_path / "interrupted" / "seed-0"))
+    for mine, other in zip(
+        whole.iteration.state.optimum, again.iteration.state.optimum, strict=True
+    ):
+        assert torch.equal(mine, other)
+    lines = [
+        [
+            {k: v for k, v in json.loads(line).items() if not k.startswith("time/")}
+            for line in (tmp_path / run / "seed-0" / "metrics.jsonl").read_text().splitlines()
+        ]
+        for run in ("whole", "interrupted")
+    ]
+    assert lines[0] == lines[1]
+    assert len(lines[0]) == 8
+
+
+def test_environments_without_a_state_start_new_episodes_and_say_so(tmp_path: Path) -> None:
+    config = tiny(envs={"backend": "async", "num": 2}, region={"minibatch": 32})
+    run = start(config, tmp_path, "run")
+    next(run)
+    run.close()
+    with pytest.warns(ResumeWarning, match="cannot save their state"):
+        finish(resume(tmp_path / "run" / "seed-0"))
+
+
+@pytest.mark.parametrize("rate", [1e-3, 0.05, 1.0])
+def test_no_update_of_a_run_leaves_the_trust_region(rate: float, tmp_path: Path) -> None:
+    """Even with a learning rate of 1: the measured KL stays inside, and walk-backs are counted."""
+    config = tiny(region={"learning_rate": rate, "max_kl": 0.01, "schedule": "constant"})
+    last = finish(start(config, tmp_path, "run"))
+    table = read_metrics(last.path)
+    assert (table["train/kl_exact"] <= 0.01).all()
+    assert last.iteration.state.kl_exact_max <= 0.01
+    if rate == 1.0:
+        assert last.iteration.state.rollbacks > 0
+        assert (table["train/kl_requested"] > 0.01).any()
+
+
+def test_the_same_seed_gives_the_same_run_and_another_does_not(tmp_path: Path) -> None:
+    params = [
+        finish(start(tiny(seed=seed), tmp_path, name)).iteration.state.optimum.params
+        for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    ]
+    assert torch.equal(params[0], params[1])
+    assert not torch.equal(params[0], params[2])
+
+
+def test_normalisers_change_the_policy_by_a_kl_of_their_own(tmp_path: Path) -> None:
+    last = finish(start(tiny(**PENDULUM), tmp_path, "run"))
+    kl = read_metrics(last.path)["train/kl_normaliser"]
+    assert kl[0] > 0.0
+    assert kl[-1] < kl[0]  # statistics settle
+
+
+def test_pulses_heat_the_policy_and_the_gate_stays_shut(tmp_path: Path) -> None:
+    config = tiny(explore={"pulses": True, "pulse_interval": 2})
+    last = finish(start(config, tmp_path, "run"))
+    table = read_metrics(last.path)
+    assert set(table["train/temperature"]) == {1.0, 2.0}
+    assert (table["train/gate_log_ratio"] < 1e-3).all()
+
+
+def test_entropy_decays_to_its_floor(tmp_path: Path) -> None:
+    config = tiny(explore={"entropy_coef": 0.05, "entropy_decay": 0.5, "entropy_coef_min": 0.01})
+    coefficients = read_metrics(finish(start(config, tmp_path, "run")).path)["train/entropy_coef"]
+    assert coefficients.tolist() == pytest.approx([0.05, 0.025, 0.0125] + 5 * [0.01])
+
+
+def test_the_learning_rate_ends_at_nothing(tmp_path: Path) -> None:
+    rates = read_metrics(finish(start(tiny(), tmp_path, "run")).path)["train/learning_rate"]
+    assert rates.tolist() == pytest.approx([1e-3 * (1 - i / 8) for i in range(8)])
+
+
+def test_a_changed_config_is_shown_and_refused(tmp_path: Path) -> None:
+    """Fault 11."""
+    finish(start(tiny(), tmp_path, "run"))
+    with pytest.raises(keel.KeelError, match=r"region\.max_kl"):
+        resume(tmp_path / "run" / "seed-0", tiny(region={"max_kl": 0.01}))
+    longer = finish(resume(tmp_path / "run" / "seed-0", tiny(total_steps=1152)))
+    assert longer.steps == 1152
+
+
+def test_other_shapes_are_refused_before_training(tmp_path: Path) -> None:
+    """Fault 12."""
+    finish(start(tiny(), tmp_path, "run"))
+    config = tmp_path / "run" / "seed-0" / "config.yaml"
+    config.write_text(config.read_text().replace("- 64", "- 32"))
+    with pytest.raises(
+        keel.KeelError, match="the checkpoint has .1, 9155. float32, this run has .1, 2531."
+    ):
+        resume(tmp_path / "run" / "seed-0")
+
+
+def test_nothing_is_created_for_an_environment_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(keel.KeelError, match="CartPole-v1"):
+        start(tiny(env="CartPol-v1"), tmp_path, "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_training_from_python_in_five_lines(tmp_path: Path) -> None:
+    steps = [
+        progress.steps
+        for progress in keel.train(
+            "CartPole-v1",
+            runs=tmp_path,
+            total_steps=512,
+            compile="off",
+            region={"epochs": 1},
+            evaluation={"episodes": 2},
+        )
+    ]
+    assert steps == [256, 512]
+
+
+FLAGS = ("--total-steps", "1024", "--compile", "off", "--region.epochs", "1", "--quiet")
+
+
+def test_the_command_ends_with_one_json_object(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = main(
+        ["train", "CartPole-v1", "--runs", str(tmp_path), "--json", "--max_kl", "0.02", *FLAGS]
+    )
+    out = capsys.readouterr().out
+    result = json.loads(out)
+    assert status == 0
+    assert out.count("\n") == 1
+    assert result["max_kl"] == 0.02
+    assert result["kl_exact_max"] <= 0.02
+    assert result["steps"] == 1024
+    assert {"run", "return_mean", "rollbacks", "steps_per_second"} <= set(result)
+    for picture in ("learning.png", "trust-region.png"):
+        assert (Path(result["run"]) / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_resume_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", "CartPole-v1", "--runs", str(tmp_path), "--name", "a", *FLAGS])
+    run = tmp_path / "a" / "seed-0"
+    assert main(["resume", str(run), "--total-steps", "2e3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 2048
+
+
+def test_plain_lines_without_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", "CartPole-v1", "--runs", str(tmp_path), *FLAGS[:-1]])
+    out = capsys.readouterr().out
+    assert "trust region: largest exact KL(old‖new) of any update" in out
+    assert "KL 0." in out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("CartPol-v1",), "CartPole-v1"),
+        (("CartPole-v1", "--preset", "CartPol"), "did you mean 'CartPole'"),
+        (("CartPole-v1", "--region.max-kl", "-1"), "region.max_kl: expected a number above 0"),
+        (("CartPole-v1", "--config", "nothing.yaml"), "cannot be read"),
+    ],
+)
+def test_bad_input_creates_nothing(
+    args: tuple[str, ...],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Fault 33."""
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert main(["train", *args]) == 2
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
