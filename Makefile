@@ -21,11 +21,10 @@ $(READY): pyproject.toml constraints.txt
 
 setup: $(READY) ## create or refresh .venv, nothing else
 
-demo: $(READY) ## the main job: a tour of the trust region
+demo: $(READY) ## the main job: train CartPole-v1 inside an exact trust region
 	@start=$$(date +%s); \
-	$(BIN)/keel explain kl 0.8,0.2 0.7,0.3 --names heads,tails && echo && \
-	$(BIN)/keel explain trust-region --names jump,run,duck,hit --plot trust-region.png && echo && \
-	echo "demo: done in $$(( $$(date +%s) - start )) s; look at trust-region.png, then try: $(BIN)/keel explain --help"
+	$(BIN)/keel train CartPole-v1 && \
+	echo "demo: done in $$(( $$(date +%s) - start )) s; next: $(BIN)/keel --help, $(BIN)/keel explain kl"
 
 test: $(READY) ## the whole suite, under ten minutes on two cores
 	@$(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered tests
@@ -46,8 +45,10 @@ docs: $(READY) ## build the documentation into site/, strictly
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html"
 
-pictures: $(READY) ## draw the README's picture again
-	@$(BIN)/keel explain trust-region --names jump,run,duck,hit --plot docs/images/trust-region.png > /dev/null
+pictures: $(READY) ## draw the README's picture again (a run of several minutes)
+	@rm -rf build/pictures
+	@$(BIN)/keel train HalfCheetah-v5 --seed 100 --runs build/pictures --name halfcheetah
+	@cp build/pictures/halfcheetah/seed-100/trust-region.png docs/images/halfcheetah-trust-region.png
 
 bench: $(READY) $(PEERS_READY) ## side by side with peers, in one run
 	@$(PEERS)/bin/python -m benchmarks

@@ -4,6 +4,7 @@
   with `--plot generated/NAME.png` also the picture, which lands in `docs/generated`.
 * `{{ keel explain kl 0.8,0.2 0.7,0.3 | kl_nats | .4f }}` in the text becomes that number; a key
   may be dotted.
+* `{{ metrics }}` becomes the registry of metrics.
 """
 
 from __future__ import annotations
@@ -76,4 +77,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
             value = value[int(key)] if isinstance(value, list) else value[key]
         return format(value, match[3]).replace("-", "−")
 
+    if "{{ metrics }}" in markdown:
+        from keel.runs.metrics import documentation
+
+        markdown = markdown.replace("{{ metrics }}", documentation())
     return INLINE.sub(inline, BLOCK.sub(block, markdown))

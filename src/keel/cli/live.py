@@ -87,7 +87,8 @@ class Display(AbstractContextManager["Display"]):
             self.live.update(self._panel(steps, metrics))
         elif done or time.perf_counter() - self.shown_at >= PLAIN_SECONDS:
             self.shown_at = time.perf_counter()
-            self.console.print(plain_line(steps, self.config.total_steps, metrics), highlight=False)
+            line = plain_line(steps, self.config.total_steps, metrics)
+            self.console.print(line, highlight=False, soft_wrap=True)
 
     def _left(self, steps: int) -> str:
         done = steps - (self.first_steps or 0)

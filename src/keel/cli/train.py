@@ -146,6 +146,7 @@ def finish(newest: Progress, console: Console, as_json: bool, quiet: bool) -> No
         return
     state = newest.iteration.state
     evaluated = result["return_mean"]
+    console.soft_wrap = True
     console.print()
     if evaluated is not None:
         console.print(f"evaluation: {evaluated:,.1f}", style="bold", highlight=False)

@@ -153,7 +153,7 @@ def test_other_shapes_are_refused_before_training(tmp_path: Path) -> None:
     config = tmp_path / "run" / "seed-0" / "config.yaml"
     config.write_text(config.read_text().replace("- 64", "- 32"))
     with pytest.raises(
-        keel.KeelError, match="the checkpoint has .1, 9155. float32, this run has .1, 2531."
+        keel.KeelError, match=r"the checkpoint has .1, 9155. float32, this run has .1, 2531."
     ):
         resume(tmp_path / "run" / "seed-0")
 

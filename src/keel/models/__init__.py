@@ -1,0 +1,1 @@
+"""Policies and critics: distributions, networks, and the agent that holds them together."""

@@ -1,0 +1,1 @@
+"""The trust regions: objective, optimizer step, certification, controllers."""

@@ -1,0 +1,1 @@
+"""From environments to rows: collecting, batching, and what the update learns from."""
