@@ -12,13 +12,14 @@ from keel.functional import aggregate, denominator, policy_ratio, value
 from keel.functional import surrogate as surrogates
 from keel.functional.ratio import MAX_LOG_RATIO
 from keel.models.agent import Agent
+from keel.rollout.batch import take
 from keel.types import KNOB_INDEX, Tree
 
 SurrogateName = Literal["clip", "symmetric", "unclipped"]
 
 
-class Minibatch(NamedTuple):
-    """Rows `[B, *rest]` with everything an objective needs."""
+class Batch(NamedTuple):
+    """Rows `[R, *rest]` with everything an objective needs."""
 
     obs: Tree
     behaviour: Tree
@@ -28,6 +29,26 @@ class Minibatch(NamedTuple):
     target: Tensor
     old_value: Tensor
     weight: Tensor
+
+    def take(self, index: Tensor, real: Tensor) -> Batch:
+        """Some rows; `real` is 0 for padding.
+
+        What rows of weight 0 hold is wiped: a zero weight alone would still multiply their NaN in
+        the backward pass.
+        """
+        weight = self.weight[index]
+        weight = weight * real.reshape(-1, *[1] * (weight.ndim - 1))
+        counts = weight > 0
+        return Batch(
+            obs=take(self.obs, index),
+            behaviour=take(self.behaviour, index),
+            action=self.action[index],
+            log_prob=self.log_prob[index],
+            advantage=torch.where(counts, self.advantage[index], 0.0),
+            target=torch.where(counts, self.target[index], 0.0),
+            old_value=torch.where(counts, self.old_value[index], 0.0),
+            weight=weight,
+        )
 
 
 class Statistics(NamedTuple):
@@ -54,13 +75,17 @@ class Objective:
     value_clip: float | None = None
     max_log_ratio: float = MAX_LOG_RATIO
     penalise: bool = False
-    """add `Knobs.kl_coef` × the exact KL; without it the KL is measured but not differentiated"""
+    """add `Knobs.kl_coef` × the exact KL"""
+    track_kl: bool = True
+    """measure the exact KL of every minibatch, which early stopping needs"""
+    entropy_bonus: bool = True
+    """add `Knobs.entropy_coef` × the entropy"""
     entropy_floor: float | None = None
     """note 004: below this entropy (nats) a differentiable penalty sets in"""
     entropy_floor_coef: float = 0.1
 
     def __call__(
-        self, agent: Agent, params: Tensor, batch: Minibatch, knobs: Tensor, group_axis: int | None
+        self, agent: Agent, params: Tensor, batch: Batch, knobs: Tensor, group_axis: int | None
     ) -> tuple[Tensor, Statistics]:
         """The loss per group `[G]`, and what it is made of."""
 
@@ -87,14 +112,19 @@ class Objective:
         policy = self._surrogate(ratio.ratio, batch.advantage, low, high)
         critic = self._value(evaluation.value.squeeze(-1), batch.old_value, batch.target)
         policy_loss, value_loss = mean(policy.loss), mean(critic)
-        entropy = mean(dist.entropy(evaluation.dist))
-        with torch.set_grad_enabled(self.penalise):
-            kl = mean(dist.kl(batch.behaviour, evaluation.dist))
-        loss = policy_loss + self.value_coef * value_loss - knob("entropy_coef") * entropy
-        if self.penalise:
-            loss = loss + knob("kl_coef") * kl
+        loss = policy_loss + self.value_coef * value_loss
+        nothing = torch.zeros_like(policy_loss)
+        entropy = mean(dist.entropy(evaluation.dist)) if self.entropy_bonus else nothing
+        if self.entropy_bonus:
+            loss = loss - knob("entropy_coef") * entropy
         if self.entropy_floor is not None:
             loss = loss + self.entropy_floor_coef * torch.relu(self.entropy_floor - entropy)
+        kl = nothing
+        if self.penalise or self.track_kl:
+            with torch.set_grad_enabled(self.penalise):
+                kl = mean(dist.kl(batch.behaviour, evaluation.dist))
+        if self.penalise:
+            loss = loss + knob("kl_coef") * kl
         quarantined = ratio.quarantined.to(kl.dtype)
         return loss, Statistics(
             loss=loss.detach(),

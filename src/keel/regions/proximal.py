@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from keel.models.agent import Agent
-from keel.regions.objective import Objective
-from keel.regions.stepper import Columns, Optimum, Step, StepResult, initial_optimum
+from keel.regions.objective import Batch, Objective
+from keel.regions.stepper import Optimum, Step, StepResult, initial_optimum
 from keel.rollout.batch import Rows, Targets, minibatches
 from keel.types import Knobs, UpdateReport
 
@@ -57,13 +57,13 @@ class Proximal:
         dials = knobs.tensor().to(device)
         taken: list[StepResult] = []
         stopped_at, stop_kl, epoch = -1, float("nan"), 0
-        columns = None
+        batch = None
         for epoch in range(self.epochs):
-            if columns is None or self.recompute_advantages:
-                columns = _columns(rows, targets, state.params)
+            if batch is None or self.recompute_advantages:
+                batch = _batch(rows, targets, state.params)
             in_epoch = len(taken)
             for index, real in minibatches(rows.count, self.minibatch, rng):
-                result = step(state, columns, index.to(device), real.to(device), dials, active)
+                result = step(state, batch, index.to(device), real.to(device), dials, active)
                 taken.append(result)
                 over = self._over(result.statistics.kl)
                 if self.early_stop == "minibatch" and over.any():
@@ -93,10 +93,10 @@ class Proximal:
         return kl > limit
 
 
-def _columns(rows: Rows, targets: Targets, params: Tensor) -> Columns:
+def _batch(rows: Rows, targets: Targets, params: Tensor) -> Batch:
     with torch.no_grad():
         learned = targets(params)
-    return Columns(
+    return Batch(
         obs=rows.obs,
         behaviour=rows.behaviour,
         action=rows.action,

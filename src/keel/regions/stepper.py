@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from keel.models.agent import Agent
-from keel.regions.objective import Minibatch, Objective, Statistics
-from keel.rollout.batch import take
-from keel.types import KNOB_INDEX, Tree
+from keel.regions.objective import Batch, Objective, Statistics
+from keel.types import KNOB_INDEX
 
 BETAS = (0.9, 0.999)
 EPSILON = 1e-5
@@ -46,40 +45,7 @@ class StepResult(NamedTuple):
     """`[G]` bool: a non-finite gradient is never applied, a stopped group never moved"""
 
 
-class Columns(NamedTuple):
-    """All rows of an update; a step takes its minibatch by row number inside the graph."""
-
-    obs: Tree
-    behaviour: Tree
-    action: Tensor
-    log_prob: Tensor
-    advantage: Tensor
-    target: Tensor
-    old_value: Tensor
-    weight: Tensor
-
-    def take(self, index: Tensor, real: Tensor) -> Minibatch:
-        """Some rows; `real` is 0 for padding.
-
-        What rows of weight 0 hold is wiped: a zero weight alone would still multiply their NaN in
-        the backward pass.
-        """
-        weight = self.weight[index]
-        weight = weight * real.reshape(-1, *[1] * (weight.ndim - 1))
-        counts = weight > 0
-        return Minibatch(
-            obs=take(self.obs, index),
-            behaviour=take(self.behaviour, index),
-            action=self.action[index],
-            log_prob=self.log_prob[index],
-            advantage=torch.where(counts, self.advantage[index], 0.0),
-            target=torch.where(counts, self.target[index], 0.0),
-            old_value=torch.where(counts, self.old_value[index], 0.0),
-            weight=weight,
-        )
-
-
-Step = Callable[[Optimum, Columns, Tensor, Tensor, Tensor, Tensor], StepResult]
+Step = Callable[[Optimum, Batch, Tensor, Tensor, Tensor, Tensor], StepResult]
 
 
 def initial_optimum(params: Tensor) -> Optimum:
@@ -97,19 +63,19 @@ def make_step(
     max_grad_norm: float,
     compiled: bool,
 ) -> Step:
-    """A function (optimum, columns, row numbers, padding mask, knobs, active groups) → result."""
+    """A function (optimum, all rows, row numbers, padding mask, knobs, active groups) → result."""
     # `torch.compile` captures `func.grad` and not `autograd.grad`; eagerly the latter is faster.
     differentiate = _functional if compiled else _autograd
 
     def step(
         optimum: Optimum,
-        columns: Columns,
+        rows: Batch,
         index: Tensor,
         real: Tensor,
         knobs: Tensor,
         active: Tensor,
     ) -> StepResult:
-        batch = columns.take(index, real)
+        batch = rows.take(index, real)
 
         def total(params: Tensor) -> tuple[Tensor, Statistics]:
             loss, statistics = objective(agent, params, batch, knobs, group_axis)

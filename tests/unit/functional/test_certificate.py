@@ -84,6 +84,15 @@ def test_a_wrong_direction_is_measured(rows):
     assert rows["k1", "loss", "off-policy"].cosine < 0.0
 
 
+def test_the_worst_of_all_policies_counts(rows):
+    """The first of the sixteen on its own looks better in every respect."""
+    first = next(row for row in certificate(policies=1) if row[:3] == ("k2", "reward", "on-policy"))
+    worst = rows["k2", "reward", "on-policy"]
+    assert worst.gradient_bias > first.gradient_bias
+    assert worst.value_bias > first.value_bias
+    assert worst.cosine < first.cosine
+
+
 @pytest.mark.parametrize(
     ("estimator", "unbiased"), [("k1", True), ("k2", False), ("k3", True), ("abs", False)]
 )
