@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from keel.functional import categorical_kl, gaussian_kl, k1, kl_reward, policy_ratio, surrogate
+from keel.regions.controllers import EntropyDecay, Outcome
+from keel.types import Knobs
 
 BIT = log(2.0)
 
@@ -129,13 +131,15 @@ def test_the_largest_ratio():
 
 def test_an_entropy_bonus_that_hardly_decays():
     """0.05·0.9995ⁿ has fallen by a seventh after 305 updates, and needs 3,219 to reach 0.01."""
-    coefficient, updates = 0.05, 0
-    trace = [coefficient]
-    while coefficient > 0.01:
-        coefficient, updates = coefficient * 0.9995, updates + 1
-        trace.append(coefficient)
+    decay, outcome = EntropyDecay(0.9995, floor=0.01), Outcome(kl=0.0, return_mean=0.0)
+    knobs = Knobs(entropy_coef=0.05)
+    trace = [knobs.entropy_coef]
+    while knobs.entropy_coef > 0.01:
+        _, knobs = decay({}, outcome, knobs)
+        trace.append(knobs.entropy_coef)
     check(trace[305], 0.05 * math.exp(305 * log(0.9995)), "0.0429")
-    assert updates == math.ceil(log(0.2) / log(0.9995)) == 3219
+    assert len(trace) - 1 == math.ceil(log(0.2) / log(0.9995)) == 3219
+    assert trace[-1] == 0.01
 
 
 def kl(p: tuple[float, ...], q: tuple[float, ...]) -> float:

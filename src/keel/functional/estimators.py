@@ -82,7 +82,10 @@ def kl_estimate(name: str, log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
     """The sample estimate `name` of KL(π‖π_ref), per element."""
     name = canonical(name)
     if name in (EXACT, *LOSS_FORMS):
-        raise InputError(f"estimator: {name!r} is no sample estimate; use one of {ESTIMATORS}")
+        raise InputError(
+            f"estimator: {name!r} is no sample estimate (those are {', '.join(ESTIMATORS)}); "
+            "the exact KL is in keel.functional.divergence and vocabulary"
+        )
     return {"k1": k1, "k2": k2, "k3": k3, "abs": absolute}[name](log_prob, ref_log_prob)
 
 
@@ -110,7 +113,8 @@ def kl_loss(
 
     * `weighted_k2`: sg(r)·½Δ².
     * `ratio_k3`: r·k3, exact because E_old[r·k3] = E_π[k3] for every π.
-    * `straight_through`: the value of k3 with the gradient of `weighted_k2`.
+    * `straight_through`: the value of k3 with the gradient of `weighted_k2`. Sample by sample that
+      is the gradient r·Δ·∇log π of `ratio_k3` too, but it needs no gradient through the ratio.
     """
     warn_unless_right(name, "loss", "on-policy" if log_ratio is None else "off-policy")
     name = canonical(name)
@@ -131,9 +135,10 @@ def warn_unless_right(name: str, placement: Placement, sampling: Sampling) -> No
     """Emit an `EstimatorWarning` that names the right estimators for this place."""
     right = RIGHT[placement, sampling]
     if canonical(name) not in right:
+        remedy = f"use {' or '.join(right)}" if right else "penalise with the policy that samples"
         warnings.warn(
-            f"{name!r} in the {placement} does not descend KL(π‖π_ref) {sampling}; use "
-            f"{' or '.join(right)} (see `keel explain estimators`)",
+            f"{name!r} in the {placement} does not descend KL(π‖π_ref) {sampling}; {remedy} "
+            "(see `keel explain estimators`)",
             EstimatorWarning,
             stacklevel=3,
         )

@@ -135,7 +135,7 @@ def conjugate_gradient(
     direction = z.clone()
     inner = residual @ z
     scale = b.norm().item()
-    min_curvature = math.inf
+    min_curvature, max_curvature = math.inf, 0.0
     stopped: Literal["converged", "iterations", "non_positive_curvature", "non_finite"]
     stopped, done = "iterations", 0
     for _ in range(iterations):
@@ -147,8 +147,10 @@ def conjugate_gradient(
         if not math.isfinite(curvature):
             stopped = "non_finite"
             break
-        min_curvature = min(min_curvature, curvature / (direction @ direction).item())
-        if curvature <= 0.0:
+        bend = curvature / (direction @ direction).item()
+        min_curvature, max_curvature = min(min_curvature, bend), max(max_curvature, abs(bend))
+        # Below rounding the sign means nothing, and dividing by it would make a step of 1e16.
+        if bend <= torch.finfo(b.dtype).eps * max_curvature:
             stopped = "non_positive_curvature"
             break
         step = inner / curvature

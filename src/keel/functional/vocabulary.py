@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keel.errors import ShapeError
+from keel.errors import InputError, ShapeError
 from keel.functional._shapes import expect_rank
 from keel.functional.divergence import kl_terms
 
 MAX_ELEMENTS = 1 << 22
-"""Logits held at once: 16 MiB in float32; the temporaries of a chunk are about ten times that."""
+"""Logits held at once: 16 MiB in float32; a chunk's temporaries are about twenty times that."""
 
 
 def vocabulary_kl(
@@ -48,6 +48,8 @@ def vocabulary_kl(
             f"q: expected tokens {list(lead)} and a vocabulary of {p_head.shape[0]} (those of p), "
             f"got {list(q_hidden.shape[:-1])} and {q_head.shape[0]}"
         )
+    if not temperature > 0.0:
+        raise InputError(f"temperature: expected a number above 0, got {temperature}")
     rows = max(1, max_elements // p_head.shape[0])
     p_rows, q_rows = p_hidden.reshape(-1, p_head.shape[1]), q_hidden.reshape(-1, q_head.shape[1])
     scale = 1.0 / temperature

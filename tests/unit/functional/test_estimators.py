@@ -225,7 +225,7 @@ def test_a_misspelt_estimator_gets_a_suggestion(typo: str, meant: str):
 
 @pytest.mark.parametrize("name", ["full", *LOSS_FORMS])
 def test_only_sample_estimates_can_be_estimated(name: str):
-    with pytest.raises(InputError, match=f"'{name}' is no sample estimate; use one of .*'k1'"):
+    with pytest.raises(InputError, match=f"'{name}' is no sample estimate .those are k1, k2"):
         kl_estimate(name, policy, reference)
 
 

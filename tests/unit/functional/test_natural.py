@@ -452,3 +452,11 @@ network = categorical()
 def test_a_refusal_names_the_argument(call: Callable, error: type[Exception], message: str):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_a_singular_matrix_does_not_make_a_giant_step() -> None:
+    """diag(1, 0) with b = (1, 1): the flat direction ends the search; the step stays of size 1."""
+    matrix = torch.diag(torch.tensor([1.0, 1e-20], dtype=torch.float64))
+    result = conjugate_gradient(lambda v: matrix @ v, torch.ones(2, dtype=torch.float64))
+    assert result.stopped == "non_positive_curvature"
+    assert result.solution.norm().item() < 10.0

@@ -164,3 +164,9 @@ h, w = torch.zeros(2, 3), torch.zeros(5, 3)
 def test_a_wrong_shape_is_named(call: Callable[[], Tensor], message: str):
     with pytest.raises(ShapeError, match=message):
         call()
+
+
+def test_a_temperature_must_be_positive() -> None:
+    hidden, head = torch.zeros(1, 2), torch.zeros(3, 2)
+    with pytest.raises(ValueError, match="temperature: expected a number above 0, got 0"):
+        vocabulary_kl(hidden, head, hidden, head, temperature=0.0)
