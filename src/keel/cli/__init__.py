@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"keel {__version__}")  # noqa: T201
         return 0
     if args[0] not in COMMANDS:
-        return _fail(_unknown("command", args[0], list(COMMANDS)) + "; see `keel --help`")
+        return _fail(_unknown("command", args[0], list(COMMANDS)) + " (`keel --help` lists them)")
     return _run(args[0], args[1:])
 
 

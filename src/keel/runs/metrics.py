@@ -112,33 +112,34 @@ def documentation() -> str:
 _INTRODUCTION = (
     "# Metrics",
     "",
-    "Generated from `keel.runs.metrics`. With several agents each has its own value under",
+    "One name, one formula, one unit, and what others call it; generated from `keel.runs.metrics`,",
+    "which plots and readers use as well. With several agents each has its own value under",
     "`NAME/AGENT`. A value that is NaN or infinite is `null` in `metrics.jsonl`, and named in the",
     "line's `flags`.",
     "",
 )
-_COLUMNS = ("metric", "formula", "unit", "combined", "healthy", "meaning", "elsewhere")
 
 
 def _section(group: str) -> str:
-    rows = [m for name, m in REGISTRY.items() if name.startswith(f"{group}/")]
-    lines = [f"## `{group}/`", "", _row(_COLUMNS), _row("---" for _ in _COLUMNS)]
-    return "\n".join([*lines, *map(_describe, rows), ""])
+    described = [_describe(m) for name, m in REGISTRY.items() if name.startswith(f"{group}/")]
+    return "\n".join([f"## {group}", "", *described])
 
 
 def _describe(m: Metric) -> str:
+    """A heading, the meaning, and a line for each thing that is known."""
     names = [
-        f"{source}: {_times(alias.scale)}`{alias.name}`"
+        f"{source} {_times(alias.scale)}`{alias.name}`"
         for source, aliases in m.aliases.items()
         for alias in aliases
     ]
-    health = ": ".join(part for part in (_range(m), m.healthy_note) if part)
-    cells = (m.formula, m.unit, m.reduction, health, m.meaning, ", ".join(names))
-    return _row((f"`{m.name}`", *cells))
-
-
-def _row(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    facts = {
+        "Formula": f"{m.formula} ({m.unit})" if m.unit else m.formula,
+        "Combined": m.reduction,
+        "Healthy": ": ".join(part for part in (_range(m), m.healthy_note) if part),
+        "Elsewhere": ", ".join(names),
+    }
+    lines = [f"- **{title}:** {text}" for title, text in facts.items() if text]
+    return "\n".join([f"### `{m.name}`", "", m.meaning, "", *lines, ""])
 
 
 def _times(scale: float) -> str:

@@ -8,7 +8,7 @@ ROLLOUTS = (
     Metric(
         "rollout/return_mean",
         "mean of Σ reward over an episode",
-        "Undiscounted, unnormalised. SB3 and RLlib average the last 100 episodes, CleanRL logs "
+        "Undiscounted, unnormalised. As SB3 and RLlib do it; CleanRL logs "
         "single ones; TRL and verl mean the score of a completion.",
         f"mean {EPISODES}; agents: sum",
         "reward",
