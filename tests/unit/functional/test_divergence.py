@@ -432,7 +432,7 @@ def test_a_wrong_shape_is_named(call: Callable[[], Tensor], message: str):
         (bernoulli_kl, 2, "aot_eager"),
         (gaussian_kl, 4, "aot_eager"),
     ],
-    ids=["categorical", "masked", "multi-categorical", "bernoulli", "gaussian"],
+    ids=["categorical-inductor", "masked", "multi-categorical", "bernoulli", "gaussian"],
 )
 def test_compiles_without_a_graph_break(kl: Callable[..., Tensor], arguments: int, backend: str):
     inputs = randn(arguments, 3, 5).requires_grad_().unbind()

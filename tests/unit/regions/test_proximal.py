@@ -151,6 +151,7 @@ def test_an_entropy_floor_pushes_the_entropy_up(steps: Setting) -> None:
     assert entropy[1] > entropy[0]
 
 
+@pytest.mark.compiler
 @pytest.mark.parametrize(
     "objective",
     [
