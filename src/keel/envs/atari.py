@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from keel.envs.episodes import Episodes
-from keel.envs.faults import MissingExtraError
+from keel.envs.faults import EnvError, MissingExtraError
 from keel.envs.names import unknown
 from keel.envs.protocol import Autoreset, Obs, Saved, Step
 from keel.envs.seeding import env_seeds
@@ -117,7 +117,7 @@ class AtariEnvs:
         return None  # the state lives in C++ and has no way out
 
     def load(self, arrays: Mapping[str, np.ndarray], data: Mapping[str, Any]) -> None:
-        raise NotImplementedError("the ALE's vector cannot restore its state; `save` returned None")
+        raise EnvError("the ALE's vector cannot restore its state; `save` returned None")
 
 
 def _make(game: str, num_envs: int, threads: int, options: AtariOptions) -> Any:

@@ -138,7 +138,7 @@ class PoolEnvs:
         return None  # the state lives in C++ and has no way out
 
     def load(self, arrays: Mapping[str, np.ndarray], data: Mapping[str, Any]) -> None:
-        raise NotImplementedError("EnvPool cannot restore its state; `save` returned None")
+        raise EnvError("EnvPool cannot restore its state; `save` returned None")
 
 
 def _mended(space: Space[Any]) -> Space[Any]:

@@ -122,7 +122,7 @@ class AsyncEnvs:
         return None  # the state lives in other processes
 
     def load(self, arrays: Mapping[str, np.ndarray], data: Mapping[str, Any]) -> None:
-        raise NotImplementedError("async environments cannot be restored; `save` returned None")
+        raise EnvError("async environments cannot be restored; `save` returned None")
 
     def _reset_message(self, post: Post) -> bytes:
         return RESET + np.array(self._seeds[post.first : post.last], dtype=np.int64).tobytes()

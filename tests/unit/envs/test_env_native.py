@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from keel.envs import AtariOptions, Envs, UnknownEnvError, UnsupportedSpaceError, make_envs
+from keel.envs import (
+    AtariOptions,
+    EnvError,
+    Envs,
+    UnknownEnvError,
+    UnsupportedSpaceError,
+    make_envs,
+)
 from keel.errors import InputError
 
 # --- EnvPool ------------------------------------------------------------------------------------
@@ -184,7 +191,7 @@ def test_an_unknown_option_is_named(envpool: Any) -> None:
 
 
 def test_native_environments_cannot_be_loaded(envpool: Any) -> None:
-    with pytest.raises(NotImplementedError, match="EnvPool cannot restore its state"):
+    with pytest.raises(EnvError, match="EnvPool cannot restore its state"):
         make_envs("CartPole-v1", 1, backend="envpool", seed=0).load({}, {})
 
 
