@@ -29,9 +29,7 @@ class Measurement(NamedTuple):
 
 def measure(agent: Agent, params: Tensor, rows: Rows, temperature: float) -> Measurement:
     """Evaluate the policy once on every row."""
-    parts = [
-        _measure(agent, params, rows, index, temperature) for index in _chunks(rows, params.device)
-    ]
+    parts = [_measure(agent, params, rows, index, temperature) for index in _chunks(rows)]
     if len(parts) == 1:
         return parts[0]
     ratio = Ratio(*(torch.cat(x) for x in zip(*(part.ratio for part in parts), strict=True)))
@@ -51,7 +49,7 @@ def exact_kl(agent: Agent, params: Tensor, rows: Rows, temperature: float) -> Te
                 {key: x[index] for key, x in rows.behaviour.items()},
                 agent.policy(params, {key: x[index] for key, x in rows.obs.items()}, temperature),
             )
-            for index in _chunks(rows, params.device)
+            for index in _chunks(rows)
         ]
     return group_mean(torch.cat(parts), rows)
 
@@ -101,7 +99,7 @@ def _measure(
     )
 
 
-def _chunks(rows: Rows, device: torch.device) -> list[slice]:
+def _chunks(rows: Rows) -> list[slice]:
     pixels = any(x.ndim - rows.weight.ndim >= 3 for x in rows.obs.values())
     size = CHUNK_PIXELS if pixels else CHUNK
     return [slice(start, start + size) for start in range(0, rows.count, size)]

@@ -15,8 +15,6 @@ from torch import Tensor
 from keel.functional import Advantages
 from keel.types import Rollout, Tree
 
-Nested = dict[str, Tensor | Tree]
-
 
 @dataclass(frozen=True)
 class Rows:
@@ -33,11 +31,6 @@ class Rows:
     def count(self) -> int:
         """R."""
         return self.weight.shape[0]
-
-    @property
-    def shape(self) -> torch.Size:
-        """`[R, *rest]`."""
-        return self.weight.shape
 
 
 def rows_of(rollout: Rollout) -> Rows:
