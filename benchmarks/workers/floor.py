@@ -54,7 +54,7 @@ def flops(agent, envs, rows: int) -> tuple[float, float]:
     params = agent.initial.clone().requires_grad_()
     counter = FlopCounterMode(display=False)
     with counter:
-        policy, value = agent.outputs(params, obs)
+        policy, value, _ = agent.outputs(params, obs)
         forward = counter.get_total_flops()
         (policy.sum() + value.sum()).backward()
     return forward / rows, counter.get_total_flops() / rows

@@ -57,10 +57,16 @@ class Network:
     """Between the layers of an MLP."""
     log_std: float = 0.0
     """Initial log standard deviation of continuous actions."""
+    state_std: bool = False
+    """Let the standard deviation depend on the observation."""
     squash: bool = False
     """Squash continuous actions into their bounds by tanh, in place of clipping."""
     features: int = 512
     """Width of the CNN's last layer, and of the decoupled network's projection."""
+    memory: Literal["none", "actor", "critic", "both"] = "none"
+    """Which of them remembers, by a GRU; minibatches are then whole sequences."""
+    memory_size: int = 64
+    """Width of the GRU."""
 
 
 @dataclass(frozen=True)
@@ -225,6 +231,8 @@ def check(config: Config) -> None:
         "region.learning_rate": config.region.learning_rate,
         "region.max_grad_norm": config.region.max_grad_norm,
         "region.max_log_ratio": config.region.max_log_ratio,
+        "network.features": config.network.features,
+        "network.memory_size": config.network.memory_size,
         "explore.pulse_interval": config.explore.pulse_interval,
         "explore.pulse_magnitude": config.explore.pulse_magnitude,
         "evaluation.episodes": config.evaluation.episodes,

@@ -39,10 +39,9 @@ class Rollout:
     """`[K, …]`: last observations of truncated episodes, where the next row does not hold them."""
     final_index: Tensor | None = None
     """`[K]`: their rows, counted through the flattened lead."""
-    state0: Tree | None = None
-    """`[*lead[1:], H]`: recurrent state before the first row."""
-    starts: Tensor | None = None
-    """`[*lead]`: rows that begin an episode; a recurrent state is reset there."""
+    memory: Tree | None = None
+    """`[*lead[1:], H]`: what a recurrent network remembered before the first row; its `obs` also
+    say which rows begin an episode (`starts`), where it forgets."""
     group_axis: int | None = None
     """The agent axis of `lead`; None means one group."""
     temperature: float = 1.0

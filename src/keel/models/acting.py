@@ -8,6 +8,7 @@ consistency gate holds both to the same numbers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,8 +20,19 @@ from keel.models.sampling import Array
 from keel.types import Tree
 
 Obs = Mapping[str, Array]
-Act = Callable[[Obs], tuple[Array, Array | None]]
-"""Observations `[N, …]` to policy outputs `[N, K]` and, where they come for free, values `[N]`."""
+
+
+class Acted(NamedTuple):
+    """What an actor's pass gave beside the policy's outputs."""
+
+    value: Array | None = None
+    """`[N]`, where it came for free"""
+    memory: dict[str, Array] | None = None
+    """the states `[N, H]` to act with next, of networks that remember"""
+
+
+Act = Callable[[Obs, Array], Acted]
+"""Observations `[N, …]`, and where to write the policy's outputs `[N, K]`."""
 
 MAX_NUMPY_HIDDEN = 256
 
@@ -28,6 +40,8 @@ MAX_NUMPY_HIDDEN = 256
 def make_actor(agent: Agent, params: Tensor) -> Act:
     """The fastest way to act with `params`, which must not change while it is in use."""
     network = agent.network
+    if agent.memory:
+        return _remembering_actor(agent, params)
     if agent.groups == 1 and isinstance(network, Separate) and _is_small(network):
         return _numpy_actor(agent, network, params)
     return _torch_actor(agent, params)
@@ -48,32 +62,65 @@ def _numpy_actor(agent: Agent, network: Separate, params: Tensor) -> Act:
     ]
     squash = _activation(network.actor)
     log_std = views.get("head.log_std")
+    means = layers[-1][1].size
+    hidden: list[Array] = []
 
-    def act(obs: Obs) -> tuple[Array, None]:
+    def act(obs: Obs, out: Array) -> Acted:
         x = obs[key].reshape(obs[key].shape[0], -1)
-        for weight, bias in layers[:-1]:
-            x = squash(x @ weight + bias)
-        x = x @ layers[-1][0] + layers[-1][1]
+        if not hidden or hidden[0].shape[0] != x.shape[0]:
+            hidden[:] = [np.empty((x.shape[0], b.size), np.float32) for _, b in layers[:-1]]
+        for (weight, bias), y in zip(layers, hidden, strict=False):  # all but the last
+            np.matmul(x, weight, out=y, casting="same_kind")
+            y += bias
+            squash(y, out=y)
+            x = y
+        output = x @ layers[-1][0]
+        output += layers[-1][1]
+        out[:, :means] = output
         if log_std is not None:
-            x = np.concatenate([x, np.broadcast_to(log_std, (x.shape[0], log_std.shape[0]))], 1)
-        return x, None
+            out[:, means:] = log_std
+        return Acted()
 
     return act
 
 
-def _activation(mlp: MLP) -> Callable[[Array], Array]:
+def _activation(mlp: MLP) -> Callable[..., Array]:
     if mlp.act_name == "tanh":
         return np.tanh
-    return lambda x: np.maximum(x, np.float32(0.0))
+    return lambda x, out: np.maximum(x, np.float32(0.0), out=out)
 
 
 def _torch_actor(agent: Agent, params: Tensor) -> Act:
-    def act(obs: Obs) -> tuple[Array, Array | None]:
+    def act(obs: Obs, out: Array) -> Acted:
         tree: Tree = {key: torch.from_numpy(x).to(params.device) for key, x in obs.items()}
         with torch.inference_mode():
-            policy, value = agent.outputs(params, tree, "both")
+            policy, value, _ = agent.outputs(params, tree)
         assert policy is not None
         assert value is not None
-        return policy.cpu().numpy(), value[..., 0].cpu().numpy()
+        out[:] = policy.cpu().numpy()
+        return Acted(value[..., 0].cpu().numpy())
 
     return act
+
+
+def _remembering_actor(agent: Agent, params: Tensor) -> Act:
+    """One row of each sequence; `obs` holds the states and `starts` as well."""
+
+    def act(obs: Obs, out: Array) -> Acted:
+        tree: Tree = {key: torch.from_numpy(x).to(params.device) for key, x in obs.items()}
+        tree = {key: x if key in agent.memory else x[:, None] for key, x in tree.items()}
+        with torch.inference_mode():
+            policy, value, memory = agent.outputs(params, tree)
+        assert policy is not None
+        assert value is not None
+        assert memory is not None
+        out[:] = policy[:, 0].cpu().numpy()
+        states = {key: x[:, 0].cpu().numpy() for key, x in memory.items()}
+        return Acted(value[:, 0, 0].cpu().numpy(), states)
+
+    return act
+
+
+def blank_memory(agent: Agent, rows: int) -> dict[str, Array]:
+    """What a network remembers before anything happened, `[rows, H]` each; nothing without one."""
+    return {key: np.zeros((rows, size), np.float32) for key, size in agent.memory.items()}

@@ -13,8 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from keel.errors import InputError
 from keel.models.distributions import Dist
-from keel.models.networks import Outputs, Part
+from keel.models.networks import Outputs, Part, Separate
 from keel.types import Tree
 
 
@@ -47,6 +48,12 @@ class Layout:
             for name, part, shape in zip(self.names, parts, self.shapes, strict=True)
         }
 
+    def slice_of(self, name: str) -> slice:
+        """The columns of one parameter."""
+        at = self.names.index(name)
+        start = sum(self.sizes[:at])
+        return slice(start, start + self.sizes[at])
+
     def columns(self, *prefixes: str) -> Tensor:
         """bool `[P]`: the columns of parameters whose name begins with one of `prefixes`."""
         marks = [
@@ -66,6 +73,9 @@ class Agent:
         self.layout = Layout(tuple(parameters), tuple(p.shape for p in parameters.values()))
         self.initial = torch.cat([p.detach().reshape(-1) for p in parameters.values()])[None]
         self.network = network.requires_grad_(False)
+        self.memory: dict[str, int] = dict(getattr(network, "memory", {}))
+        if self.memory and groups > 1:
+            raise InputError("memory: stacked agents cannot remember; use one group")
         # A separate critic keeps its step when the policy is walked back; one that stands on a
         # shared trunk has to go back with it.
         shared = bool(self.layout.columns("trunk").any())
@@ -84,7 +94,8 @@ class Agent:
             return self._one(params[0], obs, part)
 
         def given(row: Tensor, seen: Tree) -> tuple[Tensor, ...]:
-            return tuple(x for x in self._one(row, seen, part) if x is not None)
+            policy, value, _ = self._one(row, seen, part)
+            return tuple(x for x in (policy, value) if x is not None)
 
         found = list(torch.vmap(given, in_dims=(0, 1), out_dims=1)(params, obs))
         policy = None if part == "critic" else found.pop(0)
@@ -92,6 +103,8 @@ class Agent:
 
     def _one(self, row: Tensor, obs: Tree, part: Part) -> Outputs:
         tree = self.layout.unflatten(row)
+        if isinstance(self.network, Separate):
+            return self.network.pure(tree, obs, part)
         result: Outputs = torch.func.functional_call(self.network, tree, (obs, part))
         return result
 
@@ -109,7 +122,7 @@ class Agent:
 
     def evaluate(self, params: Tensor, obs: Tree, temperature: float | Tensor = 1.0) -> Evaluation:
         """Policy and value at every row, in one pass."""
-        policy, value = self.outputs(params, obs)
+        policy, value, _ = self.outputs(params, obs)
         assert policy is not None
         assert value is not None
         return Evaluation(self.dist.params(policy, obs.get("action_mask"), temperature), value)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from gymnasium import spaces
+from torch import nn
 
 from keel.config import Network
 from keel.errors import InputError
@@ -19,7 +20,18 @@ from keel.models.distributions import (
     MultiCategorical,
     SquashedGaussian,
 )
-from keel.models.networks import Decoupled, Flatten, Head, NatureCNN, Separate, Shared
+from keel.models.memory import Recurrent, Tower
+from keel.models.networks import (
+    MLP,
+    Branch,
+    Decoupled,
+    Flatten,
+    Head,
+    NatureCNN,
+    Projection,
+    Separate,
+    Shared,
+)
 
 
 def build_agent(
@@ -28,20 +40,56 @@ def build_agent(
     """The agent for one environment's spaces; its initial weights depend on `seed` alone."""
     generator = torch.Generator().manual_seed(seed)
     dist = build_dist(action, squash=config.squash)
-    head = _head(dist, config.log_std)
+    head = _head(dist, config)
     shapes, classes = _layout(observation)
     pixels = [key for key, shape in shapes.items() if len(shape) == 3]
     kind = config.kind if config.kind != "auto" else "cnn" if pixels else "mlp"
-    if kind == "cnn":
-        if len(pixels) != 1 or len(shapes) != 1:
-            raise InputError(f"network.kind: a CNN needs one image, the observation is {shapes}")
-        trunk = NatureCNN(shapes[pixels[0]], generator, config.features)
-        return Agent(Shared(pixels[0], trunk, head, 1, generator), dist)
+    if kind == "cnn" and (len(pixels) != 1 or len(shapes) != 1):
+        raise InputError(f"network.kind: a CNN needs one image, the observation is {shapes}")
     encoder = Flatten(shapes, classes)
-    if kind == "decoupled":
-        width = config.hidden[-1]
-        return Agent(Decoupled(encoder, config.features, width, head, 1, generator), dist)
-    return Agent(Separate(encoder, config.hidden, config.activation, head, 1, generator), dist)
+    if config.memory != "none":
+        place: Flatten | str = pixels[0] if kind == "cnn" else encoder
+        network: nn.Module = _recurrent(kind, place, shapes, head, config, generator)
+    elif kind == "cnn":
+        trunk = NatureCNN(shapes[pixels[0]], generator, config.features)
+        network = Shared(pixels[0], trunk, head, 1, generator)
+    elif kind == "decoupled":
+        network = Decoupled(encoder, config.features, config.hidden[-1], head, 1, generator)
+    else:
+        network = Separate(encoder, config.hidden, config.activation, head, 1, generator)
+    if config.state_std and isinstance(dist, Gaussian | SquashedGaussian):
+        _start_std(network, config.log_std)
+    return Agent(network, dist)
+
+
+def _recurrent(
+    kind: str,
+    encoder: Flatten | str,
+    shapes: dict[str, tuple[int, ...]],
+    head: Head,
+    config: Network,
+    generator: torch.Generator,
+) -> Recurrent:
+    width = config.hidden[-1]
+    trunk: NatureCNN | Projection | None = None
+    if isinstance(encoder, str):
+        trunk, width = NatureCNN(shapes[encoder], generator, config.features), config.features
+    elif kind == "decoupled":
+        trunk = Projection(encoder.size, config.features, width, generator)
+
+    def tower(name: str, outputs: int, gain: float) -> Tower:
+        if isinstance(encoder, str):
+            body: nn.Module = nn.Identity()
+        elif kind == "decoupled":
+            body = Branch(width, generator)
+        else:
+            sizes, act = (encoder.size, *config.hidden), config.activation
+            body = MLP(sizes, act, generator, math.sqrt(2.0), act_last=True)
+        memory = config.memory_size if config.memory in (name, "both") else None
+        return Tower(body, width, outputs, memory, generator, gain)
+
+    actor, critic = tower("actor", head.outputs, 0.01), tower("critic", 1, 1.0)
+    return Recurrent(encoder, trunk, actor, critic, head)
 
 
 def build_dist(action: spaces.Space[Any], *, squash: bool = False) -> Dist:
@@ -62,11 +110,18 @@ def build_dist(action: spaces.Space[Any], *, squash: bool = False) -> Dist:
     raise InputError(f"action space {action}: expected Discrete, MultiDiscrete, MultiBinary or Box")
 
 
-def _head(dist: Dist, log_std: float) -> Head:
-    if isinstance(dist, Gaussian | SquashedGaussian):
+def _head(dist: Dist, config: Network) -> Head:
+    if isinstance(dist, Gaussian | SquashedGaussian) and not config.state_std:
         dim = dist.outputs // 2
-        return Head(dim, torch.full((dim,), log_std))
+        return Head(dim, torch.full((dim,), config.log_std))
     return Head(dist.outputs, None)
+
+
+def _start_std(network: nn.Module, log_std: float) -> None:
+    """The initial log-std, as the bias of the outputs that are log-stds."""
+    biases = [p for name, p in network.named_parameters() if name.startswith("actor")]
+    with torch.no_grad():
+        biases[-1][len(biases[-1]) // 2 :] = log_std
 
 
 def _layout(

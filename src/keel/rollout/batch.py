@@ -34,20 +34,33 @@ class Rows:
 
 
 def rows_of(rollout: Rollout) -> Rows:
-    """Steps of environments `[T, N, *rest]` as rows `[T·N, *rest]`, without a copy."""
-
-    def flat(x: Tensor) -> Tensor:
-        return x.reshape(-1, *x.shape[2:])
-
+    """Steps `[T, N, *rest]` as rows `[T·N, *rest]`, without a copy; with memory, as `[N, T]`."""
     axis = rollout.group_axis
     return Rows(
-        obs={key: flat(x) for key, x in rollout.obs.items()},
-        behaviour={key: flat(x) for key, x in rollout.behaviour.items()},
-        action=flat(rollout.action),
-        log_prob=flat(rollout.log_prob),
-        weight=flat(rollout.weight),
+        obs=obs_rows(rollout.obs, rollout),
+        behaviour=as_rows(rollout.behaviour, rollout),
+        **as_rows(
+            {
+                "action": rollout.action,
+                "log_prob": rollout.log_prob,
+                "weight": rollout.weight,
+            },
+            rollout,
+        ),
         group_axis=None if axis is None else axis - 1,
     )
+
+
+def as_rows(tree: Tree, rollout: Rollout) -> Tree:
+    """Tensors `[T, N, …]` in the order of `rows_of`."""
+    if rollout.memory is None:
+        return {key: x.reshape(-1, *x.shape[2:]) for key, x in tree.items()}
+    return {key: x.transpose(0, 1).contiguous() for key, x in tree.items()}
+
+
+def obs_rows(obs: Tree, rollout: Rollout) -> Tree:
+    """Observations as the network takes them: sequences come with the memory they begin with."""
+    return as_rows(obs, rollout) | (rollout.memory or {})
 
 
 def take(tree: Tree, index: Tensor) -> Tree:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from keel.envs import Envs, Obs, ObsNormaliser
-from keel.models.acting import make_actor
+from keel.models.acting import Acted, blank_memory, make_actor
 from keel.models.agent import Agent
-from keel.models.sampling import Array, sample, to_env
+from keel.models.memory import STARTS
+from keel.models.sampling import Array, draw_noise, sample, to_env
 from keel.types import Rollout
 
 
@@ -46,7 +47,17 @@ class Collector:
     obs: Obs
     """what the policy sees next, `[N, …]`, raw"""
     rng: np.random.Generator
+    memory: dict[str, Array] = field(default_factory=dict)
+    """what the network remembers, `[N, H]` each"""
+    starts: Array = field(default_factory=lambda: np.zeros(0, bool))
+    """`[N]` bool: whose `obs` begins an episode"""
     _store: dict[str, Array] = field(default_factory=dict)
+
+    def begin(self, obs: Obs) -> None:
+        """Forget everything: `obs` are the first of new episodes."""
+        self.obs = obs
+        self.starts = np.ones(self.envs.num_envs, bool)
+        self.memory = blank_memory(self.agent, self.envs.num_envs)
 
     def collect(
         self, params: Tensor, temperature: float, normaliser: ObsNormaliser | None
@@ -56,20 +67,26 @@ class Collector:
         store, steps = self._allocate(normaliser is not None), self.steps
         finished: list[tuple[Array, Array]] = []
         finals: list[tuple[Array, Obs]] = []
-        dist, mask = self.agent.dist, None
+        dist, recurrent = self.agent.dist, bool(self.agent.memory)
+        before = self.memory
+        same_step = self.envs.autoreset == "same_step"
+        noise = draw_noise(dist, (steps, self.envs.num_envs), self.rng)
+        acted = Acted()
         for t in range(steps):
             seen = self._see(self.obs, normaliser)
+            if recurrent:
+                seen = {**seen, STARTS: self.starts}
             for key, x in seen.items():
                 store[f"obs/{key}"][t] = x
             if normaliser is not None:
                 for key, x in self.obs.items():
                     store[f"raw/{key}"][t] = x
-            mask = seen.get("action_mask")
-            output, value = act(seen)
-            action = sample(dist, output, mask, temperature, self.rng)
-            store["output"][t], store["action"][t] = output, action
-            if value is not None:
-                store["value"][t] = value
+            output = store["output"][t]
+            acted = act({**seen, **self.memory} if recurrent else seen, output)
+            action = sample(dist, output, seen.get("action_mask"), temperature, noise[t])
+            store["action"][t] = action
+            if acted.value is not None:
+                store["value"][t] = acted.value
             step = self.envs.step(to_env(dist, action))
             store["reward"][t] = step.reward
             store["terminated"][t], store["truncated"][t] = step.terminated, step.truncated
@@ -80,7 +97,12 @@ class Collector:
             if step.episode_index.size:
                 finished.append((step.episode_return, step.episode_length))
             self.obs = step.obs
-        return self._finish(store, finals, finished, temperature, normaliser, value is not None)
+            if acted.memory is not None:
+                self.memory = acted.memory
+                over = step.terminated | step.truncated
+                self.starts = step.ignored | over if same_step else step.ignored
+        valued = acted.value is not None
+        return self._finish(store, finals, finished, temperature, normaliser, valued, before)
 
     def _see(self, obs: Obs, normaliser: ObsNormaliser | None) -> Obs:
         return obs if normaliser is None else normaliser.apply(obs)
@@ -93,6 +115,7 @@ class Collector:
         temperature: float,
         normaliser: ObsNormaliser | None,
         valued: bool,
+        memory: dict[str, Array],
     ) -> Collected:
         # A row lost with its worker cuts its episode off before it: the row above was the last.
         lost = store["ignored"][1:] & store["truncated"][1:]
@@ -101,6 +124,8 @@ class Collector:
         obs = {k.removeprefix("obs/"): x for k, x in tensors.items() if k.startswith("obs/")}
         behaviour = self.agent.dist.params(tensors["output"], obs.get("action_mask"), temperature)
         last = self._see(self.obs, normaliser)
+        if self.agent.memory:
+            last = {**last, STARTS: self.starts}
         rollout = Rollout(
             obs=obs,
             action=tensors["action"],
@@ -113,6 +138,7 @@ class Collector:
             last_obs={key: torch.from_numpy(x) for key, x in last.items()},
             final_obs=_stack([obs for _, obs in finals]),
             final_index=_join([index for index, _ in finals]),
+            memory={key: torch.from_numpy(x) for key, x in memory.items()} or None,
             temperature=temperature,
         )
         raw = {k.removeprefix("raw/"): x for k, x in store.items() if k.startswith("raw/")}
@@ -132,20 +158,19 @@ class Collector:
         if self._store:
             return self._store
         lead = (self.steps, self.envs.num_envs)
-        action = sample(
-            self.agent.dist,
-            np.zeros((lead[1], self.agent.dist.outputs), np.float32),
-            self.obs.get("action_mask"),
-            1.0,
-            np.random.default_rng(0),
-        )
+        dist = self.agent.dist
+        some = np.zeros((lead[1], dist.outputs), np.float32)
+        noise = draw_noise(dist, lead[1:], np.random.default_rng(0))
+        action = sample(dist, some, self.obs.get("action_mask"), 1.0, noise)
         store = {
-            "output": np.zeros((*lead, self.agent.dist.outputs), np.float32),
+            "output": np.zeros((*lead, dist.outputs), np.float32),
             "action": np.zeros((self.steps, *action.shape), action.dtype),
             "value": np.zeros(lead, np.float32),
             "reward": np.zeros(lead, np.float32),
             **{name: np.zeros(lead, bool) for name in ("terminated", "truncated", "ignored")},
         }
+        if self.agent.memory:
+            store[f"obs/{STARTS}"] = np.zeros(lead, bool)
         for key, x in self.obs.items():
             kind = np.float32 if with_raw and key != "action_mask" else x.dtype
             store[f"obs/{key}"] = np.zeros((self.steps, *x.shape), kind)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from keel.config import Advantage
 from keel.functional import Advantages, gae, normalise
 from keel.models.agent import Agent
+from keel.models.memory import CRITIC, STARTS
+from keel.rollout.batch import as_rows, obs_rows
 from keel.types import Rollout
 
 
@@ -18,48 +22,77 @@ def compute_targets(
     config: Advantage,
     value: Tensor | None = None,
 ) -> tuple[Advantages, dict[str, float]]:
-    """Advantages and targets `[T·N, …]` with the critic at `params`, and their statistics.
+    """Advantages and targets with the critic at `params`, as `rows_of` orders them; statistics.
 
     `value` `[T, N]` saves a pass where the values of the rollout are already known.
     """
-    if value is None:
-        value = agent.value(params, _flat(rollout.obs)).reshape(rollout.reward.shape)
-    last = agent.value(params, rollout.last_obs).squeeze(-1)
+    values = _values(agent, params, rollout, value)
     raw = gae(
         rollout.reward,
-        value,
-        last,
+        values.value,
+        values.last,
         rollout.terminated,
         rollout.truncated,
-        _final_values(agent, params, rollout, value, last),
+        values.final,
         gamma=config.gamma,
         lam=config.lam,
         weight=rollout.weight,
     )
     scaled = normalise(raw.advantage, config.normalise, weight=rollout.weight, clamp=config.clamp)
-    statistics = _statistics(raw, scaled.advantage, rollout.weight, value)
+    statistics = _statistics(raw, scaled.advantage, rollout.weight, values.value)
     statistics["train/advantage_sign_flips"] = float(scaled.sign_flips)
-    flat = Advantages(scaled.advantage.reshape(-1), raw.target.reshape(-1))
-    return flat, statistics
+    rows = as_rows({"advantage": scaled.advantage, "target": raw.target}, rollout)
+    return Advantages(**rows), statistics
 
 
-def _flat(obs: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {key: x.reshape(-1, *x.shape[2:]) for key, x in obs.items()}
+class _Values(NamedTuple):
+    value: Tensor
+    """`[T, N]`"""
+    last: Tensor
+    """`[N]`: after the last row"""
+    final: Tensor
+    """`[T, N]`: of what follows each row, were its episode to go on"""
 
 
-def _final_values(
-    agent: Agent, params: Tensor, rollout: Rollout, value: Tensor, last: Tensor
-) -> Tensor:
-    """V of the observation that follows each row, were its episode to go on.
-
-    Under next-step autoreset the row after a truncation holds the final observation; under
-    same-step autoreset it was kept apart.
-    """
+def _values(agent: Agent, params: Tensor, rollout: Rollout, known: Tensor | None) -> _Values:
+    """Under next-step autoreset the row after a truncation holds the final observation; under
+    same-step autoreset it was kept apart."""
+    memory: Tensor | None = None
+    if agent.memory:
+        value, last, memory = _sequence_values(agent, params, rollout)
+    else:
+        value = known if known is not None else _row_values(agent, params, rollout)
+        last = agent.value(params, rollout.last_obs).squeeze(-1)
     following = torch.cat([value[1:], last[None]])
     if rollout.final_obs is None or rollout.final_index is None:
-        return following
-    final = agent.value(params, rollout.final_obs).squeeze(-1)
-    return following.reshape(-1).index_copy(0, rollout.final_index, final).reshape(value.shape)
+        return _Values(value, last, following)
+    obs = rollout.final_obs
+    if agent.memory:
+        obs = {key: x[:, None] for key, x in obs.items()}
+        obs[STARTS] = torch.zeros(len(rollout.final_index), 1, device=value.device)
+        if memory is not None:  # each goes on from the state after its row
+            obs[CRITIC] = memory.flatten(0, 1)[rollout.final_index]
+    final = agent.value(params, obs).reshape(-1)
+    mended = following.reshape(-1).index_copy(0, rollout.final_index, final)
+    return _Values(value, last, mended.reshape(value.shape))
+
+
+def _row_values(agent: Agent, params: Tensor, rollout: Rollout) -> Tensor:
+    rows = {key: x.reshape(-1, *x.shape[2:]) for key, x in rollout.obs.items()}
+    return agent.value(params, rows).reshape(rollout.reward.shape)
+
+
+def _sequence_values(
+    agent: Agent, params: Tensor, rollout: Rollout
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """One pass over every sequence and the observation after it; `[T, N]`, `[N]`, `[T, N, H]`."""
+    longer = {key: torch.cat([x, rollout.last_obs[key][None]]) for key, x in rollout.obs.items()}
+    outputs = agent.outputs(params, obs_rows(longer, rollout), "critic")
+    assert outputs.value is not None
+    assert outputs.memory is not None
+    value = outputs.value.squeeze(-1).T
+    memory = outputs.memory.get(CRITIC)
+    return value[:-1], value[-1], None if memory is None else memory.transpose(0, 1)[:-1]
 
 
 def _statistics(raw: Advantages, scaled: Tensor, weight: Tensor, value: Tensor) -> dict[str, float]:

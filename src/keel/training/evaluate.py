@@ -8,9 +8,10 @@ import numpy as np
 from torch import Tensor
 
 from keel.envs import Envs, ObsNormaliser
-from keel.models.acting import make_actor
+from keel.models.acting import blank_memory, make_actor
 from keel.models.agent import Agent
-from keel.models.sampling import mode, sample, to_env
+from keel.models.memory import STARTS
+from keel.models.sampling import draw_noise, mode, sample, to_env
 
 MAX_EPISODE = 1_000_000
 """Steps after which an episode that does not end is given up."""
@@ -50,18 +51,25 @@ def evaluate(
     rng = np.random.default_rng(seed)
     act = make_actor(agent, params)
     obs = envs.reset(seed)
+    output = np.zeros((envs.num_envs, agent.dist.outputs), np.float32)
+    memory, starts = blank_memory(agent, envs.num_envs), np.ones(envs.num_envs, bool)
     returns: list[list[float]] = [[] for _ in range(envs.num_envs)]
     lengths: list[list[int]] = [[] for _ in range(envs.num_envs)]
     for _ in range(MAX_EPISODE):
         seen = obs if normaliser is None else normaliser.apply(obs)
         mask = seen.get("action_mask")
-        output, _ = act(seen)
+        if memory:
+            seen = {**seen, **memory, STARTS: starts}
+        memory = act(seen, output).memory or {}
         if deterministic:
             action = mode(agent.dist, output, mask)
         else:
-            action = sample(agent.dist, output, mask, 1.0, rng)
+            noise = draw_noise(agent.dist, (envs.num_envs,), rng)
+            action = sample(agent.dist, output, mask, 1.0, noise)
         step = envs.step(to_env(agent.dist, action))
-        obs = step.obs
+        obs, starts = step.obs, step.ignored
+        if envs.autoreset == "same_step":
+            starts = starts | step.terminated | step.truncated
         ended = zip(step.episode_index, step.episode_return, step.episode_length, strict=True)
         for index, total, length in ended:
             returns[index].append(float(total))

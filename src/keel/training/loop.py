@@ -17,7 +17,7 @@ from keel.envs import ObsNormaliser
 from keel.functional import Advantages
 from keel.regions.controllers import Outcome
 from keel.regions.measure import group_mean
-from keel.rollout.batch import Rows, rows_of
+from keel.rollout.batch import Rows, obs_rows, rows_of
 from keel.rollout.collect import Collected
 from keel.rollout.targets import compute_targets
 from keel.training.session import Session, initial_state, open_session, scheduled
@@ -156,12 +156,13 @@ def _absorb(
     if before is None or collected.raw_obs is None:
         return None, 0.0
     after = before.absorb(collected.raw_obs, collected.rollout.weight.numpy())
-    seen = after.apply(collected.raw_obs)
+    rollout = collected.rollout
+    seen = {key: torch.from_numpy(x) for key, x in after.apply(collected.raw_obs).items()}
+    anew = replace(rollout, obs=rollout.obs | seen).to(session.device)
     agent = session.agent
     with torch.no_grad():
         old = agent.policy(params, rows.obs, knobs.temperature)
-        flat = {k: torch.from_numpy(x).flatten(0, 1).to(session.device) for k, x in seen.items()}
-        new = agent.policy(params, flat, knobs.temperature)
+        new = agent.policy(params, obs_rows(anew.obs, anew), knobs.temperature)
     return after, group_mean(agent.dist.kl(old, new), rows).max().item()
 
 

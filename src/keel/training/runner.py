@@ -13,6 +13,7 @@ import numpy as np
 
 from keel.config import Backend, Config, check, from_dict, to_dict
 from keel.envs import Envs, make_envs
+from keel.models.memory import STARTS
 from keel.runs.directory import RunDirectory, read_config, run_name
 from keel.runs.environment import read_choices
 from keel.runs.writer import MetricsWriter
@@ -180,7 +181,10 @@ def _evaluate(
 
 def _save(session: Session, state: TrainState, path: Path) -> None:
     collector = session.collector
-    tensors, data = pack(state, collector.rng, session.shuffle, collector.obs, session.envs.save())
+    memory = {**collector.memory, STARTS: collector.starts}
+    tensors, data = pack(
+        state, collector.rng, session.shuffle, collector.obs, memory, session.envs.save()
+    )
     weights = session.agent.layout.unflatten(state.optimum.params[0].cpu())
     data["saved"] = time.time()
     save(path, state.steps, tensors, weights, data, keep=session.config.checkpoints.keep)
@@ -200,6 +204,8 @@ def _restore(session: Session, checkpoint: Checkpoint) -> TrainState:
     if held is not None:
         session.envs.load(arrays(checkpoint.tensors, "envs/"), held)
         collector.obs = arrays(checkpoint.tensors, "obs/")
+        collector.memory = arrays(checkpoint.tensors, "memory/")
+        collector.starts = collector.memory.pop(STARTS)
     else:
         warnings.warn(
             f"{session.envs.backend}: environments cannot save their state, so running episodes "
@@ -208,7 +214,7 @@ def _restore(session: Session, checkpoint: Checkpoint) -> TrainState:
             stacklevel=3,
         )
         seed = np.random.SeedSequence((session.seeds.envs, state.steps)).generate_state(1)[0]
-        collector.obs = session.envs.reset(int(seed))
+        collector.begin(session.envs.reset(int(seed)))
     return state.replace(
         optimum=type(state.optimum)(*(x.to(session.device) for x in state.optimum))
     )

@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 
 from keel.config import Config, Region
 from keel.envs import Envs, ObsNormaliser, RewardNormaliser, make_envs
 from keel.models.agent import Agent
 from keel.models.build import build_agent
 from keel.models.networks import Shared
+from keel.regions import dense
 from keel.regions.certify import Certified
 from keel.regions.controllers import (
     AdaptivePenalty,
@@ -71,17 +73,12 @@ def open_session(config: Config) -> Session:
         pixels = isinstance(agent.network, Shared)
         threads = config.threads or ((os.cpu_count() or 1) if pixels else 1)
         torch.set_num_threads(threads)
+        threadpool_limits(1, user_api="blas")  # numpy's: its matrices here are small
         device = torch.device(_device(config.device))
-        compiled = _compile(config, pixels, device)
-        region = build_region(config)
-        step = make_step(
-            agent,
-            region.region.objective,
-            group_axis=None,
-            max_grad_norm=config.region.max_grad_norm,
-            compiled=compiled,
-        )
         agent.to(device)
+        region = build_region(config)
+        compiled = _compile(config, agent, region.region.objective, device)
+        step = _step(agent, region.region, compiled)
         collector = Collector(
             envs,
             agent,
@@ -89,6 +86,7 @@ def open_session(config: Config) -> Session:
             envs.reset(seeds.envs),
             np.random.default_rng(seeds.actions),
         )
+        collector.begin(collector.obs)
     except BaseException:
         envs.close()
         raise
@@ -169,9 +167,12 @@ def build_region(config: Config) -> Certified:
         entropy_bonus=config.explore.entropy_coef > 0.0 or config.explore.entropy_floor is not None,
         entropy_floor=config.explore.entropy_floor,
     )
+    remembers = config.network.memory != "none"  # then a row is a sequence of `rollout_steps`
     proximal = Proximal(
         epochs=region.epochs,
-        minibatch=region.minibatch,
+        minibatch=max(1, region.minibatch // config.rollout_steps)
+        if remembers
+        else region.minibatch,
         early_stop=region.early_stop,
         target_kl=region.target_kl,
         recompute_advantages=config.advantage.recompute,
@@ -215,10 +216,20 @@ def _device(name: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _compile(config: Config, pixels: bool, device: torch.device) -> bool:
-    """Whether to compile: small networks gain threefold, CNNs are bound by their arithmetic."""
+def _step(agent: Agent, region: Proximal, compiled: bool) -> Step:
+    objective, norm = region.objective, region.max_grad_norm
+    if dense.fits(agent, objective) and not compiled:
+        return dense.make_dense_step(agent, objective, max_grad_norm=norm)
+    return make_step(agent, objective, group_axis=None, max_grad_norm=norm, compiled=compiled)
+
+
+def _compile(config: Config, agent: Agent, objective: Objective, device: torch.device) -> bool:
+    """Whether to compile: what cannot be stepped by hand gains threefold, except for CNNs."""
     if config.compile != "auto":
         return config.compile == "on"
+    if dense.fits(agent, objective) or agent.memory:
+        return False  # a sequence would be unrolled, and compiled for minutes
+    pixels = isinstance(agent.network, Shared)
     minibatches = -(-config.batch // config.region.minibatch)
     steps = config.iterations * config.region.epochs * minibatches
     able = device.type == "cuda" or shutil.which("c++") or shutil.which("g++")

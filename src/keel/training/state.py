@@ -50,12 +50,14 @@ def pack(
     actions: np.random.Generator,
     shuffle: torch.Generator,
     obs: Mapping[str, np.ndarray],
+    memory: Mapping[str, np.ndarray],
     envs: tuple[Mapping[str, np.ndarray], Mapping[str, Any]] | None,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and plain data that `unpack` turns into the same state, bit for bit."""
     tensors = {f"optimum/{name}": x for name, x in state.optimum._asdict().items()}
     tensors["shuffle"] = shuffle.get_state()
     tensors |= {f"obs/{key}": torch.from_numpy(np.ascontiguousarray(x)) for key, x in obs.items()}
+    tensors |= {f"memory/{key}": torch.from_numpy(np.array(x)) for key, x in memory.items()}
     for name in ("obs_normaliser", "reward_normaliser"):
         normaliser = getattr(state, name)
         if normaliser is not None:

@@ -1,0 +1,119 @@
+"""Policies and critics that remember: a GRU over sequences that forgets where an episode begins.
+
+A network with memory takes sequences: observations `[B, L, …]`, `starts` `[B, L]` (rows that begin
+an episode) and, under `memory/actor` and `memory/critic`, the state `[B, H]` before the first row.
+Acting is the case L = 1, so that sampling and training run the same code on the same numbers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from keel.models.networks import MLP, Flatten, Head, NatureCNN, Outputs, Part, Projection
+from keel.types import Tree
+
+STARTS = "starts"
+ACTOR, CRITIC = "memory/actor", "memory/critic"
+
+
+class Memory(nn.Module):
+    """One GRU cell (Cho et al. 2014), applied from row to row."""
+
+    def __init__(self, inputs: int, size: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.size = size
+        self.cell = nn.GRUCell(inputs, size)
+        for weight in (self.cell.weight_ih, self.cell.weight_hh):
+            for gate in torch.split(weight.detach(), size):  # three gates, each orthogonal in itself
+                nn.init.orthogonal_(gate, generator=generator)
+        nn.init.zeros_(self.cell.bias_ih)
+        nn.init.zeros_(self.cell.bias_hh)
+
+    def forward(self, x: Tensor, state: Tensor, starts: Tensor) -> Tensor:
+        """The state after every row, `[B, L, H]`."""
+        keep = (~starts.bool()).to(x.dtype).unsqueeze(-1)
+        states = []
+        # unbind, not indexing: its backward is one stack, that of x[:, t] a zero tensor a row
+        for row, kept in zip(x.unbind(1), keep.unbind(1), strict=True):
+            state = self.cell(row, state * kept)
+            states.append(state)
+        return torch.stack(states, 1)
+
+
+class Tower(nn.Module):
+    """A body, perhaps a memory, and a last linear layer."""
+
+    def __init__(
+        self,
+        body: nn.Module,
+        width: int,
+        outputs: int,
+        memory: int | None,
+        generator: torch.Generator,
+        last_gain: float,
+    ) -> None:
+        super().__init__()
+        self.body = body
+        self.memory = None if memory is None else Memory(width, memory, generator)
+        self.last = MLP((memory or width, outputs), "relu", generator, last_gain)
+
+    def forward(
+        self, x: Tensor, state: Tensor | None, starts: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Outputs `[B, L, K]` and, with memory, its states `[B, L, H]`."""
+        x = self.body(x)
+        if self.memory is None:
+            return self.last(x), None
+        assert state is not None
+        x = self.memory(x, state, starts)
+        return self.last(x), x
+
+
+class Recurrent(nn.Module):
+    """Any trunk, and a tower each for actor and critic, one or both of which remember."""
+
+    def __init__(
+        self,
+        encoder: Flatten | str,
+        trunk: NatureCNN | Projection | None,
+        actor: Tower,
+        critic: Tower,
+        head: Head,
+    ) -> None:
+        super().__init__()
+        self.key = encoder if isinstance(encoder, str) else None
+        self.encoder = None if isinstance(encoder, str) else encoder
+        if trunk is not None:
+            self.trunk = trunk
+        self.shared = trunk is not None
+        self.head, self.actor, self.critic = head, actor, critic
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """The size of each state there is."""
+        towers = {ACTOR: self.actor, CRITIC: self.critic}
+        return {key: tower.memory.size for key, tower in towers.items() if tower.memory is not None}
+
+    def forward(self, obs: Tree, part: Part = "both") -> Outputs:
+        """Both, or the part asked for."""
+        x = obs[self.key] if self.encoder is None and self.key else self._encode(obs)
+        if self.shared:
+            x = self.trunk(x)
+        policy = value = None
+        states: Tree = {}
+        if part != "critic":
+            output, state = self.actor(x, obs.get(ACTOR), obs[STARTS])
+            policy = self.head(output)
+            if state is not None:
+                states[ACTOR] = state
+        if part != "actor":
+            value, state = self.critic(x, obs.get(CRITIC), obs[STARTS])
+            if state is not None:
+                states[CRITIC] = state
+        return Outputs(policy, value, states)
+
+    def _encode(self, obs: Tree) -> Tensor:
+        assert self.encoder is not None
+        encoded: Tensor = self.encoder(obs)
+        return encoded
