@@ -25,7 +25,9 @@ class Memory(nn.Module):
         self.size = size
         self.cell = nn.GRUCell(inputs, size)
         for weight in (self.cell.weight_ih, self.cell.weight_hh):
-            for gate in torch.split(weight.detach(), size):  # three gates, each orthogonal in itself
+            for gate in torch.split(
+                weight.detach(), size
+            ):  # three gates, each orthogonal in itself
                 nn.init.orthogonal_(gate, generator=generator)
         nn.init.zeros_(self.cell.bias_ih)
         nn.init.zeros_(self.cell.bias_hh)

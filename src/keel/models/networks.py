@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,6 +20,8 @@ from keel.types import Tree
 
 Part = Literal["both", "actor", "critic"]
 Activation = Literal["tanh", "relu", "gelu"]
+MAX_SMALL = 256
+"""The width above which matrix products are all that counts, and torch's threads help with them."""
 SPACE_KEYS_IGNORED = ("action_mask",)
 
 
@@ -90,6 +93,7 @@ class MLP(nn.Module):
         super().__init__()
         self.act_name = act
         self.act_last = act_last
+        self.sizes = np.array(sizes, np.int64)
         self.act = activation(act)
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
         for index, layer in enumerate(self.layers):
@@ -103,6 +107,12 @@ class MLP(nn.Module):
             x = self.act(layer(x))
         x = self.layers[-1](x)
         return self.act(x) if self.act_last else x
+
+    @property
+    def is_small(self) -> bool:
+        """Whether `keel.models.kernels` can run it, and faster than torch."""
+        simple = self.act_name in ("tanh", "relu") and not self.act_last
+        return simple and int(self.sizes[1:].max()) <= MAX_SMALL
 
     def pure(self, params: Tree, prefix: str, x: Tensor) -> Tensor:
         """`forward` with other parameters, named as in the network that holds this one."""
