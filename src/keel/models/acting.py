@@ -7,6 +7,7 @@ torch. The consistency gate holds both to the same numbers.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -14,9 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from keel.models import kernels
 from keel.models.agent import Agent
-from keel.models.networks import Separate
+from keel.models.networks import Outputs, Separate
 from keel.models.sampling import Array
 from keel.types import Tree
 
@@ -52,6 +52,8 @@ def _is_small(network: Separate) -> bool:
 
 
 def _compiled_actor(agent: Agent, network: Separate, params: Tensor) -> Act:
+    from keel.models import kernels  # numba is a second and 100 MB, which others need not pay
+
     (key,) = network.encoder.shapes
     row = params[0].cpu().numpy()
     start = agent.layout.slice_of("actor.layers.0.weight").start
@@ -79,10 +81,12 @@ def _compiled_actor(agent: Agent, network: Separate, params: Tensor) -> Act:
 
 
 def _torch_actor(agent: Agent, params: Tensor) -> Act:
+    outputs = _loaded(agent, params)
+
     def act(obs: Obs, out: Array) -> Acted:
         tree: Tree = {key: torch.from_numpy(x).to(params.device) for key, x in obs.items()}
         with torch.inference_mode():
-            policy, value, _ = agent.outputs(params, tree)
+            policy, value, _ = outputs(tree)
         assert policy is not None
         assert value is not None
         out[:] = policy.cpu().numpy()
@@ -91,14 +95,29 @@ def _torch_actor(agent: Agent, params: Tensor) -> Act:
     return act
 
 
+def _loaded(agent: Agent, params: Tensor) -> Callable[[Tree], Outputs]:
+    """The network at `params`, put together once: a rollout calls it hundreds of times."""
+    if agent.groups > 1:
+        return lambda obs: agent.outputs(params, obs)
+    network = copy.deepcopy(agent.network)
+    parameters = dict(network.named_parameters())
+    with torch.no_grad():
+        for name, x in agent.layout.unflatten(params[0]).items():
+            parameters[name].copy_(x)
+            if x.ndim == 4:
+                parameters[name].data = x.contiguous(memory_format=torch.channels_last)
+    return network
+
+
 def _remembering_actor(agent: Agent, params: Tensor) -> Act:
     """One row of each sequence; `obs` holds the states and `starts` as well."""
+    outputs = _loaded(agent, params)
 
     def act(obs: Obs, out: Array) -> Acted:
         tree: Tree = {key: torch.from_numpy(x).to(params.device) for key, x in obs.items()}
         tree = {key: x if key in agent.memory else x[:, None] for key, x in tree.items()}
         with torch.inference_mode():
-            policy, value, memory = agent.outputs(params, tree)
+            policy, value, memory = outputs(tree)
         assert policy is not None
         assert value is not None
         assert memory is not None

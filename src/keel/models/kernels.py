@@ -177,17 +177,12 @@ def log_softmax(row, out):
 
 
 @compiled
-def categorical(
-    logits, mask, action, old_logits, rows, dials, objective, slope, log_prob, spare, statistics
-):
-    """The policy's loss and its gradient at the logits, which it overwrites.
-
-    `rows` is (old log-prob, advantage, share): the last comes in as the weight.
-    """
-    old, advantage, share = rows
-    low, high, entropy_coef, temperature = dials
-    limit, bonus, track = objective
+def categorical(logits, mask, action, old_logits, dials, part, statistics):
+    """The policy's loss and its gradient at the logits, which it overwrites."""
+    old, advantage, share, _, slope, log_prob = part
+    low, high, entropy_coef, temperature, limit, bonus, track = dials
     count, choices = logits.shape
+    spare = np.empty(choices, np.float32)
     for i in range(count):
         for j in range(choices):
             logits[i, j] /= np.float32(temperature)
@@ -223,24 +218,10 @@ def categorical(
 
 
 @compiled
-def gaussian(
-    mean,
-    log_std,
-    bounds,
-    action,
-    behaviour,
-    rows,
-    dials,
-    objective,
-    slope,
-    log_prob,
-    by_log_std,
-    statistics,
-):
+def gaussian(mean, log_std, bounds, action, behaviour, dials, part, by_log_std, statistics):
     """The same for a Gaussian whose log-stds do not depend on the observation."""
-    old, advantage, share = rows
-    low, high, entropy_coef, temperature = dials
-    limit, bonus, track = objective
+    old, advantage, share, _, slope, log_prob = part
+    low, high, entropy_coef, temperature, limit, bonus, track = dials
     old_mean, old_log_std = behaviour
     count, dims = mean.shape
     spread = np.empty(dims, np.float32)
@@ -329,28 +310,42 @@ def norm_of(gradient):
 
 
 @compiled
-def gather(data, index, real, width, room, part):
-    """The rows of a minibatch: observations into `room`, numbers into the rows of `part`.
+def gather(batch, index, real, width, room, part):
+    """The rows of a minibatch: observations into `room`, numbers into the arrays of `part`.
 
     What rows of weight 0 hold is wiped: it may be anything.
     """
-    obs, log_prob, advantage, target, weight = data
+    obs, log_prob, advantage, target, weight = batch
     for i in range(index.size):
         row = index[i]
         for j in range(width):
             room[i * width + j] = obs[row, j]
         counts = weight[row] * real[i]
-        part[2, i] = counts
-        part[0, i] = log_prob[row]
-        part[1, i] = advantage[row] if counts > 0.0 else np.float32(0.0)
-        part[3, i] = target[row] if counts > 0.0 else np.float32(0.0)
+        part[0][i] = log_prob[row]
+        part[1][i] = advantage[row] if counts > 0.0 else np.float32(0.0)
+        part[2][i] = counts
+        part[3][i] = target[row] if counts > 0.0 else np.float32(0.0)
 
 
 @compiled
-def finish(params, gradient, starts, critic_sizes, tanh, room, spare, part, value_coef, statistics):
-    """The critic's half of the gradient, once the policy's is there."""
-    rows = part.shape[1]
-    slope, other = spare
+def actor_forward(params, net, batch, index, real, desk):
+    """Fetch the minibatch and run the actor; its outputs, where their gradient will stand."""
+    starts, sizes, _, tanh = net
+    room, slope, _, part, _, _ = desk
+    rows, outputs = index.size, sizes[-1]
+    gather(batch, index, real, sizes[0], room, part)
+    at = forward(params, starts[0], sizes, tanh, room, rows)
+    slope[: rows * outputs] = room[at : at + rows * outputs]
+    return slope[: rows * outputs].reshape((rows, outputs))
+
+
+@compiled
+def finish(params, net, value_coef, desk):
+    """Backwards through the actor, then the critic forwards and backwards."""
+    starts, actor_sizes, critic_sizes, tanh = net
+    room, slope, other, part, gradient, statistics = desk
+    rows = part[0].size
+    backward(params, gradient, starts[0], actor_sizes, tanh, room, rows, slope, other)
     at = forward(params, starts[1], critic_sizes, tanh, room, rows)
     slope[:rows] = room[at : at + rows]
     critic_slope(slope[:rows], part[3], part[2], value_coef, statistics)
@@ -359,112 +354,43 @@ def finish(params, gradient, starts, critic_sizes, tanh, room, spare, part, valu
 
 
 @compiled
-def categorical_gradient(
-    params,
-    starts,
-    sizes,
-    tanh,
-    data,
-    action,
-    old_logits,
-    mask,
-    index,
-    real,
-    dials,
-    objective,
-    value_coef,
-    room,
-    spare,
-    part,
-    gradient,
-    statistics,
-):
-    """The gradient of the whole objective on a minibatch, for a categorical policy."""
-    actor_sizes, critic_sizes = sizes
-    slope, other = spare
-    rows, choices = index.size, actor_sizes[-1]
-    gather(data, index, real, actor_sizes[0], room, part)
-    at = forward(params, starts[0], actor_sizes, tanh, room, rows)
-    slope[: rows * choices] = room[at : at + rows * choices]
-    logits = slope[: rows * choices].reshape((rows, choices))
+def categorical_gradient(params, net, batch, acted, index, real, dials, value_coef, desk):
+    """The gradient of the whole objective on a minibatch, for a categorical policy.
+
+    `net` is (starts of actor and critic, their sizes, whether tanh); `batch` (observations, log
+    probs, advantages, targets, weights), all rows; `acted` (actions, old logits, masks or nothing);
+    `desk` the room to work in, where gradient and statistics are left, too.
+    """
+    action, old_logits, mask = acted
+    logits = actor_forward(params, net, batch, index, real, desk)
+    rows, choices = logits.shape
     taken = np.empty(rows, np.int64)
-    before = np.empty((rows if objective[2] else 0, choices), np.float32)
+    before = np.empty((rows, choices), np.float32)
     legal = np.empty((rows if mask.size else 0, choices), np.bool_)
     for i in range(rows):
         taken[i] = action[index[i]]
         for j in range(choices):
-            if objective[2]:
-                before[i, j] = old_logits[index[i], j]
+            before[i, j] = old_logits[index[i], j]
             if mask.size:
                 legal[i, j] = mask[index[i], j]
-    categorical(
-        logits,
-        legal,
-        taken,
-        before,
-        (part[0], part[1], part[2]),
-        dials,
-        objective,
-        part[4],
-        part[5],
-        np.empty(choices, np.float32),
-        statistics,
-    )
-    backward(params, gradient, starts[0], actor_sizes, tanh, room, rows, slope, other)
-    finish(params, gradient, starts, critic_sizes, tanh, room, spare, part, value_coef, statistics)
+    categorical(logits, legal, taken, before, dials, desk[3], desk[5])
+    finish(params, net, value_coef, desk)
 
 
 @compiled
-def gaussian_gradient(
-    params,
-    starts,
-    sizes,
-    tanh,
-    data,
-    action,
-    behaviour,
-    bounds,
-    index,
-    real,
-    dials,
-    objective,
-    value_coef,
-    room,
-    spare,
-    part,
-    gradient,
-    statistics,
-):
-    """The same for a Gaussian policy, whose log-stds are at `starts[2]`."""
-    actor_sizes, critic_sizes = sizes
-    slope, other = spare
-    rows, dims = index.size, actor_sizes[-1]
-    gather(data, index, real, actor_sizes[0], room, part)
-    at = forward(params, starts[0], actor_sizes, tanh, room, rows)
-    slope[: rows * dims] = room[at : at + rows * dims]
-    mean = slope[: rows * dims].reshape((rows, dims))
+def gaussian_gradient(params, net, batch, acted, index, real, dials, value_coef, desk):
+    """The same for a Gaussian policy, whose log-stds are the third of `starts`."""
+    action, old_mean, old_log_std, bounds = acted
+    mean = actor_forward(params, net, batch, index, real, desk)
+    rows, dims = mean.shape
     taken = np.empty((rows, dims), np.float32)
-    before = np.empty((2, rows if objective[2] else 0, dims), np.float32)
+    before = np.empty((rows, dims), np.float32), np.empty((rows, dims), np.float32)
     for i in range(rows):
         for j in range(dims):
             taken[i, j] = action[index[i], j]
-            if objective[2]:
-                before[0, i, j] = behaviour[0][index[i], j]
-                before[1, i, j] = behaviour[1][index[i], j]
-    log_std = params[starts[2] : starts[2] + dims]
-    gaussian(
-        mean,
-        log_std,
-        bounds,
-        taken,
-        (before[0], before[1]),
-        (part[0], part[1], part[2]),
-        dials,
-        objective,
-        part[4],
-        part[5],
-        gradient[starts[2] : starts[2] + dims],
-        statistics,
-    )
-    backward(params, gradient, starts[0], actor_sizes, tanh, room, rows, slope, other)
-    finish(params, gradient, starts, critic_sizes, tanh, room, spare, part, value_coef, statistics)
+            before[0][i, j] = old_mean[index[i], j]
+            before[1][i, j] = old_log_std[index[i], j]
+    spread = slice(net[0][2], net[0][2] + dims)
+    by_log_std = desk[4][spread]
+    gaussian(mean, params[spread], bounds, taken, before, dials, desk[3], by_log_std, desk[5])
+    finish(params, net, value_coef, desk)

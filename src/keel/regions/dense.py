@@ -7,6 +7,7 @@ the first update on; a test holds both to the same parameters, moments and stati
 from __future__ import annotations
 
 import math
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from keel.models import kernels
 from keel.models.agent import Agent
 from keel.models.distributions import Categorical, Gaussian
 from keel.models.networks import Separate
 from keel.regions.objective import Batch, Objective, Statistics
 from keel.regions.stepper import BETAS, EPSILON, Optimum, Step, StepResult
 from keel.types import KNOB_INDEX
+
+NO_MASK = np.empty((0, 0), bool)
 
 
 def fits(agent: Agent, objective: Objective) -> bool:
@@ -46,7 +48,9 @@ def fits(agent: Agent, objective: Objective) -> bool:
 
 def make_dense_step(agent: Agent, objective: Objective, *, max_grad_norm: float) -> Step:
     """The same function as `make_step` gives, for an agent and an objective that fit."""
-    gradient_of = _Gradient(agent, objective)
+    from keel.models import kernels  # numba is a second and 100 MB, which others need not pay
+
+    gradient_of = _Gradient(agent, objective, kernels)
     policy_columns = agent.policy_columns.numpy()
 
     def step(
@@ -88,84 +92,82 @@ class _Gradient:
     if every step made its own.
     """
 
-    def __init__(self, agent: Agent, objective: Objective) -> None:
+    def __init__(self, agent: Agent, objective: Objective, kernels: ModuleType) -> None:
+        self._kernels = kernels
         network = agent.network
         assert isinstance(network, Separate)
         (self._key,) = network.encoder.shapes
         self._objective = objective
         self._dist = agent.dist
-        self._sizes = network.actor.sizes, network.critic.sizes
-        self._tanh = network.actor.act_name == "tanh"
         starts = [agent.layout.slice_of(f"{x}.layers.0.weight").start for x in ("actor", "critic")]
         if isinstance(agent.dist, Gaussian):
             starts.append(agent.layout.slice_of("head.log_std").start)
-        self._starts = tuple(starts)
+        actor, critic = network.actor.sizes, network.critic.sizes
+        self._net = tuple(starts), actor, critic, network.actor.act_name == "tanh"
         self._gradient = np.zeros(agent.initial.shape[1], np.float32)
-        self._rows = 0
+        self._statistics = np.zeros(8)
+        self._desk: tuple[Any, ...] = ()
 
     def _reserve(self, rows: int) -> None:
-        if rows == self._rows:
+        if self._desk and self._desk[3][0].size == rows:
             return
-        self._rows = rows
-        actor, critic = self._sizes
-        self._room = np.empty(rows * int(max(actor.sum(), critic.sum())), np.float32)
+        _, actor, critic, _ = self._net
         widest = rows * int(max(actor.max(), critic.max()))
-        self._spare = np.empty(widest, np.float32), np.empty(widest, np.float32)
-        self._part = np.empty((6, rows), np.float32)
+        self._desk = (
+            np.empty(rows * int(max(actor.sum(), critic.sum())), np.float32),
+            np.empty(widest, np.float32),
+            np.empty(widest, np.float32),
+            tuple(np.empty(rows, np.float32) for _ in range(6)),
+            self._gradient,
+            self._statistics,
+        )
 
     def __call__(
         self, params: NDArray[Any], rows: Batch, index: Tensor, real: Tensor, dials: list[float]
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Gradient `[P]`, which holds until the next call, and statistics as `kernels` has them."""
+        """Gradient `[P]` and statistics as `kernels` has them; both hold until the next call."""
         self._reserve(len(index))
-        objective = self._objective
+        kernels, objective = self._kernels, self._objective
         obs = rows.obs[self._key].numpy()
-        data = (
+        batch = (
             obs.reshape(obs.shape[0], -1).astype(np.float32, copy=False),
             *(x.numpy() for x in (rows.log_prob, rows.advantage, rows.target, rows.weight)),
         )
+        entropy_coef = dials[KNOB_INDEX["entropy_coef"]]
         settings = (
             1.0 - dials[KNOB_INDEX["clip_low"]],
             1.0 + dials[KNOB_INDEX["clip_high"]],
-            dials[KNOB_INDEX["entropy_coef"]],
+            entropy_coef,
             dials[KNOB_INDEX["temperature"]],
+            objective.max_log_ratio,
+            objective.entropy_bonus,
+            objective.track_kl,
         )
-        statistics = np.empty(8)
-        action, behaviour = rows.action.numpy(), rows.behaviour
-        kernel: Any
-        special: tuple[Any, ...]
-        if isinstance(self._dist, Categorical):
-            kernel = kernels.categorical_gradient
-            legal = rows.obs.get("action_mask")
-            mask = (
-                np.empty((0, 0), bool) if legal is None else legal.numpy().astype(bool, copy=False)
-            )
-            special = (behaviour["logits"].numpy(), mask)
-        else:
-            assert isinstance(self._dist, Gaussian)
-            kernel = kernels.gaussian_gradient
-            low, high = map(np.float32, self._dist.log_std_bounds)
-            special = ((behaviour["mean"].numpy(), behaviour["log_std"].numpy()), (low, high))
+        kernel, acted = self._acted(rows)
         kernel(
             params,
-            self._starts,
-            self._sizes,
-            self._tanh,
-            data,
-            action,
-            *special,
+            self._net,
+            batch,
+            acted,
             index.numpy(),
             real.numpy(),
             settings,
-            (objective.max_log_ratio, objective.entropy_bonus, objective.track_kl),
             objective.value_coef,
-            self._room,
-            self._spare,
-            self._part,
-            self._gradient,
-            statistics,
+            self._desk,
         )
-        bonus = settings[2] * statistics[kernels.ENTROPY] if objective.entropy_bonus else 0.0
+        statistics = self._statistics
+        bonus = entropy_coef * statistics[kernels.ENTROPY] if objective.entropy_bonus else 0.0
         value = objective.value_coef * statistics[kernels.VALUE]
         statistics[kernels.LOSS] = statistics[kernels.POLICY] + value - bonus
         return self._gradient, statistics
+
+    def _acted(self, rows: Batch) -> tuple[Any, tuple[Any, ...]]:
+        """The kernel of this distribution, and what it needs of the actions."""
+        action, behaviour = rows.action.numpy(), rows.behaviour
+        if isinstance(self._dist, Gaussian):
+            low, high = map(np.float32, self._dist.log_std_bounds)
+            before = behaviour["mean"].numpy(), behaviour["log_std"].numpy()
+            return self._kernels.gaussian_gradient, (action, *before, (low, high))
+        legal = rows.obs.get("action_mask")
+        mask = NO_MASK if legal is None else legal.numpy().astype(bool, copy=False)
+        return self._kernels.categorical_gradient, (action, behaviour["logits"].numpy(), mask)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from keel.models.agent import Agent
-from keel.regions.objective import Batch, Objective
-from keel.regions.stepper import Optimum, Step, StepResult, initial_optimum
+from keel.regions.objective import Batch, Objective, Statistics
+from keel.regions.stepper import Optimum, Step, initial_optimum
 from keel.rollout.batch import Rows, Targets, minibatches
 from keel.types import Knobs, UpdateReport
 
@@ -55,7 +55,7 @@ class Proximal:
         device = state.params.device
         active = torch.ones(groups, dtype=torch.bool, device=device)
         dials = knobs.tensor().to(device)
-        taken: list[StepResult] = []
+        taken: list[_Taken] = []
         stopped_at, stop_kl, epoch = -1, float("nan"), 0
         batch = None
         for epoch in range(self.epochs):
@@ -64,7 +64,7 @@ class Proximal:
             in_epoch = len(taken)
             for index, real in minibatches(rows.count, self.minibatch, rng):
                 result = step(state, batch, index.to(device), real.to(device), dials, active)
-                taken.append(result)
+                taken.append(_Taken(result.statistics, result.gradient_norm))
                 over = self._over(result.statistics.kl)
                 if self.early_stop == "minibatch" and over.any():
                     # That KL was there before the step: the step is not taken.
@@ -118,7 +118,14 @@ def _where(condition: Tensor, a: Optimum, b: Optimum) -> Optimum:
     )
 
 
-def _summary(taken: list[StepResult], max_grad_norm: float) -> dict[str, float]:
+class _Taken(NamedTuple):
+    """What is remembered of a step: not its parameters, which a CNN has by the million."""
+
+    statistics: Statistics
+    gradient_norm: Tensor
+
+
+def _summary(taken: list[_Taken], max_grad_norm: float) -> dict[str, float]:
     """Means over minibatches and groups; counts are sums."""
 
     def mean(values: list[Tensor]) -> float:

@@ -85,9 +85,12 @@ def make_step(
         norm = gradient.norm(dim=1)
         applied = torch.isfinite(norm) & active
         scale = (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-        gradient = torch.where(applied[:, None], gradient * scale[:, None], 0.0)
         rate = knobs[KNOB_INDEX["learning_rate"]]
-        moved = _adam(optimum, gradient, rate, applied, agent.policy_columns)
+        if not compiled and _all_move_alike(optimum, applied):
+            moved = _plain_adam(optimum, gradient.mul_(scale[:, None]), rate.item())
+        else:
+            gradient = torch.where(applied[:, None], gradient * scale[:, None], 0.0)
+            moved = _adam(optimum, gradient, rate, applied, agent.policy_columns)
         return StepResult(moved, statistics, norm, applied)
 
     if compiled:
@@ -120,4 +123,22 @@ def _adam(old: Optimum, gradient: Tensor, rate: Tensor, applied: Tensor, policy:
     spread = (second / (1 - BETAS[1] ** age)).sqrt() + EPSILON
     direction = first / (1 - BETAS[0] ** age) / spread
     params = torch.where(rows, old.params - rate * direction, old.params)
+    return Optimum(params, first, second, steps)
+
+
+def _all_move_alike(optimum: Optimum, applied: Tensor) -> bool:
+    return bool(applied.all()) and bool((optimum.steps == optimum.steps[0, 0]).all())
+
+
+def _plain_adam(old: Optimum, gradient: Tensor, rate: float) -> Optimum:
+    """`_adam` where all move and are of one age: a third of its passes over the parameters.
+
+    A CNN has two million of them, and 30 ms of every step went there.
+    """
+    steps = old.steps + 1.0
+    age = steps[0, 0].item()
+    first = torch.lerp(old.first, gradient, 1 - BETAS[0])
+    second = (old.second * BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
+    spread = second.sqrt().mul_((1 - BETAS[1] ** age) ** -0.5).add_(EPSILON)
+    params = torch.addcdiv(old.params, first, spread, value=-rate / (1 - BETAS[0] ** age))
     return Optimum(params, first, second, steps)

@@ -22,7 +22,7 @@ from keel.models.distributions import (
     MultiCategorical,
     SquashedGaussian,
 )
-from keel.models.sampling import mode, sample, to_env
+from keel.models.sampling import draw_noise, mode, sample, to_env
 
 DISTS: dict[str, Dist] = {
     "categorical": Categorical(4),
@@ -94,13 +94,17 @@ def test_the_entropy_of_a_narrow_squashed_gaussian_carries_the_jacobian() -> Non
     assert gap.item() == pytest.approx(math.log(1 - math.tanh(1.0) ** 2), abs=1e-5)
 
 
+def noise_for(dist: Dist, rows: torch.Tensor, rng: np.random.Generator) -> np.ndarray:
+    return draw_noise(dist, (rows.shape[0],), rng)
+
+
 @pytest.mark.parametrize("name", DISTS)
 def test_samples_follow_the_distribution(name: str) -> None:
     """The mean log-prob of many samples is minus the entropy, within five standard errors."""
     dist = DISTS[name]
     row = outputs(dist, rows=1).repeat(20_000, 1)
     params = dist.params(row, None, 1.5)
-    action = sample(dist, row.numpy(), None, 1.5, np.random.default_rng(0))
+    action = sample(dist, row.numpy(), None, 1.5, noise_for(dist, row, np.random.default_rng(0)))
     log_prob = dist.log_prob(params, torch.from_numpy(action))
     base = dist.base if isinstance(dist, SquashedGaussian) else dist
     error = log_prob.std().item() / math.sqrt(20_000)
@@ -115,7 +119,7 @@ def test_the_mode_is_the_likeliest_action(name: str) -> None:
     best = dist.log_prob(params, torch.from_numpy(mode(dist, row.numpy(), None)))
     rng = np.random.default_rng(0)
     for _ in range(20):
-        drawn = torch.from_numpy(sample(dist, row.numpy(), None, 1.0, rng))
+        drawn = torch.from_numpy(sample(dist, row.numpy(), None, 1.0, noise_for(dist, row, rng)))
         assert (dist.log_prob(params, drawn) <= best + 1e-6).all()
 
 
@@ -126,9 +130,9 @@ def test_a_mask_rules_out_actions_and_their_gradient() -> None:
     params = dist.params(output, mask, 1.0)
     legal = torch.tensor([[1.0, 0.5]]).log_softmax(-1)
     torch.testing.assert_close(dist.log_prob(params, torch.tensor([0])), legal[:, 0])
-    drawn = sample(
-        dist, output.detach().numpy().repeat(500, 0), mask.numpy(), 1.0, np.random.default_rng(0)
-    )
+    rows = output.detach().repeat(500, 1)
+    noise = noise_for(dist, rows, np.random.default_rng(0))
+    drawn = sample(dist, rows.numpy(), mask.numpy(), 1.0, noise)
     assert set(drawn.tolist()) == {0, 2}
     (gradient,) = torch.autograd.grad(dist.entropy(params).sum(), output)
     assert gradient[0, 1] == 0.0

@@ -52,6 +52,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
         },
         "advantage": {"recompute": True, "clamp": 10},
     },
+    "GRU": {"network": {"memory": "both", "memory_size": 8}},
+    "GRU of a decoupled critic": {
+        "network": {"kind": "decoupled", "memory": "critic", "memory_size": 8, "features": 16}
+    },
+    "state-dependent deviations": PENDULUM | {"network": {"state_std": True}},
 }
 
 
