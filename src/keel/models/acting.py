@@ -84,7 +84,7 @@ def _torch_actor(agent: Agent, params: Tensor) -> Act:
     outputs = _loaded(agent, params)
 
     def act(obs: Obs, out: Array) -> Acted:
-        tree: Tree = {key: torch.from_numpy(x).to(params.device) for key, x in obs.items()}
+        tree = {key: _tensor(x, params.device) for key, x in obs.items()}
         with torch.inference_mode():
             policy, value, _ = outputs(tree)
         assert policy is not None
@@ -93,6 +93,12 @@ def _torch_actor(agent: Agent, params: Tensor) -> Act:
         return Acted(value[..., 0].cpu().numpy())
 
     return act
+
+
+def _tensor(x: Array, device: torch.device) -> Tensor:
+    """In memory of torch's own, row by row: how a matrix lies decides how its products round, and
+    an observation from a checkpoint lies otherwise than one from the environment."""
+    return torch.tensor(np.ascontiguousarray(x), device=device)
 
 
 def _loaded(agent: Agent, params: Tensor) -> Callable[[Tree], Outputs]:
@@ -114,7 +120,7 @@ def _remembering_actor(agent: Agent, params: Tensor) -> Act:
     outputs = _loaded(agent, params)
 
     def act(obs: Obs, out: Array) -> Acted:
-        tree: Tree = {key: torch.from_numpy(x).to(params.device) for key, x in obs.items()}
+        tree = {key: _tensor(x, params.device) for key, x in obs.items()}
         tree = {key: x if key in agent.memory else x[:, None] for key, x in tree.items()}
         with torch.inference_mode():
             policy, value, memory = outputs(tree)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -163,7 +163,7 @@ class Collector:
         noise = draw_noise(dist, lead[1:], np.random.default_rng(0))
         action = sample(dist, some, self.obs.get("action_mask"), 1.0, noise)
         store = {
-            "output": np.zeros((*lead, dist.outputs), np.float32),
+            "output": _aligned((*lead, dist.outputs), np.float32),
             "action": np.zeros((self.steps, *action.shape), action.dtype),
             "value": np.zeros(lead, np.float32),
             "reward": np.zeros(lead, np.float32),
@@ -173,11 +173,17 @@ class Collector:
             store[f"obs/{STARTS}"] = np.zeros(lead, bool)
         for key, x in self.obs.items():
             kind = np.float32 if with_raw and key != "action_mask" else x.dtype
-            store[f"obs/{key}"] = np.zeros((self.steps, *x.shape), kind)
+            store[f"obs/{key}"] = _aligned((self.steps, *x.shape), kind)
             if with_raw:
                 store[f"raw/{key}"] = np.zeros((self.steps, *x.shape), x.dtype)
         self._store = store
         return store
+
+
+def _aligned(shape: tuple[int, ...], kind: Any) -> Array:
+    """Zeros in torch's memory: what is computed from them must round alike in every process."""
+    zeros: Array = torch.zeros(shape, dtype=torch.from_numpy(np.zeros(0, kind)).dtype).numpy()
+    return zeros
 
 
 def _stack(parts: list[Obs]) -> dict[str, Tensor] | None:

@@ -216,5 +216,6 @@ def _restore(session: Session, checkpoint: Checkpoint) -> TrainState:
         seed = np.random.SeedSequence((session.seeds.envs, state.steps)).generate_state(1)[0]
         collector.begin(session.envs.reset(int(seed)))
     return state.replace(
-        optimum=type(state.optimum)(*(x.to(session.device) for x in state.optimum))
+        # copies, in torch's aligned memory: where numbers lie decides how products round
+        optimum=type(state.optimum)(*(x.to(session.device, copy=True) for x in state.optimum))
     )
