@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import multiprocessing
+import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import gymnasium
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 
-from keel.training.checkpoint import load
+from keel.config import Config, from_dict
+from keel.envs import EnvHungError, WorkerDiedError
+from keel.runs.errors import RunWarning
+from keel.runs.writer import MetricsWriter
+from keel.training.checkpoint import CheckpointError, load
+from keel.training.runner import resume, start
 
 
-def launch(root: Path) -> subprocess.Popen[str]:
+def launch(root: Path, *more: str) -> subprocess.Popen[str]:
     """A run that would go on for minutes."""
     command = [
         sys.executable, "-m", "keel", "train", "CartPole-v1", "--runs", str(root), "--name", "run",
-        "--compile", "off", "--total-steps", "1e7", "--quiet",
+        "--compile", "off", "--total-steps", "1e7", "--quiet", *more,
     ]  # fmt: skip
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -72,3 +83,134 @@ def test_a_killed_run_can_be_resumed(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["steps"] >= saved + 512
+
+
+# --- the disk, and environments, under a run that trains ----------------------------------------
+
+
+def small(**more: Any) -> Config:
+    base = {
+        "total_steps": 1024,
+        "rollout_steps": 32,
+        "envs": {"num": 4},
+        "region": {"minibatch": 64, "epochs": 1},
+        "network": {"hidden": [8]},
+        "evaluation": {"episodes": 2},
+        "checkpoints": {"every": 256},
+    }
+    return from_dict(more, from_dict(base))
+
+
+def test_a_full_disk_in_a_checkpoint_costs_no_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault 2, on a run: it stops with a typed error, and goes on once there is space."""
+    run = start(small(), tmp_path, "run")
+    for progress in run:
+        if progress.steps >= 384:
+            break
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(CheckpointError, match="the disk is full: the checkpoint needs"):
+            for _ in run:
+                pass
+    path = tmp_path / "run" / "seed-0"
+    assert load(path).step == 256
+    assert not [p for p in (path / "checkpoints").iterdir() if ".tmp" in p.name]
+    *_, last = resume(path)
+    assert last.done
+
+
+def test_a_full_disk_in_metrics_does_not_stop_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault 3, on a run: one warning, and the number of lines that are missing."""
+    real, failing = MetricsWriter._append, iter([True] * 3)
+
+    def append(self: MetricsWriter, descriptor: int, line: bytes) -> None:
+        if next(failing, False):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(self, descriptor, line)
+
+    monkeypatch.setattr(MetricsWriter, "_append", append)
+    with pytest.warns(RunWarning, match="disk is full") as warned:
+        *_, last = start(small(), tmp_path, "run")
+    assert last.done
+    assert len([w for w in warned if issubclass(w.category, RunWarning)]) == 1
+    lines = [json.loads(x) for x in (last.path / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 8 - 3
+    assert lines[0]["dropped"] == 3
+
+
+@pytest.mark.parametrize(("fault", "error"), [("hang", EnvHungError), ("kill", WorkerDiedError)])
+def test_a_run_whose_environment_hangs_or_dies_ends_with_its_name(
+    fault: str, error: type[Exception], tmp_path: Path
+) -> None:
+    """Faults 19 and 20, on a run: a typed error, the run marked, no process left."""
+    changes = {
+        "env": f"keel/Fatal-{fault}-v0",
+        "envs": {"num": 4, "backend": "async", "timeout": 2.0},
+        "total_steps": 10_000,
+    }
+    with pytest.raises(error, match="environment"):
+        for _ in start(small(**changes), tmp_path, "run"):
+            pass
+    record = json.loads((tmp_path / "run" / "seed-0" / "run.json").read_text())
+    assert record["status"] == "failed"
+    assert not multiprocessing.active_children()
+
+
+def test_a_killed_run_leaves_no_workers(tmp_path: Path) -> None:
+    """Fault 21, on a run: kill -9 of the trainer; its workers end, and its shared memory."""
+    before = set(Path("/dev/shm").iterdir())
+    process = launch(tmp_path, "--envs.backend", "async")
+    wait_for_lines(tmp_path / "run" / "seed-0" / "metrics.jsonl", 2)
+    children = _family(process.pid)
+    assert children
+    process.kill()
+    process.communicate(timeout=60)
+    until = time.monotonic() + 20.0
+    while any(Path(f"/proc/{pid}/stat").exists() and _alive(pid) for pid in children):
+        assert time.monotonic() < until, "workers outlived the run"
+        time.sleep(0.05)
+    left = [p for p in set(Path("/dev/shm").iterdir()) - before if p.name.startswith("psm_")]
+    assert not left
+
+
+def _family(pid: int) -> list[int]:
+    found: list[int] = []
+    for listing in Path(f"/proc/{pid}/task").glob("*/children"):
+        found += [int(child) for child in listing.read_text().split()]
+    return found
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+class Fatal(CartPoleEnv):
+    """CartPole whose 60th step never ends, or ends its process."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self.fault, self.count = fault, 0
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        if self.count == 60:
+            if self.fault == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(600)
+        return super().step(action)
+
+
+for name in ("hang", "kill"):
+    if f"keel/Fatal-{name}-v0" not in gymnasium.registry:
+        gymnasium.register(f"keel/Fatal-{name}-v0", Fatal, kwargs={"fault": name})  # type: ignore[arg-type]

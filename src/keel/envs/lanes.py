@@ -10,7 +10,6 @@ import math
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -20,7 +19,7 @@ from keel.envs.episodes import Episodes
 from keel.envs.faults import BadStepError, EnvError, EnvRaisedError
 from keel.envs.protocol import Autoreset, Obs, Step
 from keel.envs.spaces import MASK, ActionLayout, ObsLayout, open_mask
-from keel.errors import InputError
+from keel.resources import expect_memory
 
 Env = gymnasium.Env[Any, Any]
 NUMBERS = (int, float, np.number, np.bool_, np.ndarray)
@@ -89,21 +88,9 @@ class Plan:
 
     def expect_memory(self) -> None:
         """Refuse, before anything is allocated, what this machine cannot hold."""
-        free = _free_bytes()
-        if free is not None and self.nbytes > free:
-            raise InputError(
-                f"num_envs: {self.num_envs} environments need {self.nbytes / 2**30:.1f} GiB for "
-                f"the arrays of one step, {free / 2**30:.1f} GiB are free; use fewer"
-            )
-
-
-def _free_bytes() -> int | None:
-    """What the operating system says is available; None where it does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return next(int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return None
+        expect_memory(
+            f"num_envs: {self.num_envs} environments", self.nbytes, "use fewer environments"
+        )
 
 
 def _aligned(size: int) -> int:

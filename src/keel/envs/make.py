@@ -25,6 +25,7 @@ from keel.envs.sync import SyncEnvs
 from keel.envs.vector import VectorEnvs
 from keel.envs.workers import AsyncEnvs
 from keel.errors import InputError, choose
+from keel.resources import expect_memory
 
 Backend = Literal["auto", "vector", "sync", "async", "envpool", "ale"]
 BACKENDS = ("auto", "vector", "sync", "async", "envpool", "ale")
@@ -32,6 +33,8 @@ SLOW_STEP = 1e-3
 """Seconds: if even the shortest step takes longer, the way to another process (0.1 ms) pays."""
 
 
+SMALLEST_ENV = 1024
+"""Bytes that any environment takes at the very least."""
 LIGHT = ("gymnasium.envs.classic_control", "gymnasium.envs.toy_text")
 """Steps of a microsecond: handing them to a second thread of EnvPool costs more than it saves."""
 
@@ -114,6 +117,9 @@ def make_envs(
     choose("autoreset", autoreset, ("next_step", "same_step"))
     if num_envs < 1:
         raise InputError(f"num_envs: expected at least 1, got {num_envs}")
+    expect_memory(
+        f"num_envs: {num_envs} environments", num_envs * SMALLEST_ENV, "use fewer environments"
+    )
     if threads is not None and threads < 1:
         raise InputError(f"threads: expected at least 1, got {threads}")
     request = _Request(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from keel.errors import KeelError
 from keel.functional import RatioReport, ratio_report, walk_back
 from keel.models.agent import Agent
+from keel.regions.faults import not_finite
 from keel.regions.measure import exact_kl, group_mean, kl_metrics, measure
 from keel.regions.proximal import Proximal
 from keel.regions.stepper import POLICY, Optimum, Step
@@ -120,6 +122,14 @@ def check_replay(
         gap = agent.dist.log_prob(policy, rows.action[first]) - rows.log_prob[first]
     gap = torch.where(rows.weight[first] > 0, gap, 0.0).abs()
     worst = gap.max().item()
+    if math.isnan(worst):
+        raise not_finite(
+            "the policy's output",
+            0,
+            params,
+            {f"obs.{k}": x[first].float() for k, x in rows.obs.items()}
+            | {"log_prob": rows.log_prob[first]},
+        )
     if enforce and not worst <= GATE:
         raise ConsistencyError(
             f"consistency gate: replaying the first minibatch gives |log-ratio| up to {worst:.3g} "

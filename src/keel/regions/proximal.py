@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from keel.models.agent import Agent
+from keel.regions.faults import BAD_STEPS, not_finite
 from keel.regions.objective import Batch, Objective, Statistics
-from keel.regions.stepper import Optimum, Step, initial_optimum
+from keel.regions.stepper import Optimum, Step, StepResult, initial_optimum
 from keel.rollout.batch import Rows, Targets, minibatches
-from keel.types import Knobs, UpdateReport
+from keel.types import Knobs, Tree, UpdateReport
 
 EarlyStop = Literal["off", "minibatch", "epoch"]
 STOP_FACTOR = 1.5
@@ -57,7 +58,7 @@ class Proximal:
         dials = knobs.tensor().to(device)
         taken: list[_Taken] = []
         stopped_at, stop_kl, epoch = -1, float("nan"), 0
-        batch = None
+        batch, skipped = None, 0
         for epoch in range(self.epochs):
             if batch is None or self.recompute_advantages:
                 batch = _batch(rows, targets, state.params)
@@ -65,6 +66,9 @@ class Proximal:
             for index, real in minibatches(rows.count, self.minibatch, rng):
                 result = step(state, batch, index.to(device), real.to(device), dials, active)
                 taken.append(_Taken(result.statistics, result.gradient_norm))
+                if not bool(result.gradient_norm.isfinite().all()):
+                    some = batch.take(index.to(device), real.to(device))
+                    skipped = self._skip(result, state, some, skipped + 1)
                 over = self._over(result.statistics.kl)
                 if self.early_stop == "minibatch" and over.any():
                     # That KL was there before the step: the step is not taken.
@@ -88,6 +92,14 @@ class Proximal:
         nothing = torch.zeros(groups, dtype=torch.float64)
         return state, UpdateReport(nothing, nothing, torch.ones(groups).double(), metrics=metrics)
 
+    def _skip(self, result: StepResult, state: Optimum, rows: Batch, skipped: int) -> int:
+        """A step that was not taken: after too many, or if not even the loss is finite, stop."""
+        finite = bool(result.statistics.loss.isfinite().all())
+        if finite and skipped < BAD_STEPS:
+            return skipped
+        what = "the gradient" if finite else "the loss"
+        raise not_finite(what, skipped, state.params, _tensors(rows))
+
     def _over(self, kl: Tensor) -> Tensor:
         limit = float("inf") if self.target_kl is None else STOP_FACTOR * self.target_kl
         return kl > limit
@@ -106,6 +118,14 @@ def _batch(rows: Rows, targets: Targets, params: Tensor) -> Batch:
         old_value=learned.target - learned.advantage,
         weight=rows.weight,
     )
+
+
+def _tensors(rows: Batch) -> Tree:
+    """All of a minibatch, flat and named, as floats."""
+    found: Tree = {}
+    for name, x in rows._asdict().items():
+        found |= {f"{name}.{k}": v for k, v in x.items()} if isinstance(x, dict) else {name: x}
+    return {name: x.detach().float() for name, x in found.items()}
 
 
 def _where(condition: Tensor, a: Optimum, b: Optimum) -> Optimum:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from safetensors.torch import save_file
 
 from keel.config import Backend, Config, check, from_dict, to_dict
 from keel.envs import Envs, make_envs
 from keel.models.memory import STARTS
+from keel.regions.faults import NumericError
 from keel.runs.directory import RunDirectory, read_config, run_name
 from keel.runs.environment import read_choices
 from keel.runs.writer import MetricsWriter
@@ -32,6 +35,8 @@ BACKENDS: dict[str, Backend] = {
     "ale": "ale",
 }
 """What environments call themselves, as `envs.backend` takes it."""
+FAULT = "fault.safetensors"
+"""Of a run that was stopped by numbers that are not finite: the minibatch and the parameters."""
 MAY_CHANGE = ("total_steps", "checkpoints", "evaluation", "tag", "threads", "compile", "device")
 """What a resumed run may set anew."""
 
@@ -118,7 +123,11 @@ def _drive(
     loop = run(session, state)
     saved_at = evaluated_at = state.steps
     try:
-        with directory, MetricsWriter(directory.metrics) as writer:
+        with (
+            directory,
+            MetricsWriter(directory.metrics) as writer,
+            _faults_kept(directory.path),
+        ):
             writer.truncate_after(state.steps)
             for iteration in loop:
                 state, metrics = iteration.state, dict(iteration.metrics)
@@ -148,6 +157,20 @@ def _drive(
         for envs in (session.envs, *evaluators):
             envs.close()
     return state
+
+
+@contextmanager
+def _faults_kept(path: Path) -> Iterator[None]:
+    """Numbers that stopped the run stay beside it, to be looked at."""
+    try:
+        yield
+    except NumericError as error:
+        place = path / FAULT
+        try:
+            save_file({k: x.detach().cpu().contiguous() for k, x in error.tensors.items()}, place)
+        except Exception as reason:  # the disk may be full: what matters is the first error
+            raise NumericError(f"{error} (the minibatch was not kept: {reason})", {}) from error
+        raise NumericError(f"{error}. The minibatch: {place}", error.tensors) from error
 
 
 def _evaluate(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from threadpoolctl import threadpool_limits
 
 from keel.config import Config, Region
@@ -27,6 +29,7 @@ from keel.regions.controllers import (
 from keel.regions.objective import Objective, SurrogateName
 from keel.regions.proximal import Proximal
 from keel.regions.stepper import Step, make_step
+from keel.resources import expect_memory
 from keel.rollout.collect import Collector
 from keel.training.seeding import Seeds, spread
 from keel.training.state import TrainState
@@ -66,6 +69,7 @@ def open_session(config: Config) -> Session:
         timeout=config.envs.timeout,
     )
     try:
+        _expect_memory(config, envs)
         torch.set_num_threads(1)  # initial weights must not depend on how many threads there are
         agent = build_agent(
             envs.observation_space, envs.action_space, config.network, seeds.network
@@ -108,6 +112,21 @@ def open_session(config: Config) -> Session:
         step=step,
         device=device,
         choices=choices,
+    )
+
+
+def _expect_memory(config: Config, envs: Envs) -> None:
+    """A rollout is kept once as it was seen, once as it came if that differs."""
+    space = envs.observation_space
+    parts = space.values() if isinstance(space, spaces.Dict) else [space]
+    numbers = sum(
+        math.prod(part.shape or ()) * (part.dtype or np.dtype("f4")).itemsize for part in parts
+    )
+    row = numbers * (2 if config.envs.normalise_obs else 1) + 128
+    expect_memory(
+        f"a rollout of {config.rollout_steps} steps × {config.envs.num} environments",
+        row * config.batch,
+        "use a smaller rollout_steps or envs.num",
     )
 
 
