@@ -19,10 +19,11 @@ from typing import Any, Literal, TypeVar, Union
 import yaml
 from tyro.conf import Suppress
 
-from keel.errors import InputError
+from keel.errors import InputError, choose
 
 Backend = Literal["auto", "vector", "sync", "async", "envpool", "ale"]
 T = TypeVar("T")
+SINKS = ("tensorboard", "wandb", "trackio")
 
 
 @dataclass(frozen=True)
@@ -206,6 +207,13 @@ class Config:
     """Compile the optimizer step; `auto`: where the run is long enough to earn it back."""
     tag: str = ""
     """Stored with the run, for comparing."""
+    log: str = ""
+    """Copies of the metrics, separated by commas: tensorboard, wandb, trackio."""
+
+    @property
+    def sinks(self) -> tuple[str, ...]:
+        """The names in `log`."""
+        return tuple(name.strip() for name in self.log.split(",") if name.strip())
 
     @property
     def batch(self) -> int:
@@ -269,6 +277,8 @@ def check(config: Config) -> None:
     ]
     if needs and not region.target_kl:
         raise InputError(f"region.{needs[0]}: needs region.target_kl")
+    for name in config.sinks:
+        choose("log", name, SINKS)
     if not config.network.hidden or min(config.network.hidden) < 1:
         raise InputError(f"network.hidden: expected widths above 0, got {config.network.hidden}")
 

@@ -41,6 +41,8 @@ class Result:
     choices: dict[str, Any]
     """what ours chose by itself: backend, compile, threads"""
     floor_details: dict[str, Any]
+    overhead: dict[str, float]
+    """shares of our iterations: `certify` (gate, exact KL, its metrics) and `guard`"""
     all_ours: list[float] = field(default_factory=list)
     all_peer: list[float] = field(default_factory=list)
     thread_trials: dict[str, float] = field(default_factory=dict)
@@ -104,6 +106,7 @@ def bench_ppo(
         versions={"ours": sides[0][0].versions, "peer": sides[1][0].versions},
         choices=dict(sides[0][0].details.get("choices", {})),
         floor_details=floor.details,
+        overhead=_medians([reading.details.get("overhead", {}) for reading in sides[0]]),
         all_ours=[reading.rate for reading in sides[0]],
         all_peer=[reading.rate for reading in sides[1]],
         thread_trials={str(count): rate for count, rate in trials.items()},
@@ -174,12 +177,17 @@ class _Run:
         return (taken["keel", "warm"], taken[self.peer, "warm"]), seconds
 
 
+def _medians(tables: list[dict[str, float]]) -> dict[str, float]:
+    return {key: statistics.median(table[key] for table in tables) for key in tables[0]}
+
+
 def _environment(caches: Caches | None) -> dict[str, str]:
     if caches is None:
         return {}
     inductor, jax = map(str, caches)
     return {
         "TORCHINDUCTOR_CACHE_DIR": inductor,
+        "NUMBA_CACHE_DIR": inductor,
         "JAX_COMPILATION_CACHE_DIR": jax,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }

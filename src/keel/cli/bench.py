@@ -96,6 +96,11 @@ def _print(result: Result) -> None:
     console.print(table)
     if result.whole is not None:
         console.print(_whole(result.whole, settings["iterations"], result))
+    if result.overhead:
+        console.print(
+            f"of keel's iterations: {result.overhead['certify']:.1%} gate and exact KL, "
+            f"{result.overhead['guard']:.1%} guard"
+        )
     spread = " ".join(f"{ours / peer:.2f}" for ours, peer in _pairs(result))
     console.print(
         f"{result.ratio:.2f}× {result.peer_name} ({result.repeats} interleaved repeats, medians; "

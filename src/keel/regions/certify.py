@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -59,8 +60,11 @@ class Certified:
         step: Step,
     ) -> tuple[Optimum, UpdateReport]:
         """Update, measure, and walk back what is over the bound."""
+        started = time.perf_counter()
         gap = check_replay(agent, state.params, rows, knobs, self.region.minibatch, self.gate)
+        gated = time.perf_counter()
         after, report = self.region.update(agent, state, rows, targets, knobs, rng, step)
+        updated = time.perf_counter()
 
         def kl_at(fraction: Tensor) -> Tensor:
             params = _interpolate(agent, state.params, after.params, fraction)
@@ -69,11 +73,13 @@ class Certified:
         measured = measure(agent, after.params, rows, knobs.temperature)
         requested = group_mean(measured.kl, rows)
         fraction, kl = torch.ones_like(requested), requested
+        measured_at = walked_at = time.perf_counter()
         if self.enforce and not bool((requested <= knobs.max_kl).all()):
             found = walk_back(kl_at, knobs.max_kl, groups=requested.shape[0])
             fraction, kl, requested = found.fraction, found.kl, found.requested
             after = _walk(agent, state, after, fraction)
             measured = measure(agent, after.params, rows, knobs.temperature)
+            walked_at = time.perf_counter()
         verdict: Literal["accepted", "walked_back", "rejected"] = "accepted"
         if bool((fraction < 1.0).any()):
             verdict = "rejected" if bool((fraction == 0.0).all()) else "walked_back"
@@ -98,6 +104,8 @@ class Certified:
             "train/alpha": fraction.min().item(),
             "train/walk_back": float(verdict != "accepted"),
         }
+        spent = (gated - started) + (measured_at - updated) + (time.perf_counter() - walked_at)
+        metrics["time/certify_seconds"] = spent  # walking back, where it was needed, is apart
         reason = "" if verdict == "accepted" else "the exact KL was above max_kl"
         return after, replace(
             report,

@@ -123,6 +123,14 @@ def open_sinks(names: Iterable[str], run: Path, config: Mapping[str, Any] | None
     return Sinks([SINKS[choose("sink", name, SINKS)](run, config or {}) for name in names])
 
 
+def require_sinks(names: Iterable[str]) -> None:
+    """Raise now, before anything is created, what `open_sinks` would raise for want of an extra."""
+    modules = {"tensorboard": "tensorboard.summary.writer.event_file_writer"}
+    for name in names:
+        choose("sink", name, SINKS)
+        _need(modules.get(name, name), name)
+
+
 def _title(run: Path) -> str:
     return f"{run.parent.name}/{run.name}"
 

@@ -6,7 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from keel.models.memory import STARTS
 from keel.regions.faults import NumericError
 from keel.runs.directory import RunDirectory, read_config, run_name
 from keel.runs.environment import read_choices
+from keel.runs.sinks import open_sinks, require_sinks
 from keel.runs.writer import MetricsWriter
 from keel.training.checkpoint import Checkpoint, check_shapes, load, mark_best, save
 from keel.training.evaluate import evaluate
@@ -37,7 +38,16 @@ BACKENDS: dict[str, Backend] = {
 """What environments call themselves, as `envs.backend` takes it."""
 FAULT = "fault.safetensors"
 """Of a run that was stopped by numbers that are not finite: the minibatch and the parameters."""
-MAY_CHANGE = ("total_steps", "checkpoints", "evaluation", "tag", "threads", "compile", "device")
+MAY_CHANGE = (
+    "total_steps",
+    "checkpoints",
+    "evaluation",
+    "tag",
+    "log",
+    "threads",
+    "compile",
+    "device",
+)
 """What a resumed run may set anew."""
 
 
@@ -66,6 +76,7 @@ def start(
 ) -> Generator[Progress, None, TrainState]:
     """Train into a new run directory; nothing is created unless the environments start."""
     check(config)
+    require_sinks(config.sinks)
     session = open_session(config)
     try:
         directory = RunDirectory.create(
@@ -126,6 +137,7 @@ def _drive(
         with (
             directory,
             MetricsWriter(directory.metrics) as writer,
+            closing(open_sinks(config.sinks, directory.path, to_dict(config))) as sinks,
             _faults_kept(directory.path),
         ):
             writer.truncate_after(state.steps)
@@ -138,7 +150,10 @@ def _drive(
                     state, scores = _evaluate(session, state, evaluators)
                     metrics |= scores
                     iteration = replace(iteration, state=state)
-                writer.write(state.steps, metrics)
+                report = iteration.report
+                words = {"train/verdict": report.verdict, "train/reason": report.reason}
+                writer.write(state.steps, {**metrics, **words})
+                sinks.write(state.steps, metrics)
                 better = metrics.get("eval/return_mean", math.nan) >= state.best_return
                 if done or better or state.steps - saved_at >= config.checkpoints.every:
                     saved_at = state.steps
