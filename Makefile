@@ -7,7 +7,7 @@ PEERS := .venv-peers
 PEERS_READY := $(PEERS)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow lint format docs pictures bench peers clean
+.PHONY: help setup demo test test-slow lint format docs pictures bench results peers clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ pictures: $(READY) ## draw the README's picture again (a run of several minutes)
 
 bench: $(READY) $(PEERS_READY) ## side by side with peers, in one run
 	@$(PEERS)/bin/python -m benchmarks
+
+results: $(READY) $(PEERS_READY) ## measure every figure of docs/results.md again (hours)
+	@$(BIN)/python -m benchmarks.results all
 
 peers: $(PEERS_READY) ## the second environment, where the peers live
 

@@ -3,8 +3,8 @@
     python zoo_sb3.py SEED [STEPS]   → one line of JSON
 
 The settings are the tuned ones that rl-baselines3-zoo publishes for HalfCheetah (v4): one
-environment, observations and rewards normalised. Evaluated like ours: ten whole games, the likeliest
-action, the statistics of the normaliser frozen, raw rewards.
+environment, observations and rewards normalised. Evaluated like ours: ten whole episodes, the
+likeliest action, the statistics of the normaliser frozen, raw rewards.
 """
 
 from __future__ import annotations

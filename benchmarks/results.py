@@ -1,0 +1,140 @@
+"""`make results`: measure the figures of docs/results.md again, or only write the page.
+
+    python -m benchmarks.results speed        the speed tables (half an hour on a quiet machine)
+    python -m benchmarks.results learning     train every preset of the table (hours)
+    python -m benchmarks.results learning --from RUNS    read runs that are there already
+    python -m benchmarks.results page         write docs/results.md from docs/data/results.json
+
+What was measured is kept in docs/data/results.json; a part that is measured again replaces itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from benchmarks.results_page import write_page
+from keel.functional import interquartile_mean, stratified_bootstrap
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = ROOT / "docs" / "data" / "results.json"
+KEEL = [str(Path(sys.executable).with_name("keel"))]
+SPEED = (
+    ("CartPole-v1", "sb3", []),
+    ("CartPole-v1", "sb3", ["--whole", "500000", "--repeats", "2"]),
+    ("CartPole-v1", "sbx", []),
+    ("HalfCheetah-v5", "sb3", []),
+    ("HalfCheetah-v5", "sbx", []),
+    ("Breakout", "sb3", []),
+)
+LEARNING = ("CartPole-v1", "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5")
+SEEDS = (0, 1, 2, 3, 4)
+
+
+def measure_speed(only: str | None) -> None:
+    """Every line of the speed tables, one after the other, each kept as soon as it is there."""
+    for env, peer, more in SPEED:
+        key = f"{env} {peer}{' whole' if more else ''}"
+        if only and only not in key:
+            continue
+        print(key, flush=True)
+        command = [*KEEL, "bench", "ppo", "--env", env, "--peer", peer, "--json", *more]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        keep("speed", key, json.loads(done.stdout.splitlines()[-1]))
+
+
+def measure_learning(only: str | None, source: Path | None) -> None:
+    """Train the presets on seeds 0 to 4, or read such runs from a folder."""
+    for env in LEARNING:
+        if only and only not in env:
+            continue
+        root = source or ROOT / "build" / "results"
+        if source is None:
+            print(f"{env}: training", flush=True)
+            command = [*KEEL, "train", env, "--seeds", *map(str, SEEDS), "--runs", str(root)]
+            subprocess.run([*command, "--quiet"], check=True)
+        rows = [read_run(path) for path in sorted(root.rglob("run.json"))]
+        rows = [row for row in rows if row["env"] == env and row["finished"]]
+        newest = {row["seed"]: row for row in rows if row["seed"] in SEEDS}
+        if newest:
+            keep("learning", env, summarise([newest[seed] for seed in sorted(newest)]))
+
+
+def read_run(record: Path) -> dict[str, Any]:
+    """The end of one run, from its metrics."""
+    folder = record.parent
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    last = lines[-1]
+    return {
+        "env": config["env"],
+        "seed": config["seed"],
+        "finished": last["step"] >= config["total_steps"] and "eval/return_mean" in last,
+        "steps": last["step"],
+        "return": last.get("eval/return_mean"),
+        "training_return": last["rollout/return_mean"],
+        "kl_max": max(line["train/kl_exact"] for line in lines),
+        "max_kl": config["region"]["max_kl"],
+        "updates": len(lines),
+        "walked_back": sum(line["train/walk_back"] for line in lines),
+        "seconds": last["time/seconds"],
+    }
+
+
+def summarise(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """IQM with a bootstrap interval over seeds, and the trust region over all updates."""
+    scores = torch.tensor([[run["return"]] for run in runs], dtype=torch.float64)
+    interval = stratified_bootstrap(
+        interquartile_mean, scores, generator=torch.Generator().manual_seed(0)
+    )
+    return {
+        "iqm": interval.estimate.item(),
+        "interval": [interval.low.item(), interval.high.item()],
+        "runs": runs,
+        "updates": sum(run["updates"] for run in runs),
+        "walked_back": sum(run["walked_back"] for run in runs),
+        "kl_max": max(run["kl_max"] for run in runs),
+        "max_kl": runs[0]["max_kl"],
+        "steps": runs[0]["steps"],
+    }
+
+
+def keep(part: str, key: str, value: Any) -> None:
+    """Replace one entry of the file, with the day and the machine."""
+    data = json.loads(DATA.read_text()) if DATA.exists() else {}
+    data.setdefault(part, {})[key] = value
+    data["measured"] = {
+        "day": time.strftime("%Y-%m-%d"),
+        "cores": len(os.sched_getaffinity(0)),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+    }
+    DATA.parent.mkdir(exist_ok=True)
+    DATA.write_text(json.dumps(data, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("part", choices=("speed", "learning", "page", "all"))
+    parser.add_argument("--only", help="entries whose name contains this")
+    parser.add_argument("--from", dest="source", type=Path, help="a folder of finished runs")
+    options = parser.parse_args()
+    if options.part in ("speed", "all"):
+        measure_speed(options.only)
+    if options.part in ("learning", "all"):
+        measure_learning(options.only, options.source)
+    write_page(json.loads(DATA.read_text()), ROOT / "docs" / "results.md")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""docs/results.md from the figures in docs/data/results.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+STEADY_BARS = {
+    "CartPole-v1 sb3": 4.0,
+    "CartPole-v1 sbx": 1.0,
+    "HalfCheetah-v5 sb3": 2.5,
+    "HalfCheetah-v5 sbx": 1.0,
+    "Breakout sb3": 1.5,
+}
+WHOLE_BARS = {"cold": 2.0, "warm": 3.0}
+LEARNING_BARS = {"CartPole-v1": 475, "HalfCheetah-v5": 5000, "Hopper-v5": 2400, "Walker2d-v5": 3500}
+PUBLISHED = {
+    "CartPole-v1": "RL Zoo 500 (100k); CleanRL 490 (500k)",
+    "HalfCheetah-v5": "CleanRL 1,443; RL Zoo 5,819; Tianshou 5,784 (v2-v4)",
+    "Hopper-v5": "CleanRL 2,383; Tianshou 2,609 (v2-v4)",
+    "Walker2d-v5": "CleanRL 2,288; Tianshou 3,589 (v2-v4)",
+}
+
+
+def write_page(data: dict[str, Any], path: Path) -> None:
+    path.write_text(render(data), encoding="utf-8")
+
+
+def render(data: dict[str, Any]) -> str:
+    """The page, whole."""
+    measured = data["measured"]
+    return "\n".join(
+        [
+            "# Results",
+            "",
+            "Measured, not claimed: `make results` measures all of it again (hours), and "
+            "`python -m benchmarks.results --help` parts of it. "
+            f"Last on {measured['day']}: {measured['cores']} cores ({measured['machine']}, "
+            f"shared), no GPU, Python {measured['python']}.",
+            "",
+            *speed(data.get("speed", {})),
+            *learning(data.get("learning", {}), data.get("beside", {})),
+        ]
+    )
+
+
+def speed(found: dict[str, Any]) -> list[str]:
+    steady = {key: found[key] for key in STEADY_BARS if key in found}
+    whole = {key: value for key, value in found.items() if value["whole"]}
+    lines = [
+        "## Speed",
+        "",
+        "The same work on both sides: environment, number of environments, steps, minibatch, "
+        "epochs, network. Interleaved, each measurement in a process of its own, the peer with the "
+        "number of threads that is best for it. Everything that Keel does by default is on: guard, "
+        "gate, exact KL over the whole rollout, metrics.",
+        "",
+        "| environment | peer | keel, steps/s | peer, steps/s | ratio of medians | each pair | bar "
+        "| peak MB, keel / peer |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for key, x in steady.items():
+        pairs = " ".join(f"{a / b:.2f}" for a, b in zip(x["all_ours"], x["all_peer"], strict=True))
+        bar = STEADY_BARS[key]
+        wanted = "ahead" if bar == 1.0 else f"≥ {bar:g}×"
+        lines.append(
+            f"| {x['env']} | {x['peer_name']} | {x['ours']:,.0f} | {x['peer']:,.0f} | "
+            f"**{x['ratio']:.2f}×** | {pairs} | {wanted} | "
+            f"{x['ours_peak_mb']:,.0f} / {x['peer_peak_mb']:,.0f} |"
+        )
+    lines += ["", "What exactness costs, as shares of an iteration:", ""]
+    lines += ["| environment | gate and exact KL | guard |", "|---|---|---|"]
+    for x in steady.values():
+        if x["peer_name"] == "sb3" and x.get("overhead"):
+            cost = x["overhead"]
+            lines.append(f"| {x['env']} | {cost['certify']:.1%} | {cost['guard']:.1%} |")
+    for x in whole.values():
+        seconds = x["whole"]
+        steps = x["settings"]["iterations"] * x["settings"]["num_envs"] * 128
+        lines += [
+            "",
+            f"A whole run of {x['env']}, {steps:,} steps from the start of the process to its end:",
+            "",
+            f"| compile caches | keel | {x['peer_name']} | ratio | bar |",
+            "|---|---|---|---|---|",
+        ]
+        for state, bar in WHOLE_BARS.items():
+            lines.append(
+                f"| {state} | {seconds[f'ours_{state}_seconds']:.1f} s | "
+                f"{seconds[f'peer_{state}_seconds']:.1f} s | "
+                f"**{seconds[f'ratio_{state}']:.2f}×** | ≥ {bar:g}× |"
+            )
+    return [*lines, ""]
+
+
+def learning(found: dict[str, Any], beside: dict[str, Any]) -> list[str]:
+    lines = [
+        "## Learning",
+        "",
+        "The presets on seeds 0 to 4 (tuned on others): the final evaluation, ten whole episodes "
+        "with the likeliest action (CartPole: twenty), interquartile mean over seeds with a 95 % "
+        "bootstrap interval. The training return is that of the last 100 episodes, with "
+        "exploration.",
+        "",
+        "| environment | steps | IQM | interval | bar | each seed | training return | published |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for env in LEARNING_BARS:
+        if env not in found:
+            continue
+        x = found[env]
+        each = " ".join(f"{run['return']:,.0f}" for run in x["runs"])
+        training = " ".join(f"{run['training_return']:,.0f}" for run in x["runs"])
+        low, high = x["interval"]
+        lines.append(
+            f"| {env} | {x['steps']:,} | **{x['iqm']:,.0f}** | {low:,.0f} to {high:,.0f} | "
+            f"≥ {LEARNING_BARS[env]:,} | {each} | {training} | {PUBLISHED[env]} |"
+        )
+    for name, run in beside.items():
+        lines += ["", f"{name}: {run['return_mean']:,.0f} after {run['steps']:,} steps "
+                  f"(seed {run['seed']}, {run['seconds'] / 60:.0f} minutes)."]  # fmt: skip
+    lines += [
+        "",
+        "The trust region in all of these runs:",
+        "",
+        "| environment | updates | largest exact KL(old‖new) kept | bound | walked back |",
+        "|---|---|---|---|---|",
+    ]
+    for env, x in found.items():
+        lines.append(
+            f"| {env} | {x['updates']:,} | {x['kl_max']:.5f} | {x['max_kl']:g} | "
+            f"{x['walked_back']:.0f} ({x['walked_back'] / x['updates']:.1%}) |"
+        )
+    return [*lines, ""]
