@@ -1,8 +1,9 @@
 """A policy as one ONNX file: raw observations in, actions out, the normaliser inside.
 
     inputs    one per key of the observation, `[batch, …]` as `keel.envs` lays it out, and
-              `action_mask` where the environment gives one
-    outputs   `action`, and `logits` (discrete) or `log_std` (continuous)
+              `action_mask` where the environment gives one; `memory` of an actor that remembers,
+              zeros where an episode begins
+    outputs   `action`, `logits` (discrete) or `log_std` (continuous), and `next_memory`
 
 The action is the likeliest one: squashed or clipped into its bounds, counted from 0.
 """
@@ -30,11 +31,13 @@ from keel import __version__
 from keel.envs import MissingExtraError
 from keel.errors import InputError, KeelError
 from keel.models.distributions import Bernoulli, Gaussian, MultiCategorical, SquashedGaussian
+from keel.models.memory import ACTOR, STARTS, Recurrent
 from keel.models.sampling import mode, to_env
 from keel.training.inspect import Policy
 from keel.types import Tree
 
 MASK = "action_mask"
+MEMORY, NEXT_MEMORY = "memory", "next_memory"
 TOLERANCE = 1e-4
 """Largest difference from torch, relative to the largest output: float32 rounding is 1e-6."""
 
@@ -49,7 +52,7 @@ class Exported:
 
     path: Path
     inputs: tuple[str, ...]
-    outputs: tuple[str, str]
+    outputs: tuple[str, ...]
     difference: float
     """largest absolute difference between the file in onnxruntime and Keel's own policy"""
     rows: int
@@ -94,7 +97,23 @@ def random_observations(policy: Policy, rows: int, seed: int) -> dict[str, np.nd
         obs[MASK] = np.random.default_rng(seed).random((rows, policy.agent.dist.outputs)) < 0.5
         starts = [0, *np.cumsum(getattr(policy.agent.dist, "sizes", ()))[:-1]]
         obs[MASK][:, starts] = True
+    if ACTOR in policy.agent.memory:
+        shape = rows, policy.agent.memory[ACTOR]
+        obs[MEMORY] = np.random.default_rng(seed).uniform(-1.0, 1.0, shape).astype(np.float32)
     return obs
+
+
+def act_once(network: nn.Module, seen: Tree) -> tuple[Tensor, Tensor | None]:
+    """The policy's outputs for one row each and, of an actor that remembers, its next memory."""
+    if not isinstance(network, Recurrent):
+        return network(seen, "actor").policy, None
+    rows = {key: x[:, None] for key, x in seen.items() if key != MEMORY}
+    rows[STARTS] = torch.zeros_like(next(iter(rows.values())).flatten(2)[..., 0], dtype=torch.bool)
+    if MEMORY in seen:
+        rows[ACTOR] = seen[MEMORY]
+    outputs = network(rows, "actor")
+    state = outputs.memory.get(ACTOR)
+    return outputs.policy[:, 0], None if state is None else state[:, 0]
 
 
 class Deployed(nn.Module):
@@ -103,8 +122,7 @@ class Deployed(nn.Module):
     def __init__(self, policy: Policy) -> None:
         super().__init__()
         agent, space = policy.agent, policy.action_space
-        self.network = copy.deepcopy(agent.network).cpu().eval()
-        self.network.load_state_dict(agent.layout.unflatten(policy.params[0]))
+        self.network = _loaded(policy)
         self.dist = agent.dist
         known = {} if policy.normaliser is None else policy.normaliser.moments
         self.normalised = tuple(known)
@@ -118,18 +136,19 @@ class Deployed(nn.Module):
             self.register_buffer("low", torch.from_numpy(space.low.astype(np.float32)))
             self.register_buffer("high", torch.from_numpy(space.high.astype(np.float32)))
 
-    def forward(self, obs: Tree) -> tuple[Tensor, Tensor]:
-        """The action, and the logits or log standard deviations."""
+    def forward(self, obs: Tree) -> tuple[Tensor, ...]:
+        """The action, the logits or log standard deviations, and the next memory if any."""
         seen = dict(obs)
         for key in self.normalised:
             centred = obs[key] - self.get_buffer(f"mean_{key}")
             scaled = centred * self.get_buffer(f"scale_{key}")
             seen[key] = scaled.clamp(-self.clip, self.clip)
-        output = self.network(seen, "actor").policy
+        output, memory = act_once(self.network, seen)
         params = self.dist.params(output, obs.get(MASK), 1.0)
+        state = () if memory is None else (memory,)
         if "mean" in params:
-            return self._bounded(params["mean"]), params["log_std"]
-        return self._likeliest(params["logits"]), params["logits"]
+            return self._bounded(params["mean"]), params["log_std"], *state
+        return self._likeliest(params["logits"]), params["logits"], *state
 
     def _bounded(self, mean: Tensor) -> Tensor:
         low, high = self.get_buffer("low"), self.get_buffer("high")
@@ -146,9 +165,17 @@ class Deployed(nn.Module):
         return logits.argmax(-1)
 
 
-def _write(policy: Policy, path: Path, example: dict[str, np.ndarray]) -> tuple[str, str]:
+def _loaded(policy: Policy) -> nn.Module:
+    network = copy.deepcopy(policy.agent.network).cpu().eval()
+    network.load_state_dict(policy.agent.layout.unflatten(policy.params[0]))
+    return network
+
+
+def _write(policy: Policy, path: Path, example: dict[str, np.ndarray]) -> tuple[str, ...]:
     continuous = isinstance(policy.agent.dist, Gaussian | SquashedGaussian)
-    outputs = ("action", "log_std" if continuous else "logits")
+    outputs: tuple[str, ...] = ("action", "log_std" if continuous else "logits")
+    if MEMORY in example:
+        outputs = (*outputs, NEXT_MEMORY)
     batch = torch.export.Dim("batch", min=1)
     try:
         with _quiet():
@@ -183,13 +210,12 @@ def compare(policy: Policy, path: Path, obs: dict[str, np.ndarray]) -> float:
     Where two actions are equally likely either may be chosen, so discrete actions are compared by
     their log-probability.
     """
-    action, second = run_onnx(path, obs)
+    action, second, *states = run_onnx(path, obs)
     normaliser, dist = policy.normaliser, policy.agent.dist
     seen = obs if normaliser is None else normaliser.apply(obs)
     tree = {key: torch.from_numpy(x) for key, x in seen.items()}
     with torch.no_grad():
-        output = policy.agent.outputs(policy.params, tree, "actor").policy
-        assert output is not None
+        output, memory = act_once(_loaded(policy), tree)
         params = dist.params(output, tree.get(MASK), 1.0)
     expected = to_env(dist, mode(dist, output.numpy(), seen.get(MASK)))
     if isinstance(policy.action_space, spaces.Box):
@@ -201,6 +227,8 @@ def compare(policy: Policy, path: Path, obs: dict[str, np.ndarray]) -> float:
             for x in (action, expected)
         )
         pairs = [(chosen, best), (second, params["logits"].numpy())]
+    if memory is not None:
+        pairs.append((states[0], memory.numpy()))
     difference = max(_difference(got, wanted) for got, wanted in pairs)
     size = max(float(np.abs(x[np.isfinite(x)]).max(initial=1.0)) for _, x in pairs)
     if not difference <= TOLERANCE * size:
@@ -211,14 +239,13 @@ def compare(policy: Policy, path: Path, obs: dict[str, np.ndarray]) -> float:
     return difference
 
 
-def run_onnx(path: Path, obs: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """The two outputs of an exported file, on one thread of the CPU."""
+def run_onnx(path: Path, obs: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """The outputs of an exported file, on one thread of the CPU."""
     runtime: Any = importlib.import_module("onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 3
     session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    action, second = session.run(None, obs)
-    return action, second
+    return list(session.run(None, obs))
 
 
 def _difference(got: np.ndarray, wanted: np.ndarray) -> float:

@@ -30,6 +30,8 @@ CASES = {
     "squashed": (BOX, REACH, Network(hidden=(16,), squash=True, activation="relu"), False),
     "choices, masked": (MIXED, spaces.MultiDiscrete([3, 2]), Network(hidden=(8,)), True),
     "switches": (MIXED, spaces.MultiBinary(4), Network(kind="decoupled", features=8), False),
+    "remembering": (BOX, spaces.Discrete(3), Network(memory="both", memory_size=8), False),
+    "remembering critic": (BOX, REACH, Network(memory="critic", memory_size=8), False),
     "pixels": (PIXELS, spaces.Discrete(4), Network(features=16), False),
 }
 
@@ -68,7 +70,37 @@ def observations(of: Policy, rows: int) -> dict[str, np.ndarray]:
     return obs
 
 
-@pytest.mark.parametrize("name", CASES)
+REMEMBERING = ("remembering", "remembering critic")
+
+
+@pytest.mark.parametrize("name", REMEMBERING)
+def test_a_remembered_sequence_is_the_same_step_by_step(name: str, tmp_path: Path) -> None:
+    """The file, given its own memory back, against the whole sequence in one pass."""
+    original = policy(name)
+    written = export_onnx(original, tmp_path / "policy.onnx")
+    agent, steps = original.agent, 6
+    rows = [export.random_observations(original, 4, seed=t) for t in range(steps)]
+    seen = [original.normaliser.apply({"obs": row["obs"]})["obs"] for row in rows]
+    sequence = {
+        "obs": torch.from_numpy(np.stack(seen, 1)),
+        "starts": torch.zeros(4, steps, dtype=torch.bool),
+        **{key: torch.zeros(4, size) for key, size in agent.memory.items()},
+    }
+    output = agent.outputs(original.params, sequence, "actor").policy
+    expected = agent.dist.params(output, None, 1.0)
+    state = {"memory": np.zeros((4, 8), np.float32)} if name == "remembering" else {}
+    assert ("next_memory" in written.outputs) == bool(state)
+    for t in range(steps):
+        action, second, *rest = run_onnx(written.path, {"obs": rows[t]["obs"], **state})
+        state = {"memory": rest[0]} if rest else {}
+        key = "logits" if name == "remembering" else "log_std"
+        np.testing.assert_allclose(second, expected[key][:, t], atol=1e-4)
+        if key == "log_std":
+            mean = expected["mean"][:, t].numpy()
+            np.testing.assert_allclose(action, mean.clip(REACH.low, REACH.high), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in REMEMBERING])
 def test_the_file_acts_as_keel_does(name: str, tmp_path: Path) -> None:
     original = policy(name)
     written = export_onnx(original, tmp_path / "policy.onnx")
