@@ -19,7 +19,7 @@ FUNCTIONAL = sorted((SOURCE / "functional").glob("*.py"))
 BASE = {"errors"}
 FUNCTIONAL_AND_BASE = BASE | {"functional"}
 MODELS = FUNCTIONAL_AND_BASE | {"config", "types"}
-ROLLOUT = MODELS | {"models", "envs"}
+ROLLOUT = MODELS | {"models", "envs", "resources"}
 REGIONS = ROLLOUT | {"rollout"}
 TRAINING = REGIONS | {"regions", "runs", "presets"}
 MAY_IMPORT = {
@@ -33,7 +33,7 @@ MAY_IMPORT = {
     },  # single files; names are lazy
     "functional": BASE,
     "runs": FUNCTIONAL_AND_BASE | {"look"},
-    "envs": FUNCTIONAL_AND_BASE,
+    "envs": FUNCTIONAL_AND_BASE | {"resources"},
     "models": MODELS,
     "rollout": ROLLOUT,
     "regions": REGIONS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 import keel
 from keel.cli import main
 from keel.config import Config, from_dict
+from keel.errors import InputError
 from keel.runs.reader import read_metrics
 from keel.training.runner import Progress, ResumeWarning, resume, start
 
@@ -242,3 +244,34 @@ def test_bad_input_creates_nothing(
         assert main(["train", *args]) == 2
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_metrics_are_copied_to_tensorboard(tmp_path: Path) -> None:
+    """Every iteration, under the same names; and a verdict in words beside the numbers."""
+    accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator"
+    ).EventAccumulator
+    last = finish(start(tiny(log="tensorboard"), tmp_path, "run"))
+    events = accumulator(str(last.path / "tensorboard"))
+    events.Reload()
+    copied = events.Scalars("train/kl_exact")
+    lines = [json.loads(line) for line in (last.path / "metrics.jsonl").read_text().splitlines()]
+    assert [event.step for event in copied] == [line["step"] for line in lines]
+    assert copied[-1].value == pytest.approx(lines[-1]["train/kl_exact"])
+    assert {line["train/verdict"] for line in lines} <= {"accepted", "walked_back", "rejected"}
+
+
+def test_an_unknown_or_missing_copy_is_told_before_anything_is_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InputError, match="did you mean 'tensorboard'"):
+        tiny(log="tensorbord")
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    with pytest.raises(InputError, match=r"keel-rl\[trackio\]"):
+        start(tiny(log="trackio"), tmp_path, "run")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_price_of_the_certificate_is_logged(tmp_path: Path) -> None:
+    last = finish(start(tiny(), tmp_path, "run"))
+    assert 0.0 < last.metrics["time/certify_seconds"] < last.metrics["time/update_seconds"]
