@@ -15,7 +15,7 @@ from typing import Any
 
 import gymnasium
 import pytest
-from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.envs.classic_control import CartPoleEnv, PendulumEnv
 
 from keel.config import Config, from_dict
 from keel.envs import EnvHungError, WorkerDiedError
@@ -193,6 +193,25 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+def test_an_environment_that_changed_its_spaces_is_refused(tmp_path: Path) -> None:
+    """Fault 12, on a run: both sides are named, before anything is trained."""
+    gymnasium.register("keel/Changing-v0", CartPoleEnv, max_episode_steps=500)  # type: ignore[arg-type]
+    run = start(small(env="keel/Changing-v0"), tmp_path, "run")
+    next(run)
+    run.close()
+    gymnasium.registry.pop("keel/Changing-v0")
+    gymnasium.register("keel/Changing-v0", PendulumEnv, max_episode_steps=200)  # type: ignore[arg-type]
+    try:
+        with pytest.raises(CheckpointError) as caught:
+            resume(tmp_path / "run" / "seed-0")
+    finally:
+        gymnasium.registry.pop("keel/Changing-v0")
+    assert "observation: the checkpoint has Box[4] float32" in str(caught.value)
+    assert "action: the checkpoint has Discrete(2), this run has Box[1] float32" in str(
+        caught.value
+    )
 
 
 class Fatal(CartPoleEnv):

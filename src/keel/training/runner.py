@@ -9,8 +9,10 @@ from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 from safetensors.torch import save_file
 
 from keel.config import Backend, Config, check, from_dict, to_dict
@@ -21,7 +23,7 @@ from keel.runs.directory import RunDirectory, read_config, run_name
 from keel.runs.environment import read_choices
 from keel.runs.sinks import open_sinks, require_sinks
 from keel.runs.writer import MetricsWriter
-from keel.training.checkpoint import Checkpoint, check_shapes, load, mark_best, save
+from keel.training.checkpoint import Checkpoint, check_same, check_shapes, load, mark_best, save
 from keel.training.evaluate import evaluate
 from keel.training.loop import Iteration, run
 from keel.training.session import Session, initial_state, open_session
@@ -224,13 +226,28 @@ def _save(session: Session, state: TrainState, path: Path) -> None:
         state, collector.rng, session.shuffle, collector.obs, memory, session.envs.save()
     )
     weights = session.agent.layout.unflatten(state.optimum.params[0].cpu())
-    data["saved"] = time.time()
+    data["saved"], data["spaces"] = time.time(), _spaces(session)
     save(path, state.steps, tensors, weights, data, keep=session.config.checkpoints.keep)
+
+
+def _spaces(session: Session) -> dict[str, str]:
+    """Shapes and types; bounds may be long, and change nothing in what a network can take."""
+
+    def told(space: Any) -> str:
+        if isinstance(space, spaces.Dict):
+            return ", ".join(f"{key}: {told(part)}" for key, part in space.items())
+        if isinstance(space, spaces.Box):
+            return f"Box{list(space.shape)} {space.dtype}"
+        return str(space)
+
+    envs = session.envs
+    return {"observation": told(envs.observation_space), "action": told(envs.action_space)}
 
 
 def _restore(session: Session, checkpoint: Checkpoint) -> TrainState:
     """The state of a checkpoint; random streams and environments are put back in place."""
     fresh = initial_state(session)
+    check_same("the spaces", checkpoint.data["spaces"], _spaces(session))
     expected = {"params": fresh.optimum.params}
     saved = {"params": checkpoint.tensors["optimum/params"]}
     check_shapes(str(checkpoint.path), saved, expected)
