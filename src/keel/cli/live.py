@@ -63,6 +63,7 @@ class Display(AbstractContextManager["Display"]):
 
     def __enter__(self) -> Display:
         if self.console.is_terminal and not self.quiet:
+            self.live.update(Text("preparing the first update …", style="dim"))
             self.live.start()
         return self
 

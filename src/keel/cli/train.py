@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,9 +67,17 @@ def run(args: Sequence[str]) -> int:
     console = Console()
     if not (options.json or options.quiet) and not console.is_terminal:
         console.print(f"keel train {config.env}: starting", highlight=False)
+    if not (options.json or options.quiet) and never_compiled():
+        console.print("first run: loops are compiled once, about ten seconds", style="dim")
     from keel.training.runner import start
 
     return drive(start(config, options.runs, options.name), config, options.json, options.quiet)
+
+
+def never_compiled() -> bool:
+    """Whether numba has nothing on disk yet for the loops in `keel.models.kernels`."""
+    folder = os.environ.get("NUMBA_CACHE_DIR") or Path(__file__).parents[1] / "models/__pycache__"
+    return next(Path(folder).rglob("kernels.*.nbi"), None) is None
 
 
 def parse(args: list[str]) -> Train:

@@ -61,7 +61,7 @@ class Proximal:
         batch, skipped = None, 0
         for epoch in range(self.epochs):
             if batch is None or self.recompute_advantages:
-                batch = _batch(rows, targets, state.params)
+                batch = _batch(rows, targets, state.params, batch)
             in_epoch = len(taken)
             for index, real in minibatches(rows.count, self.minibatch, rng):
                 result = step(state, batch, index.to(device), real.to(device), dials, active)
@@ -69,8 +69,8 @@ class Proximal:
                 if not bool(result.gradient_norm.isfinite().all()):
                     some = batch.take(index.to(device), real.to(device))
                     skipped = self._skip(result, state, some, skipped + 1)
-                over = self._over(result.statistics.kl)
-                if self.early_stop == "minibatch" and over.any():
+                if self.early_stop == "minibatch" and self._over(result.statistics.kl).any():
+                    over = self._over(result.statistics.kl)
                     # That KL was there before the step: the step is not taken.
                     state = _where(over, state, result.optimum)
                     active = active & ~over
@@ -105,7 +105,8 @@ class Proximal:
         return kl > limit
 
 
-def _batch(rows: Rows, targets: Targets, params: Tensor) -> Batch:
+def _batch(rows: Rows, targets: Targets, params: Tensor, before: Batch | None) -> Batch:
+    """All rows with what they teach; the value clip is around the values of the first epoch."""
     with torch.no_grad():
         learned = targets(params)
     return Batch(
@@ -115,7 +116,7 @@ def _batch(rows: Rows, targets: Targets, params: Tensor) -> Batch:
         log_prob=rows.log_prob,
         advantage=learned.advantage,
         target=learned.target,
-        old_value=learned.target - learned.advantage,
+        old_value=learned.value if before is None else before.old_value,
         weight=rows.weight,
     )
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from keel.functional import Advantages
 from keel.types import Rollout, Tree
 
 
@@ -87,5 +87,16 @@ def minibatches(
         yield index, real
 
 
-Targets = Callable[[Tensor], Advantages]
+class Learned(NamedTuple):
+    """What an update learns from, in the order of `rows_of`."""
+
+    advantage: Tensor
+    """scaled as configured"""
+    target: Tensor
+    """of the critic"""
+    value: Tensor
+    """what the critic said itself"""
+
+
+Targets = Callable[[Tensor], Learned]
 """Parameters `[G, P]` to advantages and targets `[R, *rest]`; called per update or per epoch."""

@@ -11,7 +11,7 @@ from keel.config import Advantage
 from keel.functional import Advantages, gae, normalise
 from keel.models.agent import Agent
 from keel.models.memory import CRITIC, STARTS
-from keel.rollout.batch import as_rows, obs_rows
+from keel.rollout.batch import Learned, as_rows, obs_rows
 from keel.types import Rollout
 
 
@@ -21,7 +21,7 @@ def compute_targets(
     rollout: Rollout,
     config: Advantage,
     value: Tensor | None = None,
-) -> tuple[Advantages, dict[str, float]]:
+) -> tuple[Learned, dict[str, float]]:
     """Advantages and targets with the critic at `params`, as `rows_of` orders them; statistics.
 
     `value` `[T, N]` saves a pass where the values of the rollout are already known.
@@ -41,8 +41,8 @@ def compute_targets(
     scaled = normalise(raw.advantage, config.normalise, weight=rollout.weight, clamp=config.clamp)
     statistics = _statistics(raw, scaled.advantage, rollout.weight, values.value)
     statistics["train/advantage_sign_flips"] = float(scaled.sign_flips)
-    rows = as_rows({"advantage": scaled.advantage, "target": raw.target}, rollout)
-    return Advantages(**rows), statistics
+    learned = {"advantage": scaled.advantage, "target": raw.target, "value": values.value}
+    return Learned(**as_rows(learned, rollout)), statistics
 
 
 class _Values(NamedTuple):

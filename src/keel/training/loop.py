@@ -14,10 +14,9 @@ from torch import Tensor
 
 from keel.config import Config, check
 from keel.envs import ObsNormaliser
-from keel.functional import Advantages
 from keel.regions.controllers import Outcome
 from keel.regions.measure import group_mean
-from keel.rollout.batch import Rows, obs_rows, rows_of
+from keel.rollout.batch import Learned, Rows, obs_rows, rows_of
 from keel.rollout.collect import Collected
 from keel.rollout.targets import compute_targets
 from keel.training.session import Session, initial_state, open_session, scheduled
@@ -74,7 +73,7 @@ def iterate(
     rows = rows_of(rollout)
     noted: dict[str, float] = {}
 
-    def targets(params: Tensor) -> Advantages:
+    def targets(params: Tensor) -> Learned:
         known = None if noted else collected.value  # later epochs ask the critic as it is then
         learned, statistics = compute_targets(
             session.agent, params, rollout, config.advantage, known

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from keel.functional import Advantages
 from keel.models.agent import Agent
 from keel.models.distributions import Categorical, Dist, Gaussian
 from keel.models.networks import Flatten, Head, Separate
@@ -17,7 +16,7 @@ from keel.regions.certify import Certified
 from keel.regions.objective import Objective
 from keel.regions.proximal import Proximal
 from keel.regions.stepper import Optimum, Step, initial_optimum, make_step
-from keel.rollout.batch import Rows, Targets
+from keel.rollout.batch import Learned, Rows, Targets
 from keel.types import Knobs, UpdateReport
 
 FEATURES = 5
@@ -74,6 +73,7 @@ def build(lead: tuple[int, ...], groups: int = 1, dist: Dist | None = None) -> S
     action = draw(dist, behaviour, generator)
     advantage = torch.randn(lead, generator=generator)
     target = torch.randn(lead, generator=generator)
+    value = torch.randn(lead, generator=generator)
     weight = (torch.rand(lead, generator=generator) < 0.9).float()
     rows = Rows(
         obs=obs,
@@ -83,7 +83,9 @@ def build(lead: tuple[int, ...], groups: int = 1, dist: Dist | None = None) -> S
         weight=weight,
         group_axis=1 if groups > 1 else None,
     )
-    return Setting(agent, rows, lambda _: Advantages(advantage, target), initial_optimum(params))
+    return Setting(
+        agent, rows, lambda _: Learned(advantage, target, value), initial_optimum(params)
+    )
 
 
 def draw(dist: Dist, params: dict[str, Tensor], generator: torch.Generator) -> Tensor:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from keel.functional import Advantages
-from keel.regions.objective import Objective
+from keel.regions.faults import NumericError
+from keel.regions.objective import Batch, Objective
 from keel.regions.proximal import Proximal
-from keel.rollout.batch import minibatches
+from keel.regions.stepper import Optimum, StepResult
+from keel.rollout.batch import Learned, minibatches
 from keel.types import Knobs
 
-from .conftest import SMALL, Setting
+from .conftest import SMALL, Setting, build
 
 
 def improvement(setting: Setting, params: torch.Tensor) -> float:
@@ -36,7 +39,7 @@ def test_an_update_improves_the_surrogate(setting: Setting) -> None:
 def test_rows_of_weight_0_change_nothing_whatever_they_hold(setting: Setting) -> None:
     learned = setting.targets(setting.optimum.params)
     dead = setting.rows.weight == 0
-    poisoned = Advantages(*(torch.where(dead, torch.nan, x) for x in learned))
+    poisoned = Learned(*(torch.where(dead, torch.nan, x) for x in learned))
     log_prob = torch.where(dead, torch.inf, setting.rows.log_prob)
     sick = replace(
         setting, targets=lambda _: poisoned, rows=replace(setting.rows, log_prob=log_prob)
@@ -58,14 +61,14 @@ def test_a_non_finite_log_prob_is_quarantined_and_counted(steps: Setting) -> Non
 
 
 def test_a_non_finite_gradient_is_never_applied(steps: Setting) -> None:
-    """Fault 24: an infinite target makes every gradient infinite; nothing moves, all is counted."""
+    """Faults 23 and 24: an infinite target makes the loss infinite; nothing moves, and it stops."""
     learned = steps.targets(steps.optimum.params)
     hopeless = learned._replace(target=torch.full_like(learned.target, torch.inf))
     sick = replace(steps, targets=lambda _: hopeless)
-    after, report = sick.update(SMALL, Knobs())
-    for old, new in zip(steps.optimum, after, strict=True):
-        assert torch.equal(old, new)
-    assert report.metrics["train/non_finite_gradients"] == 9.0
+    before = [x.clone() for x in steps.optimum]
+    with pytest.raises(NumericError, match=r"the loss is not finite.*minibatch: target"):
+        sick.update(SMALL, Knobs())
+    assert all(torch.equal(old, new) for old, new in zip(before, steps.optimum, strict=True))
 
 
 @pytest.mark.parametrize("granularity", ["minibatch", "epoch"])
@@ -117,7 +120,7 @@ def test_agents_learn_as_if_they_were_alone(agents: Setting) -> None:
                 weight=agents.rows.weight[:, index],
                 group_axis=None,
             ),
-            targets=lambda _, i=index: Advantages(*(x[:, i] for x in learned)),
+            targets=lambda _, i=index: Learned(*(x[:, i] for x in learned)),
             optimum=initial_optimum(agents.optimum.params[index : index + 1]),
         )
         single, _ = alone.update(SMALL, Knobs(learning_rate=1e-2))
@@ -194,3 +197,26 @@ def test_nothing_is_learned_from_an_empty_rollout(steps: Setting) -> None:
     assert torch.equal(after.params, steps.optimum.params)
     assert report.metrics["train/loss"] == 0.0
     assert not math.isnan(report.metrics["train/clip_fraction"])
+
+
+def test_the_value_clip_is_around_the_critics_own_values() -> None:
+    """Not around target − advantage: advantages are normalised, and recomputed every epoch."""
+    seen: list[Tensor] = []
+    setting = build((12,))
+    calls = iter(range(10))
+
+    def targets(params: Tensor) -> Learned:
+        shift = float(next(calls))
+        return Learned(torch.randn(12), torch.zeros(12), torch.arange(12.0) + shift)
+
+    step = setting.step(Proximal())
+
+    def watching(optimum: Optimum, batch: Batch, *rest: Any) -> StepResult:
+        seen.append(batch.old_value)
+        return step(optimum, batch, *rest)
+
+    region = Proximal(epochs=3, minibatch=12, recompute_advantages=True)
+    rng = torch.Generator().manual_seed(0)
+    region.update(setting.agent, setting.optimum, setting.rows, targets, Knobs(), rng, watching)
+    assert len(seen) == 3
+    assert all(torch.equal(x, torch.arange(12.0)) for x in seen)
