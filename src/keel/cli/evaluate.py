@@ -81,7 +81,7 @@ def _text(result: Mapping[str, object]) -> str:
     how = "deterministic" if result["deterministic"] else "stochastic"
     lines = [
         f"{result['env']}, checkpoint of step {result['checkpoint']:,}: "
-        f"{len(returns)} episodes, {how}, seed {result['seed']}",
+        f"{len(returns)} episode{'s' * (len(returns) != 1)}, {how}, seed {result['seed']}",
         f"return  {result['return_mean']:,.2f} ± {result['return_std']:,.2f}  "
         f"({min(returns):,.2f} … {max(returns):,.2f})",
         f"length  {result['length_mean']:,.1f}  ({min(lengths):,} … {max(lengths):,})",

@@ -232,6 +232,7 @@ def _render_camera(policy: Policy, seed: int) -> Camera:
     name = policy.config.env
     if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ):
         os.environ.setdefault("MUJOCO_GL", "egl")  # its default needs a screen
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # as does pygame's
     stage: list[gymnasium.Env[Any, Any]] = []
 
     def keep(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
