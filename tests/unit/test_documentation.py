@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import inspect
+import json
 import pkgutil
 import re
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import keel
+from benchmarks.results_page import render
 from keel import functional
 
 ROOT = Path(__file__).parents[2]
@@ -47,3 +49,9 @@ def test_every_public_function_is_documented(name: str) -> None:
     text = inspect.getdoc(thing) or ""
     assert len(text) > 20
     assert not text.startswith(f"{name}("), "a NamedTuple's own signature is no documentation"
+
+
+def test_the_results_page_is_what_the_figures_say() -> None:
+    """docs/results.md is written by `benchmarks.results`, never by hand."""
+    data = json.loads((ROOT / "docs" / "data" / "results.json").read_text(encoding="utf-8"))
+    assert (ROOT / "docs" / "results.md").read_text(encoding="utf-8") == render(data)

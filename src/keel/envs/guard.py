@@ -5,6 +5,7 @@ On by default. A healthy step costs one pass over each array; only a failed test
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from functools import lru_cache
@@ -34,6 +35,13 @@ class Guarded:
         self._choices = action_layout(envs.action_space).choices
         self._step = 0
         self._state = "made"
+        rows = envs.num_envs
+        self._action_shape = (rows, *(envs.action_space.shape or ()))
+        self._sound = [
+            (key, (rows, *(space.shape or ())), space.dtype, _zeros_like(rows, space))
+            for key, space in self._fields.items()
+        ]
+        self._rewards = _zeros(rows)
 
     @property
     def num_envs(self) -> int:
@@ -81,8 +89,9 @@ class Guarded:
         self._check_action(action)
         step: Step = self._watched(self.envs.step, action)
         with np.errstate(invalid="ignore"):  # 0 · ∞, of which we shall speak ourselves
-            self._check_obs(step.obs, self.num_envs, None)
-            self._check_finite("reward", step.reward, None)
+            if not self._is_sound(step):
+                self._check_obs(step.obs, self.num_envs, None)
+                self._check_finite("reward", step.reward, None)
             if step.final_obs is not None:
                 index, final = step.final_obs
                 self._check_obs(final, len(index), index)
@@ -102,6 +111,18 @@ class Guarded:
         self.envs.load(arrays, data)
         self._step = int(data.get("guard_step", 0))
         self._state = "running"
+
+    def _is_sound(self, step: Step) -> bool:
+        """The usual case in one look; what is unusual goes through the checks that can speak."""
+        if self._step < BOUNDS_EVERY or not self._step % BOUNDS_EVERY or MASK in step.obs:
+            return False
+        for key, shape, dtype, zeros in self._sound:
+            array = step.obs[key]
+            if array.shape != shape or array.dtype != dtype:
+                return False
+            if zeros is not None and array.ravel("K").dot(zeros) != 0.0:
+                return False
+        return bool(step.reward.dot(self._rewards) == 0.0)
 
     def _watched(self, call: Any, argument: Any) -> Any:
         """A failed environment is of no use any more: close it, and what is beside it."""
@@ -166,7 +187,7 @@ class Guarded:
             )
 
     def _check_action(self, action: np.ndarray) -> None:
-        shape = (self.num_envs, *(self.action_space.shape or ()))
+        shape = self._action_shape
         if not isinstance(action, np.ndarray) or action.shape != shape:
             got = list(action.shape) if isinstance(action, np.ndarray) else type(action).__name__
             raise self._bad(f"action: expected an array of shape {list(shape)}, got {got}")
@@ -191,6 +212,14 @@ class Guarded:
 @lru_cache(maxsize=64)
 def _zeros(size: int) -> np.ndarray:
     return np.zeros(size, dtype=np.float32)
+
+
+def _zeros_like(rows: int, space: gymnasium.Space[Any]) -> np.ndarray | None:
+    """As many zeros as `rows` observations have numbers, in their type; None for integers."""
+    dtype = space.dtype
+    if dtype is None or dtype.kind != "f":
+        return None
+    return np.zeros(rows * math.prod(space.shape or ()), dtype=dtype)
 
 
 def fields_of(space: gymnasium.Space[Any]) -> dict[str, gymnasium.Space[Any]]:

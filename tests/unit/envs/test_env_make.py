@@ -170,7 +170,7 @@ def test_a_module_that_cannot_be_imported_is_named() -> None:
         ({"backend": "vector", "wrappers": [env_toys.Louder]}, "wrappers: need backend sync"),
         ({"backend": "vector", "autoreset": "same_step"}, "same_step needs backend sync or async"),
         ({"env_id": "Pendulum-v1", "backend": "vector"}, "has no vector entry point"),
-        ({"num_envs": 10**12, "backend": "sync"}, "num_envs: 1000000000000 environments need"),
+        ({"num_envs": 10**12, "backend": "sync"}, "num_envs: 1000000000000 environments: needs"),
     ],
 )
 def test_what_cannot_be_is_said(arguments: dict[str, Any], message: str) -> None:
