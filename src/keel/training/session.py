@@ -14,6 +14,7 @@ from threadpoolctl import threadpool_limits
 
 from keel.config import Config, Region
 from keel.envs import Envs, ObsNormaliser, RewardNormaliser, make_envs
+from keel.models.acting import make_actor
 from keel.models.agent import Agent
 from keel.models.build import build_agent
 from keel.models.networks import Shared
@@ -77,7 +78,6 @@ def open_session(config: Config) -> Session:
         pixels = isinstance(agent.network, Shared)
         threads = config.threads or ((os.cpu_count() or 1) if pixels else 1)
         torch.set_num_threads(threads)
-        threadpool_limits(1, user_api="blas")  # numpy's: its matrices here are small
         device = torch.device(_device(config.device))
         agent.to(device)
         region = build_region(config)
@@ -91,6 +91,8 @@ def open_session(config: Config) -> Session:
             np.random.default_rng(seeds.actions),
         )
         collector.begin(collector.obs)
+        make_actor(agent, agent.initial)  # loads the libraries it needs, whose threads are set now
+        threadpool_limits(1, user_api="blas")  # numpy's and numba's: their matrices are small
     except BaseException:
         envs.close()
         raise

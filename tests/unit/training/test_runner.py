@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from threadpoolctl import threadpool_info
 
 import keel
 from keel.cli import main
@@ -18,6 +19,7 @@ from keel.config import Config, from_dict
 from keel.errors import InputError
 from keel.runs.reader import read_metrics
 from keel.training.runner import Progress, ResumeWarning, resume, start
+from keel.training.session import open_session
 
 
 def tiny(**changes: Any) -> Config:
@@ -275,3 +277,12 @@ def test_an_unknown_or_missing_copy_is_told_before_anything_is_created(
 def test_the_price_of_the_certificate_is_logged(tmp_path: Path) -> None:
     last = finish(start(tiny(), tmp_path, "run"))
     assert 0.0 < last.metrics["time/certify_seconds"] < last.metrics["time/update_seconds"]
+
+
+def test_small_matrices_are_multiplied_by_one_thread() -> None:
+    """Whichever library does it: a second thread would only wait, and take a core for it."""
+    session = open_session(tiny())
+    session.envs.close()
+    threads = [i["num_threads"] for i in threadpool_info() if i["user_api"] == "blas"]
+    assert threads
+    assert set(threads) == {1}
