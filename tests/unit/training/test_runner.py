@@ -179,13 +179,13 @@ def test_training_from_python_in_five_lines(tmp_path: Path) -> None:
         for progress in keel.train(
             "CartPole-v1",
             runs=tmp_path,
-            total_steps=512,
+            total_steps=1024,
             compile="off",
             region={"epochs": 1},
             evaluation={"episodes": 2},
         )
     ]
-    assert steps == [256, 512]
+    assert steps == [512, 1024]
 
 
 FLAGS = ("--total-steps", "1024", "--compile", "off", "--region.epochs", "1", "--quiet")
