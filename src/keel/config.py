@@ -202,9 +202,10 @@ class Config:
     device: str = "auto"
     """`auto`, `cpu`, `cuda`, …"""
     threads: int = 0
-    """torch's threads; 0: one for small networks, all cores for CNNs."""
+    """torch's threads; 0: all cores for CNNs, one for everything else."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """Compile the optimizer step; `auto`: where the run is long enough to earn it back."""
+    """Let torch compile the optimizer step. Small MLPs have loops of their own, which `on` passes
+    by; `auto` compiles what else gains by it, in runs long enough to earn it back."""
     tag: str = ""
     """Stored with the run, for comparing."""
     log: str = ""

@@ -99,7 +99,6 @@ def test_outputs_that_are_not_finite_are_told_as_such() -> None:
         params = state.optimum.params.clone()
         params[:, session.agent.policy_columns] *= 1e30
         collected = session.collector.collect(params, 1.0, None)
-        assert collected is not None
 
         params[0, session.agent.layout.slice_of("actor.layers.1.bias")] = torch.nan
         rows = rows_of(collected.rollout)

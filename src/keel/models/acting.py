@@ -110,8 +110,6 @@ def _loaded(agent: Agent, params: Tensor) -> Callable[[Tree], Outputs]:
     with torch.no_grad():
         for name, x in agent.layout.unflatten(params[0]).items():
             parameters[name].copy_(x)
-            if x.ndim == 4:
-                parameters[name].data = x.contiguous(memory_format=torch.channels_last)
     return network
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from keel.models.networks import (
     Decoupled,
     Flatten,
     Head,
+    Image,
     NatureCNN,
     Projection,
     Separate,
@@ -47,12 +49,18 @@ def build_agent(
     if kind == "cnn" and (len(pixels) != 1 or len(shapes) != 1):
         raise InputError(f"network.kind: a CNN needs one image, the observation is {shapes}")
     encoder = Flatten(shapes, classes)
-    if config.memory != "none":
-        place: Flatten | str = pixels[0] if kind == "cnn" else encoder
-        network: nn.Module = _recurrent(kind, place, shapes, head, config, generator)
-    elif kind == "cnn":
+    network: nn.Module
+    if kind == "cnn":
+        image = Image(pixels[0])
         trunk = NatureCNN(shapes[pixels[0]], generator, config.features)
-        network = Shared(pixels[0], trunk, head, 1, generator)
+        if config.memory == "none":
+            network = Shared(image, trunk, head, 1, generator)
+        else:
+            network = _recurrent(
+                image, trunk, nn.Identity, config.features, head, config, generator
+            )
+    elif config.memory != "none":
+        network = _remembering(kind, encoder, head, config, generator)
     elif kind == "decoupled":
         network = Decoupled(encoder, config.features, config.hidden[-1], head, 1, generator)
     else:
@@ -62,31 +70,37 @@ def build_agent(
     return Agent(network, dist)
 
 
+def _remembering(
+    kind: str, encoder: Flatten, head: Head, config: Network, generator: torch.Generator
+) -> Recurrent:
+    """The MLP and the decoupled network with a memory before their last layers."""
+    width, sizes = config.hidden[-1], (encoder.size, *config.hidden)
+    if kind == "decoupled":
+        trunk: nn.Module = Projection(encoder.size, config.features, width, generator)
+
+        def body() -> nn.Module:
+            return Branch(width, generator)
+    else:
+        trunk = nn.Identity()
+
+        def body() -> nn.Module:
+            return MLP(sizes, config.activation, generator, math.sqrt(2.0), act_last=True)
+
+    return _recurrent(encoder, trunk, body, width, head, config, generator)
+
+
 def _recurrent(
-    kind: str,
-    encoder: Flatten | str,
-    shapes: dict[str, tuple[int, ...]],
+    encoder: nn.Module,
+    trunk: nn.Module,
+    body: Callable[[], nn.Module],
+    width: int,
     head: Head,
     config: Network,
     generator: torch.Generator,
 ) -> Recurrent:
-    width = config.hidden[-1]
-    trunk: NatureCNN | Projection | None = None
-    if isinstance(encoder, str):
-        trunk, width = NatureCNN(shapes[encoder], generator, config.features), config.features
-    elif kind == "decoupled":
-        trunk = Projection(encoder.size, config.features, width, generator)
-
     def tower(name: str, outputs: int, gain: float) -> Tower:
-        if isinstance(encoder, str):
-            body: nn.Module = nn.Identity()
-        elif kind == "decoupled":
-            body = Branch(width, generator)
-        else:
-            sizes, act = (encoder.size, *config.hidden), config.activation
-            body = MLP(sizes, act, generator, math.sqrt(2.0), act_last=True)
         memory = config.memory_size if config.memory in (name, "both") else None
-        return Tower(body, width, outputs, memory, generator, gain)
+        return Tower(body(), width, outputs, memory, generator, gain)
 
     actor, critic = tower("actor", head.outputs, 0.01), tower("critic", 1, 1.0)
     return Recurrent(encoder, trunk, actor, critic, head)

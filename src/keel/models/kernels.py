@@ -364,13 +364,15 @@ def categorical_gradient(params, net, batch, acted, index, real, dials, value_co
     action, old_logits, mask = acted
     logits = actor_forward(params, net, batch, index, real, desk)
     rows, choices = logits.shape
+    track = dials[6]
     taken = np.empty(rows, np.int64)
     before = np.empty((rows, choices), np.float32)
     legal = np.empty((rows if mask.size else 0, choices), np.bool_)
     for i in range(rows):
         taken[i] = action[index[i]]
         for j in range(choices):
-            before[i, j] = old_logits[index[i], j]
+            if track:
+                before[i, j] = old_logits[index[i], j]
             if mask.size:
                 legal[i, j] = mask[index[i], j]
     categorical(logits, legal, taken, before, dials, desk[3], desk[5])
@@ -383,13 +385,15 @@ def gaussian_gradient(params, net, batch, acted, index, real, dials, value_coef,
     action, old_mean, old_log_std, bounds = acted
     mean = actor_forward(params, net, batch, index, real, desk)
     rows, dims = mean.shape
+    track = dials[6]
     taken = np.empty((rows, dims), np.float32)
     before = np.empty((rows, dims), np.float32), np.empty((rows, dims), np.float32)
     for i in range(rows):
         for j in range(dims):
             taken[i, j] = action[index[i], j]
-            before[0][i, j] = old_mean[index[i], j]
-            before[1][i, j] = old_log_std[index[i], j]
+            if track:
+                before[0][i, j] = old_mean[index[i], j]
+                before[1][i, j] = old_log_std[index[i], j]
     spread = slice(net[0][2], net[0][2] + dims)
     by_log_std = desk[4][spread]
     gaussian(mean, params[spread], bounds, taken, before, dials, desk[3], by_log_std, desk[5])

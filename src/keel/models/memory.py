@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from keel.models.networks import MLP, Flatten, Head, NatureCNN, Outputs, Part, Projection
+from keel.models.networks import MLP, Head, Outputs, Part
 from keel.types import Tree
 
 STARTS = "starts"
@@ -25,9 +25,8 @@ class Memory(nn.Module):
         self.size = size
         self.cell = nn.GRUCell(inputs, size)
         for weight in (self.cell.weight_ih, self.cell.weight_hh):
-            for gate in torch.split(
-                weight.detach(), size
-            ):  # three gates, each orthogonal in itself
+            gates = torch.split(weight.detach(), size)  # three, each orthogonal in itself
+            for gate in gates:
                 nn.init.orthogonal_(gate, generator=generator)
         nn.init.zeros_(self.cell.bias_ih)
         nn.init.zeros_(self.cell.bias_hh)
@@ -76,19 +75,10 @@ class Recurrent(nn.Module):
     """Any trunk, and a tower each for actor and critic, one or both of which remember."""
 
     def __init__(
-        self,
-        encoder: Flatten | str,
-        trunk: NatureCNN | Projection | None,
-        actor: Tower,
-        critic: Tower,
-        head: Head,
+        self, encoder: nn.Module, trunk: nn.Module, actor: Tower, critic: Tower, head: Head
     ) -> None:
         super().__init__()
-        self.key = encoder if isinstance(encoder, str) else None
-        self.encoder = None if isinstance(encoder, str) else encoder
-        if trunk is not None:
-            self.trunk = trunk
-        self.shared = trunk is not None
+        self.encoder, self.trunk = encoder, trunk
         self.head, self.actor, self.critic = head, actor, critic
 
     @property
@@ -99,9 +89,7 @@ class Recurrent(nn.Module):
 
     def forward(self, obs: Tree, part: Part = "both") -> Outputs:
         """Both, or the part asked for."""
-        x = obs[self.key] if self.encoder is None and self.key else self._encode(obs)
-        if self.shared:
-            x = self.trunk(x)
+        x = self.trunk(self.encoder(obs))
         policy = value = None
         states: Tree = {}
         if part != "critic":
@@ -114,8 +102,3 @@ class Recurrent(nn.Module):
             if state is not None:
                 states[CRITIC] = state
         return Outputs(policy, value, states)
-
-    def _encode(self, obs: Tree) -> Tensor:
-        assert self.encoder is not None
-        encoded: Tensor = self.encoder(obs)
-        return encoded

@@ -78,6 +78,18 @@ class Flatten(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
+class Image(nn.Module):
+    """The one image of a tree of observations, as it is."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__()
+        self.key = key
+
+    def forward(self, obs: Tree) -> Tensor:
+        """`[*lead, C, H, W]`."""
+        return obs[self.key]
+
+
 class MLP(nn.Module):
     """Linear layers with one non-linearity between them, and none at the end unless asked for."""
 
@@ -226,10 +238,10 @@ class Shared(nn.Module):
     """One trunk, two linear heads: the usual choice for pixels."""
 
     def __init__(
-        self, key: str, trunk: NatureCNN, head: Head, values: int, generator: torch.Generator
+        self, encoder: Image, trunk: NatureCNN, head: Head, values: int, generator: torch.Generator
     ) -> None:
         super().__init__()
-        self.key = key
+        self.encoder = encoder
         self.trunk = trunk
         self.head = head
         self.actor = MLP((trunk.features, head.outputs), "relu", generator, last_gain=0.01)
@@ -237,7 +249,7 @@ class Shared(nn.Module):
 
     def forward(self, obs: Tree, part: Part = "both") -> Outputs:
         """Both, or the part asked for."""
-        x = self.trunk(obs[self.key])
+        x = self.trunk(self.encoder(obs))
         return Outputs(
             None if part == "critic" else self.head(self.actor(x)),
             None if part == "actor" else self.critic(x),

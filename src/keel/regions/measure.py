@@ -13,7 +13,7 @@ from keel.models.agent import Agent
 from keel.rollout.batch import Rows
 
 CHUNK = 4096
-"""Rows evaluated at once: bounds the memory of a pass over a large rollout."""
+"""Steps evaluated at once: bounds the memory of a pass over a large rollout."""
 CHUNK_PIXELS = 512
 
 
@@ -101,5 +101,5 @@ def _measure(
 
 def _chunks(rows: Rows) -> list[slice]:
     pixels = any(x.ndim - rows.weight.ndim >= 3 for x in rows.obs.values())
-    size = CHUNK_PIXELS if pixels else CHUNK
+    size = max(1, (CHUNK_PIXELS if pixels else CHUNK) // rows.weight[0].numel())
     return [slice(start, start + size) for start in range(0, rows.count, size)]

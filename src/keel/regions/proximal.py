@@ -64,13 +64,13 @@ class Proximal:
                 batch = _batch(rows, targets, state.params, batch)
             in_epoch = len(taken)
             for index, real in minibatches(rows.count, self.minibatch, rng):
-                result = step(state, batch, index.to(device), real.to(device), dials, active)
+                index, real = index.to(device), real.to(device)
+                result = step(state, batch, index, real, dials, active)
                 taken.append(_Taken(result.statistics, result.gradient_norm))
                 if not bool(result.gradient_norm.isfinite().all()):
-                    some = batch.take(index.to(device), real.to(device))
-                    skipped = self._skip(result, state, some, skipped + 1)
-                if self.early_stop == "minibatch" and self._over(result.statistics.kl).any():
-                    over = self._over(result.statistics.kl)
+                    skipped = self._skip(result, state, batch.take(index, real), skipped + 1)
+                over = self._over(result.statistics.kl) if self.early_stop == "minibatch" else None
+                if over is not None and over.any():
                     # That KL was there before the step: the step is not taken.
                     state = _where(over, state, result.optimum)
                     active = active & ~over

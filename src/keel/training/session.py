@@ -17,7 +17,7 @@ from keel.envs import Envs, ObsNormaliser, RewardNormaliser, make_envs
 from keel.models.acting import make_actor
 from keel.models.agent import Agent
 from keel.models.build import build_agent
-from keel.models.networks import Shared
+from keel.models.networks import NatureCNN
 from keel.regions import dense
 from keel.regions.certify import Certified
 from keel.regions.controllers import (
@@ -75,8 +75,7 @@ def open_session(config: Config) -> Session:
         agent = build_agent(
             envs.observation_space, envs.action_space, config.network, seeds.network
         )
-        pixels = isinstance(agent.network, Shared)
-        threads = config.threads or ((os.cpu_count() or 1) if pixels else 1)
+        threads = config.threads or ((os.cpu_count() or 1) if _sees_pixels(agent) else 1)
         torch.set_num_threads(threads)
         device = torch.device(_device(config.device))
         agent.to(device)
@@ -245,13 +244,17 @@ def _step(agent: Agent, region: Proximal, compiled: bool) -> Step:
 
 
 def _compile(config: Config, agent: Agent, objective: Objective, device: torch.device) -> bool:
-    """Whether to compile: what cannot be stepped by hand gains threefold, except for CNNs."""
+    """Whether torch should compile the step: not where our own loops take it, not for sequences
+    (unrolled, they compile for minutes), and not for CNNs, which are bound by arithmetic."""
     if config.compile != "auto":
         return config.compile == "on"
-    if dense.fits(agent, objective) or agent.memory:
-        return False  # a sequence would be unrolled, and compiled for minutes
-    pixels = isinstance(agent.network, Shared)
+    if dense.fits(agent, objective) or agent.memory or _sees_pixels(agent):
+        return False
     minibatches = -(-config.batch // config.region.minibatch)
     steps = config.iterations * config.region.epochs * minibatches
     able = device.type == "cuda" or shutil.which("c++") or shutil.which("g++")
-    return not pixels and bool(able) and steps >= COMPILE_PAYS
+    return bool(able) and steps >= COMPILE_PAYS
+
+
+def _sees_pixels(agent: Agent) -> bool:
+    return isinstance(getattr(agent.network, "trunk", None), NatureCNN)
