@@ -1,7 +1,9 @@
-"""What the machine has: looked up before something large is made."""
+"""The machine's memory: looked up before something large is made, and kept once it is had."""
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from pathlib import Path
 
 from keel.errors import InputError
@@ -23,3 +25,22 @@ def expect_memory(what: str, needed: float, hint: str) -> None:
         raise InputError(
             f"{what}: needs about {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free; {hint}"
         )
+
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+LARGE = 1 << 30
+
+
+def keep_memory() -> None:
+    """Ask glibc to keep freed blocks of up to 1 GiB for the next use.
+
+    A minibatch of images needs the same 100 MB again and again. Given back to the system each time,
+    they come back as 60,000 page faults an iteration: a twentieth of its time. Elsewhere than on
+    Linux with glibc nothing happens.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_TRIM_THRESHOLD, LARGE)
+        mallopt(M_MMAP_THRESHOLD, LARGE)

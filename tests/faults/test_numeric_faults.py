@@ -19,8 +19,8 @@ from keel.config import Advantage, Config, from_dict
 from keel.envs import BadStepError, make_envs
 from keel.errors import InputError
 from keel.functional import aggregate, gae, normalise
-from keel.regions.certify import check_replay
 from keel.regions.faults import BAD_STEPS, NumericError
+from keel.regions.gate import check_replay
 from keel.regions.objective import Batch, Objective
 from keel.regions.proximal import Proximal
 from keel.regions.stepper import Optimum, StepResult, initial_optimum, make_step
@@ -103,7 +103,7 @@ def test_outputs_that_are_not_finite_are_told_as_such() -> None:
         params[0, session.agent.layout.slice_of("actor.layers.1.bias")] = torch.nan
         rows = rows_of(collected.rollout)
         with pytest.raises(NumericError, match="the policy's output is not finite"):
-            check_replay(session.agent, params, rows, state.knobs, 64, enforce=True)
+            check_replay(session.agent, params, rows, state.knobs, enforce=True)
     finally:
         session.envs.close()
 

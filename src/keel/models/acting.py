@@ -58,24 +58,23 @@ def _compiled_actor(agent: Agent, network: Separate, params: Tensor) -> Act:
     row = params[0].cpu().numpy()
     start = agent.layout.slice_of("actor.layers.0.weight").start
     sizes = network.actor.sizes
-    tanh, means = network.actor.act_name == "tanh", int(sizes[-1])
+    tanh = network.actor.act_name == "tanh"
     log_std = None
     if network.head.log_std is not None:
         log_std = row[agent.layout.slice_of("head.log_std")]
-    room = np.empty(0, np.float32)
+    room, width = np.empty(0, np.float32), int(sizes.sum())
+    nothing = Acted()
 
     def act(obs: Obs, out: Array) -> Acted:
         nonlocal room
         x = obs[key]
         rows = x.shape[0]
-        if room.size != rows * sizes.sum():
-            room = np.empty(rows * sizes.sum(), np.float32)
-        room[: rows * sizes[0]] = x.reshape(-1)
-        at = kernels.forward(row, start, sizes, tanh, room, rows)
-        out[:, :means] = room[at:].reshape(rows, means)
+        if room.size != rows * width:
+            room = np.empty(rows * width, np.float32)
+        kernels.act(row, start, sizes, tanh, x.reshape(rows, -1), room, out)
         if log_std is not None:
-            out[:, means:] = log_std
-        return Acted()
+            out[:, -log_std.size :] = log_std
+        return nothing
 
     return act
 
@@ -97,8 +96,9 @@ def _torch_actor(agent: Agent, params: Tensor) -> Act:
 
 def _tensor(x: Array, device: torch.device) -> Tensor:
     """In memory of torch's own, row by row: how a matrix lies decides how its products round, and
-    an observation from a checkpoint lies otherwise than one from the environment."""
-    return torch.tensor(np.ascontiguousarray(x), device=device)
+    an observation from a checkpoint lies otherwise than one from the environment. Images stay as
+    they are: the network wants them with their channels last."""
+    return torch.from_numpy(x if x.ndim == 4 else np.ascontiguousarray(x)).clone().to(device)
 
 
 def _loaded(agent: Agent, params: Tensor) -> Callable[[Tree], Outputs]:

@@ -28,8 +28,9 @@ vectorised = njit(cache=True, nogil=True, error_model="numpy", fastmath={"reasso
 """Where sums may be reordered, without which no loop over a sum becomes a vector. Not where numbers
 are asked whether they are finite: numba asks by x − x = 0, which reordering makes true of all."""
 
-LOSS, POLICY, VALUE, ENTROPY, KL, CLIPPED, QUARANTINED, NORM = range(8)
-"""Where a step leaves its statistics; `POLICY` is the surrogate's loss."""
+LOSS, POLICY, VALUE, ENTROPY, KL, CLIPPED, QUARANTINED, LARGEST, NORM = range(9)
+"""Where a step leaves its statistics; `POLICY` is the surrogate's loss, `LARGEST` the
+largest |log-ratio|."""
 
 LIMIT = np.float32(7.9)
 """tanh is 1 from here on, in float32."""
@@ -91,6 +92,21 @@ def forward(params, start, sizes, tanh, room, rows):
 
 
 @vectorised
+def act(params, start, sizes, tanh, x, room, out):
+    """A network's output on `x` `[N, in]` into the first columns of `out`; in one call, as around a
+    pass over a few rows every call costs as much as the arithmetic."""
+    rows, inputs = x.shape
+    for i in range(rows):
+        for j in range(inputs):
+            room[i * inputs + j] = x[i, j]
+    at = forward(params, start, sizes, tanh, room, rows)
+    outputs = sizes[-1]
+    for i in range(rows):
+        for j in range(outputs):
+            out[i, j] = room[at + i * outputs + j]
+
+
+@vectorised
 def backward(params, gradient, start, sizes, tanh, room, rows, slope, other):
     """The gradient of one network, from `slope` at its output; both spare arrays are used up."""
     at, here = start, 0
@@ -130,12 +146,15 @@ def surrogate(log_prob, old, advantage, weight, low, high, limit, slope, statist
 
     A log-ratio that is not finite is quarantined: weight 0, gradient 0 (`functional.ratio`).
     """
-    total, quarantined = 0.0, 0.0
+    total, quarantined, largest = 0.0, 0.0, 0.0
     for i in range(weight.size):
-        if not math.isfinite(log_prob[i] - old[i]):
+        difference = abs(log_prob[i] - old[i])
+        if not math.isfinite(difference):
             if weight[i] > 0.0:
                 quarantined += 1.0
             weight[i] = np.float32(0.0)
+        elif weight[i] > 0.0:
+            largest = max(largest, difference)
         total += weight[i]
     if total == 0.0:
         total = 1.0
@@ -160,6 +179,7 @@ def surrogate(log_prob, old, advantage, weight, low, high, limit, slope, statist
                 slope[i] = share * free
     statistics[POLICY], statistics[CLIPPED] = loss, clipped
     statistics[QUARANTINED] = quarantined
+    statistics[LARGEST] = largest if quarantined == 0.0 else np.nan
 
 
 @compiled

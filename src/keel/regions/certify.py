@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -13,19 +12,11 @@ from torch import Tensor
 from keel.errors import KeelError
 from keel.functional import RatioReport, ratio_report, walk_back
 from keel.models.agent import Agent
-from keel.regions.faults import not_finite
 from keel.regions.measure import exact_kl, group_mean, kl_metrics, measure
 from keel.regions.proximal import Proximal
 from keel.regions.stepper import POLICY, Optimum, Step
 from keel.rollout.batch import Rows, Targets
 from keel.types import Knobs, UpdateReport
-
-GATE = 1e-3
-"""Largest |log-ratio| in float32 with which a replay may differ from its sampling."""
-
-
-class ConsistencyError(KeelError):
-    """The policy that is trained is not the policy that sampled."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +27,6 @@ class Certified:
     """
 
     region: Proximal
-    gate: bool = True
     enforce: bool = True
     """False: measure and report, but leave the update as it is"""
 
@@ -60,9 +50,6 @@ class Certified:
         step: Step,
     ) -> tuple[Optimum, UpdateReport]:
         """Update, measure, and walk back what is over the bound."""
-        started = time.perf_counter()
-        gap = check_replay(agent, state.params, rows, knobs, self.region.minibatch, self.gate)
-        gated = time.perf_counter()
         after, report = self.region.update(agent, state, rows, targets, knobs, rng, step)
         updated = time.perf_counter()
 
@@ -95,7 +82,6 @@ class Certified:
             "train/ratio_min": ratios.ratio_min.item(),
             "train/ratio_max": ratios.ratio_max.item(),
             "train/effective_sample_size": ratios.effective_sample_size.item(),
-            "train/gate_log_ratio": gap,
             "train/kl_exact": kl.max().item(),
             "train/kl_requested": requested.max().item(),
             "train/kl_step": kl.max().item() if verdict != "rejected" else float("nan"),
@@ -104,7 +90,7 @@ class Certified:
             "train/alpha": fraction.min().item(),
             "train/walk_back": float(verdict != "accepted"),
         }
-        spent = (gated - started) + (measured_at - updated) + (time.perf_counter() - walked_at)
+        spent = (measured_at - updated) + (time.perf_counter() - walked_at)
         metrics["time/certify_seconds"] = spent  # walking back, where it was needed, is apart
         reason = "" if verdict == "accepted" else "the exact KL was above max_kl"
         return after, replace(
@@ -116,37 +102,6 @@ class Certified:
             reason=reason,
             metrics=metrics,
         )
-
-
-def check_replay(
-    agent: Agent, params: Tensor, rows: Rows, knobs: Knobs, size: int, enforce: bool
-) -> float:
-    """The consistency gate: max |log-ratio| before any step, which must be 0 up to rounding."""
-    first = slice(0, size)
-    with torch.no_grad():
-        policy = agent.policy(
-            params, {key: x[first] for key, x in rows.obs.items()}, knobs.temperature
-        )
-        gap = agent.dist.log_prob(policy, rows.action[first]) - rows.log_prob[first]
-    gap = torch.where(rows.weight[first] > 0, gap, 0.0).abs()
-    worst = gap.max().item()
-    if math.isnan(worst):
-        raise not_finite(
-            "the policy's output",
-            0,
-            params,
-            {f"obs.{k}": x[first].float() for k, x in rows.obs.items()}
-            | {"log_prob": rows.log_prob[first]},
-        )
-    if enforce and not worst <= GATE:
-        raise ConsistencyError(
-            f"consistency gate: replaying the first minibatch gives |log-ratio| up to {worst:.3g} "
-            f"before any step (allowed {GATE:g}), on {(gap > GATE).double().mean():.0%} of its "
-            "rows. The policy that is trained is not the one that sampled: look for another mask, "
-            "network or temperature, dropout, exploration outside the log-prob, or observations "
-            "normalised again"
-        )
-    return worst
 
 
 def _interpolate(agent: Agent, old: Tensor, new: Tensor, fraction: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from keel.regions.stepper import BETAS, EPSILON, Optimum, Step, StepResult
 from keel.types import KNOB_INDEX
 
 NO_MASK = np.empty((0, 0), bool)
+MOVED, STAYED = torch.tensor([True]), torch.tensor([False])
 
 
 def fits(agent: Agent, objective: Objective) -> bool:
@@ -56,10 +57,9 @@ def make_dense_step(agent: Agent, objective: Objective, *, max_grad_norm: float)
     def step(
         optimum: Optimum, rows: Batch, index: Tensor, real: Tensor, knobs: Tensor, active: Tensor
     ) -> StepResult:
-        dials = knobs.tolist()
-        gradient, statistics = gradient_of(optimum.params.numpy()[0], rows, index, real, dials)
+        gradient, statistics = gradient_of(optimum.params.numpy()[0], rows, index, real, knobs)
         norm = float(statistics[kernels.NORM])
-        moves = math.isfinite(norm) and bool(active[0])
+        moves = math.isfinite(norm) and bool(active.item())
         if moves:
             steps = optimum.steps + 1.0
             moved = np.empty((3, gradient.size), np.float32)
@@ -70,17 +70,17 @@ def make_dense_step(agent: Agent, objective: Objective, *, max_grad_norm: float)
                 second,
                 gradient,
                 min(1.0, max_grad_norm / (norm + 1e-6)),
-                dials[KNOB_INDEX["learning_rate"]],
+                gradient_of.learning_rate,
                 BETAS,
                 EPSILON,
                 policy_columns,
                 steps[0].numpy(),
                 moved,
             )
-            new = torch.from_numpy(moved)[:, None]
+            new = [torch.from_numpy(moved[i : i + 1]) for i in range(3)]
             optimum = Optimum(new[0], new[1], new[2], steps)
         *means, seen = torch.from_numpy(statistics.astype(np.float32))[:, None].unbind(0)
-        return StepResult(optimum, Statistics(*means), seen, torch.tensor([moves]))
+        return StepResult(optimum, Statistics(*means), seen, MOVED if moves else STAYED)
 
     return step
 
@@ -89,7 +89,7 @@ class _Gradient:
     """The gradient of the objective on a minibatch, and the room it is computed in.
 
     Arrays of this size would be given back to the operating system and fetched again, page by page,
-    if every step made its own.
+    if every step made its own. What all minibatches of an update share is unpacked once.
     """
 
     def __init__(self, agent: Agent, objective: Objective, kernels: ModuleType) -> None:
@@ -105,8 +105,15 @@ class _Gradient:
         actor, critic = network.actor.sizes, network.critic.sizes
         self._net = tuple(starts), actor, critic, network.actor.act_name == "tanh"
         self._gradient = np.zeros(agent.initial.shape[1], np.float32)
-        self._statistics = np.zeros(8)
+        self._statistics = np.zeros(9)
         self._desk: tuple[Any, ...] = ()
+        self._rows: Batch | None = None
+        self._knobs: Tensor | None = None
+        self._settings: tuple[Any, ...] = ()
+        self._kernel: Any = None
+        self._batch: tuple[Any, ...] = ()
+        self._acted: tuple[Any, ...] = ()
+        self.learning_rate = 0.0
 
     def _reserve(self, rows: int) -> None:
         if self._desk and self._desk[3][0].size == rows:
@@ -123,51 +130,60 @@ class _Gradient:
         )
 
     def __call__(
-        self, params: NDArray[Any], rows: Batch, index: Tensor, real: Tensor, dials: list[float]
+        self, params: NDArray[Any], rows: Batch, index: Tensor, real: Tensor, knobs: Tensor
     ) -> tuple[NDArray[Any], NDArray[Any]]:
         """Gradient `[P]` and statistics as `kernels` has them; both hold until the next call."""
         self._reserve(len(index))
-        kernels, objective = self._kernels, self._objective
-        obs = rows.obs[self._key].numpy()
-        batch = (
-            obs.reshape(obs.shape[0], -1).astype(np.float32, copy=False),
-            *(x.numpy() for x in (rows.log_prob, rows.advantage, rows.target, rows.weight)),
-        )
-        entropy_coef = dials[KNOB_INDEX["entropy_coef"]]
-        settings = (
-            1.0 - dials[KNOB_INDEX["clip_low"]],
-            1.0 + dials[KNOB_INDEX["clip_high"]],
-            entropy_coef,
-            dials[KNOB_INDEX["temperature"]],
-            objective.max_log_ratio,
-            objective.entropy_bonus,
-            objective.track_kl,
-        )
-        kernel, acted = self._acted(rows)
-        kernel(
+        if rows is not self._rows:
+            self._unpack_rows(rows)
+        if knobs is not self._knobs:
+            self._unpack_knobs(knobs)
+        kernels, objective, statistics = self._kernels, self._objective, self._statistics
+        self._kernel(
             params,
             self._net,
-            batch,
-            acted,
+            self._batch,
+            self._acted,
             index.numpy(),
             real.numpy(),
-            settings,
+            self._settings,
             objective.value_coef,
             self._desk,
         )
-        statistics = self._statistics
-        bonus = entropy_coef * statistics[kernels.ENTROPY] if objective.entropy_bonus else 0.0
+        bonus = self._settings[2] * statistics[kernels.ENTROPY] if objective.entropy_bonus else 0.0
         value = objective.value_coef * statistics[kernels.VALUE]
         statistics[kernels.LOSS] = statistics[kernels.POLICY] + value - bonus
         return self._gradient, statistics
 
-    def _acted(self, rows: Batch) -> tuple[Any, tuple[Any, ...]]:
-        """The kernel of this distribution, and what it needs of the actions."""
+    def _unpack_knobs(self, knobs: Tensor) -> None:
+        dials = dict(zip(KNOB_INDEX, knobs.tolist(), strict=True))
+        self._knobs, self.learning_rate = knobs, dials["learning_rate"]
+        self._settings = (
+            1.0 - dials["clip_low"],
+            1.0 + dials["clip_high"],
+            dials["entropy_coef"],
+            dials["temperature"],
+            self._objective.max_log_ratio,
+            self._objective.entropy_bonus,
+            self._objective.track_kl,
+        )
+
+    def _unpack_rows(self, rows: Batch) -> None:
+        """The rows as arrays, and the kernel of this distribution with what it asks of actions."""
+        obs = rows.obs[self._key].numpy()
+        self._rows = rows
+        self._batch = (
+            obs.reshape(obs.shape[0], -1).astype(np.float32, copy=False),
+            *(x.numpy() for x in (rows.log_prob, rows.advantage, rows.target, rows.weight)),
+        )
         action, behaviour = rows.action.numpy(), rows.behaviour
         if isinstance(self._dist, Gaussian):
             low, high = map(np.float32, self._dist.log_std_bounds)
             before = behaviour["mean"].numpy(), behaviour["log_std"].numpy()
-            return self._kernels.gaussian_gradient, (action, *before, (low, high))
+            self._kernel = self._kernels.gaussian_gradient
+            self._acted = action, *before, (low, high)
+            return
         legal = rows.obs.get("action_mask")
         mask = NO_MASK if legal is None else legal.numpy().astype(bool, copy=False)
-        return self._kernels.categorical_gradient, (action, behaviour["logits"].numpy(), mask)
+        self._kernel = self._kernels.categorical_gradient
+        self._acted = action, behaviour["logits"].numpy(), mask

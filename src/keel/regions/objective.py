@@ -8,11 +8,11 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from keel.functional import aggregate, denominator, policy_ratio, value
+from keel.functional import Ratio, aggregate, denominator, policy_ratio, value
 from keel.functional import surrogate as surrogates
 from keel.functional.ratio import MAX_LOG_RATIO
 from keel.models.agent import Agent
-from keel.rollout.batch import take
+from keel.rollout.batch import take, take_rows
 from keel.types import KNOB_INDEX, Tree
 
 SurrogateName = Literal["clip", "symmetric", "unclipped"]
@@ -36,17 +36,17 @@ class Batch(NamedTuple):
         What rows of weight 0 hold is wiped: a zero weight alone would still multiply their NaN in
         the backward pass.
         """
-        weight = self.weight[index]
+        weight = take_rows(self.weight, index)
         weight = weight * real.reshape(-1, *[1] * (weight.ndim - 1))
         counts = weight > 0
         return Batch(
             obs=take(self.obs, index),
             behaviour=take(self.behaviour, index),
-            action=self.action[index],
-            log_prob=self.log_prob[index],
-            advantage=torch.where(counts, self.advantage[index], 0.0),
-            target=torch.where(counts, self.target[index], 0.0),
-            old_value=torch.where(counts, self.old_value[index], 0.0),
+            action=take_rows(self.action, index),
+            log_prob=take_rows(self.log_prob, index),
+            advantage=torch.where(counts, take_rows(self.advantage, index), 0.0),
+            target=torch.where(counts, take_rows(self.target, index), 0.0),
+            old_value=torch.where(counts, take_rows(self.old_value, index), 0.0),
             weight=weight,
         )
 
@@ -63,6 +63,8 @@ class Statistics(NamedTuple):
     clip_fraction: Tensor
     non_finite: Tensor
     """how many samples were quarantined"""
+    log_ratio_max: Tensor
+    """largest |log-ratio| before the step; NaN if any is not finite"""
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,7 @@ class Objective:
             non_finite=aggregate(quarantined, reduction="token-sum", group_axis=group_axis).reshape(
                 -1
             ),
+            log_ratio_max=_largest(ratio, group_axis),
         )
 
     def _surrogate(
@@ -153,3 +156,11 @@ class Objective:
         if self.value_clip is None:
             return value.squared(now, target)
         return value.clipped(now, before, target, self.value_clip).loss
+
+
+def _largest(ratio: Ratio, group_axis: int | None) -> Tensor:
+    """max |log-ratio| per group, `[G]`."""
+    size = torch.where(ratio.quarantined, torch.nan, ratio.raw_log_ratio.abs())
+    if group_axis is None:
+        return size.max().reshape(1)
+    return size.movedim(group_axis, 0).flatten(1).amax(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from keel.models.agent import Agent
 from keel.regions.faults import BAD_STEPS, not_finite
+from keel.regions.gate import GATE, check_replay
 from keel.regions.objective import Batch, Objective, Statistics
 from keel.regions.stepper import Optimum, Step, StepResult, initial_optimum
 from keel.rollout.batch import Rows, Targets, minibatches
@@ -36,6 +38,8 @@ class Proximal:
     """compute advantages anew for every epoch, with the critic as it is by then"""
     max_grad_norm: float = 0.5
     objective: Objective = field(default_factory=Objective)
+    gate: bool = True
+    """refuse to learn from another policy's actions"""
 
     def init(self, agent: Agent) -> Optimum:
         """The optimizer before the first update."""
@@ -58,7 +62,7 @@ class Proximal:
         dials = knobs.tensor().to(device)
         taken: list[_Taken] = []
         stopped_at, stop_kl, epoch = -1, float("nan"), 0
-        batch, skipped = None, 0
+        batch, skipped, gap = None, 0, 0.0
         for epoch in range(self.epochs):
             if batch is None or self.recompute_advantages:
                 batch = _batch(rows, targets, state.params, batch)
@@ -66,8 +70,13 @@ class Proximal:
             for index, real in minibatches(rows.count, self.minibatch, rng):
                 index, real = index.to(device), real.to(device)
                 result = step(state, batch, index, real, dials, active)
+                if not taken:
+                    gap = result.statistics.log_ratio_max.max().item()
+                    if not gap <= GATE:
+                        first = batch.take(index, real)
+                        gap = check_replay(agent, state.params, first, knobs, self.gate)
                 taken.append(_Taken(result.statistics, result.gradient_norm))
-                if not bool(result.gradient_norm.isfinite().all()):
+                if not math.isfinite(result.gradient_norm.sum().item()):
                     skipped = self._skip(result, state, batch.take(index, real), skipped + 1)
                 over = self._over(result.statistics.kl) if self.early_stop == "minibatch" else None
                 if over is not None and over.any():
@@ -89,6 +98,7 @@ class Proximal:
         metrics["train/epochs"] = float(epoch + 1 if stopped_at < 0 else epoch)
         metrics["train/early_stop_epoch"] = float(stopped_at) if stopped_at >= 0 else float("nan")
         metrics["train/early_stop_kl"] = stop_kl
+        metrics["train/gate_log_ratio"] = gap
         nothing = torch.zeros(groups, dtype=torch.float64)
         return state, UpdateReport(nothing, nothing, torch.ones(groups).double(), metrics=metrics)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -72,25 +72,28 @@ class Collector:
         same_step = self.envs.autoreset == "same_step"
         noise = draw_noise(dist, (steps, self.envs.num_envs), self.rng)
         acted = Acted()
+        kept, raw = _under(store, "obs/"), _under(store, "raw/")
+        outputs, actions, rewards = store["output"], store["action"], store["reward"]
+        terminated, truncated, ignored = (store[k] for k in ("terminated", "truncated", "ignored"))
         for t in range(steps):
             seen = self._see(self.obs, normaliser)
             if recurrent:
                 seen = {**seen, STARTS: self.starts}
             for key, x in seen.items():
-                store[f"obs/{key}"][t] = x
+                kept[key][t] = x
+            seen = {key: x[t] for key, x in kept.items()}  # act on what will be learned from
             if normaliser is not None:
                 for key, x in self.obs.items():
-                    store[f"raw/{key}"][t] = x
-            output = store["output"][t]
+                    raw[key][t] = x
+            output = outputs[t]
             acted = act({**seen, **self.memory} if recurrent else seen, output)
             action = sample(dist, output, seen.get("action_mask"), temperature, noise[t])
-            store["action"][t] = action
+            actions[t] = action
             if acted.value is not None:
                 store["value"][t] = acted.value
             step = self.envs.step(to_env(dist, action))
-            store["reward"][t] = step.reward
-            store["terminated"][t], store["truncated"][t] = step.terminated, step.truncated
-            store["ignored"][t] = step.ignored
+            rewards[t], ignored[t] = step.reward, step.ignored
+            terminated[t], truncated[t] = step.terminated, step.truncated
             if step.final_obs is not None:
                 where, last = step.final_obs
                 finals.append((where + t * self.envs.num_envs, self._see(last, normaliser)))
@@ -121,7 +124,7 @@ class Collector:
         lost = store["ignored"][1:] & store["truncated"][1:]
         store["truncated"][:-1] |= lost
         tensors = {name: torch.from_numpy(x) for name, x in store.items()}
-        obs = {k.removeprefix("obs/"): x for k, x in tensors.items() if k.startswith("obs/")}
+        obs = _under(tensors, "obs/")
         behaviour = self.agent.dist.params(tensors["output"], obs.get("action_mask"), temperature)
         last = self._see(self.obs, normaliser)
         if self.agent.memory:
@@ -141,11 +144,10 @@ class Collector:
             memory={key: torch.from_numpy(x) for key, x in memory.items()} or None,
             temperature=temperature,
         )
-        raw = {k.removeprefix("raw/"): x for k, x in store.items() if k.startswith("raw/")}
         return Collected(
             rollout=rollout,
             reward=store["reward"],
-            raw_obs=raw or None,
+            raw_obs=_under(store, "raw/") or None,
             value=tensors["value"] if valued else None,
             episodes=Episodes(
                 np.concatenate([r for r, _ in finished]) if finished else np.zeros(0),
@@ -173,17 +175,33 @@ class Collector:
             store[f"obs/{STARTS}"] = np.zeros(lead, bool)
         for key, x in self.obs.items():
             kind = np.float32 if with_raw and key != "action_mask" else x.dtype
-            store[f"obs/{key}"] = _aligned((self.steps, *x.shape), kind)
+            store[f"obs/{key}"] = _frames((self.steps, *x.shape), kind)
             if with_raw:
                 store[f"raw/{key}"] = np.zeros((self.steps, *x.shape), x.dtype)
         self._store = store
         return store
 
 
+X = TypeVar("X")
+
+
+def _under(store: dict[str, X], prefix: str) -> dict[str, X]:
+    return {k.removeprefix(prefix): x for k, x in store.items() if k.startswith(prefix)}
+
+
 def _aligned(shape: tuple[int, ...], kind: Any) -> Array:
     """Zeros in torch's memory: what is computed from them must round alike in every process."""
     zeros: Array = torch.zeros(shape, dtype=torch.from_numpy(np.zeros(0, kind)).dtype).numpy()
     return zeros
+
+
+def _frames(shape: tuple[int, ...], kind: Any) -> Array:
+    """Room for observations; images `[T, N, C, H, W]` lie with their channels last, so that this is
+    done once and not for every minibatch."""
+    if len(shape) != 5:
+        return _aligned(shape, kind)
+    channels, height, width = shape[2:]
+    return _aligned((*shape[:2], height, width, channels), kind).transpose(0, 1, 4, 2, 3)
 
 
 def _stack(parts: list[Obs]) -> dict[str, Tensor] | None:

@@ -30,7 +30,7 @@ from keel.regions.controllers import (
 from keel.regions.objective import Objective, SurrogateName
 from keel.regions.proximal import Proximal
 from keel.regions.stepper import Step, make_step
-from keel.resources import expect_memory
+from keel.resources import expect_memory, keep_memory
 from keel.rollout.collect import Collector
 from keel.training.seeding import Seeds, spread
 from keel.training.state import TrainState
@@ -75,7 +75,8 @@ def open_session(config: Config) -> Session:
         agent = build_agent(
             envs.observation_space, envs.action_space, config.network, seeds.network
         )
-        threads = config.threads or ((os.cpu_count() or 1) if _sees_pixels(agent) else 1)
+        pixels = _sees_pixels(agent)
+        threads = config.threads or ((os.cpu_count() or 1) if pixels else 1)
         torch.set_num_threads(threads)
         device = torch.device(_device(config.device))
         agent.to(device)
@@ -91,6 +92,8 @@ def open_session(config: Config) -> Session:
         )
         collector.begin(collector.obs)
         make_actor(agent, agent.initial)  # loads the libraries it needs, whose threads are set now
+        if pixels:
+            keep_memory()
         threadpool_limits(1, user_api="blas")  # numpy's and numba's: their matrices are small
     except BaseException:
         envs.close()
@@ -198,8 +201,9 @@ def build_region(config: Config) -> Certified:
         recompute_advantages=config.advantage.recompute,
         max_grad_norm=region.max_grad_norm,
         objective=objective,
+        gate=region.gate,
     )
-    return Certified(proximal, gate=region.gate, enforce=region.certify)
+    return Certified(proximal, enforce=region.certify)
 
 
 def build_controllers(config: Config) -> tuple[Controller, ...]:

@@ -14,7 +14,7 @@ from keel.envs import make_envs
 from keel.models.agent import Agent
 from keel.models.build import build_agent
 from keel.models.memory import ACTOR, CRITIC, STARTS, Memory
-from keel.regions.certify import check_replay
+from keel.regions.gate import check_replay
 from keel.regions.measure import exact_kl
 from keel.rollout.batch import rows_of
 from keel.rollout.collect import Collector
@@ -111,7 +111,7 @@ def test_replaying_sequences_gives_what_acting_gave(memory: str, autoreset: str)
     agent, rollout = collect(memory, autoreset)
     rows = rows_of(rollout)
     assert rows.weight.shape == (3, 40)
-    assert check_replay(agent, agent.initial, rows, Knobs(), 3, enforce=True) < 1e-5
+    assert check_replay(agent, agent.initial, rows, Knobs(), enforce=True) < 1e-5
     assert exact_kl(agent, agent.initial, rows, 1.0).item() < 1e-10
 
 

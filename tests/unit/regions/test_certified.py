@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from keel.errors import KeelError
 from keel.models.distributions import Categorical
-from keel.regions.certify import Certified, ConsistencyError
+from keel.regions.certify import Certified
+from keel.regions.gate import ConsistencyError
 from keel.regions.measure import exact_kl
 from keel.regions.objective import Objective
 from keel.regions.proximal import Proximal
@@ -143,7 +144,7 @@ def test_the_gate_stops_a_replay_that_differs_from_its_sampling(
 def test_the_gate_can_be_opened_and_is_quiet_on_a_true_replay(setting: Setting) -> None:
     _, report = setting.update(Certified(SMALL), Knobs(learning_rate=1e-4))
     assert report.metrics["train/gate_log_ratio"] < 1e-5
-    _, report = _swap_logits(build((96,))).update(Certified(SMALL, gate=False), Knobs())
+    _, report = _swap_logits(build((96,))).update(Certified(replace(SMALL, gate=False)), Knobs())
     assert report.metrics["train/gate_log_ratio"] > 1e-3
 
 
