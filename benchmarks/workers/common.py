@@ -28,29 +28,47 @@ def total_steps(work: SimpleNamespace) -> int:
     return (work.warmup + work.iterations) * work.num_envs * work.rollout_steps
 
 
-class Clock:
-    """Ticks when an iteration begins, and once more after the last."""
+TURN = "your turn"
+"""What a worker says when the other may run; it goes on when it is told a line."""
 
-    def __init__(self) -> None:
-        self.marks: list[float] = []
+
+class Clock:
+    """Ticks when an iteration begins, and once more after the last.
+
+    Where two workers are measured against each other they take turns, `work.turn` iterations each,
+    so that both feel the same machine; the time of the other is not counted.
+    """
+
+    def __init__(self, work: SimpleNamespace) -> None:
+        self.work = work
+        self.begun: list[float] = []
+        self.ended: list[float] = []
 
     def tick(self) -> None:
-        self.marks.append(time.perf_counter())
+        done = len(self.begun)
+        if done:
+            self.ended.append(time.perf_counter())
+        more = done < self.work.warmup + self.work.iterations
+        if more and self.work.turn and done % self.work.turn == 0:
+            print(TURN, flush=True)
+            sys.stdin.readline()
+        self.begun.append(time.perf_counter())
 
-    def rate(self, work: SimpleNamespace) -> float:
+    def rate(self) -> float:
         """Steps per second over the iterations after the warm-up."""
-        expected = work.warmup + work.iterations + 1
-        if len(self.marks) != expected:
-            raise RuntimeError(f"{len(self.marks) - 1} iterations ran, expected {expected - 1}")
-        steps = work.iterations * work.num_envs * work.rollout_steps
-        return steps / (self.marks[-1] - self.marks[work.warmup])
+        expected = self.work.warmup + self.work.iterations
+        if len(self.ended) != expected:
+            raise RuntimeError(f"{len(self.ended)} iterations ran, expected {expected}")
+        steps = self.work.iterations * self.work.num_envs * self.work.rollout_steps
+        spent = [b - a for a, b in zip(self.begun, self.ended, strict=False)]
+        return steps / sum(spent[self.work.warmup :])
 
 
-def answer(work: SimpleNamespace, clock: Clock, packages: list[str], **more: Any) -> None:
+def answer(clock: Clock, packages: list[str], **more: Any) -> None:
     """One line of JSON, the last of the output."""
     line = {
-        "steps_per_second": clock.rate(work),
-        "ready_seconds": clock.marks[0] - STARTED,
+        "steps_per_second": clock.rate(),
+        "ready_seconds": clock.begun[0] - STARTED,
         "peak_mb": peak_mb(),
         "versions": {name: version(name) for name in packages},
         **more,

@@ -196,7 +196,7 @@ def main() -> None:
     envs = SyncVectorEnv(
         [make_env(work) for _ in range(work.num_envs)], autoreset_mode=AutoresetMode.SAME_STEP
     )
-    agent, store, clock = Agent(envs, work), Storage(envs, work), Clock()
+    agent, store, clock = Agent(envs, work), Storage(envs, work), Clock(work)
     optimizer = torch.optim.Adam(agent.parameters(), lr=work.learning_rate, eps=1e-5)
     obs = torch.as_tensor(envs.reset(seed=work.seed)[0], dtype=torch.float32)
     done = torch.zeros(work.num_envs)
@@ -206,7 +206,7 @@ def main() -> None:
         update(agent, optimizer, store, advantages(agent, store, obs, done, work), work)
     clock.tick()
     envs.close()
-    answer(work, clock, ["torch", "gymnasium"])
+    answer(clock, ["torch", "gymnasium"])
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def price(session, loop, iterations: int) -> dict[str, float]:
 if __name__ == "__main__":
     work = job()
     session = open_session(configuration(work))
-    clock, loop = Clock(), run(session, initial_state(session))
+    clock, loop = Clock(work), run(session, initial_state(session))
     for _ in range(work.warmup + work.iterations):
         clock.tick()
         next(loop)
@@ -75,4 +75,4 @@ if __name__ == "__main__":
     loop.close()
     session.envs.close()
     choices = {key: session.choices[key] for key in ("backend", "compile", "threads")}
-    answer(work, clock, ["keel-rl", "torch", "gymnasium"], choices=choices, overhead=overhead)
+    answer(clock, ["keel-rl", "torch", "gymnasium"], choices=choices, overhead=overhead)

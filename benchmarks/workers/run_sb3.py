@@ -11,4 +11,4 @@ if __name__ == "__main__":
     network = {"pi": work.hidden, "vf": work.hidden}
     kwargs = {} if work.pixels else {"net_arch": network, "activation_fn": nn.Tanh}
     model = PPO(**arguments(work, make_envs(work)), policy_kwargs=kwargs)
-    answer(work, learn(model, work), ["stable-baselines3", "torch", "gymnasium"])
+    answer(learn(model, work), ["stable-baselines3", "torch", "gymnasium"])

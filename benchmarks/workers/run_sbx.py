@@ -19,4 +19,4 @@ if __name__ == "__main__":
     set_threads(1)  # torch only holds the rollout here
     kwargs = {} if work.pixels else {"net_arch": {"pi": work.hidden, "vf": work.hidden}}
     model = PPO(**arguments(work, make_envs(work)), policy_kwargs=kwargs)
-    answer(work, learn(model, work), ["sbx-rl", "jax", "stable-baselines3", "gymnasium"])
+    answer(learn(model, work), ["sbx-rl", "jax", "stable-baselines3", "gymnasium"])

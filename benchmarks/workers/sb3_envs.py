@@ -61,7 +61,7 @@ class Ticks(BaseCallback):
 
 
 def learn(model: Any, work: SimpleNamespace) -> Clock:
-    clock = Clock()
+    clock = Clock(work)
     model.learn(total_steps(work), callback=Ticks(clock), log_interval=None)
     clock.tick()
     return clock

@@ -1,4 +1,4 @@
-"""Ours beside a peer, interleaved: whatever else the machine is doing, both sides feel it."""
+"""Ours beside a peer, in turns: whatever else the machine is doing, both sides feel it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Result:
     ours: float
     peer: float
     ratio: float
-    """how many times faster ours is"""
+    """how many times faster ours is: the median of the pairs"""
     repeats: int
     floor: float
     """what the environment and the network's arithmetic alone would allow"""
@@ -61,7 +61,7 @@ def bench_ppo(
     tell: Tell = lambda line: None,
     workers: Workers | None = None,
 ) -> Result:
-    """PPO on `env`, ours and the peer in turn, each measurement in a process of its own.
+    """PPO on `env`, ours and the peer in turns of a few iterations, each in a process of its own.
 
     Args:
         env: CartPole-v1, HalfCheetah-v5 or Breakout; `keel.bench.settings` holds the details.
@@ -81,7 +81,7 @@ def bench_ppo(
     workers.check()
     run = _Run(workers, settings, name, tell)
     floor = run.take("floor", settings, "floor")
-    trials = {threads: run.trial(threads) for threads in sorted({1, _cores()})}
+    trials = run.trials(sorted({1, _cores()}))
     threads = max(trials, key=lambda count: trials[count])
     tell(f"{name}: {threads} thread{'s' * (threads > 1)} it is")
     if whole is None:
@@ -96,7 +96,7 @@ def bench_ppo(
         mode=settings.mode,
         ours=ours,
         peer=theirs,
-        ratio=ours / theirs,
+        ratio=statistics.median(a.rate / b.rate for a, b in zip(*sides, strict=True)),
         repeats=repeats,
         floor=floor.rate,
         ours_peak_mb=max(reading.peak_mb for reading in sides[0]),
@@ -134,22 +134,27 @@ class _Run:
             self.tell(f"{label}: {reading.rate:,.0f} steps/s")
         return reading
 
-    def trial(self, threads: int) -> float:
-        """The peer once with so many threads, over half of the iterations."""
-        short = self.settings.replace(
-            threads=threads, iterations=max(1, self.settings.iterations // 2)
-        )
-        return self.take(self.peer, short, f"{self.peer}, {threads} thread(s), trial").rate
+    def trials(self, counts: list[int]) -> dict[int, float]:
+        """The peer against itself with these numbers of threads, over half of the iterations."""
+        short = self.settings.replace(iterations=max(1, self.settings.iterations // 2))
+        jobs = [(self.peer, short.replace(threads=count)) for count in counts]
+        rates = [reading.rate for reading in self.workers.race(*jobs)]
+        for count, rate in zip(counts, rates, strict=True):
+            self.tell(f"{self.peer}, {count} thread(s), trial: {rate:,.0f} steps/s")
+        return dict(zip(counts, rates, strict=True))
 
     def steady(self, threads: int, repeats: int) -> tuple[list[Reading], list[Reading]]:
         ours: list[Reading] = []
         theirs: list[Reading] = []
+        job = self.settings
         for repeat in range(1, repeats + 1):
-            of = f"{repeat}/{repeats}"
-            ours.append(self.take("keel", self.settings, f"keel {of}"))
-            theirs.append(
-                self.take(self.peer, self.settings.replace(threads=threads), f"{self.peer} {of}")
+            mine, other = self.workers.race(
+                ("keel", job), (self.peer, job.replace(threads=threads))
             )
+            both = f"keel {mine.rate:,.0f}, {self.peer} {other.rate:,.0f} steps/s"
+            self.tell(f"{repeat}/{repeats}: {both}, {mine.rate / other.rate:.2f}×")
+            ours.append(mine)
+            theirs.append(other)
         return ours, theirs
 
     def whole(

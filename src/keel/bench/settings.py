@@ -44,6 +44,8 @@ class Settings:
     compile: Literal["auto", "on", "off"] = "auto"
     """ours only"""
     mode: Mode = "steady"
+    turn: int = 0
+    """iterations until it is the other side's turn; 0: it runs alone"""
 
     @property
     def batch(self) -> int:
@@ -56,7 +58,7 @@ class Settings:
 
     def whole(self, steps: int) -> Settings:
         """A run of `steps` from process start to end, rounded up to whole rollouts."""
-        return self.replace(mode="whole", warmup=0, iterations=-(-steps // self.batch))
+        return self.replace(mode="whole", warmup=0, turn=0, iterations=-(-steps // self.batch))
 
 
 SETTINGS = {
@@ -68,7 +70,8 @@ SETTINGS = {
         minibatch=256,
         epochs=4,
         iterations=60,
-        warmup=3,
+        warmup=6,
+        turn=6,
     ),
     "HalfCheetah-v5": Settings(
         env="HalfCheetah-v5",
@@ -79,6 +82,7 @@ SETTINGS = {
         epochs=10,
         iterations=20,
         warmup=2,
+        turn=2,
         normalise=True,
     ),
     "Breakout": Settings(
@@ -90,6 +94,7 @@ SETTINGS = {
         epochs=4,
         iterations=4,
         warmup=1,
+        turn=1,
         pixels=True,
     ),
 }

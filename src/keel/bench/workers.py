@@ -1,4 +1,4 @@
-"""Running a worker: one subprocess, one job, one line of JSON."""
+"""Running workers: one subprocess, one job, one line of JSON each; two of them in turns."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ from typing import Any
 from keel.bench.settings import Settings
 from keel.errors import KeelError
 
+TURN = "your turn"
+"""What a worker says when the other may run (`benchmarks/workers/common.py`)."""
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -65,27 +69,88 @@ class Workers:
             )
 
     def run(self, name: str, settings: Settings, extra: Mapping[str, str] | None = None) -> Reading:
-        """Run worker `name` (`keel`, `floor`, or a peer) on a job."""
+        """Run worker `name` (`keel`, `floor`, or a peer) on a job, alone."""
+        with _Worker(self, name, settings.replace(turn=0), extra) as worker:
+            worker.go()
+            return worker.reading()
+
+    def race(self, *jobs: tuple[str, Settings]) -> list[Reading]:
+        """Run several workers side by side, of which only one is ever awake.
+
+        A machine that is shared changes its speed within minutes: between two runs one after the
+        other by half, between two turns of a second by little.
+        """
+        with ExitStack() as stack:
+            workers = []
+            for name, settings in jobs:
+                worker = stack.enter_context(_Worker(self, name, settings, None))
+                worker.go()  # to its first turn, before the next one starts
+                workers.append(worker)
+            while any(worker.running for worker in workers):
+                for worker in workers:
+                    if worker.running:
+                        worker.go()
+            return [worker.reading() for worker in workers]
+
+
+class _Worker:
+    """A subprocess that runs until its turn is over or its job is done."""
+
+    def __init__(
+        self, workers: Workers, name: str, settings: Settings, extra: Mapping[str, str] | None
+    ) -> None:
         own = name in ("keel", "floor")
-        script = self.scripts / ("floor.py" if name == "floor" else f"run_{name}.py")
-        python = self.ours if own else self.peers
+        script = workers.scripts / ("floor.py" if name == "floor" else f"run_{name}.py")
+        python = workers.ours if own else workers.peers
         job = json.dumps(dataclasses.asdict(settings))
-        started = time.perf_counter()
-        done = subprocess.run(
+        self._name, self.running = name, True
+        self._said, self._errors = "", tempfile.TemporaryFile("w+")  # noqa: SIM115  see __exit__
+        self._started = time.perf_counter()
+        self._wall, self._begun = 0.0, False
+        self._process = subprocess.Popen(
             [str(python), "-W", "ignore", str(script), job],
-            capture_output=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
             text=True,
             env={**os.environ, **(extra or {})},
-            check=False,
         )
-        wall = time.perf_counter() - started
-        return _read(name, done, wall)
+
+    def __enter__(self) -> _Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._errors.close()
+
+    def go(self) -> None:
+        """Wake it, and wait until it says that its turn is over, or ends."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        if self._begun:
+            with suppress(BrokenPipeError):
+                self._process.stdin.write("\n")
+                self._process.stdin.flush()
+        self._begun = True
+        for line in self._process.stdout:
+            if line.strip() == TURN:
+                return
+            self._said = line.strip() or self._said
+        self._process.wait()
+        self._wall, self.running = time.perf_counter() - self._started, False
+
+    def reading(self) -> Reading:
+        """What it said at last; once it has ended."""
+        self._errors.seek(0)
+        return _read(
+            self._name, self._said, self._errors.read(), self._process.returncode, self._wall
+        )
 
 
-def _read(name: str, done: subprocess.CompletedProcess[str], wall: float) -> Reading:
-    said = done.stdout.strip().splitlines()
+def _read(name: str, said: str, errors: str, status: int, wall: float) -> Reading:
     try:
-        line = json.loads(said[-1])
+        line = json.loads(said)
         return Reading(
             rate=float(line.pop("steps_per_second")),
             peak_mb=float(line.pop("peak_mb", 0.0)),
@@ -93,9 +158,8 @@ def _read(name: str, done: subprocess.CompletedProcess[str], wall: float) -> Rea
             versions=dict(line.pop("versions", {})),
             details=line,
         )
-    except (IndexError, ValueError, KeyError, TypeError, AttributeError):
-        complaint = (done.stderr.strip().splitlines() or ["nothing on its standard error"])[-1]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        complaint = (errors.strip().splitlines() or ["nothing on its standard error"])[-1]
         raise BenchError(
-            f"bench: the worker {name} ended with status {done.returncode} and gave no result: "
-            f"{complaint}"
+            f"bench: the worker {name} ended with status {status} and gave no result: {complaint}"
         ) from None

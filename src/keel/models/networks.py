@@ -177,7 +177,8 @@ class NatureCNN(nn.Module):
         x = torch.relu_(nn.functional.conv2d(x, scaled, first.bias, first.stride))
         for layer in others:
             x = torch.relu_(layer(x))
-        x = torch.relu(self.linear(x.flatten(1)))
+        x = x.permute(0, 2, 3, 1).flatten(1)  # as it lies: channels last, and no copy
+        x = torch.relu_(self.linear(x))
         return x.reshape(*lead, self.features)
 
 

@@ -49,7 +49,9 @@ def fits(agent: Agent, objective: Objective) -> bool:
 
 def make_dense_step(agent: Agent, objective: Objective, *, max_grad_norm: float) -> Step:
     """The same function as `make_step` gives, for an agent and an objective that fit."""
-    from keel.models import kernels  # numba is a second and 100 MB, which others need not pay
+    # numba is a second and 100 MB, which others need not pay
+    from keel.models import kernels
+    from keel.models.kernels_adam import adam
 
     gradient_of = _Gradient(agent, objective, kernels)
     policy_columns = agent.policy_columns.numpy()
@@ -64,7 +66,7 @@ def make_dense_step(agent: Agent, objective: Objective, *, max_grad_norm: float)
             steps = optimum.steps + 1.0
             moved = np.empty((3, gradient.size), np.float32)
             params, first, second = (x.numpy()[0] for x in optimum[:3])
-            kernels.adam(
+            adam(
                 params,
                 first,
                 second,

@@ -139,6 +139,7 @@ def _plain_adam(old: Optimum, gradient: Tensor, rate: float) -> Optimum:
     age = steps[0, 0].item()
     first = torch.lerp(old.first, gradient, 1 - BETAS[0])
     second = (old.second * BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
-    spread = second.sqrt().mul_((1 - BETAS[1] ** age) ** -0.5).add_(EPSILON)
-    params = torch.addcdiv(old.params, first, spread, value=-rate / (1 - BETAS[0] ** age))
+    shrink = (1 - BETAS[1] ** age) ** 0.5  # of both, numerator and denominator: one pass less
+    spread = second.sqrt().add_(EPSILON * shrink)
+    params = torch.addcdiv(old.params, first, spread, value=-rate * shrink / (1 - BETAS[0] ** age))
     return Optimum(params, first, second, steps)

@@ -80,7 +80,7 @@ class Collector:
             if recurrent:
                 seen = {**seen, STARTS: self.starts}
             for key, x in seen.items():
-                kept[key][t] = x
+                _put(kept[key][t], x)
             seen = {key: x[t] for key, x in kept.items()}  # act on what will be learned from
             if normaliser is not None:
                 for key, x in self.obs.items():
@@ -202,6 +202,16 @@ def _frames(shape: tuple[int, ...], kind: Any) -> Array:
         return _aligned(shape, kind)
     channels, height, width = shape[2:]
     return _aligned((*shape[:2], height, width, channels), kind).transpose(0, 1, 4, 2, 3)
+
+
+def _put(room: Array, x: Array) -> None:
+    """`room[:] = x`; images channel by channel, which is four times faster where room has them last
+    and x has them first."""
+    if room.ndim != 4:
+        room[:] = x
+        return
+    for channel in range(room.shape[1]):
+        room[:, channel] = x[:, channel]
 
 
 def _stack(parts: list[Obs]) -> dict[str, Tensor] | None:

@@ -59,6 +59,40 @@ def test_sides_take_turns_after_floor_and_thread_trials(fake: Workers) -> None:
     ]
 
 
+RACER = """
+import json, os, sys, time
+sys.path.insert(0, {common!r})
+from common import Clock, answer, job
+work, name = job(), os.path.basename(__file__)
+clock = Clock(work)
+for index in range(work.warmup + work.iterations):
+    clock.tick()
+    with open({log!r}, "a") as log:
+        log.write(name + " " + str(index) + "\\n")
+    time.sleep(0.02)
+clock.tick()
+answer(clock, [])
+"""
+
+
+def test_two_workers_take_turns_and_the_other_side_is_not_counted(fake: Workers) -> None:
+    common = str(Workers().scripts)
+    for name in ("run_keel.py", "run_sb3.py"):
+        text = RACER.format(common=common, log=str(fake.root / "log"))
+        (fake.scripts / name).write_text(text)
+    job = settings_for("CartPole-v1").replace(iterations=4, warmup=2, turn=2)
+    readings = fake.race(("keel", job), ("sb3", job))
+    assert [f"{name} {index}" for name, index in log(fake)] == [
+        f"{name} {index}"
+        for start in (0, 2, 4)
+        for name in ("run_keel.py", "run_sb3.py")
+        for index in (start, start + 1)
+    ]
+    for reading in readings:  # 4 iterations of 1,024 steps, each at least 20 ms
+        assert 4 * 1024 / 0.4 < reading.rate <= 4 * 1024 / 0.08
+    assert readings[0].wall > 0.2
+
+
 def test_the_result_holds_medians_ratio_floor_and_peaks(fake: Workers) -> None:
     lines: list[str] = []
     result = bench_ppo(
@@ -70,7 +104,7 @@ def test_the_result_holds_medians_ratio_floor_and_peaks(fake: Workers) -> None:
     assert result.thread_trials == {"1": 1000.0, "2": 500.0}
     assert result.settings["normalise"] is True
     assert result.settings["iterations"] == 2
-    assert len(lines) == 1 + 2 + 1 + 2 * 3
+    assert len(lines) == 1 + 2 + 1 + 3
     json.dumps(result.__dict__, allow_nan=False)
 
 
@@ -141,7 +175,7 @@ def test_the_command_prints_json_or_a_table(
     assert {"ours", "peer", "ratio", "repeats", "floor", "ours_peak_mb", "peer_peak_mb"} <= set(
         answer
     )
-    assert "keel 1/1: 3,000 steps/s" in captured.err
+    assert "1/1: keel 3,000, sb3 1,000 steps/s, 3.00×" in captured.err
     assert command.run(["ppo", "--whole", "1024", "--repeats", "1"]) == 0
     text = capsys.readouterr().out
     assert "of the floor" in text

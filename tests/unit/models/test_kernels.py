@@ -15,6 +15,7 @@ from keel.config import Network
 from keel.models import kernels
 from keel.models.acting import make_actor
 from keel.models.build import build_agent
+from keel.models.kernels_adam import adam
 from keel.regions.stepper import BETAS, EPSILON, _adam, _plain_adam, initial_optimum
 
 
@@ -79,7 +80,7 @@ def test_three_ways_to_adam_are_one() -> None:
         moved = np.empty((3, 40), np.float32)
         ages = np.array([age, age], np.float32)
         row = gradient[0].numpy()
-        kernels.adam(*compiled, row, 1.0, 1e-2, BETAS, EPSILON, policy.numpy(), ages, moved)
+        adam(*compiled, row, 1.0, 1e-2, BETAS, EPSILON, policy.numpy(), ages, moved)
         compiled = moved
     for found in (general.params, plain.params, torch.from_numpy(compiled[:1])):
         torch.testing.assert_close(found, reference.detach(), rtol=1e-5, atol=1e-6)
