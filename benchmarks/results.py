@@ -3,6 +3,8 @@
     python -m benchmarks.results speed        the speed tables (half an hour on a quiet machine)
     python -m benchmarks.results learning     train every preset of the table (hours)
     python -m benchmarks.results learning --from RUNS    read runs that are there already
+    python -m benchmarks.results beside       SB3 with the RL Zoo's settings (45 minutes a seed)
+    python -m benchmarks.results beside --from FOLDER    read its answers, FOLDER/zoo*.json
     python -m benchmarks.results page         write docs/results.md from docs/data/results.json
 
 What was measured is kept in docs/data/results.json; a part that is measured again replaces itself.
@@ -14,8 +16,10 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -30,27 +34,68 @@ ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "docs" / "data" / "results.json"
 KEEL = [str(Path(sys.executable).with_name("keel"))]
 SPEED = (
-    ("CartPole-v1", "sb3", []),
+    ("CartPole-v1", "sb3", ["--repeats", "5"]),
     ("CartPole-v1", "sb3", ["--whole", "500000", "--repeats", "2"]),
     ("CartPole-v1", "sbx", []),
-    ("HalfCheetah-v5", "sb3", []),
+    ("HalfCheetah-v5", "sb3", ["--repeats", "5"]),
     ("HalfCheetah-v5", "sbx", []),
-    ("Breakout", "sb3", []),
+    ("Breakout", "sb3", ["--repeats", "5"]),
 )
 LEARNING = ("CartPole-v1", "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5")
 SEEDS = (0, 1, 2, 3, 4)
+ZOO = "HalfCheetah-v5, SB3 with the RL Zoo's settings"
+ZOO_SEEDS = (0, 1)
 
 
 def measure_speed(only: str | None) -> None:
     """Every line of the speed tables, one after the other, each kept as soon as it is there."""
     for env, peer, more in SPEED:
-        key = f"{env} {peer}{' whole' if more else ''}"
+        key = f"{env} {peer}{' whole' if '--whole' in more else ''}"
         if only and only not in key:
             continue
         print(key, flush=True)
         command = [*KEEL, "bench", "ppo", "--env", env, "--peer", peer, "--json", *more]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         keep("speed", key, json.loads(done.stdout.splitlines()[-1]))
+
+
+def measure_start() -> None:
+    """Seconds from entering `keel train CartPole-v1` to its first update, three times."""
+    print("first update", flush=True)
+    keep("speed", "first update", {"seconds": [_first_update() for _ in range(4)][1:]})
+
+
+def _first_update() -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        command = [*KEEL, "train", "CartPole-v1", "--runs", folder]
+        run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while not any(path.stat().st_size for path in Path(folder).rglob("metrics.jsonl")):
+            if run.poll() is not None:
+                raise RuntimeError(f"keel train ended with status {run.returncode}")
+            time.sleep(0.01)
+        seconds = time.perf_counter() - began
+        run.send_signal(signal.SIGTERM)
+        run.wait()
+    return seconds
+
+
+def measure_beside(source: Path | None) -> None:
+    """The peer's own best settings on the same environment, one process a seed."""
+    if source is None:
+        python = ROOT / ".venv-peers" / "bin" / "python"
+        script = ROOT / "benchmarks" / "workers" / "zoo_sb3.py"
+        said = []
+        for seed in ZOO_SEEDS:
+            print(f"{ZOO}: seed {seed}", flush=True)
+            command = [str(python), "-W", "ignore", str(script), str(seed)]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            said.append(done.stdout)
+    else:
+        said = [path.read_text() for path in sorted(source.glob("zoo*.json"))]
+    runs = [json.loads(text.splitlines()[-1]) for text in said if text.strip()]
+    if runs:
+        keep("beside", ZOO, {"runs": runs})
 
 
 def measure_learning(only: str | None, source: Path | None) -> None:
@@ -125,14 +170,18 @@ def keep(part: str, key: str, value: Any) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("part", choices=("speed", "learning", "page", "all"))
+    parser.add_argument("part", choices=("speed", "learning", "beside", "page", "all"))
     parser.add_argument("--only", help="entries whose name contains this")
     parser.add_argument("--from", dest="source", type=Path, help="a folder of finished runs")
     options = parser.parse_args()
     if options.part in ("speed", "all"):
         measure_speed(options.only)
+        if options.only is None or options.only in "first update":
+            measure_start()
     if options.part in ("learning", "all"):
         measure_learning(options.only, options.source)
+    if options.part in ("beside", "all"):
+        measure_beside(options.source)
     write_page(json.loads(DATA.read_text()), ROOT / "docs" / "results.md")
 
 
