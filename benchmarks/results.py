@@ -108,8 +108,9 @@ def measure_learning(only: str | None, source: Path | None) -> None:
             print(f"{env}: training", flush=True)
             command = [*KEEL, "train", env, "--seeds", *map(str, SEEDS), "--runs", str(root)]
             subprocess.run([*command, "--quiet"], check=True)
-        rows = [read_run(path) for path in sorted(root.rglob("run.json"))]
+        rows = [read_run(path) for path in root.rglob("run.json")]
         rows = [row for row in rows if row["env"] == env and row["finished"]]
+        rows.sort(key=lambda row: row["created"])
         newest = {row["seed"]: row for row in rows if row["seed"] in SEEDS}
         if newest:
             keep("learning", env, summarise([newest[seed] for seed in sorted(newest)]))
@@ -122,6 +123,7 @@ def read_run(record: Path) -> dict[str, Any]:
     config = yaml.safe_load((folder / "config.yaml").read_text())
     last = lines[-1]
     return {
+        "created": json.loads(record.read_text())["created"],
         "env": config["env"],
         "seed": config["seed"],
         "finished": last["step"] >= config["total_steps"] and "eval/return_mean" in last,
