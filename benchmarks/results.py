@@ -41,8 +41,12 @@ SPEED = (
     ("HalfCheetah-v5", "sbx", []),
     ("Breakout", "sb3", ["--repeats", "5"]),
 )
-LEARNING = ("CartPole-v1", "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5")
 SEEDS = (0, 1, 2, 3, 4)
+LEARNING = {
+    **dict.fromkeys(("CartPole-v1", "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5"), SEEDS),
+    **dict.fromkeys(("Acrobot-v1", "LunarLander-v3", "MountainCar-v0"), SEEDS[:3]),
+    **dict.fromkeys(("MountainCarContinuous-v0", "Pendulum-v1"), SEEDS[:3]),
+}
 ZOO = "HalfCheetah-v5, SB3 with the RL Zoo's settings"
 ZOO_SEEDS = (0, 1)
 
@@ -99,19 +103,19 @@ def measure_beside(source: Path | None) -> None:
 
 
 def measure_learning(only: str | None, source: Path | None) -> None:
-    """Train the presets on seeds 0 to 4, or read such runs from a folder."""
-    for env in LEARNING:
+    """Train the presets on their seeds, or read such runs from a folder."""
+    for env, seeds in LEARNING.items():
         if only and only not in env:
             continue
         root = source or ROOT / "build" / "results"
         if source is None:
             print(f"{env}: training", flush=True)
-            command = [*KEEL, "train", env, "--seeds", *map(str, SEEDS), "--runs", str(root)]
+            command = [*KEEL, "train", env, "--seeds", *map(str, seeds), "--runs", str(root)]
             subprocess.run([*command, "--quiet"], check=True)
         rows = [read_run(path) for path in root.rglob("run.json")]
         rows = [row for row in rows if row["env"] == env and row["finished"]]
         rows.sort(key=lambda row: row["created"])
-        newest = {row["seed"]: row for row in rows if row["seed"] in SEEDS}
+        newest = {row["seed"]: row for row in rows if row["seed"] in seeds}
         if newest:
             keep("learning", env, summarise([newest[seed] for seed in sorted(newest)]))
 

@@ -18,7 +18,11 @@ ACTOR, CRITIC = "memory/actor", "memory/critic"
 
 
 class Memory(nn.Module):
-    """One GRU cell (Cho et al. 2014), applied from row to row."""
+    """One GRU cell (Cho et al. 2014), applied from row to row.
+
+    On the CPU by compiled loops, which are several times faster; elsewhere, and where torch wants
+    to see every operation (to compile or to export), by the cell.
+    """
 
     def __init__(self, inputs: int, size: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -33,13 +37,26 @@ class Memory(nn.Module):
 
     def forward(self, x: Tensor, state: Tensor, starts: Tensor) -> Tensor:
         """The state after every row, `[B, L, H]`."""
-        keep = (~starts.bool()).to(x.dtype).unsqueeze(-1)
+        keep = (~starts.bool()).to(x.dtype)
+        if (
+            x.device.type == "cpu"
+            and x.dtype == torch.float32
+            and not torch.compiler.is_compiling()
+        ):
+            return self._run(x, state, keep)
         states = []
         # unbind, not indexing: its backward is one stack, that of x[:, t] a zero tensor a row
         for row, kept in zip(x.unbind(1), keep.unbind(1), strict=True):
-            state = self.cell(row, state * kept)
+            state = self.cell(row, state * kept.unsqueeze(-1))
             states.append(state)
         return torch.stack(states, 1)
+
+    def _run(self, x: Tensor, state: Tensor, keep: Tensor) -> Tensor:
+        from keel.models import gru  # numba is a second and 100 MB, which others need not pay
+
+        cell = self.cell
+        seen = nn.functional.linear(x.transpose(0, 1), cell.weight_ih, cell.bias_ih)
+        return gru.run(seen, state, keep.T, cell.weight_hh, cell.bias_hh).transpose(0, 1)
 
 
 class Tower(nn.Module):
