@@ -38,7 +38,7 @@ def configuration(work) -> Config:
 
 
 def price(session, loop, iterations: int) -> dict[str, float]:
-    """The shares of an iteration that gate and certificate take, and the guard around the envs.
+    """The shares of an iteration that the certificate takes, and the guard around the envs.
 
     Measured after the speed was: the stopwatches would slow it down.
     """

@@ -262,6 +262,8 @@ def check(config: Config) -> None:
     region = config.region
     if region.clip is not None and not 0.0 < region.clip < 1.0:
         raise InputError(f"region.clip: expected a number between 0 and 1, got {region.clip}")
+    if region.dual_clip is not None and (region.clip is None or region.symmetric):
+        raise InputError("region.dual_clip: goes with PPO's own clip (region.clip, not symmetric)")
     if region.minibatch > config.batch:
         raise InputError(
             f"region.minibatch: {region.minibatch} rows, but a rollout has only {config.batch} "
@@ -352,7 +354,8 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
         return _convert(inner, value, name)
     if origin is Literal:
         options = typing.get_args(hint)
-        value = {True: "on", False: "off"}.get(value, value) if "off" in options else value
+        if isinstance(value, bool) and "off" in options:
+            value = "on" if value else "off"
         if value in options:
             return value
         near = difflib.get_close_matches(str(value), options, n=1)

@@ -179,6 +179,9 @@ def test_rows_that_are_masked_altogether() -> None:
     assert torch.equal(x.grad, torch.zeros(2, 3))  # type: ignore[arg-type]
 
     class Closed(Numbers):
+        def reset(self, **given: Any) -> Any:
+            return super().reset(**given)[0], {"action_mask": np.ones(2, bool)}
+
         def step(self, action: Any) -> Any:
             obs, reward, over, cut, _ = super().step(action)
             return obs, reward, over, cut, {"action_mask": np.zeros(2, bool)}

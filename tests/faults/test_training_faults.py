@@ -177,7 +177,9 @@ def test_a_killed_run_leaves_no_workers(tmp_path: Path) -> None:
     while any(Path(f"/proc/{pid}/stat").exists() and _alive(pid) for pid in children):
         assert time.monotonic() < until, "workers outlived the run"
         time.sleep(0.05)
-    left = [p for p in set(Path("/dev/shm").iterdir()) - before if p.name.startswith("psm_")]
+    left = [
+        p for p in set(Path("/dev/shm").iterdir()) - before if p.name.startswith(("psm_", "pym-"))
+    ]
     assert not left
 
 

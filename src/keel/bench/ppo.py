@@ -42,7 +42,7 @@ class Result:
     """what ours chose by itself: backend, compile, threads"""
     floor_details: dict[str, Any]
     overhead: dict[str, float]
-    """shares of our iterations: `certify` (gate, exact KL, its metrics) and `guard`"""
+    """shares of our iterations: `certify` (exact KL, its metrics) and `guard`"""
     all_ours: list[float] = field(default_factory=list)
     all_peer: list[float] = field(default_factory=list)
     thread_trials: dict[str, float] = field(default_factory=dict)

@@ -98,7 +98,7 @@ def _print(result: Result) -> None:
         console.print(_whole(result.whole, settings["iterations"], result))
     if result.overhead:
         console.print(
-            f"of keel's iterations: {result.overhead['certify']:.1%} gate and exact KL, "
+            f"of keel's iterations: {result.overhead['certify']:.1%} exact KL and its company, "
             f"{result.overhead['guard']:.1%} guard"
         )
     spread = " ".join(f"{ours / peer:.2f}" for ours, peer in _pairs(result))

@@ -75,7 +75,7 @@ def _run(envs: Envs, steps: int, seed: int, problems: dict[str, str]) -> list[di
 
 
 def _random_action(envs: Envs, obs: Obs, rng: np.random.Generator) -> np.ndarray:
-    """Random legal actions; of a masked MultiDiscrete, the first legal choice of each part."""
+    """Random legal actions."""
     space: Any = envs.action_space
     n = envs.num_envs
     if space.dtype is not None and space.dtype.kind == "f":
@@ -116,11 +116,13 @@ def _check_obs(envs: Envs, obs: Obs, number: int, problems: dict[str, str]) -> N
 
 
 def _check_mask(envs: Envs, mask: np.ndarray, note: Any) -> None:
-    expected = (envs.num_envs, action_layout(envs.action_space).choices)
+    actions = action_layout(envs.action_space)
+    expected = (envs.num_envs, actions.choices)
     if mask.shape != expected or mask.dtype != bool:
         note("mask", f"{MASK}: expected bool {list(expected)}, got {mask.dtype} {list(mask.shape)}")
-    elif not mask.any(1).all():
-        note("mask", f"{MASK}: environment {int(np.argmin(mask.any(1)))} allows no action at all")
+    elif not actions.legal(mask).all():
+        row = int(np.argmin(actions.legal(mask)))
+        note("mask", f"{MASK}: environment {row} leaves nothing of a choice")
 
 
 def _check_step(envs: Envs, step: Step, number: int, problems: dict[str, str]) -> None:

@@ -32,7 +32,8 @@ class Guarded:
         self._fields = fields_of(envs.observation_space)
         self._bounds = {key: bounds_of(space) for key, space in self._fields.items()}
         self._largest = _largest(envs.action_space)
-        self._choices = action_layout(envs.action_space).choices
+        self._actions = action_layout(envs.action_space)
+        self._masked = False
         self._step = 0
         self._state = "made"
         rows = envs.num_envs
@@ -75,7 +76,7 @@ class Guarded:
         obs: Obs = self._watched(self.envs.reset, seed)
         with np.errstate(invalid="ignore"):
             self._check_obs(obs, self.num_envs, None)
-        self._state = "running"
+        self._state, self._masked = "running", MASK in obs
         return obs
 
     def step(self, action: np.ndarray) -> Step:
@@ -88,6 +89,11 @@ class Guarded:
         self._step += 1
         self._check_action(action)
         step: Step = self._watched(self.envs.step, action)
+        if (MASK in step.obs) is not self._masked:
+            raise self._bad(
+                f"{MASK} came with {'reset' if self._masked else 'step'} only; an environment that "
+                "rules out actions says so in the info of both"
+            )
         with np.errstate(invalid="ignore"):  # 0 · ∞, of which we shall speak ourselves
             if not self._is_sound(step):
                 self._check_obs(step.obs, self.num_envs, None)
@@ -105,12 +111,13 @@ class Guarded:
 
     def save(self) -> Saved | None:
         saved = self.envs.save()
-        return None if saved is None else (saved[0], saved[1] | {"guard_step": self._step})
+        own = {"guard_step": self._step, "guard_masked": self._masked}
+        return None if saved is None else (saved[0], saved[1] | own)
 
     def load(self, arrays: Mapping[str, np.ndarray], data: Mapping[str, Any]) -> None:
         self.envs.load(arrays, data)
         self._step = int(data.get("guard_step", 0))
-        self._state = "running"
+        self._state, self._masked = "running", bool(data.get("guard_masked", self._masked))
 
     def _is_sound(self, step: Step) -> bool:
         """The usual case in one look; what is unusual goes through the checks that can speak."""
@@ -174,17 +181,16 @@ class Guarded:
         )
 
     def _check_mask(self, mask: np.ndarray, index: np.ndarray | None) -> None:
-        shape = (mask.shape[0], self._choices)
+        shape = (mask.shape[0], self._actions.choices)
         if mask.dtype != bool or mask.shape != shape:
             raise self._bad(
                 f"{MASK}: expected bool {list(shape)}, got {mask.dtype} {list(mask.shape)}"
             )
-        legal = mask.any(1)
+        legal = self._actions.legal(mask)
         if np.count_nonzero(legal) < mask.shape[0]:
             row = int(np.argmin(legal))
-            raise self._bad(
-                f"{MASK} forbids every action", row if index is None else int(index[row])
-            )
+            what = "every action" if not mask[row].any() else "everything of one choice"
+            raise self._bad(f"{MASK} forbids {what}", row if index is None else int(index[row]))
 
     def _check_action(self, action: np.ndarray) -> None:
         shape = self._action_shape

@@ -196,6 +196,7 @@ class Lanes:
 
     def _store_mask(self, mask: np.ndarray, row: int, info: dict[str, Any]) -> None:
         if MASK not in info:
+            mask[row] = True
             return
         given = info[MASK]
         flat = np.asarray(given).reshape(-1)
@@ -213,17 +214,19 @@ def _shown(value: Any) -> str:
     return f"a tuple of {len(value)}" if isinstance(value, tuple) else type(value).__name__
 
 
-def read_obs(buffers: Buffers, done: np.ndarray) -> Obs:
+def read_obs(buffers: Buffers, done: np.ndarray, actions: ActionLayout) -> Obs:
     """A copy of the observations, with the mask where the environments gave one."""
     obs = {key: array.copy() for key, array in buffers.obs.items()}
     if np.count_nonzero(buffers.masked):
         obs[MASK] = buffers.mask.copy()
     if MASK in obs:
-        open_mask(obs[MASK], done)
+        open_mask(obs[MASK], done, actions)
     return obs
 
 
-def read_step(buffers: Buffers, episodes: Episodes, autoreset: Autoreset) -> Step:
+def read_step(
+    buffers: Buffers, episodes: Episodes, autoreset: Autoreset, actions: ActionLayout
+) -> Step:
     """What the lanes wrote, as a `Step` of its own; rows both ignored and truncated were lost."""
     terminated, truncated = buffers.terminated.copy(), buffers.truncated.copy()
     ignored = buffers.ignored.copy()
@@ -236,8 +239,8 @@ def read_step(buffers: Buffers, episodes: Episodes, autoreset: Autoreset) -> Ste
         if buffers.masked.any():
             rows[MASK] = buffers.final_mask[index]
         if MASK in rows:
-            open_mask(rows[MASK], np.ones(len(index), dtype=bool))
+            open_mask(rows[MASK], np.ones(len(index), dtype=bool), actions)
         final = index, rows
-    obs = read_obs(buffers, done)
+    obs = read_obs(buffers, done, actions)
     reward = buffers.reward.astype(np.float32)
     return Step(obs, reward, terminated, truncated, ignored, final, *finished)

@@ -128,7 +128,7 @@ class PoolEnvs:
         if self._mask is not None:
             obs[MASK] = state[self._mask].astype(bool)
         if MASK in obs:
-            open_mask(obs[MASK], done)
+            open_mask(obs[MASK], done, self._actions)
         return obs
 
     def close(self) -> None:

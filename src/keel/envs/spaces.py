@@ -2,7 +2,7 @@
 
 | observation space            | in `Obs`                                              |
 |------------------------------|-------------------------------------------------------|
-| Box, uint8, rank 3           | uint8 `[N, *shape]`, kept                             |
+| Box, uint8, rank 3           | uint8 `[N, C, H, W]`, channels moved to the front     |
 | Box, uint8, rank 2           | uint8 `[N, 1, H, W]`                                  |
 | Box, other dtype, rank 1, 3  | float32 `[N, *shape]`, kept                           |
 | Box, any other rank          | float32 `[N, D]`, flattened                           |
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ from keel.envs.faults import BadStepError, UnsupportedSpaceError
 from keel.envs.protocol import Obs
 
 MASK = "action_mask"
+MOST_CHANNELS = 16
+"""Of a picture: four frames in colour are twelve."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +48,8 @@ class Field:
     space: Space[Any] | None
     """As `Obs` lays it out; None for the action mask."""
     start: np.ndarray | None = None
+    channels_last: bool = False
+    """An image `[H, W, C]`, which `Obs` holds as `[C, H, W]`."""
 
     def checked(self, value: Any, lead: tuple[int, ...]) -> np.ndarray:
         """`value` as an array, if its shape and the kind of its dtype are what was declared."""
@@ -64,7 +69,9 @@ class Field:
         array = self.checked(value, lead)
         if array.dtype != self.dtype:
             array = array.astype(self.dtype)
-        if self.shape != self.raw_shape:
+        if self.channels_last:
+            array = np.moveaxis(array, -1, -3)
+        elif self.shape != self.raw_shape:
             array = array.reshape(lead + self.shape)
         return array if self.start is None else array - self.start
 
@@ -73,7 +80,9 @@ class Field:
         array = self.checked(value, ())
         if self.start is not None:
             array = array - self.start
-        out[row] = array if self.shape == self.raw_shape else array.reshape(self.shape)
+        if self.channels_last:
+            array = np.moveaxis(array, -1, 0)
+        out[row] = array if self.shape == array.shape else array.reshape(self.shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,9 +147,11 @@ def _field(key: str, space: Space[Any]) -> Field:
         return Field(key, space.shape, np.dtype(space.dtype), flat, np.dtype(np.float32), box)
     if isinstance(space, spaces.Box) and space.dtype.kind in "fiub":
         shape, dtype = _box_shape(space)
-        low, high = (bound.reshape(shape).astype(dtype) for bound in (space.low, space.high))
+        last = _has_channels_last(space)
+        bounds = [np.moveaxis(x, -1, 0) if last else x for x in (space.low, space.high)]
+        low, high = (bound.reshape(shape).astype(dtype) for bound in bounds)
         shown_box = spaces.Box(low, high, shape, dtype.type)
-        return Field(key, space.shape, space.dtype, shape, dtype, shown_box)
+        return Field(key, space.shape, space.dtype, shape, dtype, shown_box, channels_last=last)
     raise UnsupportedSpaceError(
         f"observation space {key!r}: {space} is not supported; Keel takes Box, Discrete, "
         "MultiDiscrete, MultiBinary and one Dict of those (flatten it with a gymnasium wrapper)"
@@ -156,10 +167,19 @@ def _start(start: Any) -> np.ndarray | None:
 def _box_shape(space: spaces.Box) -> tuple[tuple[int, ...], np.dtype[Any]]:
     shape, rank = space.shape, len(space.shape)
     if space.dtype == np.uint8 and rank == 3:
-        return shape, np.dtype(np.uint8)
+        last = _has_channels_last(space)
+        return (shape[2], *shape[:2]) if last else shape, np.dtype(np.uint8)
     if space.dtype == np.uint8 and rank == 2:
         return (1, *shape), np.dtype(np.uint8)
     return (shape if rank in (1, 3) else (math.prod(shape),)), np.dtype(np.float32)
+
+
+def _has_channels_last(space: spaces.Box) -> bool:
+    """Pictures as most environments draw them: few channels, behind height and width."""
+    if space.dtype != np.uint8 or len(space.shape) != 3:
+        return False
+    height, width, channels = space.shape
+    return channels <= MOST_CHANNELS and channels < min(height, width)
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,6 +202,18 @@ class ActionLayout:
         if isinstance(self.space, spaces.MultiDiscrete):
             return int(self.space.nvec.sum())
         return 0
+
+    @cached_property
+    def _parts(self) -> np.ndarray:
+        """Where each choice begins in a mask."""
+        counts = self.space.nvec if isinstance(self.space, spaces.MultiDiscrete) else np.ones(1)
+        return np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64)
+
+    def legal(self, mask: np.ndarray) -> np.ndarray:
+        """`[N]` bool: whether `mask` `[N, A]` leaves something of every choice."""
+        if self._parts.size == 1:
+            return np.asarray(mask.any(1))
+        return np.asarray(np.logical_or.reduceat(mask, self._parts, axis=1).all(1))
 
     def encode(self, action: np.ndarray) -> np.ndarray:
         """Actions `[N, *]` of the policy as `[N, *raw_shape]` of the environment."""
@@ -223,8 +255,8 @@ def action_layout(space: Space[Any], dtype: np.dtype[Any] | None = None) -> Acti
     )
 
 
-def open_mask(mask: np.ndarray, done: np.ndarray) -> np.ndarray:
+def open_mask(mask: np.ndarray, done: np.ndarray, actions: ActionLayout) -> np.ndarray:
     """A finished row `[N]` needs no legal action: allow all, so that sampling stays possible."""
     if np.count_nonzero(done):
-        mask[done & ~mask.any(1)] = True
+        mask[done & ~actions.legal(mask)] = True
     return mask

@@ -39,12 +39,12 @@ class SyncEnvs:
         self._episodes.clear()
         self._buffers.masked[:] = False
         self._lanes.reset(env_seeds(seed, self.num_envs))
-        return read_obs(self._buffers, np.zeros(self.num_envs, dtype=bool))
+        return read_obs(self._buffers, np.zeros(self.num_envs, dtype=bool), self._actions)
 
     def step(self, action: np.ndarray) -> Step:
         self._buffers.action[:] = self._actions.encode(action)
         self._lanes.step()
-        return read_step(self._buffers, self._episodes, self.autoreset)
+        return read_step(self._buffers, self._episodes, self.autoreset, self._actions)
 
     def close(self) -> None:
         for env in self._lanes.envs:

@@ -75,14 +75,14 @@ class VectorEnvs:
         obs = self._layout.read(raw, (self.num_envs,))
         if self._copy:
             obs = {key: array.copy() for key, array in obs.items()}
-        if self._masked:
+        if self._masked or MASK in info:
             mask = np.ones((self.num_envs, self._actions.choices), dtype=bool)
             if MASK in info:
                 given = info.get(f"_{MASK}", slice(None))
                 mask[given] = np.asarray(info[MASK])[given]
             obs[MASK] = mask
         if MASK in obs:
-            open_mask(obs[MASK], done)
+            open_mask(obs[MASK], done, self._actions)
         return obs
 
     def _rows(self, raw: Any, info: dict[str, Any], index: np.ndarray) -> Obs:
@@ -101,7 +101,7 @@ class VectorEnvs:
             every = np.ones((self.num_envs, self._actions.choices), dtype=bool)
             obs[MASK] = (every if mask is None else np.asarray(mask, dtype=bool))[index]
         if MASK in obs:
-            open_mask(obs[MASK], np.ones(len(index), dtype=bool))
+            open_mask(obs[MASK], np.ones(len(index), dtype=bool), self._actions)
         return obs
 
     def close(self) -> None:

@@ -102,7 +102,7 @@ class AsyncEnvs:
         self._episodes.clear()
         self._buffers.masked[:] = False
         self._exchange(self._reset_message)
-        return read_obs(self._buffers, np.zeros(self.num_envs, dtype=bool))
+        return read_obs(self._buffers, np.zeros(self.num_envs, dtype=bool), self._actions)
 
     def step(self, action: np.ndarray) -> Step:
         self._buffers.action[:] = self._actions.encode(action)
@@ -113,7 +113,7 @@ class AsyncEnvs:
             self._buffers.terminated[lost] = False
             self._buffers.truncated[lost] = self._buffers.ignored[lost] = True
             self._episodes.drop(lost)
-        return read_step(self._buffers, self._episodes, self.autoreset)
+        return read_step(self._buffers, self._episodes, self.autoreset, self._actions)
 
     def close(self) -> None:
         self._finalizer()

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch import nn
@@ -47,12 +48,16 @@ def build_agent(
     pixels = [key for key, shape in shapes.items() if len(shape) == 3]
     kind = config.kind if config.kind != "auto" else "cnn" if pixels else "mlp"
     if kind == "cnn" and (len(pixels) != 1 or len(shapes) != 1):
-        raise InputError(f"network.kind: a CNN needs one image, the observation is {shapes}")
+        raise InputError(
+            f"network.kind: a CNN needs one image and nothing else, the observation is {shapes}; "
+            "take `--network.kind mlp`"
+        )
     encoder = Flatten(shapes, classes)
     network: nn.Module
     if kind == "cnn":
         image = Image(pixels[0])
-        trunk = NatureCNN(shapes[pixels[0]], generator, config.features)
+        scale = 1.0 / 255.0 if _kind_of(observation, pixels[0]) == np.uint8 else 1.0
+        trunk = NatureCNN(shapes[pixels[0]], generator, config.features, scale=scale)
         if config.memory == "none":
             network = Shared(image, trunk, head, 1, generator)
         else:
@@ -136,6 +141,11 @@ def _start_std(network: nn.Module, log_std: float) -> None:
     biases = [p for name, p in network.named_parameters() if name.startswith("actor")]
     with torch.no_grad():
         biases[-1][len(biases[-1]) // 2 :] = log_std
+
+
+def _kind_of(observation: spaces.Space[Any], key: str) -> np.dtype[Any] | None:
+    space = observation.spaces[key] if isinstance(observation, spaces.Dict) else observation
+    return space.dtype
 
 
 def _layout(

@@ -314,9 +314,9 @@ def gather(batch, index, real, width, room, part):
     obs, log_prob, advantage, target, weight = batch
     for i in range(index.size):
         row = index[i]
-        for j in range(width):
-            room[i * width + j] = obs[row, j]
         counts = weight[row] * real[i]
+        for j in range(width):
+            room[i * width + j] = obs[row, j] if counts > 0.0 else np.float32(0.0)
         part[0][i] = log_prob[row]
         part[1][i] = advantage[row] if counts > 0.0 else np.float32(0.0)
         part[2][i] = counts

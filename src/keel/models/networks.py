@@ -52,7 +52,7 @@ def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float, generator: torch.Gener
 
 
 class Flatten(nn.Module):
-    """A tree of observations as one float vector per row; integers become one-hot."""
+    """A tree of observations as one float vector per row; what is Discrete becomes one-hot."""
 
     def __init__(self, shapes: dict[str, tuple[int, ...]], classes: dict[str, int]) -> None:
         super().__init__()
@@ -138,15 +138,21 @@ class MLP(nn.Module):
 
 
 class NatureCNN(nn.Module):
-    """Mnih et al. 2015: three convolutions and a layer of `features`; `[*lead, C, H, W]` of uint8.
+    """Mnih et al. 2015: three convolutions and a layer of `features`, on images `[*lead, C, H, W]`.
 
     Runs in channels_last memory, which lifts the CPU's convolutions by about a third.
     """
 
     def __init__(
-        self, shape: tuple[int, ...], generator: torch.Generator, features: int = 512
+        self,
+        shape: tuple[int, ...],
+        generator: torch.Generator,
+        features: int = 512,
+        *,
+        scale: float = 1.0 / 255.0,
     ) -> None:
         super().__init__()
+        self.scale = scale
         channels, height, width = shape
         self.convolutions = nn.ModuleList(
             [
@@ -158,7 +164,10 @@ class NatureCNN(nn.Module):
         for kernel, stride in ((8, 4), (4, 2), (3, 1)):
             height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
         if height < 1 or width < 1:
-            raise InputError(f"observation {shape}: too small for the Nature CNN; resize to 84×84")
+            raise InputError(
+                f"observation {shape}: too small for the Nature CNN, which wants channels "
+                "first and 84×84; resize it, or take `--network.kind mlp`"
+            )
         self.linear = nn.Linear(64 * height * width, features)
         for layer in (*self.convolutions, self.linear):
             assert isinstance(layer, nn.Linear | nn.Conv2d)
@@ -173,7 +182,7 @@ class NatureCNN(nn.Module):
         assert isinstance(first, nn.Conv2d)
         # pixels are scaled to [0, 1] by way of the first weights: the images are a thousand times
         # larger, and a copy of them took a sixth of the pass
-        scaled = first.weight * (1.0 / 255.0)
+        scaled = first.weight * self.scale
         x = torch.relu_(nn.functional.conv2d(x, scaled, first.bias, first.stride))
         for layer in others:
             x = torch.relu_(layer(x))

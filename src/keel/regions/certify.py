@@ -12,7 +12,7 @@ from torch import Tensor
 from keel.errors import KeelError
 from keel.functional import RatioReport, ratio_report, walk_back
 from keel.models.agent import Agent
-from keel.regions.measure import exact_kl, group_mean, kl_metrics, measure
+from keel.regions.measure import behaviour_at, exact_kl, group_mean, kl_metrics, measure
 from keel.regions.proximal import Proximal
 from keel.regions.stepper import POLICY, Optimum, Step
 from keel.rollout.batch import Rows, Targets
@@ -23,7 +23,9 @@ from keel.types import Knobs, UpdateReport
 class Certified:
     """Wraps a region: afterwards mean KL(old‖new) ≤ `Knobs.max_kl` for every group, always.
 
-    It speaks of the states of this rollout; of states never seen it can say nothing.
+    It speaks of the states of this rollout; of states never seen it can say nothing. After a pulse
+    of temperature the policy acts cold again, where the same step is a longer one: the bound holds
+    for both.
     """
 
     region: Proximal
@@ -53,12 +55,22 @@ class Certified:
         after, report = self.region.update(agent, state, rows, targets, knobs, rng, step)
         updated = time.perf_counter()
 
+        cold = None
+        if knobs.temperature != 1.0:
+            cold = replace(rows, behaviour=behaviour_at(agent, state.params, rows, 1.0))
+
+        def larger(kl: Tensor, params: Tensor) -> Tensor:
+            """`[G]` on the CPU: the KL at the temperature that sampled, or without it."""
+            if cold is not None:
+                kl = torch.maximum(kl, exact_kl(agent, params, cold, 1.0))
+            return kl.cpu()
+
         def kl_at(fraction: Tensor) -> Tensor:
             params = _interpolate(agent, state.params, after.params, fraction)
-            return exact_kl(agent, params, rows, knobs.temperature)
+            return larger(exact_kl(agent, params, rows, knobs.temperature), params)
 
         measured = measure(agent, after.params, rows, knobs.temperature)
-        requested = group_mean(measured.kl, rows)
+        requested = larger(group_mean(measured.kl, rows), after.params)
         fraction, kl = torch.ones_like(requested), requested
         measured_at = walked_at = time.perf_counter()
         if self.enforce and not bool((requested <= knobs.max_kl).all()):
@@ -93,6 +105,8 @@ class Certified:
         spent = (measured_at - updated) + (time.perf_counter() - walked_at)
         metrics["time/certify_seconds"] = spent  # walking back, where it was needed, is apart
         reason = "" if verdict == "accepted" else "the exact KL was above max_kl"
+        if not bool(requested.isfinite().all()):
+            reason = "the exact KL was not finite"
         return after, replace(
             report,
             kl_exact=kl,
@@ -106,7 +120,7 @@ class Certified:
 
 def _interpolate(agent: Agent, old: Tensor, new: Tensor, fraction: Tensor) -> Tensor:
     """old + fraction·(new − old) for the policy's columns; exactly `old` at 0 and `new` at 1."""
-    share = fraction.to(new.dtype)[:, None]
+    share = fraction.to(new)[:, None]
     between = torch.where(
         share == 1.0, new, torch.where(share == 0.0, old, old + share * (new - old))
     )
@@ -119,15 +133,17 @@ def _walk(agent: Agent, old: Optimum, new: Optimum, fraction: Tensor) -> Optimum
     A policy that keeps nothing is restored bit for bit, moments and step count included. No exact
     repair exists for the rest: scaling the momentum keeps it from pushing through the bound again.
     """
-    share = fraction.to(new.first.dtype)[:, None]
-    nothing = (fraction == 0.0)[:, None]
+    share = fraction.to(new.first)[:, None]
+    nothing = share == 0.0
     none = nothing & agent.policy_columns
+    together = bool(agent.policy_columns.all())  # a critic on the same trunk goes back as well
+    kinds = POLICY.to(old.steps.device) | together
     first = torch.where(agent.policy_columns, share * new.first, new.first)
     return Optimum(
         params=_interpolate(agent, old.params, new.params, fraction),
         first=torch.where(none, old.first, first),
         second=torch.where(none, old.second, new.second),
-        steps=torch.where(nothing & POLICY.to(old.steps.device), old.steps, new.steps),
+        steps=torch.where(nothing & kinds, old.steps, new.steps),
     )
 
 

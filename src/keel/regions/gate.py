@@ -6,8 +6,6 @@ at again here, by what can speak.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -16,10 +14,12 @@ from keel.models.agent import Agent
 from keel.regions.faults import not_finite
 from keel.regions.objective import Batch
 from keel.rollout.batch import Rows
-from keel.types import Knobs
+from keel.types import Knobs, Tree
 
 GATE = 1e-3
 """Largest |log-ratio| in float32 with which a replay may differ from its sampling."""
+NARROW = 1e-2
+"""A standard deviation below this, for means near 0, is allowed more in proportion."""
 
 
 class ConsistencyError(KeelError):
@@ -37,18 +37,29 @@ def check_replay(
     """
     with torch.no_grad():
         policy = agent.policy(params, batch.obs, knobs.temperature)
-        gap = agent.dist.log_prob(policy, batch.action) - batch.log_prob
-    gap = torch.where(batch.weight > 0, gap, 0.0).abs()
-    worst = gap.max().item()
-    if math.isnan(worst):
+        log_prob = agent.dist.log_prob(policy, batch.action)
+    counts = batch.weight > 0
+    if bool((log_prob.isnan() & counts).any()):
         seen = {f"obs.{key}": x.float() for key, x in batch.obs.items()}
         raise not_finite("the policy's output", 0, params, seen | {"log_prob": batch.log_prob})
-    if enforce and worst > GATE:
+    # what was stored and is not finite will be quarantined: it is no other policy
+    gap = torch.where(counts & batch.log_prob.isfinite(), log_prob - batch.log_prob, 0.0).abs()
+    worst = gap.max().item()
+    wrong = gap > _allowed(policy)
+    if enforce and bool(wrong.any()):
         raise ConsistencyError(
             f"consistency gate: replaying the first minibatch gives |log-ratio| up to {worst:.3g} "
-            f"before any step (allowed {GATE:g}), on {(gap > GATE).double().mean():.0%} of its "
+            f"before any step (allowed {GATE:g}), on {wrong.double().mean():.0%} of its "
             "rows. The policy that is trained is not the one that sampled: look for another mask, "
             "network or temperature, dropout, exploration outside the log-prob, or observations "
             "normalised again"
         )
     return worst
+
+
+def _allowed(policy: Tree) -> Tensor | float:
+    """Rounding of a Gaussian's mean counts by how narrow the Gaussian is."""
+    if "log_std" not in policy:
+        return GATE
+    narrow = (1.0 + policy["mean"].abs()) * torch.exp(-policy["log_std"])
+    return GATE * (NARROW * narrow.amax(-1)).clamp(min=1.0)

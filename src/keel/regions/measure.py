@@ -11,6 +11,7 @@ from keel.functional import Ratio, policy_ratio
 from keel.functional.divergence import exp_minus_linear
 from keel.models.agent import Agent
 from keel.rollout.batch import Rows
+from keel.types import Tree
 
 CHUNK = 4096
 """Steps evaluated at once: bounds the memory of a pass over a large rollout."""
@@ -52,6 +53,31 @@ def exact_kl(agent: Agent, params: Tensor, rows: Rows, temperature: float) -> Te
             for index in _chunks(rows)
         ]
     return group_mean(torch.cat(parts), rows)
+
+
+def drift(agent: Agent, params: Tensor, before: Rows, after: Rows, temperature: float) -> Tensor:
+    """Mean exact KL per group, `[G]`, by which other observations alone change the policy."""
+    with torch.no_grad():
+        parts = [
+            agent.dist.kl(
+                *(
+                    agent.policy(params, {k: x[index] for k, x in rows.obs.items()}, temperature)
+                    for rows in (before, after)
+                )
+            )
+            for index in _chunks(before)
+        ]
+    return group_mean(torch.cat(parts), before)
+
+
+def behaviour_at(agent: Agent, params: Tensor, rows: Rows, temperature: float) -> Tree:
+    """The policy's distributions on all rows."""
+    with torch.no_grad():
+        parts = [
+            agent.policy(params, {k: x[index] for k, x in rows.obs.items()}, temperature)
+            for index in _chunks(rows)
+        ]
+    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
 
 
 def group_mean(x: Tensor, rows: Rows) -> Tensor:

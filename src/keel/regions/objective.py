@@ -33,14 +33,14 @@ class Batch(NamedTuple):
     def take(self, index: Tensor, real: Tensor) -> Batch:
         """Some rows; `real` is 0 for padding.
 
-        What rows of weight 0 hold is wiped: a zero weight alone would still multiply their NaN in
-        the backward pass.
+        What rows of weight 0 hold is wiped (of observations, what is not finite): a zero weight
+        alone would still multiply their NaN in the backward pass.
         """
         weight = take_rows(self.weight, index)
         weight = weight * real.reshape(-1, *[1] * (weight.ndim - 1))
         counts = weight > 0
         return Batch(
-            obs=take(self.obs, index),
+            obs={key: _wiped(x, counts) for key, x in take(self.obs, index).items()},
             behaviour=take(self.behaviour, index),
             action=take_rows(self.action, index),
             log_prob=take_rows(self.log_prob, index),
@@ -49,6 +49,14 @@ class Batch(NamedTuple):
             old_value=torch.where(counts, take_rows(self.old_value, index), 0.0),
             weight=weight,
         )
+
+
+def _wiped(x: Tensor, counts: Tensor) -> Tensor:
+    """Observations of rows that do not count, without numbers that are not finite."""
+    if not x.is_floating_point() or x.shape[: counts.ndim] != counts.shape:
+        return x  # integers are always numbers; a memory belongs to no single row
+    counts = counts.reshape(*counts.shape, *[1] * (x.ndim - counts.ndim))
+    return torch.where(counts, x, x.nan_to_num(0.0, 0.0, 0.0))
 
 
 class Statistics(NamedTuple):

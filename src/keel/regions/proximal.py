@@ -87,15 +87,16 @@ class Proximal:
                         break
                 else:
                     state = result.optimum
+            kl = taken[-1].statistics.kl
             if self.early_stop == "epoch":
                 kl = torch.stack([r.statistics.kl for r in taken[in_epoch:]]).mean(0)
                 active = active & ~self._over(kl)
             if self.early_stop != "off" and not active.any():
-                stopped_at = epoch
-                stop_kl = taken[-1].statistics.kl.max().item()
+                stopped_at, stop_kl = epoch, kl.max().item()
                 break
         metrics = _summary(taken, self.max_grad_norm)
-        metrics["train/epochs"] = float(epoch + 1 if stopped_at < 0 else epoch)
+        whole = stopped_at < 0 or self.early_stop == "epoch"
+        metrics["train/epochs"] = float(epoch + 1 if whole else epoch)
         metrics["train/early_stop_epoch"] = float(stopped_at) if stopped_at >= 0 else float("nan")
         metrics["train/early_stop_kl"] = stop_kl
         metrics["train/gate_log_ratio"] = gap

@@ -31,7 +31,7 @@ class Collected(NamedTuple):
     reward: Array
     """`[T, N]` raw"""
     raw_obs: Obs | None
-    """`[T, N, …]` before normalisation; None where nothing is normalised"""
+    """`[T, N, …]` of the keys that are normalised, before that; None where none is"""
     value: Tensor | None
     """`[T, N]`, where the actor's pass gave it"""
     episodes: Episodes
@@ -64,7 +64,7 @@ class Collector:
     ) -> Collected:
         """`steps` steps of all environments with the policy at `params`, frozen throughout."""
         act = make_actor(self.agent, params)
-        store, steps = self._allocate(normaliser is not None), self.steps
+        store, steps = self._allocate(normaliser), self.steps
         finished: list[tuple[Array, Array]] = []
         finals: list[tuple[Array, Obs]] = []
         dist, recurrent = self.agent.dist, bool(self.agent.memory)
@@ -82,9 +82,8 @@ class Collector:
             for key, x in seen.items():
                 _put(kept[key][t], x)
             seen = {key: x[t] for key, x in kept.items()}  # act on what will be learned from
-            if normaliser is not None:
-                for key, x in self.obs.items():
-                    raw[key][t] = x
+            for key, x in raw.items():
+                x[t] = self.obs[key]
             output = outputs[t]
             acted = act({**seen, **self.memory} if recurrent else seen, output)
             action = sample(dist, output, seen.get("action_mask"), temperature, noise[t])
@@ -155,7 +154,7 @@ class Collector:
             ),
         )
 
-    def _allocate(self, with_raw: bool) -> dict[str, Array]:
+    def _allocate(self, normaliser: ObsNormaliser | None) -> dict[str, Array]:
         """Storage of the first rollout serves all later ones."""
         if self._store:
             return self._store
@@ -174,9 +173,8 @@ class Collector:
         if self.agent.memory:
             store[f"obs/{STARTS}"] = np.zeros(lead, bool)
         for key, x in self.obs.items():
-            kind = np.float32 if with_raw and key != "action_mask" else x.dtype
-            store[f"obs/{key}"] = _frames((self.steps, *x.shape), kind)
-            if with_raw:
+            store[f"obs/{key}"] = _frames((self.steps, *x.shape), x.dtype)
+            if normaliser is not None and key in normaliser.moments:
                 store[f"raw/{key}"] = np.zeros((self.steps, *x.shape), x.dtype)
         self._store = store
         return store

@@ -112,6 +112,8 @@ def _statistics(raw: Advantages, scaled: Tensor, weight: Tensor, value: Tensor) 
 
 
 def _describe(name: str, x: Tensor) -> dict[str, float]:
+    if not x.numel():
+        x = x.new_full((1,), torch.nan)
     return {
         f"{name}_min": x.min().item(),
         f"{name}_max": x.max().item(),

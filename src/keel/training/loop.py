@@ -15,7 +15,7 @@ from torch import Tensor
 from keel.config import Config, check
 from keel.envs import ObsNormaliser
 from keel.regions.controllers import Outcome
-from keel.regions.measure import group_mean
+from keel.regions.measure import drift
 from keel.rollout.batch import Learned, Rows, obs_rows, rows_of
 from keel.rollout.collect import Collected
 from keel.rollout.targets import compute_targets
@@ -72,9 +72,10 @@ def iterate(
     rollout = rollout.to(session.device)
     rows = rows_of(rollout)
     noted: dict[str, float] = {}
+    acted = None if collected.value is None else collected.value.to(session.device)
 
     def targets(params: Tensor) -> Learned:
-        known = None if noted else collected.value  # later epochs ask the critic as it is then
+        known = None if noted else acted  # later epochs ask the critic as it is then
         learned, statistics = compute_targets(
             session.agent, params, rollout, config.advantage, known
         )
@@ -153,16 +154,13 @@ def _absorb(
     """New observation statistics, and the KL by which they alone change the policy."""
     before = state.obs_normaliser
     if before is None or collected.raw_obs is None:
-        return None, 0.0
+        return before, 0.0
     after = before.absorb(collected.raw_obs, collected.rollout.weight.numpy())
     rollout = collected.rollout
     seen = {key: torch.from_numpy(x) for key, x in after.apply(collected.raw_obs).items()}
     anew = replace(rollout, obs=rollout.obs | seen).to(session.device)
-    agent = session.agent
-    with torch.no_grad():
-        old = agent.policy(params, rows.obs, knobs.temperature)
-        new = agent.policy(params, obs_rows(anew.obs, anew), knobs.temperature)
-    return after, group_mean(agent.dist.kl(old, new), rows).max().item()
+    moved = replace(rows, obs=obs_rows(anew.obs, anew))
+    return after, drift(session.agent, params, rows, moved, knobs.temperature).max().item()
 
 
 def _adapt(
@@ -186,10 +184,11 @@ def _adapt(
 
 def _episode_metrics(state: TrainState, collected: Collected) -> dict[str, float]:
     known = bool(state.returns)
+    reward = collected.reward[collected.rollout.weight.numpy() > 0]
     return {
         "rollout/return_mean": float(np.mean(state.returns)) if known else math.nan,
         "rollout/return_std": float(np.std(state.returns)) if known else math.nan,
         "rollout/length_mean": float(np.mean(state.lengths)) if known else math.nan,
         "rollout/episodes": float(collected.episodes.returns.size),
-        "rollout/reward_mean": float(collected.reward.mean()),
+        "rollout/reward_mean": float(reward.mean()) if reward.size else math.nan,
     }

@@ -134,7 +134,7 @@ def _drive(
     config = session.config
     evaluators: list[Envs] = []
     loop = run(session, state)
-    saved_at = evaluated_at = state.steps
+    saved_at, best = state.steps, state.best_return
     try:
         with (
             directory,
@@ -144,14 +144,14 @@ def _drive(
         ):
             writer.truncate_after(state.steps)
             for iteration in loop:
-                state, metrics = iteration.state, dict(iteration.metrics)
+                # the loop knows nothing of evaluations: the best of them is remembered here
+                state, metrics = iteration.state.replace(best_return=best), dict(iteration.metrics)
                 done = state.steps >= config.total_steps
-                every = config.evaluation.every
-                if done or (every and state.steps - evaluated_at >= every):
-                    evaluated_at = state.steps
+                if done or _is_due(config, state.steps):
                     state, scores = _evaluate(session, state, evaluators)
                     metrics |= scores
-                    iteration = replace(iteration, state=state)
+                    best = state.best_return
+                iteration = replace(iteration, state=state)
                 report = iteration.report
                 words = {"train/verdict": report.verdict, "train/reason": report.reason}
                 writer.write(state.steps, {**metrics, **words})
@@ -174,6 +174,12 @@ def _drive(
         for envs in (session.envs, *evaluators):
             envs.close()
     return state
+
+
+def _is_due(config: Config, steps: int) -> bool:
+    """Whether an evaluation falls into the iteration that ended here: the same in a resumed run."""
+    every = config.evaluation.every
+    return every > 0 and steps // every > (steps - config.batch) // every
 
 
 @contextmanager

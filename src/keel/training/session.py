@@ -14,6 +14,7 @@ from threadpoolctl import threadpool_limits
 
 from keel.config import Config, Region
 from keel.envs import Envs, ObsNormaliser, RewardNormaliser, make_envs
+from keel.errors import InputError
 from keel.models.acting import make_actor
 from keel.models.agent import Agent
 from keel.models.build import build_agent
@@ -60,7 +61,7 @@ class Session:
 
 def open_session(config: Config) -> Session:
     """Make everything ready, and say what was chosen."""
-    seeds = spread(config.seed)
+    seeds, device = spread(config.seed), _device(config.device)
     envs = make_envs(
         config.env,
         config.envs.num,
@@ -76,9 +77,8 @@ def open_session(config: Config) -> Session:
             envs.observation_space, envs.action_space, config.network, seeds.network
         )
         pixels = _sees_pixels(agent)
-        threads = config.threads or ((os.cpu_count() or 1) if pixels else 1)
+        threads = config.threads or (_cores() if pixels else 1)
         torch.set_num_threads(threads)
-        device = torch.device(_device(config.device))
         agent.to(device)
         region = build_region(config)
         compiled = _compile(config, agent, region.region.objective, device)
@@ -234,10 +234,24 @@ def _surrogate(region: Region) -> SurrogateName:
     return "symmetric" if region.symmetric else "clip"
 
 
-def _device(name: str) -> str:
-    if name != "auto":
-        return name
-    return "cuda" if torch.cuda.is_available() else "cpu"
+def _device(name: str) -> torch.device:
+    """The device asked for, if there is one; the first GPU for `auto`, or the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except Exception as error:  # each backend has an error of its own for "not here"
+        reason = str(error).splitlines()[0]
+        raise InputError(f"device: {name!r} cannot be used ({reason}); cpu always can") from error
+    return device
+
+
+def _cores() -> int:
+    """Those that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _step(agent: Agent, region: Proximal, compiled: bool) -> Step:

@@ -97,7 +97,7 @@ class Wrong(env_toys.Walk):
         ("reward", "step 1: reward: environment 0 gave nan"),
         ("reward shape", r"environment 0, step 1: reward: expected a number, got an array .*\[1\]"),
         ("reward type", "environment 0, step 1: reward: expected a number, got str"),
-        ("mask", "reset: action_mask: environment 0 allows no action at all"),
+        ("mask", "reset: action_mask: environment 0 leaves nothing of a choice"),
         ("mask shape", "action_mask: expected 2 entries, one per action, got 3"),
         ("seed", "two runs with seed 0 and the same actions differ in obs of reset"),
         ("raise", r"environment 0 raised in step \(seed \d+, step 1\)"),

@@ -144,14 +144,46 @@ def test_leaving_the_bounds_late_is_noticed_too() -> None:
 def test_a_row_without_a_legal_action_is_named() -> None:
     inner, guard = started()
     inner.obs["action_mask"] = np.ones((3, 4), dtype=bool)
+    guard.reset(0)
     guard.step(ACT)
     inner.obs["action_mask"][1] = False
     with pytest.raises(BadStepError, match="environment 1, step 2: action_mask forbids every"):
         guard.step(ACT)
 
 
+def test_a_choice_of_which_nothing_is_left_is_named() -> None:
+    """Two choices of 2 and 3: a mask may not close one of them, whatever it leaves of the other."""
+    inner = Scripted(spaces.MultiDiscrete([2, 3]))
+    guard = Guarded(inner)
+    inner.obs["action_mask"] = np.ones((3, 5), dtype=bool)
+    guard.reset(0)
+    action = np.zeros((3, 2), np.int64)
+    inner.obs["action_mask"][2] = [True, True, False, False, True]
+    guard.step(action)
+    inner.obs["action_mask"][2] = [True, True, False, False, False]
+    with pytest.raises(
+        BadStepError, match="environment 2, step 2: action_mask forbids everything of one choice"
+    ):
+        guard.step(action)
+
+
+def test_a_mask_that_comes_and_goes_is_refused() -> None:
+    inner, guard = started()
+    inner.obs["action_mask"] = np.ones((3, 4), dtype=bool)
+    with pytest.raises(BadStepError, match="action_mask came with step only"):
+        guard.step(ACT)
+    inner, guard = started()
+    inner.obs["action_mask"] = np.ones((3, 4), dtype=bool)
+    guard.reset(0)
+    del inner.obs["action_mask"]
+    with pytest.raises(BadStepError, match="action_mask came with reset only"):
+        guard.step(ACT)
+
+
 def test_a_mask_of_another_width_is_refused() -> None:
     inner, guard = started()
+    inner.obs["action_mask"] = np.ones((3, 4), dtype=bool)
+    guard.reset(0)
     inner.obs["action_mask"] = np.ones((3, 5), dtype=bool)
     with pytest.raises(
         BadStepError, match=r"action_mask: expected bool \[3, 4\], got bool \[3, 5\]"

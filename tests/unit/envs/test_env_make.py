@@ -43,11 +43,11 @@ def test_auto_takes_the_vector_entry_point_and_else_one_process() -> None:
 
 
 def test_an_alias_with_wrappers_is_the_plain_game() -> None:
-    """Gymnasium's own picture, 210 × 160, since the wrappers are the user's."""
+    """Gymnasium's own picture, 210 × 160 in colour, since the wrappers are the user's."""
     pytest.importorskip("ale_py")
     envs = make_envs("Pong", 1, seed=0, wrappers=[env_toys.Louder])
     assert envs.backend == "gymnasium sync"
-    assert envs.reset(0)["obs"].shape == (1, 210, 160, 3)
+    assert envs.reset(0)["obs"].shape == (1, 3, 210, 160)
 
 
 class Slow(env_toys.Walk):

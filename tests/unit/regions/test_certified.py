@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keel.errors import KeelError
-from keel.models.distributions import Categorical
+from keel.models.distributions import Categorical, Gaussian
 from keel.regions.certify import Certified
-from keel.regions.gate import ConsistencyError
-from keel.regions.measure import exact_kl
+from keel.regions.gate import ConsistencyError, check_replay
+from keel.regions.measure import behaviour_at, exact_kl
 from keel.regions.objective import Objective
 from keel.regions.proximal import Proximal
 from keel.types import Knobs
@@ -146,6 +146,46 @@ def test_the_gate_can_be_opened_and_is_quiet_on_a_true_replay(setting: Setting) 
     assert report.metrics["train/gate_log_ratio"] < 1e-5
     _, report = _swap_logits(build((96,))).update(Certified(replace(SMALL, gate=False)), Knobs())
     assert report.metrics["train/gate_log_ratio"] > 1e-3
+
+
+def test_a_narrow_gaussian_is_allowed_the_rounding_of_its_mean() -> None:
+    """A mean that is off by 1e-6 at σ = 1e-3 gives log-ratios of 1e-3; one off by 1e-3, of 1."""
+    setting = build((96,), dist=Gaussian(2))
+    params = setting.optimum.params.clone()
+    params[:, setting.agent.layout.slice_of("head.log_std")] = -7.0
+    behaviour = setting.agent.policy(params, setting.rows.obs)
+    noise = torch.randn(behaviour["mean"].shape, generator=torch.Generator().manual_seed(0))
+    for shift, refused in ((1e-6, False), (1e-3, True)):
+        action = behaviour["mean"] + behaviour["log_std"].exp() * noise
+        sampled = {**behaviour, "mean": behaviour["mean"] + shift}
+        rows = replace(
+            setting.rows,
+            behaviour=sampled,
+            action=action,
+            log_prob=setting.agent.dist.log_prob(sampled, action),
+        )
+        given = setting.agent, params, rows, Knobs()
+        if refused:
+            with pytest.raises(ConsistencyError):
+                check_replay(*given, enforce=True)
+        else:
+            assert check_replay(*given, enforce=True) > 1e-3
+
+
+def test_a_hot_update_keeps_the_bound_for_the_cold_policy_that_acts_next(steps: Setting) -> None:
+    hot = steps.agent.dist.params(steps.rows.behaviour["logits"], None, 2.0)
+    log_prob = steps.agent.dist.log_prob(hot, steps.rows.action)
+    setting = replace(steps, rows=replace(steps.rows, behaviour=hot, log_prob=log_prob))
+    knobs = Knobs(learning_rate=0.05, max_kl=0.01, temperature=2.0)
+    after, report = setting.update(Certified(SMALL), knobs)
+    assert report.verdict == "walked_back"
+    cold = replace(
+        steps.rows, behaviour=behaviour_at(steps.agent, steps.optimum.params, steps.rows, 1.0)
+    )
+    kl = exact_kl(steps.agent, after.params, cold, 1.0)
+    assert kl.item() <= 0.01
+    assert report.kl_exact.item() == pytest.approx(kl.item(), rel=1e-9)
+    assert exact_kl(steps.agent, after.params, setting.rows, 2.0).item() < 0.5 * kl.item()
 
 
 def test_certification_refuses_an_estimate() -> None:

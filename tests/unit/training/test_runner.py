@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from keel.cli import main
 from keel.config import Config, from_dict
 from keel.errors import InputError
 from keel.runs.reader import read_metrics
+from keel.training import runner
+from keel.training.checkpoint import load
 from keel.training.runner import Progress, ResumeWarning, resume, start
 from keel.training.session import open_session
 
@@ -45,6 +48,7 @@ def finish(run: Iterator[Progress]) -> Progress:
 PENDULUM = {"env": "Pendulum-v1", "envs": {"normalise_obs": True, "normalise_reward": True}}
 VARIANTS: dict[str, dict[str, Any]] = {
     "CartPole": {},
+    "evaluations on the way": {"evaluation": {"episodes": 1, "every": 192}},
     "Pendulum with normalisers": PENDULUM,
     "everything adaptive": {
         "region": {"target_kl": 0.01, "adaptive_rate": True, "adaptive_kl": True, "kl_coef": 0.1},
@@ -119,6 +123,31 @@ def test_the_same_seed_gives_the_same_run_and_another_does_not(tmp_path: Path) -
     ]
     assert torch.equal(params[0], params[1])
     assert not torch.equal(params[0], params[2])
+
+
+def test_the_best_evaluation_stays_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checkpoint is kept, however old it gets, also by a run that was resumed after it."""
+    scores = iter([5.0, 100.0, 50.0, 10.0, 70.0, 20.0, 30.0, 40.0, 60.0])
+
+    def scored(*_: Any, **__: Any) -> Any:
+        value = next(scores)
+        return SimpleNamespace(metrics=lambda: {"eval/return_mean": value})
+
+    monkeypatch.setattr(runner, "evaluate", scored)
+    config = tiny(evaluation={"every": 128}, checkpoints={"every": 128, "keep": 1})
+    path = tmp_path / "run" / "seed-0"
+    run = start(config, tmp_path, "run")
+    for progress in run:
+        if progress.steps >= 512:
+            break
+    run.close()
+    last = finish(resume(path))
+    assert last.iteration.state.best_return == 100.0
+    best = json.loads((path / "checkpoints" / "best.json").read_text())
+    assert best["step"] == 256
+    assert load(path, 256).data["best_return"] == 100.0
 
 
 def test_normalisers_change_the_policy_by_a_kl_of_their_own(tmp_path: Path) -> None:
@@ -230,6 +259,11 @@ def test_plain_lines_without_a_terminal(tmp_path: Path, capsys: pytest.CaptureFi
         (("CartPole-v1", "--preset", "CartPol"), "did you mean 'CartPole'"),
         (("CartPole-v1", "--region.max-kl", "-1"), "region.max_kl: expected a number above 0"),
         (("CartPole-v1", "--config", "nothing.yaml"), "cannot be read"),
+        (("CartPole-v1", "--device", "gpu"), "device: 'gpu' cannot be used"),
+        (
+            ("CartPole-v1", "--region.dual-clip", "3", "--region.clip", "None"),
+            "region.dual_clip: goes with PPO's own clip",
+        ),
     ],
 )
 def test_bad_input_creates_nothing(

@@ -136,7 +136,7 @@ TIMES = (
     ),
     Metric(
         "time/certify_seconds",
-        "seconds of the gate and of measuring the exact KL",
+        "seconds of measuring the exact KL and what goes with it",
         "The price of the certificate; walking back, where it was needed, is not in it.",
         CLOCK,
         "s",
