@@ -80,6 +80,8 @@ def open_session(config: Config) -> Session:
         threads = config.threads or (_cores() if pixels else 1)
         torch.set_num_threads(threads)
         agent.to(device)
+        if device.type == "cuda":  # a mantissa of 10 bits: replaying would differ from acting
+            torch.backends.cudnn.allow_tf32 = False
         region = build_region(config)
         compiled = _compile(config, agent, region.region.objective, device)
         step = _step(agent, region.region, compiled)
