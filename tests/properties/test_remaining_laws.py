@@ -133,7 +133,8 @@ def test_a_bootstrap_interval_lies_within_the_scores(seed: int, runs: int, tasks
     found = stratified_bootstrap(
         torch.mean, scores, generator=torch.Generator().manual_seed(seed), resamples=200
     )
-    assert scores.min() <= found.low <= found.high <= scores.max()
+    # three times the same number, averaged, may round to its neighbour
+    assert scores.min() - 1e-12 <= found.low <= found.high <= scores.max() + 1e-12
     assert found.estimate == scores.mean()
 
 
