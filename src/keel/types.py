@@ -70,6 +70,8 @@ class Knobs:
     kl_coef: float = 0.0
     temperature: float = 1.0
     max_kl: float = 0.05
+    damping: float = 0.1
+    """of TRPO's Fisher matrix"""
 
     def tensor(self) -> Tensor:
         """As one vector: numbers baked into a compiled step would recompile it at every change."""

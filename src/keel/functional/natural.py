@@ -62,8 +62,34 @@ def gaussian_fisher(
     return mean_tangent * torch.exp(-2.0 * log_std), 2.0 * log_std_tangent
 
 
+class Linear(NamedTuple):
+    """The first-order model of a function at a point."""
+
+    outputs: dict[str, Tensor]
+    """its value there, `[*lead, K]` each"""
+    push: Callable[[Tensor], Tree]
+    """J v: a direction of the parameters, as one vector, to the tangents of the outputs"""
+    pull: Callable[[Tree], Tensor]
+    """Jᵀ u: back again"""
+
+
+def linearise(function: Callable[[Tree], Tree], params: Tree) -> Linear:
+    """J by a forward-mode pass a product, Jᵀ by a reverse pass whose graph is built only once."""
+    params = {name: tensor.detach() for name, tensor in params.items()}
+    primal, transpose = torch.func.vjp(function, params)[:2]
+
+    def push(vector: Tensor) -> Tree:
+        tangent: Tree = torch.func.jvp(function, (params,), (unflatten(vector, params),))[1]
+        return tangent
+
+    def pull(cotangent: Tree) -> Tensor:
+        return flatten(transpose(dict(cotangent))[0])
+
+    return Linear({name: value.detach() for name, value in primal.items()}, push, pull)
+
+
 def fisher_vector_product(
-    function: Callable[[Tree], Tree],
+    function: Callable[[Tree], Tree] | Linear,
     params: Tree,
     fisher: Callable[[Tree, Tree], Tree],
     *,
@@ -75,14 +101,13 @@ def fisher_vector_product(
     `function` maps parameters to distribution parameters `[*lead, K]`; `fisher(outputs, tangent)`
     is the distribution's own Fisher matrix on them. J v is one forward-mode pass, Jᵀ one reverse
     pass: no second derivative, no graph of the gradient's graph (Martens 2010; Schraudolph 2002).
-    The reverse pass's graph is built once and serves every product.
 
     Args:
+        function: or its `Linear` model at `params`, where something faster than torch has made it.
         weight: `[*lead]`, 0 for rows that do not count; the mean is over the rest.
     """
-    params = {name: tensor.detach() for name, tensor in params.items()}
-    primal, transpose = torch.func.vjp(function, params)[:2]
-    outputs = {name: value.detach() for name, value in primal.items()}
+    linear = function if isinstance(function, Linear) else linearise(function, params)
+    outputs = linear.outputs
     lead = tuple(next(iter(outputs.values())).shape[:-1])
     expect_same("the leading axes of the outputs", lead, weight=weight)
     share: Tensor | float
@@ -92,10 +117,9 @@ def fisher_vector_product(
         share = (weight / weight.sum().clamp(min=1e-12)).unsqueeze(-1)
 
     def product(vector: Tensor) -> Tensor:
-        tangent = torch.func.jvp(function, (params,), (unflatten(vector, params),))[1]
-        curved = fisher(outputs, tangent)
-        (pulled,) = transpose({name: value * share for name, value in curved.items()})
-        return flatten(pulled) + damping * vector
+        curved = fisher(outputs, linear.push(vector))
+        pulled = linear.pull({name: value * share for name, value in curved.items()})
+        return pulled + damping * vector
 
     return product
 

@@ -7,6 +7,7 @@ agent is the case G = 1.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,8 +16,12 @@ from torch import Tensor, nn
 
 from keel.errors import InputError
 from keel.models.distributions import Dist
+from keel.models.memory import CRITIC, STARTS
 from keel.models.networks import Outputs, Part, Separate
 from keel.types import Tree
+
+FEATURES = "features"
+"""What `Agent.critic_inputs` gives the critic to see."""
 
 
 class Evaluation(NamedTuple):
@@ -54,6 +59,11 @@ class Layout:
         start = sum(self.sizes[:at])
         return slice(start, start + self.sizes[at])
 
+    def split(self, column: int) -> tuple[Layout, Layout]:
+        """The layouts of what stands before a column, and of what stands from it on."""
+        at = sum(1 for i in range(len(self.names)) if sum(self.sizes[:i]) < column)
+        return Layout(self.names[:at], self.shapes[:at]), Layout(self.names[at:], self.shapes[at:])
+
     def columns(self, *prefixes: str) -> Tensor:
         """bool `[P]`: the columns of parameters whose name begins with one of `prefixes`."""
         marks = [
@@ -76,6 +86,8 @@ class Agent:
         self.memory: dict[str, int] = dict(getattr(network, "memory", {}))
         if self.memory and groups > 1:
             raise InputError("memory: stacked agents cannot remember; use one group")
+        self.critic_from = _where_the_critic_begins(self.layout)
+        self.policy_layout, self.critic_layout = self.layout.split(self.critic_from)
         # A separate critic keeps its step when the policy is walked back; one that stands on a
         # shared trunk has to go back with it.
         shared = bool(self.layout.columns("trunk").any())
@@ -102,11 +114,44 @@ class Agent:
         return Outputs(policy, found[0] if found else None)
 
     def _one(self, row: Tensor, obs: Tree, part: Part) -> Outputs:
-        tree = self.layout.unflatten(row)
+        return self.outputs_of(self.layout.unflatten(row), obs, part)
+
+    def outputs_of(self, tree: Tree, obs: Tree, part: Part = "both") -> Outputs:
+        """The same from parameters by name; those of a part that is not asked for may be left out."""
         if isinstance(self.network, Separate):
             return self.network.pure(tree, obs, part)
         result: Outputs = torch.func.functional_call(self.network, tree, (obs, part))
         return result
+
+    def alone(self) -> Agent:
+        """The same network as a single agent: one row of the matrix at a time."""
+        agent = copy.copy(self)
+        agent.groups = 1
+        return agent
+
+    def critic_inputs(self, params: Tensor, obs: Tree) -> Tree:
+        """What the critic's own parameters stand on: observations, or what the trunk makes of them.
+
+        Of one group; the trunk is frozen.
+        """
+        tree = self.layout.unflatten(params[0].detach())
+        trunk = {k.removeprefix("trunk."): x for k, x in tree.items() if k.startswith("trunk.")}
+        with torch.no_grad():
+            x = self.network.encoder(obs)  # type: ignore[operator]
+            if trunk:
+                x = torch.func.functional_call(self.network.trunk, trunk, (x,))  # type: ignore[arg-type]
+        return {FEATURES: x, **{key: obs[key] for key in (CRITIC, STARTS) if key in obs}}
+
+    def critic(self, own: Tensor, inputs: Tree) -> Tensor:
+        """The value `[*lead, Q]` from the critic's own parameters `[1, C]` and `critic_inputs`."""
+        named = self.critic_layout.unflatten(own[0])
+        tree = {name.removeprefix("critic."): x for name, x in named.items()}
+        given = (inputs[FEATURES],)
+        if STARTS in inputs:
+            given = (*given, inputs.get(CRITIC), inputs[STARTS])  # type: ignore[assignment]
+        found = torch.func.functional_call(self.network.critic, tree, given)  # type: ignore[arg-type]
+        value: Tensor = found[0] if isinstance(found, tuple) else found
+        return value
 
     def policy(self, params: Tensor, obs: Tree, temperature: float | Tensor = 1.0) -> Tree:
         """The policy's distribution at every row."""
@@ -126,3 +171,12 @@ class Agent:
         assert policy is not None
         assert value is not None
         return Evaluation(self.dist.params(policy, obs.get("action_mask"), temperature), value)
+
+
+def _where_the_critic_begins(layout: Layout) -> int:
+    """Its first column: the critic's parameters are the last of every network."""
+    own = layout.columns("critic")
+    start = int((~own).sum())
+    if bool(own[:start].any()):
+        raise InputError("network: the critic must be the last of its parts")
+    return start

@@ -24,16 +24,17 @@ from keel.models.distributions import (
 )
 from keel.models.memory import Recurrent, Tower
 from keel.models.networks import (
+    CNN,
     MLP,
+    NATURE,
+    SMALL,
     Branch,
-    Decoupled,
+    Branched,
     Flatten,
     Head,
     Image,
-    NatureCNN,
     Projection,
     Separate,
-    Shared,
 )
 
 
@@ -55,24 +56,60 @@ def build_agent(
     encoder = Flatten(shapes, classes)
     network: nn.Module
     if kind == "cnn":
-        image = Image(pixels[0])
         scale = 1.0 / 255.0 if _kind_of(observation, pixels[0]) == np.uint8 else 1.0
-        trunk = NatureCNN(shapes[pixels[0]], generator, config.features, scale=scale)
-        if config.memory == "none":
-            network = Shared(image, trunk, head, 1, generator)
-        else:
-            network = _recurrent(
-                image, trunk, nn.Identity, config.features, head, config, generator
-            )
+        network = _seeing(pixels[0], shapes[pixels[0]], scale, head, config, generator)
     elif config.memory != "none":
         network = _remembering(kind, encoder, head, config, generator)
     elif kind == "decoupled":
-        network = Decoupled(encoder, config.features, config.hidden[-1], head, 1, generator)
+        network = _decoupled(encoder, head, config, generator)
     else:
         network = Separate(encoder, config.hidden, config.activation, head, 1, generator)
     if config.state_std and isinstance(dist, Gaussian | SquashedGaussian):
         _start_std(network, config.log_std)
     return Agent(network, dist)
+
+
+def _seeing(
+    key: str,
+    shape: tuple[int, ...],
+    scale: float,
+    head: Head,
+    config: Network,
+    generator: torch.Generator,
+) -> nn.Module:
+    """A CNN for both, or one each, before their last layers."""
+    image, width = Image(key), config.features
+    convolutions = NATURE if config.cnn == "nature" else SMALL
+
+    def eye() -> nn.Module:
+        return CNN(shape, generator, width, convolutions=convolutions, scale=scale)
+
+    trunk = eye() if config.share else nn.Identity()
+    body = nn.Identity if config.share else eye
+    if config.memory != "none":
+        return _recurrent(image, trunk, body, width, head, config, generator)
+
+    def branch(outputs: int, gain: float) -> nn.Module:
+        seen = body()
+        last = MLP((width, outputs), "relu", generator, gain)
+        return last if config.share else nn.Sequential(seen, last)
+
+    return Branched(image, trunk, branch(head.outputs, 0.01), branch(1, 1.0), head)
+
+
+def _decoupled(
+    encoder: Flatten, head: Head, config: Network, generator: torch.Generator
+) -> Branched:
+    """Note 004: a shared projection, then branches of their own."""
+    width = config.hidden[-1]
+
+    def branch(outputs: int, gain: float) -> nn.Module:
+        return nn.Sequential(
+            Branch(width, generator), MLP((width, outputs), "relu", generator, gain)
+        )
+
+    trunk = Projection(encoder.size, config.features, width, generator)
+    return Branched(encoder, trunk, branch(head.outputs, 0.01), branch(1, 1.0), head)
 
 
 def _remembering(

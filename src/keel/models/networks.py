@@ -22,6 +22,10 @@ Part = Literal["both", "actor", "critic"]
 Activation = Literal["tanh", "relu", "gelu"]
 MAX_SMALL = 256
 """The width above which matrix products are all that counts, and torch's threads help with them."""
+NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+"""Filters, size and stride of the convolutions of Mnih et al. 2015."""
+SMALL = ((16, 8, 4), (32, 4, 2))
+"""Those of Mnih et al. 2013: with 256 features a third of the arithmetic."""
 SPACE_KEYS_IGNORED = ("action_mask",)
 
 
@@ -137,8 +141,8 @@ class MLP(nn.Module):
         return x
 
 
-class NatureCNN(nn.Module):
-    """Mnih et al. 2015: three convolutions and a layer of `features`, on images `[*lead, C, H, W]`.
+class CNN(nn.Module):
+    """Convolutions and a layer of `features`, on images `[*lead, C, H, W]`.
 
     Runs in channels_last memory, which lifts the CPU's convolutions by about a third.
     """
@@ -149,26 +153,24 @@ class NatureCNN(nn.Module):
         generator: torch.Generator,
         features: int = 512,
         *,
+        convolutions: Sequence[tuple[int, int, int]] = NATURE,
         scale: float = 1.0 / 255.0,
     ) -> None:
         super().__init__()
         self.scale = scale
         channels, height, width = shape
-        self.convolutions = nn.ModuleList(
-            [
-                nn.Conv2d(channels, 32, 8, stride=4),
-                nn.Conv2d(32, 64, 4, stride=2),
-                nn.Conv2d(64, 64, 3, stride=1),
-            ]
-        )
-        for kernel, stride in ((8, 4), (4, 2), (3, 1)):
+        layers = []
+        for filters, kernel, stride in convolutions:
+            layers.append(nn.Conv2d(channels, filters, kernel, stride=stride))
+            channels = filters
             height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
         if height < 1 or width < 1:
             raise InputError(
-                f"observation {shape}: too small for the Nature CNN, which wants channels "
+                f"observation {shape}: too small for the CNN, which wants channels "
                 "first and 84×84; resize it, or take `--network.kind mlp`"
             )
-        self.linear = nn.Linear(64 * height * width, features)
+        self.convolutions = nn.ModuleList(layers)
+        self.linear = nn.Linear(channels * height * width, features)
         for layer in (*self.convolutions, self.linear):
             assert isinstance(layer, nn.Linear | nn.Conv2d)
             orthogonal(layer, math.sqrt(2.0), generator)
@@ -244,18 +246,18 @@ class Separate(nn.Module):
         return Outputs(policy, value)
 
 
-class Shared(nn.Module):
-    """One trunk, two linear heads: the usual choice for pixels."""
+class Branched(nn.Module):
+    """A trunk that may be nothing, and two branches: actor and critic.
+
+    With a CNN for a trunk the usual choice for pixels; with `Projection` that of note 004.
+    """
 
     def __init__(
-        self, encoder: Image, trunk: NatureCNN, head: Head, values: int, generator: torch.Generator
+        self, encoder: nn.Module, trunk: nn.Module, actor: nn.Module, critic: nn.Module, head: Head
     ) -> None:
         super().__init__()
-        self.encoder = encoder
-        self.trunk = trunk
-        self.head = head
-        self.actor = MLP((trunk.features, head.outputs), "relu", generator, last_gain=0.01)
-        self.critic = MLP((trunk.features, values), "relu", generator, last_gain=1.0)
+        self.encoder, self.trunk = encoder, trunk
+        self.head, self.actor, self.critic = head, actor, critic
 
     def forward(self, obs: Tree, part: Part = "both") -> Outputs:
         """Both, or the part asked for."""
@@ -300,35 +302,3 @@ class Projection(nn.Module):
         """`[*lead, hidden]`."""
         projected: Tensor = self.second(nn.functional.gelu(self.first(self.norm(x))))
         return projected
-
-
-class Decoupled(nn.Module):
-    """Note 004: a shared projection, then branches of their own."""
-
-    def __init__(
-        self,
-        encoder: Flatten,
-        projection: int,
-        hidden: int,
-        head: Head,
-        values: int,
-        generator: torch.Generator,
-    ) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.head = head
-        self.trunk = Projection(encoder.size, projection, hidden, generator)
-        self.actor = nn.Sequential(
-            Branch(hidden, generator), MLP((hidden, head.outputs), "relu", generator, 0.01)
-        )
-        self.critic = nn.Sequential(
-            Branch(hidden, generator), MLP((hidden, values), "relu", generator, 1.0)
-        )
-
-    def forward(self, obs: Tree, part: Part = "both") -> Outputs:
-        """Both, or the part asked for."""
-        x = self.trunk(self.encoder(obs))
-        return Outputs(
-            None if part == "critic" else self.head(self.actor(x)),
-            None if part == "actor" else self.critic(x),
-        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -13,10 +13,33 @@ from keel.errors import KeelError
 from keel.functional import RatioReport, ratio_report, walk_back
 from keel.models.agent import Agent
 from keel.regions.measure import behaviour_at, exact_kl, group_mean, kl_metrics, measure
-from keel.regions.proximal import Proximal
+from keel.regions.objective import Objective
 from keel.regions.stepper import POLICY, Optimum, Step
 from keel.rollout.batch import Rows, Targets
 from keel.types import Knobs, UpdateReport
+
+
+class Region(Protocol):
+    """A trust region: how a policy is improved on one rollout."""
+
+    @property
+    def objective(self) -> Objective:
+        """What it improves."""
+
+    def init(self, agent: Agent) -> Optimum:
+        """The optimizer before the first update."""
+
+    def update(
+        self,
+        agent: Agent,
+        state: Optimum,
+        rows: Rows,
+        targets: Targets,
+        knobs: Knobs,
+        rng: torch.Generator,
+        step: Step,
+    ) -> tuple[Optimum, UpdateReport]:
+        """Improve; the report's KL is left to `Certified`."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +51,7 @@ class Certified:
     for both.
     """
 
-    region: Proximal
+    region: Region
     enforce: bool = True
     """False: measure and report, but leave the update as it is"""
 
@@ -79,9 +102,7 @@ class Certified:
             after = _walk(agent, state, after, fraction)
             measured = measure(agent, after.params, rows, knobs.temperature)
             walked_at = time.perf_counter()
-        verdict: Literal["accepted", "walked_back", "rejected"] = "accepted"
-        if bool((fraction < 1.0).any()):
-            verdict = "rejected" if bool((fraction == 0.0).all()) else "walked_back"
+        verdict = _verdict(report, fraction)
         ratios = ratio_report(measured.ratio, max_log_ratio=self.region.objective.max_log_ratio)
         quantiles = _ratio_quantiles(measured.ratio.ratio, measured.ratio.weight)
         metrics = {
@@ -99,23 +120,35 @@ class Certified:
             "train/kl_step": kl.max().item() if verdict != "rejected" else float("nan"),
             "train/kl_is_exact": 1.0,
             "train/max_kl": knobs.max_kl,
-            "train/alpha": fraction.min().item(),
+            "train/alpha": (report.alpha * fraction).min().item(),
             "train/walk_back": float(verdict != "accepted"),
         }
         spent = (measured_at - updated) + (time.perf_counter() - walked_at)
         metrics["time/certify_seconds"] = spent  # walking back, where it was needed, is apart
-        reason = "" if verdict == "accepted" else "the exact KL was above max_kl"
+        reason = report.reason
+        if bool((fraction < 1.0).any()):
+            reason = "the exact KL was above max_kl"
         if not bool(requested.isfinite().all()):
             reason = "the exact KL was not finite"
         return after, replace(
             report,
             kl_exact=kl,
             kl_requested=requested,
-            alpha=fraction,
+            alpha=report.alpha * fraction,
             verdict=verdict,
             reason=reason,
             metrics=metrics,
         )
+
+
+Verdict = Literal["accepted", "walked_back", "rejected"]
+
+
+def _verdict(report: UpdateReport, fraction: Tensor) -> Verdict:
+    """What the region itself rejected stays rejected; the rest is by the share that was kept."""
+    if report.verdict == "rejected" or bool((fraction == 0.0).all()):
+        return "rejected"
+    return "walked_back" if bool((fraction < 1.0).any()) else "accepted"
 
 
 def _interpolate(agent: Agent, old: Tensor, new: Tensor, fraction: Tensor) -> Tensor:

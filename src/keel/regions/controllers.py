@@ -5,6 +5,7 @@ They read the KL that was *requested*; the one that was kept cannot show the tro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -22,6 +23,12 @@ class Outcome:
     """requested, the largest over agents"""
     return_mean: float
     """of the episodes that ended in the rollout; NaN if none did"""
+    accepted: bool = True
+    """whether any of the step was kept"""
+    gain_ratio: float = math.nan
+    """actual over predicted improvement of a line search; NaN where there was none"""
+    curvature_min: float = math.nan
+    """the least curvature that its solver met; ≤ 0: the Fisher matrix was not positive definite"""
 
 
 class Controller(Protocol):
@@ -89,6 +96,54 @@ class EntropyDecay:
         """Turn `entropy_coef`."""
         coef = max(min(self.floor, knobs.entropy_coef), knobs.entropy_coef * self.decay)
         return state, replace(knobs, entropy_coef=coef)
+
+
+@dataclass(frozen=True)
+class Stabiliser:
+    """Tighten the trust region after `threshold` failed updates in a row (note 002), and recover.
+
+    A failed update is one whose step was rejected, or brought less than `min_gain` of the
+    improvement that was predicted. Curvature that is not positive raises the damping at once.
+    After `recovery` good updates in a row one tightening is taken back, up to where it began.
+    """
+
+    max_kl: float
+    damping: float
+    threshold: int = 20
+    max_kl_decay: float = 0.8
+    min_max_kl: float = 0.005
+    damping_growth: float = 1.2
+    max_damping: float = 0.2
+    min_gain: float = 0.25
+    recovery: int = 20
+
+    def init(self) -> State:
+        """Nothing has failed, nothing was taken back."""
+        return {"failed": 0.0, "good": 0.0}
+
+    def __call__(self, state: State, outcome: Outcome, knobs: Knobs) -> tuple[State, Knobs]:
+        """Turn `max_kl` and `damping`."""
+        bent = outcome.curvature_min <= 0.0
+        good = outcome.accepted and not outcome.gain_ratio < self.min_gain and not bent
+        failed = 0.0 if good else state["failed"] + 1.0
+        streak = state["good"] + 1.0 if good else 0.0
+        if bent:
+            knobs = replace(knobs, damping=self._raised(knobs.damping))
+        if failed >= self.threshold:
+            failed = 0.0
+            tight = max(knobs.max_kl * self.max_kl_decay, min(self.min_max_kl, knobs.max_kl))
+            knobs = replace(knobs, max_kl=tight, damping=self._raised(knobs.damping))
+        elif self.recovery and streak >= self.recovery:
+            streak = 0.0
+            knobs = replace(
+                knobs,
+                max_kl=min(knobs.max_kl / self.max_kl_decay, max(self.max_kl, knobs.max_kl)),
+                damping=max(knobs.damping / self.damping_growth, min(self.damping, knobs.damping)),
+            )
+        return {"failed": failed, "good": streak}, knobs
+
+    def _raised(self, damping: float) -> float:
+        return min(damping * self.damping_growth, max(self.max_damping, damping))
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class Measurement(NamedTuple):
 
 def measure(agent: Agent, params: Tensor, rows: Rows, temperature: float) -> Measurement:
     """Evaluate the policy once on every row."""
-    parts = [_measure(agent, params, rows, index, temperature) for index in _chunks(rows)]
+    parts = [_measure(agent, params, rows, index, temperature) for index in chunks(rows)]
     if len(parts) == 1:
         return parts[0]
     ratio = Ratio(*(torch.cat(x) for x in zip(*(part.ratio for part in parts), strict=True)))
@@ -50,7 +50,7 @@ def exact_kl(agent: Agent, params: Tensor, rows: Rows, temperature: float) -> Te
                 {key: x[index] for key, x in rows.behaviour.items()},
                 agent.policy(params, {key: x[index] for key, x in rows.obs.items()}, temperature),
             )
-            for index in _chunks(rows)
+            for index in chunks(rows)
         ]
     return group_mean(torch.cat(parts), rows)
 
@@ -65,7 +65,7 @@ def drift(agent: Agent, params: Tensor, before: Rows, after: Rows, temperature: 
                     for rows in (before, after)
                 )
             )
-            for index in _chunks(before)
+            for index in chunks(before)
         ]
     return group_mean(torch.cat(parts), before)
 
@@ -75,7 +75,7 @@ def behaviour_at(agent: Agent, params: Tensor, rows: Rows, temperature: float) -
     with torch.no_grad():
         parts = [
             agent.policy(params, {k: x[index] for k, x in rows.obs.items()}, temperature)
-            for index in _chunks(rows)
+            for index in chunks(rows)
         ]
     return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
 
@@ -125,7 +125,8 @@ def _measure(
     )
 
 
-def _chunks(rows: Rows) -> list[slice]:
+def chunks(rows: Rows) -> list[slice]:
+    """All rows, piece by piece."""
     pixels = any(x.ndim - rows.weight.ndim >= 3 for x in rows.obs.values())
     size = max(1, (CHUNK_PIXELS if pixels else CHUNK) // rows.weight[0].numel())
     return [slice(start, start + size) for start in range(0, rows.count, size)]

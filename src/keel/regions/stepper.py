@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from keel.models.agent import Agent
-from keel.regions.objective import Batch, Objective, Statistics
+from keel.regions.objective import Batch, Statistics
 from keel.types import KNOB_INDEX
 
 BETAS = (0.9, 0.999)
@@ -46,6 +46,8 @@ class StepResult(NamedTuple):
 
 
 Step = Callable[[Optimum, Batch, Tensor, Tensor, Tensor, Tensor], StepResult]
+Loss = Callable[[Agent, Tensor, Batch, Tensor, int | None], tuple[Tensor, Statistics]]
+"""(agent, parameters, minibatch, knobs, group axis) → the loss per group, and statistics."""
 
 
 def initial_optimum(params: Tensor) -> Optimum:
@@ -57,13 +59,16 @@ def initial_optimum(params: Tensor) -> Optimum:
 
 def make_step(
     agent: Agent,
-    objective: Objective,
+    objective: Loss,
     *,
     group_axis: int | None,
     max_grad_norm: float,
     compiled: bool,
 ) -> Step:
-    """A function (optimum, all rows, row numbers, padding mask, knobs, active groups) → result."""
+    """A function (optimum, all rows, row numbers, padding mask, knobs, active groups) → result.
+
+    `objective` may take the critic's parameters alone: then these are all there are.
+    """
     # `torch.compile` captures `func.grad` and not `autograd.grad`; eagerly the latter is faster.
     differentiate = _functional if compiled else _autograd
 
@@ -90,7 +95,8 @@ def make_step(
             moved = _plain_adam(optimum, gradient.mul_(scale[:, None]), rate.item())
         else:
             gradient = torch.where(applied[:, None], gradient * scale[:, None], 0.0)
-            moved = _adam(optimum, gradient, rate, applied, agent.policy_columns)
+            columns = agent.policy_columns[-gradient.shape[1] :]
+            moved = _adam(optimum, gradient, rate, applied, columns)
         return StepResult(moved, statistics, norm, applied)
 
     if compiled:

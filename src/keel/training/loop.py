@@ -174,6 +174,9 @@ def _adapt(
     outcome = Outcome(
         kl=report.kl_requested.max().item(),
         return_mean=float(returns.mean()) if returns.size else math.nan,
+        accepted=report.verdict != "rejected",
+        gain_ratio=report.metrics.get("train/gain_ratio", math.nan),
+        curvature_min=report.metrics.get("train/curvature_min", math.nan),
     )
     states = []
     for controller, held in zip(session.controllers, state.controllers, strict=True):

@@ -26,7 +26,7 @@ from keel.runs.writer import MetricsWriter
 from keel.training.checkpoint import Checkpoint, check_same, check_shapes, load, mark_best, save
 from keel.training.evaluate import evaluate
 from keel.training.loop import Iteration, run
-from keel.training.session import Session, initial_state, open_session
+from keel.training.session import Session, atari_options, initial_state, open_session
 from keel.training.state import TrainState, arrays, pack, unpack
 
 EVALUATION_ENVS = 10
@@ -209,6 +209,7 @@ def _evaluate(
                 seed=session.seeds.evaluation,
                 guard=config.envs.guard,
                 timeout=config.envs.timeout,
+                atari=atari_options(config),
             )
         )
     score = evaluate(

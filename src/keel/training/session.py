@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import shutil
@@ -12,22 +13,25 @@ import torch
 from gymnasium import spaces
 from threadpoolctl import threadpool_limits
 
-from keel.config import Config, Region
-from keel.envs import Envs, ObsNormaliser, RewardNormaliser, make_envs
+from keel.config import Config
+from keel.envs import AtariOptions, Envs, ObsNormaliser, RewardNormaliser, make_envs
 from keel.errors import InputError
 from keel.models.acting import make_actor
 from keel.models.agent import Agent
 from keel.models.build import build_agent
-from keel.models.networks import NatureCNN
+from keel.models.networks import CNN
 from keel.regions import dense
-from keel.regions.certify import Certified
+from keel.regions.certify import Certified, Region
+from keel.regions.constraint import Constraint
 from keel.regions.controllers import (
     AdaptivePenalty,
     AdaptiveRate,
     Controller,
     EntropyDecay,
+    Stabiliser,
     TemperaturePulses,
 )
+from keel.regions.critic import CriticFit, CriticObjective
 from keel.regions.objective import Objective, SurrogateName
 from keel.regions.proximal import Proximal
 from keel.regions.stepper import Step, make_step
@@ -69,6 +73,7 @@ def open_session(config: Config) -> Session:
         seed=seeds.envs,
         guard=config.envs.guard,
         timeout=config.envs.timeout,
+        atari=atari_options(config),
     )
     try:
         _expect_memory(config, envs)
@@ -83,7 +88,7 @@ def open_session(config: Config) -> Session:
         if device.type == "cuda":  # a mantissa of 10 bits: replaying would differ from acting
             torch.backends.cudnn.allow_tf32 = False
         region = build_region(config)
-        compiled = _compile(config, agent, region.region.objective, device)
+        compiled = _compile(config, agent, region.region, device)
         step = _step(agent, region.region, compiled)
         collector = Collector(
             envs,
@@ -119,6 +124,11 @@ def open_session(config: Config) -> Session:
         device=device,
         choices=choices,
     )
+
+
+def atari_options(config: Config) -> AtariOptions:
+    """How the environments show their games; their rewards stay raw, the loop clips them."""
+    return AtariOptions(**dataclasses.asdict(config.atari))
 
 
 def _expect_memory(config: Config, envs: Envs) -> None:
@@ -167,14 +177,19 @@ def initial_knobs(config: Config) -> Knobs:
         entropy_coef=config.explore.entropy_coef,
         kl_coef=region.kl_coef,
         max_kl=region.max_kl,
+        damping=config.natural.damping,
     )
 
 
 def scheduled(knobs: Knobs, config: Config, steps: int) -> Knobs:
     """The knobs of this iteration: schedules follow environment steps."""
+    left = max(0.0, 1.0 - steps / config.total_steps)
+    end = config.natural.max_kl_end
+    if config.algo == "trpo" and end is not None:
+        planned = end + (config.region.max_kl - end) * left
+        knobs = replace(knobs, max_kl=min(knobs.max_kl, planned))
     if config.region.schedule == "constant" or config.region.adaptive_rate:
         return knobs
-    left = max(0.0, 1.0 - steps / config.total_steps)
     return replace(knobs, learning_rate=config.region.learning_rate * left)
 
 
@@ -182,7 +197,7 @@ def build_region(config: Config) -> Certified:
     """The trust region that the configuration asks for."""
     region = config.region
     objective = Objective(
-        surrogate=_surrogate(region),
+        surrogate=_surrogate(config),
         dual_clip=region.dual_clip,
         value_coef=region.value_coef,
         value_clip=region.value_clip,
@@ -193,11 +208,29 @@ def build_region(config: Config) -> Certified:
         entropy_floor=config.explore.entropy_floor,
     )
     remembers = config.network.memory != "none"  # then a row is a sequence of `rollout_steps`
+    minibatch = max(1, region.minibatch // config.rollout_steps) if remembers else region.minibatch
+    if config.algo == "trpo":
+        natural = config.natural
+        constraint = Constraint(
+            cg_iters=natural.cg_iters,
+            fisher_fraction=natural.fisher_fraction,
+            backtrack_iters=natural.backtrack_iters,
+            backtrack_coeff=natural.backtrack_coeff,
+            accept_ratio=natural.accept_ratio,
+            land=natural.land,
+            objective=objective,
+            critic=CriticFit(
+                region.epochs,
+                minibatch,
+                region.max_grad_norm,
+                CriticObjective(region.value_clip),
+            ),
+            gate=region.gate,
+        )
+        return Certified(constraint, enforce=region.certify)
     proximal = Proximal(
         epochs=region.epochs,
-        minibatch=max(1, region.minibatch // config.rollout_steps)
-        if remembers
-        else region.minibatch,
+        minibatch=minibatch,
         early_stop=region.early_stop,
         target_kl=region.target_kl,
         recompute_advantages=config.advantage.recompute,
@@ -216,6 +249,21 @@ def build_controllers(config: Config) -> tuple[Controller, ...]:
         chosen.append(AdaptivePenalty(region.target_kl))
     if region.adaptive_rate and region.target_kl is not None:
         chosen.append(AdaptiveRate(region.target_kl))
+    stabiliser = config.stabiliser
+    if config.algo == "trpo" and stabiliser.ls_fail_threshold:
+        chosen.append(
+            Stabiliser(
+                max_kl=region.max_kl,
+                damping=config.natural.damping,
+                threshold=stabiliser.ls_fail_threshold,
+                max_kl_decay=stabiliser.max_kl_decay,
+                min_max_kl=stabiliser.min_max_kl,
+                damping_growth=stabiliser.damping_growth,
+                max_damping=stabiliser.max_damping,
+                min_gain=stabiliser.min_gain,
+                recovery=stabiliser.recovery,
+            )
+        )
     if explore.entropy_decay < 1.0:
         chosen.append(EntropyDecay(explore.entropy_decay, explore.entropy_coef_min))
     if explore.pulses:
@@ -230,10 +278,10 @@ def build_controllers(config: Config) -> tuple[Controller, ...]:
     return tuple(chosen)
 
 
-def _surrogate(region: Region) -> SurrogateName:
-    if region.clip is None:
+def _surrogate(config: Config) -> SurrogateName:
+    if config.region.clip is None:
         return "unclipped"
-    return "symmetric" if region.symmetric else "clip"
+    return "symmetric" if config.region.symmetric else "clip"
 
 
 def _device(name: str) -> torch.device:
@@ -256,19 +304,30 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _step(agent: Agent, region: Proximal, compiled: bool) -> Step:
+def _step(agent: Agent, region: Region, compiled: bool) -> Step:
+    """One step of Adam: on the whole objective, or on the critic alone."""
+    if isinstance(region, Constraint):
+        critic = region.critic
+        return make_step(
+            agent,
+            critic.objective,
+            group_axis=None,
+            max_grad_norm=critic.max_grad_norm,
+            compiled=compiled,
+        )
+    assert isinstance(region, Proximal)
     objective, norm = region.objective, region.max_grad_norm
     if dense.fits(agent, objective) and not compiled:
         return dense.make_dense_step(agent, objective, max_grad_norm=norm)
     return make_step(agent, objective, group_axis=None, max_grad_norm=norm, compiled=compiled)
 
 
-def _compile(config: Config, agent: Agent, objective: Objective, device: torch.device) -> bool:
+def _compile(config: Config, agent: Agent, region: Region, device: torch.device) -> bool:
     """Whether torch should compile the step: not where our own loops take it, not for sequences
     (unrolled, they compile for minutes), and not for CNNs, which are bound by arithmetic."""
     if config.compile != "auto":
         return config.compile == "on"
-    if dense.fits(agent, objective) or agent.memory or _sees_pixels(agent):
+    if dense.fits(agent, region.objective) or agent.memory or _sees_pixels(agent):
         return False
     minibatches = -(-config.batch // config.region.minibatch)
     steps = config.iterations * config.region.epochs * minibatches
@@ -277,4 +336,4 @@ def _compile(config: Config, agent: Agent, objective: Objective, device: torch.d
 
 
 def _sees_pixels(agent: Agent) -> bool:
-    return isinstance(getattr(agent.network, "trunk", None), NatureCNN)
+    return any(isinstance(part, CNN) for part in agent.network.modules())

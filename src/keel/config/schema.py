@@ -1,28 +1,17 @@
 """The configuration of a run: small frozen dataclasses, one per stage.
 
-An unknown or misspelt key, a wrong type or an impossible value is an error with a suggestion,
-raised before anything is created. Nothing here imports torch, so that `--help` stays quick.
+Nothing here imports torch, so that `--help` stays quick.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import math
-import types
-import typing
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal, TypeVar, Union
+from typing import Literal
 
-import yaml
 from tyro.conf import Suppress
 
-from keel.errors import InputError, choose
-
 Backend = Literal["auto", "vector", "sync", "async", "envpool", "ale"]
-T = TypeVar("T")
 SINKS = ("tensorboard", "wandb", "trackio")
 
 
@@ -47,6 +36,24 @@ class Envs:
 
 
 @dataclass(frozen=True)
+class Atari:
+    """How Atari games are shown to the agent; returns are always those of whole games, unclipped."""
+
+    episodic_life: bool = False
+    """A lost life ends an episode for the learner; the game goes on."""
+    fire_reset: bool = True
+    """Press FIRE after a reset, and after a lost life of an episodic one, where a game waits."""
+    sticky: float = 0.0
+    """The probability that the last action is repeated."""
+    noop_max: int = 30
+    """At most so many steps without action at the beginning."""
+    frame_skip: int = 4
+    """Frames per step of the agent."""
+    frame_stack: int = 4
+    """Pictures that it sees at once."""
+
+
+@dataclass(frozen=True)
 class Network:
     """The shape of actor and critic."""
 
@@ -64,6 +71,10 @@ class Network:
     """Squash continuous actions into their bounds by tanh, in place of clipping."""
     features: int = 512
     """Width of the CNN's last layer, and of the decoupled network's projection."""
+    cnn: Literal["nature", "small"] = "nature"
+    """`nature`: three convolutions (Mnih et al. 2015); `small`: two (2013), a third of the time."""
+    share: bool = True
+    """Whether actor and critic see pixels through one CNN, or each through its own."""
     memory: Literal["none", "actor", "critic", "both"] = "none"
     """Which of them remembers, by a GRU; minibatches are then whole sequences."""
     memory_size: int = 64
@@ -133,6 +144,52 @@ class Region:
 
 
 @dataclass(frozen=True)
+class Natural:
+    """TRPO's step: the natural gradient, scaled to the exact KL, and the line search (algo trpo).
+
+    The critic is fitted apart, by `region.epochs` passes in minibatches of `region.minibatch` at
+    `region.learning_rate`.
+    """
+
+    cg_iters: int = 15
+    """Iterations of conjugate gradient: one Fisher-vector product each."""
+    damping: float = 0.1
+    """Added to the diagonal of the Fisher matrix."""
+    fisher_fraction: float = 0.5
+    """Share of the rollout, drawn anew for every update, on which the Fisher matrix is taken."""
+    backtrack_iters: int = 10
+    """Step lengths that the line search tries."""
+    backtrack_coeff: float = 0.8
+    """Each of them is this times the one before."""
+    accept_ratio: float = 0.1
+    """The least share of the predicted improvement that a step must bring."""
+    land: bool = True
+    """Scale the step, up or down, until the exact KL is at `max_kl`; else trust the quadratic model."""
+    max_kl_end: float | None = None
+    """Where `region.max_kl` goes, linearly, by the end of the run; `None` leaves it."""
+
+
+@dataclass(frozen=True)
+class Stabiliser:
+    """Note 002: tighten the trust region after steps that failed, and widen it again after recovery."""
+
+    ls_fail_threshold: int = 20
+    """Updates in a row without an acceptable step, after which it tightens; 0: never."""
+    max_kl_decay: float = 0.8
+    """Factor on `max_kl`."""
+    min_max_kl: float = 0.005
+    """Where that ends."""
+    damping_growth: float = 1.2
+    """Factor on `damping`."""
+    max_damping: float = 0.2
+    """Where that ends."""
+    min_gain: float = 0.25
+    """An accepted step that brings less than this share of what was predicted counts as failed."""
+    recovery: int = 20
+    """Good updates in a row, after which one tightening is taken back; 0: never."""
+
+
+@dataclass(frozen=True)
 class Explore:
     """What keeps the policy from settling too early."""
 
@@ -184,8 +241,8 @@ class Config:
 
     env: Suppress[str] = "CartPole-v1"
     """A Gymnasium id, or an alias such as Breakout."""
-    algo: Literal["ppo"] = "ppo"
-    """The algorithm."""
+    algo: Literal["ppo", "trpo"] = "ppo"
+    """The algorithm: clipped steps of Adam, or one natural-gradient step with a line search."""
     seed: int = 0
     """Of everything: environments, networks, sampling, shuffling."""
     total_steps: int = 100_000
@@ -193,9 +250,12 @@ class Config:
     rollout_steps: int = 128
     """Steps per environment between updates."""
     envs: Envs = field(default_factory=Envs)
+    atari: Atari = field(default_factory=Atari)
     network: Network = field(default_factory=Network)
     advantage: Advantage = field(default_factory=Advantage)
     region: Region = field(default_factory=Region)
+    natural: Natural = field(default_factory=Natural)
+    stabiliser: Stabiliser = field(default_factory=Stabiliser)
     explore: Explore = field(default_factory=Explore)
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
@@ -225,169 +285,3 @@ class Config:
     def iterations(self) -> int:
         """Rollouts until `total_steps` are reached."""
         return math.ceil(self.total_steps / self.batch)
-
-
-def check(config: Config) -> None:
-    """Raise an `InputError` that names the first impossible value."""
-    positive = {
-        "total_steps": config.total_steps,
-        "rollout_steps": config.rollout_steps,
-        "envs.num": config.envs.num,
-        "envs.timeout": config.envs.timeout,
-        "region.max_kl": config.region.max_kl,
-        "region.epochs": config.region.epochs,
-        "region.minibatch": config.region.minibatch,
-        "region.learning_rate": config.region.learning_rate,
-        "region.max_grad_norm": config.region.max_grad_norm,
-        "region.max_log_ratio": config.region.max_log_ratio,
-        "network.features": config.network.features,
-        "network.memory_size": config.network.memory_size,
-        "explore.pulse_interval": config.explore.pulse_interval,
-        "explore.pulse_magnitude": config.explore.pulse_magnitude,
-        "evaluation.episodes": config.evaluation.episodes,
-        "checkpoints.every": config.checkpoints.every,
-        "checkpoints.keep": config.checkpoints.keep,
-    }
-    for name, value in positive.items():
-        if not value > 0:
-            raise InputError(f"{name}: expected a number above 0, got {value}")
-    for name, value in _numbers(config):
-        if not math.isfinite(value):
-            raise InputError(f"{name}: expected a finite number, got {value}")
-        if value < 0 and name != "network.log_std":
-            raise InputError(f"{name}: expected no negative number, got {value}")
-    for name, share in (("gamma", config.advantage.gamma), ("lam", config.advantage.lam)):
-        if share > 1.0:
-            raise InputError(f"advantage.{name}: expected a number from 0 to 1, got {share}")
-    region = config.region
-    if region.clip is not None and not 0.0 < region.clip < 1.0:
-        raise InputError(f"region.clip: expected a number between 0 and 1, got {region.clip}")
-    if region.dual_clip is not None and (region.clip is None or region.symmetric):
-        raise InputError("region.dual_clip: goes with PPO's own clip (region.clip, not symmetric)")
-    if region.minibatch > config.batch:
-        raise InputError(
-            f"region.minibatch: {region.minibatch} rows, but a rollout has only {config.batch} "
-            f"({config.envs.num} environments × {config.rollout_steps} steps)"
-        )
-    needs = [
-        name
-        for name, on in (
-            ("early_stop", region.early_stop != "off"),
-            ("adaptive_kl", region.adaptive_kl),
-            ("adaptive_rate", region.adaptive_rate),
-        )
-        if on
-    ]
-    if needs and not region.target_kl:
-        raise InputError(f"region.{needs[0]}: needs region.target_kl")
-    for name in config.sinks:
-        choose("log", name, SINKS)
-    if not config.network.hidden or min(config.network.hidden) < 1:
-        raise InputError(f"network.hidden: expected widths above 0, got {config.network.hidden}")
-
-
-def _numbers(value: Any, prefix: str = "") -> list[tuple[str, float]]:
-    found: list[tuple[str, float]] = []
-    for item in dataclasses.fields(value):
-        content = getattr(value, item.name)
-        name = f"{prefix}{item.name}"
-        if dataclasses.is_dataclass(content):
-            found += _numbers(content, f"{name}.")
-        elif isinstance(content, int | float) and not isinstance(content, bool):
-            found.append((name, float(content)))
-    return found
-
-
-def to_dict(config: Config) -> dict[str, Any]:
-    """As plain data, for YAML."""
-    plain = dataclasses.asdict(config)
-    plain["network"]["hidden"] = list(config.network.hidden)
-    return plain
-
-
-def from_dict(data: Mapping[str, Any], base: Config | None = None) -> Config:
-    """Strictly: every key must exist and have its type; what is missing comes from `base`."""
-    config = _merge(base if base is not None else Config(), data, "")
-    check(config)
-    return config
-
-
-def load(path: Path, base: Config | None = None) -> Config:
-    """A YAML file, read as data only."""
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    except yaml.YAMLError as error:
-        raise InputError(f"{path}: not a plain YAML file ({str(error).splitlines()[0]})") from None
-    if not isinstance(data, dict):
-        raise InputError(f"{path}: expected keys and values, got {type(data).__name__}")
-    return from_dict(data, base)
-
-
-def _merge(base: T, data: Mapping[str, Any], prefix: str) -> T:
-    hints = typing.get_type_hints(type(base))
-    changes: dict[str, Any] = {}
-    for key, value in data.items():
-        name = str(key).replace("-", "_")
-        if name not in hints:
-            near = difflib.get_close_matches(name, hints, n=1)
-            hint = f"; did you mean {prefix}{near[0]}?" if near else ""
-            raise InputError(f"unknown key {prefix}{name}{hint}")
-        current = getattr(base, name)
-        if dataclasses.is_dataclass(current):
-            if not isinstance(value, Mapping):
-                raise InputError(f"{prefix}{name}: expected keys and values, got {value!r}")
-            changes[name] = _merge(current, value, f"{prefix}{name}.")
-        else:
-            changes[name] = _convert(hints[name], value, f"{prefix}{name}")
-    return dataclasses.replace(base, **changes)  # type: ignore[type-var]
-
-
-def _convert(hint: Any, value: Any, name: str) -> Any:
-    """`value` as the field's type; numbers may be written as integers, integers as 1e6."""
-    origin = typing.get_origin(hint)
-    if origin in (Union, types.UnionType):
-        if value is None:
-            return None
-        (inner,) = (option for option in typing.get_args(hint) if option is not type(None))
-        return _convert(inner, value, name)
-    if origin is Literal:
-        options = typing.get_args(hint)
-        if isinstance(value, bool) and "off" in options:
-            value = "on" if value else "off"
-        if value in options:
-            return value
-        near = difflib.get_close_matches(str(value), options, n=1)
-        hint_text = f"; did you mean {near[0]!r}?" if near else ""
-        raise InputError(f"{name}: {value!r} is not one of {', '.join(options)}{hint_text}")
-    if origin is tuple:
-        if isinstance(value, list | tuple):
-            return tuple(_convert(int, item, name) for item in value)
-    elif hint is bool:
-        if isinstance(value, bool):
-            return value
-    elif hint in (int, float):
-        number = _number(value)
-        if number is not None and (hint is float or number == int(number)):
-            return hint(number)
-    elif isinstance(value, hint):
-        return value
-    raise InputError(f"{name}: expected {_name(hint)}, got {value!r}")
-
-
-def _number(value: Any) -> float | None:
-    """YAML reads 1e6 (without a dot) as text: it is a number all the same."""
-    if isinstance(value, bool):
-        return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _name(hint: Any) -> str:
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(
-        hint, "a list of whole numbers"
-    )

@@ -1,0 +1,39 @@
+"""The configuration of a run: what can be set, what is possible, and how it is read."""
+
+from __future__ import annotations
+
+from keel.config.checks import check
+from keel.config.reading import from_dict, load, to_dict
+from keel.config.schema import (
+    Advantage,
+    Atari,
+    Backend,
+    Checkpoints,
+    Config,
+    Envs,
+    Evaluation,
+    Explore,
+    Natural,
+    Network,
+    Region,
+    Stabiliser,
+)
+
+__all__ = [
+    "Advantage",
+    "Atari",
+    "Backend",
+    "Checkpoints",
+    "Config",
+    "Envs",
+    "Evaluation",
+    "Explore",
+    "Natural",
+    "Network",
+    "Region",
+    "Stabiliser",
+    "check",
+    "from_dict",
+    "load",
+    "to_dict",
+]

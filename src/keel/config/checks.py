@@ -1,0 +1,129 @@
+"""What a configuration must satisfy before anything is created."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from keel.config.schema import SINKS, Config
+from keel.errors import InputError, choose
+
+
+def check(config: Config) -> None:
+    """Raise an `InputError` that names the first impossible value."""
+    positive = {
+        "total_steps": config.total_steps,
+        "rollout_steps": config.rollout_steps,
+        "envs.num": config.envs.num,
+        "envs.timeout": config.envs.timeout,
+        "region.max_kl": config.region.max_kl,
+        "region.epochs": config.region.epochs,
+        "region.minibatch": config.region.minibatch,
+        "region.learning_rate": config.region.learning_rate,
+        "region.max_grad_norm": config.region.max_grad_norm,
+        "region.max_log_ratio": config.region.max_log_ratio,
+        "network.features": config.network.features,
+        "network.memory_size": config.network.memory_size,
+        "natural.cg_iters": config.natural.cg_iters,
+        "natural.backtrack_iters": config.natural.backtrack_iters,
+        "natural.fisher_fraction": config.natural.fisher_fraction,
+        "atari.frame_skip": config.atari.frame_skip,
+        "atari.frame_stack": config.atari.frame_stack,
+        "explore.pulse_interval": config.explore.pulse_interval,
+        "explore.pulse_magnitude": config.explore.pulse_magnitude,
+        "evaluation.episodes": config.evaluation.episodes,
+        "checkpoints.every": config.checkpoints.every,
+        "checkpoints.keep": config.checkpoints.keep,
+    }
+    for name, value in positive.items():
+        if not value > 0:
+            raise InputError(f"{name}: expected a number above 0, got {value}")
+    for name, value in _numbers(config):
+        if not math.isfinite(value):
+            raise InputError(f"{name}: expected a finite number, got {value}")
+        if value < 0 and name != "network.log_std":
+            raise InputError(f"{name}: expected no negative number, got {value}")
+    shares = {
+        "advantage.gamma": config.advantage.gamma,
+        "advantage.lam": config.advantage.lam,
+        "natural.fisher_fraction": config.natural.fisher_fraction,
+        "atari.sticky": config.atari.sticky,
+    }
+    for name, share in shares.items():
+        if share > 1.0:
+            raise InputError(f"{name}: expected a number from 0 to 1, got {share}")
+    _check_trpo(config)
+    region = config.region
+    if region.clip is not None and not 0.0 < region.clip < 1.0:
+        raise InputError(f"region.clip: expected a number between 0 and 1, got {region.clip}")
+    if region.dual_clip is not None and (region.clip is None or region.symmetric):
+        raise InputError("region.dual_clip: goes with PPO's own clip (region.clip, not symmetric)")
+    if region.minibatch > config.batch:
+        raise InputError(
+            f"region.minibatch: {region.minibatch} rows, but a rollout has only {config.batch} "
+            f"({config.envs.num} environments × {config.rollout_steps} steps)"
+        )
+    needs = [
+        name
+        for name, on in (
+            ("early_stop", region.early_stop != "off"),
+            ("adaptive_kl", region.adaptive_kl),
+            ("adaptive_rate", region.adaptive_rate),
+        )
+        if on
+    ]
+    if needs and not region.target_kl:
+        raise InputError(f"region.{needs[0]}: needs region.target_kl")
+    for name in config.sinks:
+        choose("log", name, SINKS)
+    if not config.network.hidden or min(config.network.hidden) < 1:
+        raise InputError(f"network.hidden: expected widths above 0, got {config.network.hidden}")
+
+
+def _check_trpo(config: Config) -> None:
+    natural, stabiliser, region = config.natural, config.stabiliser, config.region
+    if not 0.0 < natural.backtrack_coeff < 1.0:
+        raise InputError(
+            "natural.backtrack_coeff: expected a number between 0 and 1, "
+            f"got {natural.backtrack_coeff}"
+        )
+    if not 0.0 < stabiliser.max_kl_decay <= 1.0:
+        raise InputError(
+            f"stabiliser.max_kl_decay: expected a factor up to 1, got {stabiliser.max_kl_decay}"
+        )
+    if stabiliser.damping_growth < 1.0:
+        raise InputError(
+            "stabiliser.damping_growth: expected a factor of at least 1, "
+            f"got {stabiliser.damping_growth}"
+        )
+    if natural.max_kl_end is not None and not natural.max_kl_end > 0:
+        raise InputError(
+            f"natural.max_kl_end: expected a number above 0, got {natural.max_kl_end}"
+        )
+    if config.algo != "trpo":
+        return
+    first_order = {
+        "kl_coef": region.kl_coef > 0.0,
+        "adaptive_kl": region.adaptive_kl,
+        "early_stop": region.early_stop != "off",
+        "symmetric": region.symmetric,
+        "dual_clip": region.dual_clip is not None,
+    }
+    for name, on in first_order.items():
+        if on:
+            raise InputError(
+                f"region.{name}: belongs to --algo ppo; TRPO bounds the KL itself (region.max_kl)"
+            )
+
+
+def _numbers(value: Any, prefix: str = "") -> list[tuple[str, float]]:
+    found: list[tuple[str, float]] = []
+    for item in dataclasses.fields(value):
+        content = getattr(value, item.name)
+        name = f"{prefix}{item.name}"
+        if dataclasses.is_dataclass(content):
+            found += _numbers(content, f"{name}.")
+        elif isinstance(content, int | float) and not isinstance(content, bool):
+            found.append((name, float(content)))
+    return found

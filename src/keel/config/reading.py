@@ -1,0 +1,119 @@
+"""Configurations from and to plain data.
+
+An unknown or misspelt key, a wrong type or an impossible value is an error with a suggestion,
+raised before anything is created.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union
+
+import yaml
+
+from keel.config.checks import check
+from keel.config.schema import Config
+from keel.errors import InputError
+
+T = TypeVar("T")
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """As plain data, for YAML."""
+    plain = dataclasses.asdict(config)
+    plain["network"]["hidden"] = list(config.network.hidden)
+    return plain
+
+
+def from_dict(data: Mapping[str, Any], base: Config | None = None) -> Config:
+    """Strictly: every key must exist and have its type; what is missing comes from `base`."""
+    config = _merge(base if base is not None else Config(), data, "")
+    check(config)
+    return config
+
+
+def load(path: Path, base: Config | None = None) -> Config:
+    """A YAML file, read as data only."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except yaml.YAMLError as error:
+        raise InputError(f"{path}: not a plain YAML file ({str(error).splitlines()[0]})") from None
+    if not isinstance(data, dict):
+        raise InputError(f"{path}: expected keys and values, got {type(data).__name__}")
+    return from_dict(data, base)
+
+
+def _merge(base: T, data: Mapping[str, Any], prefix: str) -> T:
+    hints = typing.get_type_hints(type(base))
+    changes: dict[str, Any] = {}
+    for key, value in data.items():
+        name = str(key).replace("-", "_")
+        if name not in hints:
+            near = difflib.get_close_matches(name, hints, n=1)
+            hint = f"; did you mean {prefix}{near[0]}?" if near else ""
+            raise InputError(f"unknown key {prefix}{name}{hint}")
+        current = getattr(base, name)
+        if dataclasses.is_dataclass(current):
+            if not isinstance(value, Mapping):
+                raise InputError(f"{prefix}{name}: expected keys and values, got {value!r}")
+            changes[name] = _merge(current, value, f"{prefix}{name}.")
+        else:
+            changes[name] = _convert(hints[name], value, f"{prefix}{name}")
+    return dataclasses.replace(base, **changes)  # type: ignore[type-var]
+
+
+def _convert(hint: Any, value: Any, name: str) -> Any:
+    """`value` as the field's type; numbers may be written as integers, integers as 1e6."""
+    origin = typing.get_origin(hint)
+    if origin in (Union, types.UnionType):
+        if value is None:
+            return None
+        (inner,) = (option for option in typing.get_args(hint) if option is not type(None))
+        return _convert(inner, value, name)
+    if origin is Literal:
+        options = typing.get_args(hint)
+        if isinstance(value, bool) and "off" in options:
+            value = "on" if value else "off"
+        if value in options:
+            return value
+        near = difflib.get_close_matches(str(value), options, n=1)
+        hint_text = f"; did you mean {near[0]!r}?" if near else ""
+        raise InputError(f"{name}: {value!r} is not one of {', '.join(options)}{hint_text}")
+    if origin is tuple:
+        if isinstance(value, list | tuple):
+            return tuple(_convert(int, item, name) for item in value)
+    elif hint is bool:
+        if isinstance(value, bool):
+            return value
+    elif hint in (int, float):
+        number = _number(value)
+        if number is not None and (hint is float or number == int(number)):
+            return hint(number)
+    elif isinstance(value, hint):
+        return value
+    raise InputError(f"{name}: expected {_name(hint)}, got {value!r}")
+
+
+def _number(value: Any) -> float | None:
+    """YAML reads 1e6 (without a dot) as text: it is a number all the same."""
+    if isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _name(hint: Any) -> str:
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(
+        hint, "a list of whole numbers"
+    )

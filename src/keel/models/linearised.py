@@ -1,0 +1,186 @@
+"""The policy's first-order model: what Fisher-vector products are made of.
+
+torch's forward mode computes the network anew for every product. A CNN's activations do not change
+between products, so here they are kept: a product is then one pass of tangents up and one of
+cotangents down. Everything that is not a plain CNN goes through torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from keel.functional.natural import Linear, linearise
+from keel.models.agent import Agent
+from keel.models.networks import CNN, MLP, Branched
+from keel.types import Tree
+
+
+def linear_policy(agent: Agent, policy: Tensor, obs: Tree, temperature: float) -> Linear:
+    """The distribution's parameters at `obs`, as a function of the policy's parameters `[P]`."""
+    mask = obs.get("action_mask")
+    outputs = _linear_outputs(agent, policy, obs)
+    raw = outputs.outputs["output"]
+
+    def settle(output: Tensor) -> Tree:
+        return agent.dist.params(output, mask, temperature)
+
+    settled, transpose = torch.func.vjp(settle, raw)
+
+    def push(vector: Tensor) -> Tree:
+        tangent = outputs.push(vector)["output"]
+        pushed: Tree = torch.func.jvp(settle, (raw,), (tangent,))[1]
+        return pushed
+
+    def pull(cotangent: Tree) -> Tensor:
+        return outputs.pull({"output": transpose(dict(cotangent))[0]})
+
+    return Linear({key: x.detach() for key, x in settled.items()}, push, pull)
+
+
+def _linear_outputs(agent: Agent, policy: Tensor, obs: Tree) -> Linear:
+    stages = _stages(agent)
+    if stages is not None:
+        return _linear_cnn(agent, stages, policy, obs)
+    layout = agent.policy_layout
+
+    def outputs(tree: Tree) -> Tree:
+        found = agent.outputs_of(tree, obs, "actor").policy
+        assert found is not None
+        return {"output": found}
+
+    return linearise(outputs, layout.unflatten(policy))  # type: ignore[arg-type]
+
+
+class _Stage(NamedTuple):
+    """A convolution or a linear layer; a ReLU follows all but the last."""
+
+    name: str
+    layer: nn.Conv2d | nn.Linear
+    scale: float = 1.0
+
+
+def _stages(agent: Agent) -> list[_Stage] | None:
+    """The layers of a policy that is a CNN with a linear head; None for any other."""
+    network = agent.network
+    if not isinstance(network, Branched) or network.head.log_std is not None:
+        return None
+    trunk, actor = network.trunk, network.actor
+    if isinstance(trunk, CNN) and isinstance(actor, MLP):
+        parts = [("trunk", trunk), ("actor", actor)]
+    elif isinstance(actor, nn.Sequential) and isinstance(actor[0], CNN):
+        parts = [("actor.0", actor[0]), ("actor.1", actor[1])]
+    else:
+        return None
+    (eye, cnn), (last, mlp) = parts
+    assert isinstance(cnn, CNN)
+    assert isinstance(mlp, MLP)
+    stages = []
+    for i, layer in enumerate(cnn.convolutions):
+        assert isinstance(layer, nn.Conv2d)
+        stages.append(_Stage(f"{eye}.convolutions.{i}", layer, cnn.scale if i == 0 else 1.0))
+    stages.append(_Stage(f"{eye}.linear", cnn.linear))
+    for i, layer in enumerate(mlp.layers):
+        assert isinstance(layer, nn.Linear)
+        stages.append(_Stage(f"{last}.layers.{i}", layer))
+    return stages
+
+
+def _linear_cnn(agent: Agent, stages: list[_Stage], policy: Tensor, obs: Tree) -> Linear:
+    layout = agent.policy_layout
+    tree = layout.unflatten(policy.detach())
+    weights = [_weight(tree, stage) for stage in stages]
+    encoder: Callable[[Tree], Tensor] = agent.network.encoder  # type: ignore[assignment]
+    x = encoder(obs)
+    lead = x.shape[:-3]
+    x = x.reshape(-1, *x.shape[-3:]).to(memory_format=torch.channels_last).float()
+    seen, given = [], []  # what each stage takes, and what its ReLU gives
+    for stage, weight in zip(stages, weights, strict=True):
+        x = _fit(x, stage)
+        seen.append(x)
+        x = _apply(x, weight, tree[f"{stage.name}.bias"], stage)
+        if stage is not stages[-1]:
+            torch.relu_(x)
+        given.append(x)
+    last = len(stages) - 1
+
+    def push(vector: Tensor) -> Tree:
+        moved = layout.unflatten(vector)
+        tangent: Tensor | None = None
+        for i, stage in enumerate(stages):
+            pushed = _apply(seen[i], _weight(moved, stage), moved[f"{stage.name}.bias"], stage)
+            if tangent is not None:
+                pushed += _apply(_fit(tangent, stage), weights[i], None, stage)
+            tangent = pushed if i == last else _gate(pushed, given[i])
+        assert tangent is not None
+        return {"output": tangent.reshape(*lead, -1)}
+
+    def pull(cotangent: Tree) -> Tensor:
+        slope = cotangent["output"].reshape(-1, cotangent["output"].shape[-1])
+        found: Tree = {}
+        for i in range(last, -1, -1):
+            stage = stages[i]
+            if i < last:
+                slope = _gate(_unfit(slope, given[i]), given[i])
+            slope, weight, bias = _transpose(slope, seen[i], weights[i], stage, inner=i > 0)
+            found[f"{stage.name}.weight"] = weight.mul_(stage.scale) if i == 0 else weight
+            found[f"{stage.name}.bias"] = bias
+        return torch.cat([found[name].reshape(-1) for name in layout.names])
+
+    return Linear({"output": x.reshape(*lead, -1)}, push, pull)
+
+
+def _weight(tree: Tree, stage: _Stage) -> Tensor:
+    weight = tree[f"{stage.name}.weight"]
+    return weight * stage.scale if stage.scale != 1.0 else weight
+
+
+def _apply(x: Tensor, weight: Tensor, bias: Tensor | None, stage: _Stage) -> Tensor:
+    if isinstance(stage.layer, nn.Conv2d):
+        return nn.functional.conv2d(x, weight, bias, stage.layer.stride)
+    return nn.functional.linear(x, weight, bias)
+
+
+def _fit(x: Tensor, stage: _Stage) -> Tensor:
+    """What a convolution gives, as a linear layer takes it: flat, channels last as it lies."""
+    if isinstance(stage.layer, nn.Linear) and x.ndim == 4:
+        return x.permute(0, 2, 3, 1).flatten(1)
+    return x
+
+
+def _unfit(slope: Tensor, like: Tensor) -> Tensor:
+    """The inverse of `_fit`."""
+    if like.ndim != 4 or slope.ndim == 4:
+        return slope
+    rows, channels, height, width = like.shape
+    return slope.reshape(rows, height, width, channels).permute(0, 3, 1, 2)
+
+
+def _gate(x: Tensor, given: Tensor) -> Tensor:
+    """The derivative of a ReLU that gave `given`, applied to `x`."""
+    return torch.ops.aten.threshold_backward(x, given, 0.0)
+
+
+def _transpose(
+    slope: Tensor, seen: Tensor, weight: Tensor, stage: _Stage, *, inner: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cotangents of what a stage takes (unless it is the first), of its weight and of its bias."""
+    if isinstance(stage.layer, nn.Linear):
+        return slope @ weight, slope.T @ seen, slope.sum(0)
+    below, change, bias = torch.ops.aten.convolution_backward(
+        slope,
+        seen,
+        weight,
+        [weight.shape[0]],
+        stage.layer.stride,
+        (0, 0),
+        (1, 1),
+        False,
+        (0, 0),
+        1,
+        (inner, True, True),
+    )
+    return below, change, bias

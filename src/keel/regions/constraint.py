@@ -1,0 +1,339 @@
+"""TRPO: one natural-gradient step, scaled to the exact KL, behind an honest line search."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from keel.functional import conjugate_gradient, fisher_vector_product, line_search, policy_ratio
+from keel.functional.natural import ConjugateGradient, LineSearch
+from keel.models.agent import Agent
+from keel.models.linearised import linear_policy
+from keel.regions.critic import CriticFit
+from keel.regions.faults import not_finite
+from keel.regions.gate import GATE, check_replay
+from keel.regions.measure import behaviour_at, chunks, group_mean
+from keel.regions.objective import Objective
+from keel.regions.stepper import Optimum, Step, initial_optimum
+from keel.rollout.batch import Learned, Rows, Targets, take, take_rows
+from keel.types import Knobs, UpdateReport
+
+LANDING = (0.95, 0.985)
+"""A step whose exact KL is at least the first share of the bound has landed; the second is aimed at:
+the rest is for what the square root of the KL is not linear in."""
+LANDING_TRIALS = 4
+GROWTH = 8.0
+"""The quadratic model is never outdone by more than this factor."""
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """maximise E[ratio·A] + entropy_coef·H subject to KL(old‖new) ≤ `Knobs.max_kl` (Schulman 2015).
+
+    One objective serves for the gradient, the prediction and the acceptance. The step is scaled, up
+    or down, until the exact KL over the whole rollout is at its bound, before anything is
+    backtracked. A step that is not accepted leaves the policy bit for bit as it was. The critic is
+    fitted apart, after the policy; what both see through is the policy's.
+    """
+
+    cg_iters: int = 15
+    fisher_fraction: float = 0.5
+    backtrack_iters: int = 10
+    backtrack_coeff: float = 0.8
+    accept_ratio: float = 0.1
+    land: bool = True
+    objective: Objective = field(default_factory=Objective)
+    critic: CriticFit = field(default_factory=CriticFit)
+    gate: bool = True
+    """refuse to learn from another policy's actions"""
+
+    def init(self, agent: Agent) -> Optimum:
+        """Adam's state is the critic's: the policy's part stays 0."""
+        return initial_optimum(agent.initial)
+
+    def update(
+        self,
+        agent: Agent,
+        state: Optimum,
+        rows: Rows,
+        targets: Targets,
+        knobs: Knobs,
+        rng: torch.Generator,
+        step: Step,
+    ) -> tuple[Optimum, UpdateReport]:
+        """Improve on one rollout; every group of a stack takes its own step."""
+        with torch.no_grad():
+            learned = targets(state.params)
+        if agent.groups == 1:
+            after, attempt, metrics = self._one(agent, state, rows, learned, knobs, rng, step)
+            return after, _report([attempt], [metrics])
+        states, attempts, tables = [], [], []
+        for group in range(agent.groups):
+            own = Optimum(*(x[group : group + 1] for x in state))
+            part, lesson = _group(rows, learned, group)
+            after, attempt, metrics = self._one(agent.alone(), own, part, lesson, knobs, rng, step)
+            states.append(after)
+            attempts.append(attempt)
+            tables.append(metrics)
+        return Optimum(*map(torch.cat, zip(*states, strict=True))), _report(attempts, tables)
+
+    def _one(
+        self,
+        agent: Agent,
+        state: Optimum,
+        rows: Rows,
+        learned: Learned,
+        knobs: Knobs,
+        rng: torch.Generator,
+        step: Step,
+    ) -> tuple[Optimum, Attempt, dict[str, float]]:
+        problem = Problem(agent, state.params, rows, learned.advantage, knobs, self.objective)
+        gradient, gap = problem.gradient()
+        if not gap <= GATE:
+            first = Rows(**_some(rows, torch.arange(min(rows.count, 256))), group_axis=None)
+            gap = check_replay(agent, state.params, first, knobs, self.gate)
+        if not bool(gradient.isfinite().all()):
+            seen = {"advantage": learned.advantage, "log_prob": rows.log_prob}
+            raise not_finite("the policy's gradient", 0, state.params, seen)
+        attempt = self._step(problem, gradient, rng)
+        params = state.params if attempt.step is None else problem.moved(attempt.step, 1.0)
+        fit = self.critic(
+            agent, state._replace(params=params), rows, learned, knobs, rng, step
+        )
+        metrics = fit.metrics | {
+            "train/policy_loss": -problem.before,
+            "train/loss": fit.metrics["train/value_loss"] - problem.before,
+            "train/policy_gradient_norm": gradient.norm().item(),
+            "train/gate_log_ratio": gap,
+            "train/damping": knobs.damping,
+        }
+        return fit.optimum, attempt, metrics
+
+    def _step(self, problem: Problem, gradient: Tensor, rng: torch.Generator) -> Attempt:
+        max_kl = problem.knobs.max_kl
+        product = problem.curvature(self.fisher_fraction, rng)
+        found = conjugate_gradient(product, gradient, iterations=self.cg_iters)
+        curvature = found.curvature
+        if not (math.isfinite(curvature) and curvature > 0.0):
+            reason = found.stopped if found.stopped != "iterations" else "non_positive_curvature"
+            if not gradient.any():
+                reason = "no_gradient"
+            return Attempt(None, found, None, reason, 1.0)
+        full = found.solution * math.sqrt(2.0 * max_kl / curvature)
+        tried: dict[float, tuple[float, float]] = {}
+
+        def evaluate(fraction: float) -> tuple[float, float]:
+            if fraction not in tried:
+                tried[fraction] = problem.evaluate(problem.moved(full, fraction))
+            return tried[fraction]
+
+        scale = _land(lambda x: evaluate(x)[1], max_kl) if self.land else 1.0
+        search = line_search(
+            lambda fraction: evaluate(fraction * scale),
+            expected=(gradient @ full).item() * scale,
+            max_kl=max_kl,
+            shrink=self.backtrack_coeff,
+            max_trials=self.backtrack_iters,
+            accept_ratio=self.accept_ratio,
+        )
+        step = full * (search.fraction * scale) if search.accepted else None
+        return Attempt(step, found, search, search.reason, scale)
+
+
+class Attempt(NamedTuple):
+    """What became of one group's step."""
+
+    step: Tensor | None
+    """`[P]`: None if it was rejected"""
+    solver: ConjugateGradient
+    search: LineSearch | None
+    reason: str
+    scale: float
+    """by how much the exact KL lengthened the quadratic model's step"""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """As the registry names them; what a rejected step would have been is NaN, not 0."""
+        nan, search = math.nan, self.search
+        accepted = self.step is not None
+        return {
+            "train/line_search_success": float(accepted),
+            "train/line_search_iters": float(search.iterations if search else 0),
+            "train/step_fraction": search.fraction if search else 0.0,
+            "train/step_scale": self.scale,
+            "train/kl_tried": search.trials[0].kl if search else nan,
+            "train/improvement_predicted": search.predicted if search else nan,
+            "train/improvement": search.improvement if search else nan,
+            "train/gain_ratio": search.gain_ratio if search and accepted else nan,
+            "train/cg_residual": self.solver.residual,
+            "train/cg_iters": float(self.solver.iterations),
+            "train/curvature": self.solver.curvature,
+            "train/curvature_min": self.solver.min_curvature,
+        }
+
+
+@dataclass
+class Problem:
+    """The constrained problem of one group on one rollout, at the policy that sampled it."""
+
+    agent: Agent
+    params: Tensor
+    """`[1, P]`"""
+    rows: Rows
+    advantage: Tensor
+    knobs: Knobs
+    objective: Objective
+    before: float = 0.0
+    """the objective before the step; `gradient` finds it"""
+
+    def __post_init__(self) -> None:
+        """The entropy's weight: inside the floor's reach its penalty adds to it."""
+        self.entropy_coef = self.knobs.entropy_coef if self.objective.entropy_bonus else 0.0
+        entropy = self.agent.dist.entropy(self.rows.behaviour)
+        self._slope = self.entropy_coef
+        floor = self.objective.entropy_floor
+        if floor is not None and group_mean(entropy, self.rows).item() < floor:
+            self._slope += self.objective.entropy_floor_coef
+
+    def gradient(self) -> tuple[Tensor, float]:
+        """Of the objective in the policy's parameters `[P]`; and the largest |log-ratio|, here 0."""
+        agent, rows, start = self.agent, self.rows, self.agent.critic_from
+        total = rows.weight.double().sum().clamp(min=1.0)
+        policy = self.params[0, :start]
+        gradient, gap = torch.zeros_like(policy), 0.0
+        for part in chunks(rows):
+            leaf = policy.detach().requires_grad_()
+            tree = agent.policy_layout.unflatten(leaf)
+            obs = {key: x[part] for key, x in rows.obs.items()}
+            output = agent.outputs_of(tree, obs, "actor").policy
+            assert output is not None
+            now = agent.dist.params(output, obs.get("action_mask"), self.knobs.temperature)
+            gain, largest = self._gain(now, part, self._slope)
+            (slope,) = torch.autograd.grad(gain / total, leaf)
+            gradient += slope
+            gap = max(gap, largest)
+        self.before = self.value(rows.behaviour)
+        return gradient, gap
+
+    def _gain(self, now: dict[str, Tensor], part: slice, slope: float) -> tuple[Tensor, float]:
+        rows, dist = self.rows, self.agent.dist
+        weight = rows.weight[part]
+        ratio = policy_ratio(
+            dist.log_prob(now, rows.action[part]),
+            rows.log_prob[part],
+            weight,
+            max_log_ratio=self.objective.max_log_ratio,
+        )
+        advantage = torch.where(ratio.weight > 0, self.advantage[part], 0.0)
+        gain = (ratio.weight * ratio.ratio * advantage).sum(dtype=torch.float64)
+        if slope:
+            entropy = (ratio.weight * dist.entropy(now)).sum(dtype=torch.float64)
+            gain = gain + slope * entropy
+        size = torch.where(ratio.quarantined, torch.nan, ratio.raw_log_ratio.abs())
+        return gain, size.max().item()
+
+    def curvature(self, fraction: float, rng: torch.Generator) -> Callable[[Tensor], Tensor]:
+        """v ↦ (F + damping) v, F on a share of the rows."""
+        rows, count = self.rows, self.rows.count
+        size = max(1, math.ceil(fraction * count))
+        obs, weight = rows.obs, rows.weight
+        if size < count:
+            index = torch.randperm(count, generator=rng)[:size].to(weight.device)
+            obs, weight = take(obs, index), take_rows(weight, index)
+        policy = self.params[0, : self.agent.critic_from]
+        linear = linear_policy(self.agent, policy, obs, self.knobs.temperature)
+        return fisher_vector_product(
+            linear, {}, self.agent.dist.fisher, weight=weight, damping=self.knobs.damping
+        )
+
+    def moved(self, step: Tensor, fraction: float) -> Tensor:
+        """All parameters `[1, P]`, the policy's moved by a share of `step`."""
+        params = self.params.clone()
+        params[0, : step.shape[0]] += fraction * step
+        return params
+
+    def value(self, now: dict[str, Tensor]) -> float:
+        """The objective of a policy on all rows."""
+        total = self.rows.weight.double().sum().clamp(min=1.0).item()
+        everything = slice(0, self.rows.count)
+        gain = self._gain(now, everything, self.entropy_coef)[0].item() / total
+        floor = self.objective.entropy_floor
+        if floor is not None:
+            entropy = group_mean(self.agent.dist.entropy(now), self.rows).item()
+            gain -= self.objective.entropy_floor_coef * max(0.0, floor - entropy)
+        return gain
+
+    def evaluate(self, params: Tensor) -> tuple[float, float]:
+        """(improvement of the objective, exact mean KL(old‖new)), over all rows."""
+        rows, dist = self.rows, self.agent.dist
+        now = behaviour_at(self.agent, params, rows, self.knobs.temperature)
+        kl = group_mean(dist.kl(rows.behaviour, now), rows).item()
+        return self.value(now) - self.before, kl
+
+
+def _land(kl_at: Callable[[float], float], bound: float) -> float:
+    """The length at which the exact KL is at its bound or just inside, as a factor on the step.
+
+    For small steps √KL grows linearly, so that one division nearly lands; what is over the bound is
+    shortened, what is far inside is lengthened.
+    """
+    best, scale = 0.0, 1.0
+    for _ in range(LANDING_TRIALS):
+        kl = kl_at(scale)
+        if kl <= bound:
+            best = max(best, scale)
+            if kl >= LANDING[0] * bound or scale >= GROWTH:
+                return scale
+        if not math.isfinite(kl):
+            scale *= 0.5
+        elif kl <= 0.0:
+            scale = min(2.0 * scale, GROWTH)
+        else:
+            scale = min(scale * math.sqrt(LANDING[1] * bound / kl), GROWTH)
+    return best or scale
+
+
+def _group(rows: Rows, learned: Learned, group: int) -> tuple[Rows, Learned]:
+    """One agent's part of stacked rows `[R, G, …]`."""
+
+    def own(x: Tensor) -> Tensor:
+        return x[:, group]
+
+    part = Rows(
+        obs={key: own(x) for key, x in rows.obs.items()},
+        behaviour={key: own(x) for key, x in rows.behaviour.items()},
+        action=own(rows.action),
+        log_prob=own(rows.log_prob),
+        weight=own(rows.weight),
+        group_axis=None,
+    )
+    return part, Learned(*map(own, learned))
+
+
+def _some(rows: Rows, index: Tensor) -> dict[str, Tensor | dict[str, Tensor]]:
+    index = index.to(rows.weight.device)
+    return {
+        "obs": take(rows.obs, index),
+        "behaviour": take(rows.behaviour, index),
+        "action": take_rows(rows.action, index),
+        "log_prob": take_rows(rows.log_prob, index),
+        "weight": take_rows(rows.weight, index),
+    }
+
+
+def _report(attempts: list[Attempt], tables: list[dict[str, float]]) -> UpdateReport:
+    """Means over the groups; a rejection of all of them is one of the update."""
+    kept = torch.tensor([float(o.step is not None) for o in attempts], dtype=torch.float64)
+    nothing = torch.zeros(len(attempts), dtype=torch.float64)
+    rows = [table | attempt.metrics for table, attempt in zip(tables, attempts, strict=True)]
+    metrics = {key: math.fsum(row[key] for row in rows) / len(rows) for key in rows[0]}
+    verdict: Literal["accepted", "rejected"] = "accepted" if bool(kept.any()) else "rejected"
+    reasons = sorted({o.reason for o in attempts if o.step is None})
+    return UpdateReport(
+        nothing, nothing, kept, verdict, reason=", ".join(reasons), metrics=metrics
+    )
