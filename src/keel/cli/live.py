@@ -50,6 +50,7 @@ class Display(AbstractContextManager["Display"]):
         self.console = console
         self.quiet = quiet
         self.returns: deque[float] = deque(maxlen=4096)
+        self.searches = Searches()
         self.progress = Progress(
             TextColumn("{task.percentage:3.0f} %"),
             BarColumn(bar_width=40),
@@ -79,6 +80,7 @@ class Display(AbstractContextManager["Display"]):
     def update(self, steps: int, metrics: dict[str, float], done: bool) -> None:
         """Show the newest iteration."""
         self.returns.append(metrics.get("rollout/return_mean", math.nan))
+        self.searches.append(metrics)
         if self.first_steps is None:
             self.first_steps, self.started = steps, time.perf_counter()
         if self.quiet:
@@ -88,7 +90,7 @@ class Display(AbstractContextManager["Display"]):
             self.live.update(self._panel(steps, metrics))
         elif done or time.perf_counter() - self.shown_at >= PLAIN_SECONDS:
             self.shown_at = time.perf_counter()
-            line = plain_line(steps, self.config.total_steps, metrics)
+            line = plain_line(steps, self.config.total_steps, metrics, self.searches)
             self.console.print(line, highlight=False, soft_wrap=True)
 
     def _left(self, steps: int) -> str:
@@ -108,27 +110,57 @@ class Display(AbstractContextManager["Display"]):
         table.add_row("return", f"{_number(score)}   {sparkline(list(self.returns))}")
         kl, bound = metrics.get("train/kl_exact", math.nan), metrics.get("train/max_kl", math.nan)
         table.add_row("exact KL", Text.assemble(gauge(kl, bound), f"   {kl:.4f} of {bound:g} nats"))
-        clipped = metrics.get("train/clip_fraction", math.nan)
-        table.add_row(
-            "clip / entropy", f"{clipped:.1%}   {_number(metrics.get('train/entropy', math.nan))}"
-        )
+        entropy = metrics.get("train/entropy", math.nan)
+        if self.searches.success:
+            damping = metrics.get("train/damping", math.nan)
+            table.add_row("line search", f"{self.searches}   damping {damping:.3g}")
+            table.add_row("entropy", f"{entropy:,.2f}")
+        else:
+            clipped = metrics.get("train/clip_fraction", math.nan)
+            table.add_row("clip / entropy", f"{clipped:.1%}   {_number(entropy)}")
         explained = metrics.get("train/explained_variance", math.nan)
         back = int(metrics.get("train/rollbacks", 0))
         table.add_row("explained var.", f"{explained:.2f}")
-        table.add_row("walked back", f"{back} update{'s' * (back != 1)}")
+        undone = "rejected" if self.searches.success else "walked back"
+        table.add_row(undone, f"{back} update{'s' * (back != 1)}")
         return Group(Text(self.title, style="bold"), self.progress, table)
 
 
-def plain_line(steps: int, total: int, metrics: dict[str, float]) -> str:
+class Searches:
+    """Note 002's two figures over the last updates: how often the line search found a step, and
+    what share of the full one."""
+
+    def __init__(self, memory: int = 20) -> None:
+        self.success: deque[float] = deque(maxlen=memory)
+        self.fractions: deque[float] = deque(maxlen=memory)
+
+    def append(self, metrics: dict[str, float]) -> None:
+        """Remember an update that searched; others are none of its business."""
+        if "train/line_search_success" in metrics:
+            self.success.append(metrics["train/line_search_success"])
+            self.fractions.append(metrics["train/step_fraction"])
+
+    def __str__(self) -> str:
+        taken, share = (sum(x) / len(x) for x in (self.success, self.fractions))
+        return f"LS_OK {taken:.0%}   StepFrac {share:.2f}"
+
+
+def plain_line(
+    steps: int, total: int, metrics: dict[str, float], searches: Searches | None = None
+) -> str:
     """One line for a log file."""
     get = metrics.get
+    how = f"clip {get('train/clip_fraction', math.nan):.2f}"
+    undone = "walked back"
+    if searches is not None and searches.success:
+        how, undone = str(searches).replace("   ", "  "), "rejected"
     line = (
         f"{steps:>9,}/{total:,}  return {_number(get('rollout/return_mean', math.nan))}  "
-        f"KL {get('train/kl_exact', math.nan):.4f}/{get('train/max_kl', math.nan):g}  "
-        f"clip {get('train/clip_fraction', math.nan):.2f}  "
+        f"KL {get('train/kl_step', math.nan):.4f}/{get('train/max_kl', math.nan):.4g}  "
+        f"{how}  "
         f"entropy {get('train/entropy', math.nan):.2f}  "
         f"ev {get('train/explained_variance', math.nan):.2f}  "
-        f"walked back {int(get('train/rollbacks', 0))}  "
+        f"{undone} {int(get('train/rollbacks', 0))}  "
         f"{get('time/steps_per_second', math.nan):,.0f} steps/s"
     )
     if "eval/return_mean" in metrics:

@@ -155,13 +155,14 @@ def finish(newest: Progress, console: Console, as_json: bool, quiet: bool) -> No
         return
     state = newest.iteration.state
     evaluated = result["return_mean"]
+    undone = "rejected" if newest.iteration.session.config.algo == "trpo" else "walked back"
     console.soft_wrap = True
     console.print()
     if evaluated is not None:
         console.print(f"evaluation: {evaluated:,.1f}", style="bold", highlight=False)
     console.print(
         f"trust region: largest exact KL(old‖new) of any update {state.kl_exact_max:.4f} nats, "
-        f"bound {result['max_kl']:g}; {state.rollbacks} of {state.iteration} updates walked back",
+        f"bound {result['max_kl']:g}; {state.rollbacks} of {state.iteration} updates {undone}",
         highlight=False,
     )
     console.print(f"run: {newest.path}", highlight=False)

@@ -98,9 +98,7 @@ def _check_trpo(config: Config) -> None:
             f"got {stabiliser.damping_growth}"
         )
     if natural.max_kl_end is not None and not natural.max_kl_end > 0:
-        raise InputError(
-            f"natural.max_kl_end: expected a number above 0, got {natural.max_kl_end}"
-        )
+        raise InputError(f"natural.max_kl_end: expected a number above 0, got {natural.max_kl_end}")
     if config.algo != "trpo":
         return
     first_order = {

@@ -37,7 +37,7 @@ class Envs:
 
 @dataclass(frozen=True)
 class Atari:
-    """How Atari games are shown to the agent; returns are always those of whole games, unclipped."""
+    """How Atari games are shown; returns are always those of whole games, unclipped."""
 
     episodic_life: bool = False
     """A lost life ends an episode for the learner; the game goes on."""
@@ -164,14 +164,14 @@ class Natural:
     accept_ratio: float = 0.1
     """The least share of the predicted improvement that a step must bring."""
     land: bool = True
-    """Scale the step, up or down, until the exact KL is at `max_kl`; else trust the quadratic model."""
+    """Scale the step, up or down, to the exact KL bound; else as the quadratic model says."""
     max_kl_end: float | None = None
     """Where `region.max_kl` goes, linearly, by the end of the run; `None` leaves it."""
 
 
 @dataclass(frozen=True)
 class Stabiliser:
-    """Note 002: tighten the trust region after steps that failed, and widen it again after recovery."""
+    """Note 002: tighten the region after steps that failed, widen it again after recovery."""
 
     ls_fail_threshold: int = 20
     """Updates in a row without an acceptable step, after which it tightens; 0: never."""

@@ -67,9 +67,9 @@ class Linear(NamedTuple):
 
     outputs: dict[str, Tensor]
     """its value there, `[*lead, K]` each"""
-    push: Callable[[Tensor], Tree]
+    push: Callable[[Tensor], dict[str, Tensor]]
     """J v: a direction of the parameters, as one vector, to the tangents of the outputs"""
-    pull: Callable[[Tree], Tensor]
+    pull: Callable[[dict[str, Tensor]], Tensor]
     """Jᵀ u: back again"""
 
 
@@ -78,12 +78,14 @@ def linearise(function: Callable[[Tree], Tree], params: Tree) -> Linear:
     params = {name: tensor.detach() for name, tensor in params.items()}
     primal, transpose = torch.func.vjp(function, params)[:2]
 
-    def push(vector: Tensor) -> Tree:
-        tangent: Tree = torch.func.jvp(function, (params,), (unflatten(vector, params),))[1]
+    def push(vector: Tensor) -> dict[str, Tensor]:
+        tangent: dict[str, Tensor] = torch.func.jvp(
+            function, (params,), (unflatten(vector, params),)
+        )[1]
         return tangent
 
-    def pull(cotangent: Tree) -> Tensor:
-        return flatten(transpose(dict(cotangent))[0])
+    def pull(cotangent: dict[str, Tensor]) -> Tensor:
+        return flatten(transpose(cotangent)[0])
 
     return Linear({name: value.detach() for name, value in primal.items()}, push, pull)
 
@@ -91,7 +93,7 @@ def linearise(function: Callable[[Tree], Tree], params: Tree) -> Linear:
 def fisher_vector_product(
     function: Callable[[Tree], Tree] | Linear,
     params: Tree,
-    fisher: Callable[[Tree, Tree], Tree],
+    fisher: Callable[[dict[str, Tensor], dict[str, Tensor]], Tree],
     *,
     weight: Tensor | None = None,
     damping: float = 0.0,

@@ -41,14 +41,9 @@ def make_actor(agent: Agent, params: Tensor) -> Act:
     network = agent.network
     if agent.memory:
         return _remembering_actor(agent, params)
-    if agent.groups == 1 and isinstance(network, Separate) and _is_small(network):
+    if agent.groups == 1 and isinstance(network, Separate) and network.is_small:
         return _compiled_actor(agent, network, params)
     return _torch_actor(agent, params)
-
-
-def _is_small(network: Separate) -> bool:
-    simple = len(network.encoder.shapes) == 1 and not network.encoder.classes
-    return simple and network.actor.is_small
 
 
 def _compiled_actor(agent: Agent, network: Separate, params: Tensor) -> Act:

@@ -117,7 +117,7 @@ class Agent:
         return self.outputs_of(self.layout.unflatten(row), obs, part)
 
     def outputs_of(self, tree: Tree, obs: Tree, part: Part = "both") -> Outputs:
-        """The same from parameters by name; those of a part that is not asked for may be left out."""
+        """The same from parameters by name; what is not asked for needs none."""
         if isinstance(self.network, Separate):
             return self.network.pure(tree, obs, part)
         result: Outputs = torch.func.functional_call(self.network, tree, (obs, part))

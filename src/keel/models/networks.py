@@ -229,6 +229,12 @@ class Separate(nn.Module):
         self.actor = MLP((encoder.size, *hidden, head.outputs), act, generator, last_gain=0.01)
         self.critic = MLP((encoder.size, *hidden, values), act, generator, last_gain=1.0)
 
+    @property
+    def is_small(self) -> bool:
+        """Whether `keel.models.kernels` can run the actor: one vector in, and narrow layers."""
+        simple = len(self.encoder.shapes) == 1 and not self.encoder.classes
+        return simple and self.actor.is_small
+
     def forward(self, obs: Tree, part: Part = "both") -> Outputs:
         """Both, or the part asked for."""
         return self.pure(dict(self.named_parameters()), obs, part)

@@ -24,9 +24,11 @@ from keel.rollout.batch import Learned, Rows, Targets, take, take_rows
 from keel.types import Knobs, UpdateReport
 
 LANDING = (0.95, 0.985)
-"""A step whose exact KL is at least the first share of the bound has landed; the second is aimed at:
-the rest is for what the square root of the KL is not linear in."""
+"""A step whose exact KL is at least the first share of the bound has landed; the second is aimed
+at: the rest is for what √KL is not linear in."""
 LANDING_TRIALS = 4
+LOOK = 256
+"""Rows that the gate looks at again, where replaying gave another policy."""
 GROWTH = 8.0
 """The quadratic model is never outdone by more than this factor."""
 
@@ -95,16 +97,15 @@ class Constraint:
         problem = Problem(agent, state.params, rows, learned.advantage, knobs, self.objective)
         gradient, gap = problem.gradient()
         if not gap <= GATE:
-            first = Rows(**_some(rows, torch.arange(min(rows.count, 256))), group_axis=None)
-            gap = check_replay(agent, state.params, first, knobs, self.gate)
+            gap = check_replay(
+                agent, state.params, _mapped(rows, lambda x: x[:LOOK], None), knobs, self.gate
+            )
         if not bool(gradient.isfinite().all()):
             seen = {"advantage": learned.advantage, "log_prob": rows.log_prob}
             raise not_finite("the policy's gradient", 0, state.params, seen)
         attempt = self._step(problem, gradient, rng)
         params = state.params if attempt.step is None else problem.moved(attempt.step, 1.0)
-        fit = self.critic(
-            agent, state._replace(params=params), rows, learned, knobs, rng, step
-        )
+        fit = self.critic(agent, state._replace(params=params), rows, learned, knobs, rng, step)
         metrics = fit.metrics | {
             "train/policy_loss": -problem.before,
             "train/loss": fit.metrics["train/value_loss"] - problem.before,
@@ -120,10 +121,7 @@ class Constraint:
         found = conjugate_gradient(product, gradient, iterations=self.cg_iters)
         curvature = found.curvature
         if not (math.isfinite(curvature) and curvature > 0.0):
-            reason = found.stopped if found.stopped != "iterations" else "non_positive_curvature"
-            if not gradient.any():
-                reason = "no_gradient"
-            return Attempt(None, found, None, reason, 1.0)
+            return Attempt(None, found, None, _why_no_direction(found, gradient), 1.0)
         full = found.solution * math.sqrt(2.0 * max_kl / curvature)
         tried: dict[float, tuple[float, float]] = {}
 
@@ -171,7 +169,7 @@ class Attempt(NamedTuple):
             "train/improvement": search.improvement if search else nan,
             "train/gain_ratio": search.gain_ratio if search and accepted else nan,
             "train/cg_residual": self.solver.residual,
-            "train/cg_iters": float(self.solver.iterations),
+            "train/cg_iterations": float(self.solver.iterations),
             "train/curvature": self.solver.curvature,
             "train/curvature_min": self.solver.min_curvature,
         }
@@ -201,7 +199,7 @@ class Problem:
             self._slope += self.objective.entropy_floor_coef
 
     def gradient(self) -> tuple[Tensor, float]:
-        """Of the objective in the policy's parameters `[P]`; and the largest |log-ratio|, here 0."""
+        """Of the objective, in the policy's parameters `[P]`; and the largest |log-ratio|: 0."""
         agent, rows, start = self.agent, self.rows, self.agent.critic_from
         total = rows.weight.double().sum().clamp(min=1.0)
         policy = self.params[0, :start]
@@ -304,26 +302,24 @@ def _group(rows: Rows, learned: Learned, group: int) -> tuple[Rows, Learned]:
     def own(x: Tensor) -> Tensor:
         return x[:, group]
 
-    part = Rows(
-        obs={key: own(x) for key, x in rows.obs.items()},
-        behaviour={key: own(x) for key, x in rows.behaviour.items()},
-        action=own(rows.action),
-        log_prob=own(rows.log_prob),
-        weight=own(rows.weight),
-        group_axis=None,
+    return _mapped(rows, own, None), Learned(*map(own, learned))
+
+
+def _mapped(rows: Rows, function: Callable[[Tensor], Tensor], group_axis: int | None) -> Rows:
+    return Rows(
+        obs={key: function(x) for key, x in rows.obs.items()},
+        behaviour={key: function(x) for key, x in rows.behaviour.items()},
+        action=function(rows.action),
+        log_prob=function(rows.log_prob),
+        weight=function(rows.weight),
+        group_axis=group_axis,
     )
-    return part, Learned(*map(own, learned))
 
 
-def _some(rows: Rows, index: Tensor) -> dict[str, Tensor | dict[str, Tensor]]:
-    index = index.to(rows.weight.device)
-    return {
-        "obs": take(rows.obs, index),
-        "behaviour": take(rows.behaviour, index),
-        "action": take_rows(rows.action, index),
-        "log_prob": take_rows(rows.log_prob, index),
-        "weight": take_rows(rows.weight, index),
-    }
+def _why_no_direction(found: ConjugateGradient, gradient: Tensor) -> str:
+    if not bool(gradient.any()):
+        return "no_gradient"
+    return "non_finite" if found.stopped == "non_finite" else "non_positive_curvature"
 
 
 def _report(attempts: list[Attempt], tables: list[dict[str, float]]) -> UpdateReport:
@@ -334,6 +330,4 @@ def _report(attempts: list[Attempt], tables: list[dict[str, float]]) -> UpdateRe
     metrics = {key: math.fsum(row[key] for row in rows) / len(rows) for key in rows[0]}
     verdict: Literal["accepted", "rejected"] = "accepted" if bool(kept.any()) else "rejected"
     reasons = sorted({o.reason for o in attempts if o.step is None})
-    return UpdateReport(
-        nothing, nothing, kept, verdict, reason=", ".join(reasons), metrics=metrics
-    )
+    return UpdateReport(nothing, nothing, kept, verdict, reason=", ".join(reasons), metrics=metrics)

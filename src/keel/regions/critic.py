@@ -69,7 +69,8 @@ class CriticFit:
         start, device = agent.critic_from, optimum.params.device
         batch = _critic_batch(agent, optimum.params, rows, learned)
         ages = optimum.steps[:, 1:].expand(-1, 2)  # a critic alone: both ages are its own
-        own = Optimum(*(x[:, start:].contiguous() for x in optimum[:3]), ages)
+        params, first, second = (x[:, start:].contiguous() for x in optimum[:3])
+        own = Optimum(params, first, second, ages)
         dials, active = knobs.tensor().to(device), torch.ones(1, dtype=torch.bool, device=device)
         losses, norms, skipped = [], [], 0
         for _ in range(self.epochs):
@@ -86,14 +87,14 @@ class CriticFit:
                         what = "the critic's gradient" if finite else "the critic's loss"
                         seen = {"target": batch.target, "weight": batch.weight}
                         raise not_finite(what, skipped, optimum.params, seen)
-        fitted = [
+        params, first, second = (
             torch.cat([old[:, :start], new], 1)
             for old, new in zip(optimum[:3], own[:3], strict=True)
-        ]
+        )
         steps = torch.cat([optimum.steps[:, :1], own.steps[:, 1:]], 1)
         size = torch.cat(norms)
         return Fit(
-            Optimum(*fitted, steps),
+            Optimum(params, first, second, steps),
             {
                 "train/value_loss": torch.cat(losses).mean().item(),
                 "train/critic_loss_first": losses[0].item(),

@@ -20,7 +20,7 @@ from keel.models.acting import make_actor
 from keel.models.agent import Agent
 from keel.models.build import build_agent
 from keel.models.networks import CNN
-from keel.regions import dense
+from keel.regions import dense, dense_critic
 from keel.regions.certify import Certified, Region
 from keel.regions.constraint import Constraint
 from keel.regions.controllers import (
@@ -34,7 +34,7 @@ from keel.regions.controllers import (
 from keel.regions.critic import CriticFit, CriticObjective
 from keel.regions.objective import Objective, SurrogateName
 from keel.regions.proximal import Proximal
-from keel.regions.stepper import Step, make_step
+from keel.regions.stepper import Loss, Step, make_step
 from keel.resources import expect_memory, keep_memory
 from keel.rollout.collect import Collector
 from keel.training.seeding import Seeds, spread
@@ -306,20 +306,17 @@ def _cores() -> int:
 
 def _step(agent: Agent, region: Region, compiled: bool) -> Step:
     """One step of Adam: on the whole objective, or on the critic alone."""
+    loss: Loss
     if isinstance(region, Constraint):
-        critic = region.critic
-        return make_step(
-            agent,
-            critic.objective,
-            group_axis=None,
-            max_grad_norm=critic.max_grad_norm,
-            compiled=compiled,
-        )
-    assert isinstance(region, Proximal)
-    objective, norm = region.objective, region.max_grad_norm
-    if dense.fits(agent, objective) and not compiled:
-        return dense.make_dense_step(agent, objective, max_grad_norm=norm)
-    return make_step(agent, objective, group_axis=None, max_grad_norm=norm, compiled=compiled)
+        loss, norm = region.critic.objective, region.critic.max_grad_norm
+        if dense_critic.fits(agent, region.critic.objective) and not compiled:
+            return dense_critic.make_dense_critic_step(agent, max_grad_norm=norm)
+    else:
+        assert isinstance(region, Proximal)
+        loss, norm = region.objective, region.max_grad_norm
+        if dense.fits(agent, region.objective) and not compiled:
+            return dense.make_dense_step(agent, region.objective, max_grad_norm=norm)
+    return make_step(agent, loss, group_axis=None, max_grad_norm=norm, compiled=compiled)
 
 
 def _compile(config: Config, agent: Agent, region: Region, device: torch.device) -> bool:
@@ -327,7 +324,12 @@ def _compile(config: Config, agent: Agent, region: Region, device: torch.device)
     (unrolled, they compile for minutes), and not for CNNs, which are bound by arithmetic."""
     if config.compile != "auto":
         return config.compile == "on"
-    if dense.fits(agent, region.objective) or agent.memory or _sees_pixels(agent):
+    own = (
+        dense_critic.fits(agent, region.critic.objective)
+        if isinstance(region, Constraint)
+        else dense.fits(agent, region.objective)
+    )
+    if own or agent.memory or _sees_pixels(agent):
         return False
     minibatches = -(-config.batch // config.region.minibatch)
     steps = config.iterations * config.region.epochs * minibatches

@@ -1,0 +1,108 @@
+"""Note 002's four curves, drawn honestly: a rejected step is a mark, never a KL of 0."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from keel.look import BLUE, GREEN, GREY, INK, ORANGE, new_figure
+from keel.runs.drawing import axes_for, column, finish, from_zero, last, line, told_range, verdicts
+from keel.runs.reader import MetricsTable
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+
+    Values = NDArray[np.float64]
+
+SUCCESS = "train/line_search_success"
+MEMORY = 20
+"""Updates over which success and step fraction are averaged."""
+
+
+def draw_line_search(table: MetricsTable, title: str) -> Figure:
+    """Return, KL under its adaptive bound, LS_OK and StepFrac, and the entropy with its weight."""
+    figure = new_figure(9.0, 9.4)
+    returns, kl, searches, entropy = figure.subplots(4, sharex=True)
+    steps = table.step.astype(float)
+    _draw_return(axes_for(figure, returns, "return", x=""), steps, table)
+    _draw_kl(axes_for(figure, kl, "KL(old‖new), nats", x=""), steps, table)
+    draw_searches(axes_for(figure, searches, "line search", x=""), table)
+    _draw_entropy(axes_for(figure, entropy, "entropy, nats"), steps, table)
+    rejected = verdicts(table)[1]
+    share = 1.0 - rejected.mean() if len(table) else float("nan")
+    said = (
+        f"{len(table)} updates, {rejected.sum()} rejected (LS_OK {share:.1%})"
+        f"{told_range(column(table, 'train/max_kl'))} · "
+        f"damping {last(column(table, 'train/damping')):.3g} at the end"
+    )
+    return finish(figure, returns, f"Line search: {title}", said)
+
+
+def draw_searches(axes: Axes, table: MetricsTable) -> None:
+    """How often a step was found, and what share of it was taken, over the last updates."""
+    steps = table.step.astype(float)
+    success, fraction = column(table, SUCCESS), column(table, "train/step_fraction")
+    axes.axhspan(0.0, 0.3, color=ORANGE, alpha=0.08, linewidth=0)
+    line(axes, steps, _rolling(success), color=GREEN, linewidth=1.6, label="LS_OK")
+    line(axes, steps, _rolling(fraction), color=INK, linewidth=1.1, label="StepFrac")
+    failed = success == 0.0
+    axes.plot(steps[failed], 0.0 * steps[failed], "X", color=ORANGE, markersize=6, clip_on=False,
+              markeredgecolor="white", label="rejected" if failed.any() else "")  # fmt: skip
+    axes.set_ylim(-0.03, 1.06)
+    axes.legend(loc="lower left", frameon=False, fontsize=8, ncols=3, labelcolor=INK)
+
+
+def _draw_return(axes: Axes, steps: Values, table: MetricsTable) -> None:
+    import numpy as np
+
+    mean, score = column(table, "rollout/return_mean"), column(table, "eval/return_mean")
+    line(axes, steps, mean, color=BLUE, linewidth=1.8, label="training, last 100 episodes")
+    known = np.isfinite(score)
+    if known.any():
+        axes.plot(steps[known], score[known], "o", color=ORANGE, markersize=6,
+                  markeredgecolor="white", label="evaluation")  # fmt: skip
+
+
+def _draw_kl(axes: Axes, steps: Values, table: MetricsTable) -> None:
+    import numpy as np
+
+    bound, kept = column(table, "train/max_kl"), column(table, "train/kl_step")
+    rejected = verdicts(table)[1]
+    if np.isfinite(bound).any():
+        start, held = from_zero(steps, bound)
+        axes.fill_between(start, 0.0, held, step="pre", color=GREEN, alpha=0.10, linewidth=0)
+        axes.step(start, held, where="pre", color=GREEN, linewidth=1.4, label="max_kl")
+        axes.set_ylim(0.0, 1.15 * float(np.nanmax(bound)))
+    line(axes, steps, kept, color=BLUE, linewidth=1.0, label="exact KL of accepted steps")
+    if rejected.any():
+        axes.plot(steps[rejected], bound[rejected], "X", color=ORANGE, markersize=7,
+                  markeredgecolor="white", clip_on=False, label="rejected")  # fmt: skip
+    axes.legend(loc="lower left", frameon=False, fontsize=8, ncols=3, labelcolor=INK)
+
+
+def _draw_entropy(axes: Axes, steps: Values, table: MetricsTable) -> None:
+    line(axes, steps, column(table, "train/entropy"), color=INK, linewidth=1.2, label="entropy")
+    axes.set_ylim(bottom=0.0)
+    other = axes.twinx()
+    coef = column(table, "train/entropy_coef")
+    line(other, steps, coef, color=GREY, linewidth=1.4, linestyle=(0, (4, 2)), label="coefficient")
+    other.set_ylabel("entropy_coef", color=GREY)
+    other.set_ylim(bottom=0.0)
+    other.spines[["top"]].set_visible(False)
+    other.tick_params(colors=GREY, labelsize=9)
+    lines = [*axes.get_lines()[:1], *other.get_lines()[:1]]
+    axes.legend(handles=lines, loc="lower left", frameon=False, fontsize=8, ncols=2,
+                labelcolor=INK)  # fmt: skip
+
+
+def _rolling(values: Values) -> Values:
+    """The mean of the last `MEMORY` values at every place."""
+    import numpy as np
+
+    if not values.size:
+        return values
+    sums = np.cumsum(np.append(0.0, np.nan_to_num(values)))
+    start = np.maximum(np.arange(1, values.size + 1) - MEMORY, 0)
+    return np.asarray((sums[1:] - sums[start]) / (np.arange(1, values.size + 1) - start))
