@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from keel.functional.natural import Linear, linearise
 from keel.models.agent import Agent
+from keel.models.memory import torch_operations
 from keel.models.networks import CNN, MLP, Branched, Separate, widen
 from keel.types import Tree
 
@@ -53,7 +54,8 @@ def _linear_outputs(agent: Agent, policy: Tensor, obs: Tree) -> Linear:
     layout = agent.policy_layout
 
     def outputs(tree: Tree) -> Tree:
-        found = agent.outputs_of(tree, obs, "actor").policy
+        with torch_operations():
+            found = agent.outputs_of(tree, obs, "actor").policy
         assert found is not None
         return {"output": found}
 

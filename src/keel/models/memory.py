@@ -7,11 +7,28 @@ Acting is the case L = 1, so that sampling and training run the same code on the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import torch
 from torch import Tensor, nn
 
 from keel.models.networks import MLP, Head, Outputs, Part
 from keel.types import Tree
+
+_BY_TORCH = ContextVar("by_torch", default=False)
+
+
+@contextmanager
+def torch_operations() -> Iterator[None]:
+    """Inside, memories are built of operations that torch can differentiate forwards, too."""
+    before = _BY_TORCH.set(True)
+    try:
+        yield
+    finally:
+        _BY_TORCH.reset(before)
+
 
 STARTS = "starts"
 ACTOR, CRITIC = "memory/actor", "memory/critic"
@@ -21,7 +38,7 @@ class Memory(nn.Module):
     """One GRU cell (Cho et al. 2014), applied from row to row.
 
     On the CPU by compiled loops, which are several times faster; elsewhere, and where torch wants
-    to see every operation (to compile or to export), by the cell.
+    to see every operation (to compile, to export, or in `torch_operations`), by the cell.
     """
 
     def __init__(self, inputs: int, size: int, generator: torch.Generator) -> None:
@@ -42,14 +59,27 @@ class Memory(nn.Module):
             x.device.type == "cpu"
             and x.dtype == torch.float32
             and not torch.compiler.is_compiling()
+            and not _BY_TORCH.get()
         ):
             return self._run(x, state, keep)
         states = []
         # unbind, not indexing: its backward is one stack, that of x[:, t] a zero tensor a row
         for row, kept in zip(x.unbind(1), keep.unbind(1), strict=True):
-            state = self.cell(row, state * kept.unsqueeze(-1))
+            state = self._next(row, state * kept.unsqueeze(-1))
             states.append(state)
         return torch.stack(states, 1)
+
+    def _next(self, x: Tensor, state: Tensor) -> Tensor:
+        """`nn.GRUCell`, which some devices fuse into one operation without a forward derivative."""
+        if not _BY_TORCH.get():
+            after: Tensor = self.cell(x, state)
+            return after
+        cell = self.cell
+        seen = nn.functional.linear(x, cell.weight_ih, cell.bias_ih).chunk(3, -1)
+        held = nn.functional.linear(state, cell.weight_hh, cell.bias_hh).chunk(3, -1)
+        reset, update = ((seen[i] + held[i]).sigmoid() for i in range(2))
+        candidate = (seen[2] + reset * held[2]).tanh()
+        return candidate + update * (state - candidate)
 
     def _run(self, x: Tensor, state: Tensor, keep: Tensor) -> Tensor:
         from keel.models import gru  # numba is a second and 100 MB, which others need not pay

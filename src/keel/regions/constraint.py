@@ -26,7 +26,7 @@ from keel.types import Knobs, UpdateReport
 LANDING = (0.95, 0.985)
 """A step whose exact KL is at least the first share of the bound has landed; the second is aimed
 at: the rest is for what √KL is not linear in."""
-LANDING_TRIALS = 4
+LANDING_TRIALS = 5
 LOOK = 256
 """Rows that the gate looks at again, where replaying gave another policy."""
 GROWTH = 8.0
@@ -277,10 +277,11 @@ class Problem:
 def _land(kl_at: Callable[[float], float], bound: float) -> float:
     """The length at which the exact KL is at its bound or just inside, as a factor on the step.
 
-    For small steps √KL grows linearly, so that one division nearly lands; what is over the bound is
-    shortened, what is far inside is lengthened.
+    The KL grows with a power of the length: the square while steps are small. Two lengths tell which
+    power it is, so that a few of them suffice; the longest that is inside the bound is returned.
     """
-    best, scale = 0.0, 1.0
+    best, scale, power = 0.0, 1.0, 2.0
+    before: tuple[float, float] | None = None
     for _ in range(LANDING_TRIALS):
         kl = kl_at(scale)
         if kl <= bound:
@@ -289,10 +290,15 @@ def _land(kl_at: Callable[[float], float], bound: float) -> float:
                 return scale
         if not math.isfinite(kl):
             scale *= 0.5
-        elif kl <= 0.0:
+            continue
+        if kl <= 0.0:
             scale = min(2.0 * scale, GROWTH)
-        else:
-            scale = min(scale * math.sqrt(LANDING[1] * bound / kl), GROWTH)
+            continue
+        here = math.log(scale), math.log(kl)
+        if before is not None and here[0] != before[0]:
+            power = min(max((here[1] - before[1]) / (here[0] - before[0]), 0.5), 8.0)
+        before = here
+        scale = min(scale * (LANDING[1] * bound / kl) ** (1.0 / power), GROWTH)
     return best or scale
 
 

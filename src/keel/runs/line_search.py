@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from keel.look import BLUE, GREEN, GREY, INK, ORANGE, new_figure
+from keel.look import BLUE, GREEN, INK, ORANGE, new_figure
 from keel.runs.drawing import axes_for, column, finish, from_zero, last, line, told_range, verdicts
 from keel.runs.reader import MetricsTable
 
@@ -16,20 +16,22 @@ if TYPE_CHECKING:
 
     Values = NDArray[np.float64]
 
-SUCCESS = "train/line_search_success"
+SUCCESS, ENTROPY = "train/line_search_success", "train/entropy"
 MEMORY = 20
 """Updates over which success and step fraction are averaged."""
 
 
 def draw_line_search(table: MetricsTable, title: str) -> Figure:
     """Return, KL under its adaptive bound, LS_OK and StepFrac, and the entropy with its weight."""
-    figure = new_figure(9.0, 9.4)
-    returns, kl, searches, entropy = figure.subplots(4, sharex=True)
+    figure = new_figure(9.0, 10.4)
+    panels = figure.subplots(5, sharex=True, gridspec_kw={"height_ratios": (3, 3, 2, 1.6, 1.6)})
+    returns, kl, searches, entropy, weight = panels
     steps = table.step.astype(float)
     _draw_return(axes_for(figure, returns, "return", x=""), steps, table)
-    _draw_kl(axes_for(figure, kl, "KL(old‖new), nats", x=""), steps, table)
+    _draw_kl(axes_for(figure, kl, "KL(old‖new)", x=""), steps, table)
     draw_searches(axes_for(figure, searches, "line search", x=""), table)
-    _draw_entropy(axes_for(figure, entropy, "entropy, nats"), steps, table)
+    _draw_weight(axes_for(figure, entropy, "entropy", x=""), steps, column(table, ENTROPY))
+    _draw_weight(axes_for(figure, weight, "coefficient"), steps, column(table, f"{ENTROPY}_coef"))
     rejected = verdicts(table)[1]
     share = 1.0 - rejected.mean() if len(table) else float("nan")
     said = (
@@ -48,8 +50,9 @@ def draw_searches(axes: Axes, table: MetricsTable) -> None:
     line(axes, steps, _rolling(success), color=GREEN, linewidth=1.6, label="LS_OK")
     line(axes, steps, _rolling(fraction), color=INK, linewidth=1.1, label="StepFrac")
     failed = success == 0.0
-    axes.plot(steps[failed], 0.0 * steps[failed], "X", color=ORANGE, markersize=6, clip_on=False,
-              markeredgecolor="white", label="rejected" if failed.any() else "")  # fmt: skip
+    if failed.any():
+        axes.plot(steps[failed], 0.0 * steps[failed], "X", color=ORANGE, markersize=6,
+                  markeredgecolor="white", clip_on=False, label="rejected")  # fmt: skip
     axes.set_ylim(-0.03, 1.06)
     axes.legend(loc="lower left", frameon=False, fontsize=8, ncols=3, labelcolor=INK)
 
@@ -82,19 +85,12 @@ def _draw_kl(axes: Axes, steps: Values, table: MetricsTable) -> None:
     axes.legend(loc="lower left", frameon=False, fontsize=8, ncols=3, labelcolor=INK)
 
 
-def _draw_entropy(axes: Axes, steps: Values, table: MetricsTable) -> None:
-    line(axes, steps, column(table, "train/entropy"), color=INK, linewidth=1.2, label="entropy")
-    axes.set_ylim(bottom=0.0)
-    other = axes.twinx()
-    coef = column(table, "train/entropy_coef")
-    line(other, steps, coef, color=GREY, linewidth=1.4, linestyle=(0, (4, 2)), label="coefficient")
-    other.set_ylabel("entropy_coef", color=GREY)
-    other.set_ylim(bottom=0.0)
-    other.spines[["top"]].set_visible(False)
-    other.tick_params(colors=GREY, labelsize=9)
-    lines = [*axes.get_lines()[:1], *other.get_lines()[:1]]
-    axes.legend(handles=lines, loc="lower left", frameon=False, fontsize=8, ncols=2,
-                labelcolor=INK)  # fmt: skip
+def _draw_weight(axes: Axes, steps: Values, values: Values) -> None:
+    import numpy as np
+
+    line(axes, steps, values, color=INK, linewidth=1.4)
+    most = float(np.nanmax(values)) if np.isfinite(values).any() else 1.0
+    axes.set_ylim(0.0, 1.15 * most or 1.0)
 
 
 def _rolling(values: Values) -> Values:

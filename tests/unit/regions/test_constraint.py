@@ -1,0 +1,295 @@
+"""TRPO: the direction, its scaling to the exact KL, the honest line search, and rejections."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from keel.models.distributions import Categorical
+from keel.regions.certify import Certified
+from keel.regions.constraint import Constraint, Problem
+from keel.regions.critic import CriticFit, CriticObjective
+from keel.regions.gate import ConsistencyError
+from keel.regions.measure import exact_kl
+from keel.regions.objective import Objective
+from keel.regions.stepper import Optimum, make_step
+from keel.rollout.batch import Learned, Rows
+from keel.types import Knobs, UpdateReport
+
+from .conftest import SHAPES, Setting, build
+
+FIT = CriticFit(epochs=2, minibatch=40)
+REGION = Constraint(critic=FIT, fisher_fraction=1.0)
+
+
+def update(
+    setting: Setting, region: Constraint, knobs: Knobs, seed: int = 0
+) -> tuple[Optimum, UpdateReport]:
+    critic = region.critic
+    return Certified(region).update(
+        setting.agent,
+        setting.optimum,
+        setting.rows,
+        setting.targets,
+        knobs,
+        torch.Generator().manual_seed(seed),
+        make_step(
+            setting.agent.alone(),
+            critic.objective,
+            group_axis=None,
+            max_grad_norm=critic.max_grad_norm,
+            compiled=False,
+        ),
+    )
+
+
+def problem(setting: Setting, objective: Objective, knobs: Knobs) -> Problem:
+    learned = setting.targets(setting.optimum.params)
+    return Problem(
+        setting.agent, setting.optimum.params, setting.rows, learned.advantage, knobs, objective
+    )
+
+
+@settings(max_examples=40)
+@given(
+    st.sampled_from(sorted(SHAPES)),
+    st.floats(1e-4, 0.2),
+    st.floats(1e-3, 1.0),
+    st.floats(0.2, 1.0),
+    st.integers(0, 1000),
+)
+def test_no_accepted_step_is_over_the_bound(
+    shape: str, bound: float, damping: float, fraction: float, seed: int
+) -> None:
+    """Measured again, independently, per group; nothing was walked back to get there."""
+    setting = SHAPES[shape]()
+    region = replace(REGION, fisher_fraction=fraction)
+    after, report = update(setting, region, Knobs(max_kl=bound, damping=damping), seed)
+    kl = exact_kl(setting.agent, after.params, setting.rows, 1.0)
+    assert (kl <= bound).all()
+    torch.testing.assert_close(kl, report.kl_exact, rtol=0, atol=0)
+    assert report.verdict == "accepted"
+    assert report.metrics["train/walk_back"] == 0.0
+    assert torch.isfinite(after.params).all()
+
+
+@pytest.mark.parametrize("damping", [1e-3, 0.1, 10.0])
+def test_the_step_lands_on_the_exact_kl_from_either_side(steps: Setting, damping: float) -> None:
+    """Damping shrinks the quadratic model's step: of ten it leaves a hundredth of the bound."""
+    _, plain = update(
+        steps, replace(REGION, land=False), Knobs(max_kl=0.01, damping=damping)
+    )
+    _, landed = update(steps, REGION, Knobs(max_kl=0.01, damping=damping))
+    assert 0.0095 <= landed.kl_exact.item() <= 0.01
+    assert plain.kl_exact.item() <= 0.01
+    if damping == 10.0:
+        assert plain.kl_exact.item() < 0.003
+        assert landed.metrics["train/step_scale"] > 1.5
+
+
+def test_the_direction_solves_the_damped_natural_gradient(steps: Setting) -> None:
+    """(F + λ)x = g with F written out: Jᵀ diag-softmax Fisher J, averaged over the rows that count."""
+    knobs = Knobs(max_kl=1e-3, damping=0.1, entropy_coef=0.0)
+    task = problem(steps, Objective(), knobs)
+    gradient, gap = task.gradient()
+    agent, start = steps.agent, steps.agent.critic_from
+    policy = steps.optimum.params[0, :start]
+
+    def logits(x: Tensor) -> Tensor:
+        found = agent.outputs_of(agent.policy_layout.unflatten(x), steps.rows.obs, "actor").policy
+        assert found is not None
+        return found
+
+    jacobian = torch.func.jacrev(logits)(policy)
+    p = logits(policy).softmax(-1)
+    fisher = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+    share = steps.rows.weight / steps.rows.weight.sum()
+    matrix = torch.einsum("r,rip,rij,rjq->pq", share, jacobian, fisher, jacobian).double()
+    matrix += 0.1 * torch.eye(start)
+    expected = torch.linalg.solve(matrix, gradient.double())
+    after, _ = update(steps, replace(REGION, cg_iters=200), knobs)
+    moved = (after.params - steps.optimum.params)[0, :start].double()
+    cosine = moved @ expected / (moved.norm() * expected.norm())
+    assert cosine > 1 - 1e-5
+    assert gap < 1e-5
+
+
+@pytest.mark.parametrize("shape", ["steps", "continuous", "tokens"])
+@pytest.mark.parametrize("floor", [None, 10.0])
+def test_one_objective_gives_gradient_prediction_and_acceptance(
+    shape: str, floor: float | None
+) -> None:
+    """The gradient is the slope of what the line search measures, entropy and its floor included."""
+    setting = SHAPES[shape]()
+    objective = Objective(entropy_floor=floor, entropy_floor_coef=0.3)
+    task = problem(setting, objective, Knobs(entropy_coef=0.7))
+    gradient, _ = task.gradient()
+    direction = torch.randn(gradient.shape, generator=torch.Generator().manual_seed(5))
+    direction /= direction.norm()
+    size = 1e-2
+    up, _ = task.evaluate(task.moved(direction, size))
+    down, _ = task.evaluate(task.moved(direction, -size))
+    assert (gradient @ direction).item() == pytest.approx((up - down) / (2 * size), rel=2e-2)
+    with_entropy, _ = problem(setting, Objective(), Knobs(entropy_coef=0.7)).gradient()
+    without, _ = problem(setting, Objective(), Knobs(entropy_coef=0.0)).gradient()
+    assert not torch.allclose(with_entropy, without)
+
+
+def test_predicted_and_actual_improvement_agree_on_a_small_step(steps: Setting) -> None:
+    _, report = update(steps, REGION, Knobs(max_kl=1e-5, entropy_coef=0.1))
+    metrics = report.metrics
+    assert metrics["train/gain_ratio"] == pytest.approx(1.0, abs=0.02)
+    assert metrics["train/improvement"] == pytest.approx(
+        metrics["train/gain_ratio"] * metrics["train/improvement_predicted"]
+    )
+
+
+def rejects(setting: Setting, region: Constraint, reason: str, knobs: Knobs) -> None:
+    """The policy is what it was, bit for bit; the critic has learned; nothing pretends to be 0."""
+    after, report = update(setting, region, knobs)
+    start = setting.agent.critic_from
+    assert torch.equal(after.params[:, :start], setting.optimum.params[:, :start])
+    assert not torch.equal(after.params[:, start:], setting.optimum.params[:, start:])
+    assert report.verdict == "rejected"
+    assert report.reason == reason
+    assert (report.kl_exact == 0.0).all()
+    assert (report.alpha == 0.0).all()
+    metrics = report.metrics
+    assert math.isnan(metrics["train/kl_step"])
+    assert math.isnan(metrics["train/gain_ratio"])
+    assert metrics["train/line_search_success"] == metrics["train/step_fraction"] == 0.0
+
+
+def test_a_step_that_does_not_improve_enough_is_rejected(setting: Setting) -> None:
+    """Fault 26: nothing gains a hundred times what was predicted."""
+    region = replace(REGION, accept_ratio=100.0, backtrack_iters=4)
+    rejects(setting, region, "too_little_improvement", Knobs(max_kl=0.01))
+    _, report = update(setting, region, Knobs(max_kl=0.01))
+    assert report.metrics["train/line_search_iters"] == 4.0
+    assert report.metrics["train/kl_tried"] > 0.0
+
+
+class Bent(Categorical):
+    """A distribution whose Fisher matrix has the wrong sign."""
+
+    def fisher(self, params: dict[str, Tensor], tangent: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {key: -x for key, x in super().fisher(params, tangent).items()}
+
+
+def test_curvature_that_is_not_positive_is_rejected() -> None:
+    """Fault 26."""
+    setting = build((96,), dist=Bent(3))
+    rejects(setting, REGION, "non_positive_curvature", Knobs(damping=0.0))
+    _, report = update(setting, REGION, Knobs(damping=0.0))
+    assert report.metrics["train/curvature_min"] <= 0.0
+    assert math.isnan(report.metrics["train/improvement"])
+
+
+class Broken(Categorical):
+    """A distribution whose Fisher matrix is not a number."""
+
+    def fisher(self, params: dict[str, Tensor], tangent: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {key: x * torch.nan for key, x in super().fisher(params, tangent).items()}
+
+
+def test_curvature_that_is_not_finite_is_rejected() -> None:
+    rejects(build((96,), dist=Broken(3)), REGION, "non_finite", Knobs())
+
+
+def test_without_advantages_there_is_no_direction(steps: Setting) -> None:
+    flat = replace_advantage(steps, torch.zeros_like)
+    rejects(flat, REGION, "no_gradient", Knobs())
+
+
+def replace_advantage(setting: Setting, change: Callable[[Tensor], Tensor]) -> Setting:
+    learned = setting.targets(setting.optimum.params)
+    changed = learned._replace(advantage=change(learned.advantage))
+    return Setting(setting.agent, setting.rows, lambda _: changed, setting.optimum)
+
+
+def test_an_advantage_that_is_not_finite_stops_the_run(steps: Setting) -> None:
+    from keel.regions.faults import NumericError
+
+    with pytest.raises(NumericError, match=r"policy's gradient is not finite.*advantage"):
+        update(replace_advantage(steps, lambda x: x * torch.nan), REGION, Knobs())
+
+
+def test_rows_of_weight_zero_do_not_count(steps: Setting) -> None:
+    """Their advantages may be anything."""
+    nothing = steps.rows.weight == 0
+    wild = replace_advantage(steps, lambda x: torch.where(nothing, torch.nan, x))
+    same, _ = update(steps, REGION, Knobs(max_kl=0.01))
+    after, _ = update(wild, REGION, Knobs(max_kl=0.01))
+    start = steps.agent.critic_from
+    assert torch.equal(same.params[:, :start], after.params[:, :start])
+
+
+def test_the_gate_names_a_policy_that_did_not_sample(steps: Setting) -> None:
+    rows: Rows = replace(steps.rows, log_prob=steps.rows.log_prob - 0.5)
+    other = Setting(steps.agent, rows, steps.targets, steps.optimum)
+    with pytest.raises(ConsistencyError, match="not the one that sampled"):
+        update(other, REGION, Knobs())
+    _, report = update(other, replace(REGION, gate=False), Knobs())
+    assert report.metrics["train/gate_log_ratio"] == pytest.approx(0.5, abs=1e-3)
+
+
+def test_the_fisher_sample_is_drawn_from_the_updates_own_stream(steps: Setting) -> None:
+    region = replace(REGION, fisher_fraction=0.3)
+    start = steps.agent.critic_from
+    one, again, other = (
+        update(steps, region, Knobs(max_kl=0.01), seed)[0].params[:, :start] for seed in (1, 1, 2)
+    )
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+
+
+def test_stacked_agents_take_the_steps_they_would_take_alone(agents: Setting) -> None:
+    """Each group has its own direction, length and bound."""
+    after, report = update(agents, REGION, Knobs(max_kl=0.01))
+    learned = agents.targets(agents.optimum.params)
+    start = agents.agent.critic_from
+    for group in range(3):
+        rows = Rows(
+            obs={key: x[:, group] for key, x in agents.rows.obs.items()},
+            behaviour={key: x[:, group] for key, x in agents.rows.behaviour.items()},
+            action=agents.rows.action[:, group],
+            log_prob=agents.rows.log_prob[:, group],
+            weight=agents.rows.weight[:, group],
+            group_axis=None,
+        )
+        lesson = Learned(*(x[:, group] for x in learned))
+        own = Optimum(*(x[group : group + 1] for x in agents.optimum))
+        alone = Setting(agents.agent.alone(), rows, lambda _, lesson=lesson: lesson, own)
+        single, _ = update(alone, REGION, Knobs(max_kl=0.01))
+        torch.testing.assert_close(single.params[0, :start], after.params[group, :start])
+    assert report.kl_exact.shape == (3,)
+
+
+def test_the_critic_is_fitted_and_the_policy_left_to_its_step(steps: Setting) -> None:
+    long = replace(REGION, critic=replace(FIT, epochs=60))
+    knobs = Knobs(max_kl=0.01, learning_rate=1e-2)
+    short, _ = update(steps, REGION, knobs)
+    after, report = update(steps, long, knobs)
+    start = steps.agent.critic_from
+    assert torch.equal(short.params[:, :start], after.params[:, :start])
+    assert report.metrics["train/critic_loss_last"] < 0.5 * report.metrics["train/critic_loss_first"]
+    assert after.steps.tolist() == [[0.0, 180.0]]  # 96 rows in minibatches of 40: three a pass
+    assert not after.first[:, :start].any()
+
+
+def test_the_value_clip_holds_the_critic_back(steps: Setting) -> None:
+    knobs = Knobs(learning_rate=1e-2)
+    free = replace(REGION, critic=replace(FIT, epochs=30))
+    held = replace(
+        REGION, critic=replace(FIT, epochs=30, objective=CriticObjective(value_clip=1e-3))
+    )
+    one, _ = update(steps, free, knobs)
+    other, _ = update(steps, held, knobs)
+    assert not torch.equal(one.params, other.params)
