@@ -60,6 +60,18 @@ def flops(agent, envs, rows: int) -> tuple[float, float]:
     return forward / rows, counter.get_total_flops() / rows
 
 
+def critic_flops(agent, envs, rows: int) -> float:
+    """Per row: forwards and backwards through the critic's own parameters."""
+    space = envs.observation_space
+    obs = {"obs": torch.zeros(rows, *space.shape, dtype=torch.from_numpy(space.sample()).dtype)}
+    inputs = agent.critic_inputs(agent.initial, obs)
+    own = agent.initial[:, agent.critic_from :].clone().requires_grad_()
+    counter = FlopCounterMode(display=False)
+    with counter:
+        agent.critic(own, inputs).sum().backward()
+    return counter.get_total_flops() / rows
+
+
 if __name__ == "__main__":
     work = job()
     config = configuration(work)
@@ -68,6 +80,10 @@ if __name__ == "__main__":
     agent = build_agent(envs.observation_space, envs.action_space, config.network, work.seed)
     acting, learning = flops(agent, envs, work.minibatch)
     per_step = acting + work.epochs * learning
+    if work.algo == "trpo":
+        # a gradient, and products that are each a pass up and a pass down; the critic by itself
+        critic = critic_flops(agent, envs, work.minibatch)
+        per_step = acting + (1 + work.cg_iters) * learning + work.epochs * critic
     speed = gemm_rate()
     line = {
         "steps_per_second": 1.0 / (1.0 / alone + per_step / speed),

@@ -32,6 +32,7 @@ MAY_IMPORT = {
         "training",
     },  # single files; names are lazy
     "functional": BASE,
+    "config": BASE,
     "runs": FUNCTIONAL_AND_BASE | {"look"},
     "envs": FUNCTIONAL_AND_BASE | {"resources"},
     "models": MODELS,

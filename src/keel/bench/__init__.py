@@ -1,6 +1,6 @@
 """Measurements side by side with peers, interleaved, each in a process of its own."""
 
-from keel.bench.ppo import Result, bench_ppo
+from keel.bench.compare import Result, bench
 from keel.bench.settings import PEERS, SETTINGS, Settings, settings_for
 from keel.bench.workers import BenchError, Reading, Workers
 
@@ -12,6 +12,6 @@ __all__ = [
     "Result",
     "Settings",
     "Workers",
-    "bench_ppo",
+    "bench",
     "settings_for",
 ]

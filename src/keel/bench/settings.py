@@ -9,7 +9,8 @@ from typing import Literal
 from keel.errors import InputError, choose
 
 Mode = Literal["steady", "whole"]
-PEERS = ("sb3", "sbx", "cleanrl")
+Algo = Literal["ppo", "trpo"]
+PEERS: dict[Algo, tuple[str, ...]] = {"ppo": ("sb3", "sbx", "cleanrl"), "trpo": ("sb3-contrib",)}
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,11 @@ class Settings:
     """of the network's arithmetic; 0: what the library chooses (ours)"""
     compile: Literal["auto", "on", "off"] = "auto"
     """ours only"""
+    algo: Algo = "ppo"
+    max_kl: float = 0.01
+    """TRPO's; and the same number of Fisher-vector products, on the whole rollout"""
+    cg_iters: int = 15
+    damping: float = 0.1
     mode: Mode = "steady"
     turn: int = 0
     """iterations until it is the other side's turn; 0: it runs alone"""
@@ -61,7 +67,8 @@ class Settings:
         return self.replace(mode="whole", warmup=0, turn=0, iterations=-(-steps // self.batch))
 
 
-SETTINGS = {
+SETTINGS: dict[Algo, dict[str, Settings]] = {}
+SETTINGS["ppo"] = {
     "CartPole-v1": Settings(
         env="CartPole-v1",
         peer_env="CartPole-v1",
@@ -100,9 +107,20 @@ SETTINGS = {
 }
 
 
-def settings_for(env: str, iterations: int | None = None) -> Settings:
+SETTINGS["trpo"] = {
+    # sb3-contrib's own defaults: ten passes for the critic in minibatches of 128, at 1e-3
+    "HalfCheetah-v5": SETTINGS["ppo"]["HalfCheetah-v5"].replace(
+        algo="trpo", minibatch=128, epochs=10, learning_rate=1e-3
+    ),
+    "Breakout": SETTINGS["ppo"]["Breakout"].replace(
+        algo="trpo", minibatch=128, epochs=10, learning_rate=1e-3
+    ),
+}
+
+
+def settings_for(env: str, iterations: int | None = None, algo: Algo = "ppo") -> Settings:
     """The settings of one environment; `iterations` of None keeps its default."""
-    settings = SETTINGS[choose("env", env, SETTINGS)]
+    settings = SETTINGS[algo][choose("env", env, SETTINGS[algo])]
     if iterations is None:
         return settings
     if iterations < 1:

@@ -100,7 +100,9 @@ class _Worker:
         self, workers: Workers, name: str, settings: Settings, extra: Mapping[str, str] | None
     ) -> None:
         own = name in ("keel", "floor")
-        script = workers.scripts / ("floor.py" if name == "floor" else f"run_{name}.py")
+        script = workers.scripts / (
+            "floor.py" if name == "floor" else f"run_{name.replace('-', '_')}.py"
+        )
         python = workers.ours if own else workers.peers
         job = json.dumps(dataclasses.asdict(settings))
         self._name, self.running = name, True

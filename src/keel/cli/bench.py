@@ -15,6 +15,7 @@ from keel.errors import choose
 
 if TYPE_CHECKING:
     from keel.bench import Result
+    from keel.bench.settings import Algo
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,28 @@ class PPO:
     """Print one JSON object in place of text."""
 
 
-BENCHES: dict[str, type[PPO]] = {"ppo": PPO}
+@dataclass(frozen=True)
+class TRPO:
+    """TRPO beside a peer: the same CG iterations, Fisher sample and critic updates.
+
+    Example: keel bench trpo --env HalfCheetah-v5 --peer sb3-contrib
+    """
+
+    env: Annotated[str, arg(metavar="HalfCheetah-v5|Breakout")] = "HalfCheetah-v5"
+    """The environment, with the settings that belong to it."""
+    peer: Annotated[str, arg(metavar="sb3-contrib")] = "sb3-contrib"
+    """Whom to measure against; `make peers` installs it."""
+    repeats: int = 3
+    """Measurements of each side; their medians count."""
+    iterations: Annotated[int | None, arg(metavar="N")] = None
+    """Rollouts with their updates per measurement; the default suits the environment."""
+    whole: Annotated[int | None, arg(metavar="STEPS")] = None
+    """Measure whole runs of STEPS from process start, with cold and with warm compile caches."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print one JSON object in place of text."""
+
+
+BENCHES: dict[Algo, type[PPO | TRPO]] = {"ppo": PPO, "trpo": TRPO}
 
 
 def run(args: Sequence[str]) -> int:
@@ -46,14 +68,15 @@ def run(args: Sequence[str]) -> int:
     if not args or args[0] in ("-h", "--help"):
         print(_help())  # noqa: T201
         return 0
-    bench = BENCHES[choose("bench", args[0], BENCHES)]
-    options = tyro.cli(bench, args=list(args[1:]), prog=f"keel bench {args[0]}")
+    algo: Algo = "trpo" if choose("bench", args[0], BENCHES) == "trpo" else "ppo"
+    options = tyro.cli(BENCHES[algo], args=list(args[1:]), prog=f"keel bench {algo}")
     from rich.console import Console
 
-    from keel.bench import bench_ppo
+    from keel.bench import bench
 
     console = Console(stderr=True, highlight=False)
-    result = bench_ppo(
+    result = bench(
+        algo,
         options.env,
         options.peer,
         repeats=options.repeats,
@@ -77,7 +100,8 @@ def _print(result: Result) -> None:
     settings = result.settings
     console = PipedConsole(highlight=False)
     console.print(
-        f"PPO on {result.env}: {settings['num_envs']} × {settings['rollout_steps']} steps, "
+        f"{settings['algo'].upper()} on {result.env}: "
+        f"{settings['num_envs']} × {settings['rollout_steps']} steps, "
         f"minibatch {settings['minibatch']}, {settings['epochs']} epochs",
         style="bold",
     )
@@ -100,6 +124,11 @@ def _print(result: Result) -> None:
         console.print(
             f"of keel's iterations: {result.overhead['certify']:.1%} exact KL and its company, "
             f"{result.overhead['guard']:.1%} guard"
+        )
+    if result.updates:
+        ours, peer, ratio = (result.updates[key] for key in ("ours", "peer", "ratio"))
+        console.print(
+            f"an update alone: keel {ours:.3g} s, {result.peer_name} {peer:.3g} s ({ratio:.2f}×)"
         )
     spread = " ".join(f"{ours / peer:.2f}" for ours, peer in _pairs(result))
     console.print(

@@ -277,8 +277,8 @@ class Problem:
 def _land(kl_at: Callable[[float], float], bound: float) -> float:
     """The length at which the exact KL is at its bound or just inside, as a factor on the step.
 
-    The KL grows with a power of the length: the square while steps are small. Two lengths tell which
-    power it is, so that a few of them suffice; the longest that is inside the bound is returned.
+    The KL grows with a power of the length: the square while steps are small. Two lengths tell the
+    power, so that a few of them suffice; the longest that is inside the bound is returned.
     """
     best, scale, power = 0.0, 1.0, 2.0
     before: tuple[float, float] | None = None

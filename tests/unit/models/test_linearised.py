@@ -123,9 +123,9 @@ def test_what_a_mask_rules_out_carries_no_curvature() -> None:
     agent, policy, obs = make("mlp discrete")
     obs["action_mask"] = torch.tensor([[1, 0, 1, 1]] * 6).bool()
     vector = torch.randn(policy.shape, generator=torch.Generator().manual_seed(2))
-    product = fisher_vector_product(
-        linear_policy(agent, policy, obs, 1.0), {}, agent.dist.fisher
-    )(vector)
+    product = fisher_vector_product(linear_policy(agent, policy, obs, 1.0), {}, agent.dist.fisher)(
+        vector
+    )
     expected = double_backward(agent, policy, obs, vector, 1.0, torch.ones(6))
     torch.testing.assert_close(product, expected, rtol=1e-3, atol=1e-6)
     last = agent.policy_layout.slice_of("actor.layers.2.bias")

@@ -83,9 +83,7 @@ def test_no_accepted_step_is_over_the_bound(
 @pytest.mark.parametrize("damping", [1e-3, 0.1, 10.0])
 def test_the_step_lands_on_the_exact_kl_from_either_side(steps: Setting, damping: float) -> None:
     """Damping shrinks the quadratic model's step: of ten it leaves a hundredth of the bound."""
-    _, plain = update(
-        steps, replace(REGION, land=False), Knobs(max_kl=0.01, damping=damping)
-    )
+    _, plain = update(steps, replace(REGION, land=False), Knobs(max_kl=0.01, damping=damping))
     _, landed = update(steps, REGION, Knobs(max_kl=0.01, damping=damping))
     assert 0.0095 <= landed.kl_exact.item() <= 0.01
     assert plain.kl_exact.item() <= 0.01
@@ -95,7 +93,7 @@ def test_the_step_lands_on_the_exact_kl_from_either_side(steps: Setting, damping
 
 
 def test_the_direction_solves_the_damped_natural_gradient(steps: Setting) -> None:
-    """(F + λ)x = g with F written out: Jᵀ diag-softmax Fisher J, averaged over the rows that count."""
+    """(F + λ)x = g with F = Jᵀ (diag p − ppᵀ) J written out, averaged over the rows that count."""
     knobs = Knobs(max_kl=1e-3, damping=0.1, entropy_coef=0.0)
     task = problem(steps, Objective(), knobs)
     gradient, gap = task.gradient()
@@ -126,7 +124,7 @@ def test_the_direction_solves_the_damped_natural_gradient(steps: Setting) -> Non
 def test_one_objective_gives_gradient_prediction_and_acceptance(
     shape: str, floor: float | None
 ) -> None:
-    """The gradient is the slope of what the line search measures, entropy and its floor included."""
+    """The gradient is the slope of what the line search measures: entropy and floor included."""
     setting = SHAPES[shape]()
     objective = Objective(entropy_floor=floor, entropy_floor_coef=0.3)
     task = problem(setting, objective, Knobs(entropy_coef=0.7))
@@ -279,7 +277,9 @@ def test_the_critic_is_fitted_and_the_policy_left_to_its_step(steps: Setting) ->
     after, report = update(steps, long, knobs)
     start = steps.agent.critic_from
     assert torch.equal(short.params[:, :start], after.params[:, :start])
-    assert report.metrics["train/critic_loss_last"] < 0.5 * report.metrics["train/critic_loss_first"]
+    assert (
+        report.metrics["train/critic_loss_last"] < 0.5 * report.metrics["train/critic_loss_first"]
+    )
     assert after.steps.tolist() == [[0.0, 180.0]]  # 96 rows in minibatches of 40: three a pass
     assert not after.first[:, :start].any()
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from keel.bench.settings import PEERS, Settings, settings_for
+from keel.bench.settings import PEERS, Algo, Settings, settings_for
 from keel.bench.workers import Reading, Workers
 from keel.errors import InputError, choose
 
@@ -47,11 +47,14 @@ class Result:
     all_peer: list[float] = field(default_factory=list)
     thread_trials: dict[str, float] = field(default_factory=dict)
     """the peer's speed by number of threads, tried once"""
+    updates: dict[str, float] = field(default_factory=dict)
+    """medians of the seconds of one update, of both sides, and `ratio`, the median of the pairs"""
     whole: dict[str, float] | None = None
     """seconds from process start to end, with cold and with warm compile caches"""
 
 
-def bench_ppo(
+def bench(
+    algo: Algo,
     env: str,
     peer: str,
     *,
@@ -61,18 +64,19 @@ def bench_ppo(
     tell: Tell = lambda line: None,
     workers: Workers | None = None,
 ) -> Result:
-    """PPO on `env`, ours and the peer in turns of a few iterations, each in a process of its own.
+    """`algo` on `env`, ours and the peer in turns of a few iterations, a process each.
 
     Args:
+        algo: ppo or trpo.
         env: CartPole-v1, HalfCheetah-v5 or Breakout; `keel.bench.settings` holds the details.
-        peer: sb3, sbx or cleanrl.
+        peer: sb3, sbx or cleanrl for PPO, sb3-contrib for TRPO.
         repeats: how often each side is measured; the medians count.
         iterations: measured per repeat, after a warm-up; None: as suits the environment.
         whole: measure whole runs of so many steps, start-up and compiling included.
         tell: called with one line per measurement.
     """
-    name = choose("peer", peer, PEERS)
-    settings = settings_for(env, iterations)
+    name = choose("peer", peer, PEERS[algo])
+    settings = settings_for(env, iterations, algo)
     if repeats < 1:
         raise InputError(f"repeats: expected at least 1, got {repeats}")
     if whole is not None and whole < 1:
@@ -110,8 +114,22 @@ def bench_ppo(
         all_ours=[reading.rate for reading in sides[0]],
         all_peer=[reading.rate for reading in sides[1]],
         thread_trials={str(count): rate for count, rate in trials.items()},
+        updates=_updates(*sides),
         whole=seconds,
     )
+
+
+def _updates(ours: list[Reading], theirs: list[Reading]) -> dict[str, float]:
+    """Without the environments, where both sides have told."""
+    both = [[r.details.get("update_seconds") for r in side] for side in (ours, theirs)]
+    pairs = [(float(a), float(b)) for a, b in zip(*both, strict=True) if a and b]
+    if not pairs:
+        return {}
+    return {
+        "ours": statistics.median(a for a, _ in pairs),
+        "peer": statistics.median(b for _, b in pairs),
+        "ratio": statistics.median(b / a for a, b in pairs),
+    }
 
 
 @dataclass(frozen=True)

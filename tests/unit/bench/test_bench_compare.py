@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from keel.bench import SETTINGS, BenchError, Workers, bench_ppo, settings_for
-from keel.bench import ppo as library
+from keel.bench import SETTINGS, BenchError, Workers, bench, settings_for
+from keel.bench import compare as library
 from keel.cli import bench as command
 from keel.errors import InputError
 
@@ -23,7 +23,7 @@ with open({log!r}, "a") as log:
 rate = {{"run_keel.py": 3000.0, "floor.py": 9000.0}}.get(name, 1000.0 / max(1, job["threads"]))
 print("noise that is not an answer")
 print(json.dumps({{"steps_per_second": rate, "peak_mb": 100.0, "versions": {{"torch": "2"}},
-                  "choices": {{"threads": 1}}}}))
+                  "choices": {{"threads": 1}}, "update_seconds": 600.0 / rate}}))
 """
 
 
@@ -33,7 +33,14 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workers:
     scripts = tmp_path / "benchmarks" / "workers"
     scripts.mkdir(parents=True)
     text = FAKE.format(log=str(tmp_path / "log"))
-    for name in ("floor.py", "run_keel.py", "run_sb3.py", "run_sbx.py", "run_cleanrl.py"):
+    for name in (
+        "floor.py",
+        "run_keel.py",
+        "run_sb3.py",
+        "run_sbx.py",
+        "run_cleanrl.py",
+        "run_sb3_contrib.py",
+    ):
         (scripts / name).write_text(text)
     python = tmp_path / ".venv-peers" / "bin" / "python"
     python.parent.mkdir(parents=True)
@@ -47,7 +54,7 @@ def log(workers: Workers) -> list[list[str]]:
 
 
 def test_sides_take_turns_after_floor_and_thread_trials(fake: Workers) -> None:
-    bench_ppo("CartPole-v1", "sb3", repeats=2, workers=fake)
+    bench("ppo", "CartPole-v1", "sb3", repeats=2, workers=fake)
     assert [(name, threads) for name, threads, _, _ in log(fake)] == [
         ("floor.py", "0"),
         ("run_sb3.py", "1"),
@@ -95,8 +102,8 @@ def test_two_workers_take_turns_and_the_other_side_is_not_counted(fake: Workers)
 
 def test_the_result_holds_medians_ratio_floor_and_peaks(fake: Workers) -> None:
     lines: list[str] = []
-    result = bench_ppo(
-        "HalfCheetah-v5", "cleanrl", repeats=3, iterations=2, tell=lines.append, workers=fake
+    result = bench(
+        "ppo", "HalfCheetah-v5", "cleanrl", repeats=3, iterations=2, tell=lines.append, workers=fake
     )
     assert (result.ours, result.peer, result.ratio, result.floor) == (3000.0, 1000.0, 3.0, 9000.0)
     assert (result.repeats, result.peer_threads) == (3, 1)
@@ -109,7 +116,7 @@ def test_the_result_holds_medians_ratio_floor_and_peaks(fake: Workers) -> None:
 
 
 def test_a_whole_run_is_cold_then_warm_with_caches_of_its_own(fake: Workers) -> None:
-    result = bench_ppo("CartPole-v1", "sbx", repeats=2, whole=2000, workers=fake)
+    result = bench("ppo", "CartPole-v1", "sbx", repeats=2, whole=2000, workers=fake)
     assert result.mode == "whole"
     assert result.settings["iterations"] == 2  # 2,000 steps rounded up to rollouts of 1,024
     assert result.whole is not None
@@ -134,19 +141,19 @@ def test_a_whole_run_is_cold_then_warm_with_caches_of_its_own(fake: Workers) -> 
 )
 def test_bad_values_are_named(fake: Workers, arguments: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        bench_ppo(**{"env": "CartPole-v1", "peer": "sb3", "workers": fake, **arguments})  # type: ignore[arg-type]
+        bench(**{"algo": "ppo", "env": "CartPole-v1", "peer": "sb3", "workers": fake, **arguments})  # type: ignore[arg-type]
     assert not (fake.root / "log").exists()
 
 
 def test_without_peers_it_says_how_to_get_them(tmp_path: Path) -> None:
     (tmp_path / "benchmarks" / "workers").mkdir(parents=True)
     with pytest.raises(BenchError, match="run `make peers`"):
-        bench_ppo("CartPole-v1", "sb3", workers=Workers(root=tmp_path))
+        bench("ppo", "CartPole-v1", "sb3", workers=Workers(root=tmp_path))
 
 
 def test_outside_of_the_repository_it_says_so(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match="needs a checkout of the repository"):
-        bench_ppo("CartPole-v1", "sb3", workers=Workers(root=tmp_path))
+        bench("ppo", "CartPole-v1", "sb3", workers=Workers(root=tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -196,3 +203,17 @@ def test_every_setting_splits_into_whole_minibatches(name: str) -> None:
     settings = settings_for(name)
     assert settings.env == name
     assert settings.batch % settings.minibatch == 0
+
+
+def test_trpo_stands_beside_sb3_contrib_and_tells_the_update_alone(fake: Workers) -> None:
+    result = bench("trpo", "HalfCheetah-v5", "sb3-contrib", repeats=2, workers=fake)
+    assert {name for name, *_ in log(fake)} == {"floor.py", "run_keel.py", "run_sb3_contrib.py"}
+    assert result.settings["algo"] == "trpo"
+    assert result.updates == {"ours": 0.2, "peer": 0.6, "ratio": pytest.approx(3.0)}
+
+
+def test_each_algorithm_has_its_own_peers(fake: Workers) -> None:
+    with pytest.raises(InputError, match=r"peer: .*sb3-contrib"):
+        bench("trpo", "HalfCheetah-v5", "sbx", workers=fake)
+    with pytest.raises(InputError, match="env"):
+        bench("trpo", "CartPole-v1", "sb3-contrib", workers=fake)
