@@ -10,6 +10,7 @@ import pytest
 
 from keel.bench import SETTINGS, BenchError, Workers, bench, settings_for
 from keel.bench import compare as library
+from keel.bench.settings import Algo
 from keel.cli import bench as command
 from keel.errors import InputError
 
@@ -194,14 +195,16 @@ def test_the_command_without_a_name_helps_and_with_a_wrong_one_suggests(
 ) -> None:
     assert command.run([]) == 0
     assert "keel bench ppo --help" in capsys.readouterr().out
-    with pytest.raises(InputError, match="bench: 'pppo' is not one of ppo; did you mean 'ppo'"):
+    with pytest.raises(
+        InputError, match="bench: 'pppo' is not one of ppo, trpo; did you mean 'ppo'"
+    ):
         command.run(["pppo"])
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_every_setting_splits_into_whole_minibatches(name: str) -> None:
-    settings = settings_for(name)
-    assert settings.env == name
+@pytest.mark.parametrize(("algo", "name"), [(a, env) for a, s in SETTINGS.items() for env in s])
+def test_every_setting_splits_into_whole_minibatches(algo: Algo, name: str) -> None:
+    settings = settings_for(name, algo=algo)
+    assert (settings.algo, settings.env) == (algo, name)
     assert settings.batch % settings.minibatch == 0
 
 
