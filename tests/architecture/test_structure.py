@@ -42,7 +42,8 @@ MAY_IMPORT = {
     "presets": BASE | {"config"},
     "explain": FUNCTIONAL_AND_BASE | {"look"},
     "bench": TRAINING | {"training"},
-    "cli": TRAINING | {"training", "presets", "explain", "bench", "look"},
+    "apps": TRAINING | {"training", "look"},
+    "cli": TRAINING | {"training", "presets", "explain", "bench", "apps", "look"},
 }
 """Data flows left to right: what stands on the left may be imported by what stands on the right."""
 

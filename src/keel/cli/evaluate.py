@@ -6,12 +6,15 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from tyro.conf import Positional, arg
 
 from keel.errors import InputError
+
+if TYPE_CHECKING:
+    from keel.training.inspect import Policy
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,8 @@ def run(args: Sequence[str]) -> int:
     options = tyro.cli(Evaluate, args=list(args), prog="keel evaluate")
     if options.deterministic and options.stochastic:
         raise InputError("--deterministic: goes without --stochastic")
-    from keel.training.inspect import check_video_path, evaluate_policy, film, open_policy
+    from keel.training.film import check_video_path
+    from keel.training.inspect import evaluate_policy, open_policy
 
     if options.video is not None:
         check_video_path(options.video)
@@ -52,8 +56,7 @@ def run(args: Sequence[str]) -> int:
     policy = open_policy(options.run, options.checkpoint)
     filmed = None
     if options.video is not None:  # first: what can go wrong does so before the long part
-        film_score = film(policy, options.video, deterministic=deterministic, seed=seed)
-        filmed = film_score.returns[0]
+        filmed = _film(policy, options.video, deterministic, seed)
     score = evaluate_policy(
         policy, episodes=options.episodes, deterministic=deterministic, seed=seed
     )
@@ -72,6 +75,19 @@ def run(args: Sequence[str]) -> int:
     }
     print(json.dumps(result, allow_nan=False) if options.json else _text(result))  # noqa: T201
     return 0
+
+
+def _film(policy: Policy, path: Path, deterministic: bool, seed: int) -> float:
+    """The return of the episode that was filmed; Atari games have a camera of their own."""
+    from keel.envs.names import atari_game
+
+    if atari_game(policy.config.env):
+        from keel.apps.atari import film_game
+
+        return film_game(policy, path, deterministic=deterministic, seed=seed).returns[0]
+    from keel.training.film import film
+
+    return film(policy, path, deterministic=deterministic, seed=seed).returns[0]
 
 
 def _text(result: Mapping[str, object]) -> str:

@@ -15,6 +15,9 @@ from keel.envs.protocol import Autoreset, Obs, Saved, Step
 from keel.envs.seeding import env_seeds
 from keel.envs.spaces import action_layout, observation_layout
 
+HEIGHT, WIDTH = 210, 160
+"""Of the console's picture."""
+
 
 @dataclass(frozen=True)
 class AtariOptions:
@@ -36,6 +39,8 @@ class AtariOptions:
     full_action_space: bool = False
     max_frames: int = 108_000
     """The game is truncated after so many frames: half an hour."""
+    colour: bool = False
+    """Show whole pictures in colour, one at a time, as people see them (the ALE only)."""
 
     def for_envpool(self) -> dict[str, Any]:
         """The same in EnvPool's words."""
@@ -133,10 +138,11 @@ def _make(game: str, num_envs: int, threads: int, options: AtariOptions) -> Any:
         known[game],
         num_envs,
         num_threads=threads,
-        stack_num=options.frame_stack,
+        stack_num=1 if options.colour else options.frame_stack,
         frameskip=options.frame_skip,
-        img_height=options.size,
-        img_width=options.size,
+        img_height=HEIGHT if options.colour else options.size,
+        img_width=WIDTH if options.colour else options.size,
+        grayscale=not options.colour,
         noop_max=options.noop_max,
         use_fire_reset=options.fire_reset,
         repeat_action_probability=options.sticky,

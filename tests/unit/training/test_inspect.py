@@ -17,9 +17,10 @@ from PIL import Image
 from keel.config import Checkpoints, Config, Envs, Evaluation, Network, Region
 from keel.errors import InputError, KeelError
 from keel.runs import RunError, read_metrics
-from keel.training import inspect
+from keel.training import film as films
 from keel.training.checkpoint import CheckpointError, load
-from keel.training.inspect import evaluate_policy, film, find_run, open_policy
+from keel.training.film import film
+from keel.training.inspect import evaluate_policy, find_run, open_policy
 from keel.training.runner import start
 from keel.training.seeding import spread
 
@@ -178,7 +179,7 @@ def test_what_a_film_lacks_is_one_line(
             film(policy, path)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"imageio\[ffmpeg\]"):
-        inspect.check_video_path(tmp_path / "x.mp4")
+        films.check_video_path(tmp_path / "x.mp4")
 
 
 def test_a_renderer_that_fails_is_one_line_and_leaves_no_file(tmp_path: Path) -> None:

@@ -1,0 +1,158 @@
+"""Filming an episode of what a run has learned."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from keel.envs import Envs, Obs, Step, make_envs
+from keel.errors import InputError, KeelError
+from keel.training.evaluate import Score
+from keel.training.inspect import Policy, check_seed, run_episodes
+
+VIDEOS = (".gif", ".mp4")
+MAX_FRAMES, MAX_SIDE = 1500, 320
+"""A film is cut after so many frames, and no frame is longer on a side, in pixels."""
+GIF_RATE = 50.0
+"""Frames a second above which players of GIFs slow down."""
+
+
+def check_video_path(path: Path) -> None:
+    """Raise, before anything is played, unless a film can be written to `path`."""
+    if path.suffix.lower() not in VIDEOS:
+        raise InputError(f"--video: {path.name!r} must end in {' or '.join(VIDEOS)}")
+    if not path.parent.is_dir():
+        raise InputError(f"--video: the folder {str(path.parent)!r} does not exist")
+    needed = ("imageio", "imageio_ffmpeg") if path.suffix.lower() == ".mp4" else ()
+    if any(importlib.util.find_spec(name) is None for name in needed):
+        raise InputError(
+            '--video: .mp4 needs imageio: pip install "imageio[ffmpeg]"; .gif needs nothing more'
+        )
+
+
+def film(
+    policy: Policy,
+    path: Path,
+    *,
+    deterministic: bool = True,
+    seed: int = 0,
+    camera: Camera | None = None,
+) -> Score:
+    """Play one episode and write it to `path`, a .gif or .mp4.
+
+    Without another `camera` the episode is shown as the environment renders it.
+    """
+    check_video_path(path)
+    check_seed(seed)
+    camera = camera or _render_camera(policy, seed)
+    try:
+        score = run_episodes(policy, camera, 1, deterministic, seed)
+    finally:
+        camera.close()
+    draft = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
+    try:
+        _write_film(draft, camera.frames, camera.rate)
+        draft.replace(path)
+    except OSError as error:
+        raise KeelError(f"{path}: cannot be written: {error.strerror or error}") from error
+    finally:
+        draft.unlink(missing_ok=True)
+    return score
+
+
+class Camera:
+    """Environments of which every step is photographed."""
+
+    def __init__(self, envs: Envs, shoot: Callable[[Obs], np.ndarray], rate: float) -> None:
+        self.num_envs, self.backend, self.autoreset = envs.num_envs, envs.backend, envs.autoreset
+        self.observation_space, self.action_space = envs.observation_space, envs.action_space
+        self.save, self.close = envs.save, envs.close
+        self.rate = rate
+        self.frames: list[np.ndarray] = []
+        self._envs, self._shoot = envs, shoot
+
+    def reset(self, seed: int) -> Obs:
+        self.frames.clear()
+        return self._look(self._envs.reset(seed))
+
+    def step(self, action: np.ndarray) -> Step:
+        step = self._envs.step(action)
+        self._look(step.obs)
+        return step
+
+    def load(self, arrays: Mapping[str, np.ndarray], data: Mapping[str, Any]) -> None:
+        self._envs.load(arrays, data)
+
+    def _look(self, obs: Obs) -> Obs:
+        if len(self.frames) < MAX_FRAMES:
+            self.frames.append(_fit(self._shoot(obs)))
+        return obs
+
+
+def _render_camera(policy: Policy, seed: int) -> Camera:
+    name = policy.config.env
+    if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ):
+        os.environ.setdefault("MUJOCO_GL", "egl")  # its default needs a screen
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # as does pygame's
+    stage: list[gymnasium.Env[Any, Any]] = []
+
+    def keep(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+        stage.append(env)
+        return env
+
+    def shoot(_: Obs) -> np.ndarray:
+        try:
+            frame: Any = stage[0].render()
+        except Exception as error:  # whatever a renderer raises: no screen, no library
+            raise KeelError(f"{name}: cannot be rendered: {_first_line(error)}") from error
+        if not isinstance(frame, np.ndarray) or frame.ndim != 3:
+            raise KeelError(f"{name}: cannot be rendered: it gives no rgb_array")
+        return frame
+
+    try:
+        envs = make_envs(
+            name, 1, backend="sync", seed=seed, env_kwargs={"render_mode": "rgb_array"},
+            wrappers=(keep,),
+        )  # fmt: skip
+    except (TypeError, gymnasium.error.Error) as error:
+        raise KeelError(f"{name}: cannot be rendered: {_first_line(error)}") from error
+    return Camera(envs, shoot, rate=float(stage[0].metadata.get("render_fps") or 30.0))
+
+
+def _fit(frame: np.ndarray) -> np.ndarray:
+    """With sides that are even, as video codecs need them, and not too long."""
+    from PIL import Image
+
+    height, width = frame.shape[:2]
+    longest = max(height, width)
+    scale = min(max(1, 256 // longest), MAX_SIDE / longest)  # a game of 84 × 84 is tiny
+    size = (2 * max(1, round(scale * width / 2)), 2 * max(1, round(scale * height / 2)))
+    if size == (width, height):
+        return frame.copy()
+    return np.asarray(Image.fromarray(frame).resize(size))
+
+
+def _write_film(path: Path, frames: list[np.ndarray], rate: float) -> None:
+    if path.suffix.lower() == ".mp4":
+        imageio = importlib.import_module("imageio")
+        imageio.mimwrite(path, frames, fps=rate)
+        return
+    from PIL import Image
+
+    every = max(1, math.ceil(rate / GIF_RATE))
+    images = [Image.fromarray(frame).quantize(64) for frame in frames[::every]]
+    images[0].save(
+        path, save_all=True, append_images=images[1:], duration=1000.0 * every / rate, loop=0
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

@@ -1,0 +1,76 @@
+"""The critic's step by hand against the step by autograd."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from keel.config import Network
+from keel.models.agent import FEATURES, Agent
+from keel.models.build import build_agent
+from keel.regions import dense_critic
+from keel.regions.critic import CriticObjective
+from keel.regions.objective import Batch
+from keel.regions.stepper import Optimum, make_step
+from keel.types import Knobs
+
+ROWS, MINIBATCH = 24, 16
+
+
+def make(act: str) -> tuple[Agent, Optimum, Batch]:
+    network = Network(hidden=(8, 7), activation=act)  # type: ignore[arg-type]
+    agent = build_agent(spaces.Box(-1.0, 1.0, (5,)), spaces.Discrete(3), network, 0)
+    generator = torch.Generator().manual_seed(1)
+    own = agent.initial[:, agent.critic_from :].clone()
+    nothing = torch.zeros(ROWS)
+    batch = Batch(
+        obs={FEATURES: torch.randn(ROWS, 5, generator=generator)},
+        behaviour={},
+        action=nothing,
+        log_prob=nothing,
+        advantage=nothing,
+        target=torch.randn(ROWS, generator=generator),
+        old_value=nothing,
+        weight=(torch.rand(ROWS, generator=generator) < 0.8).float(),
+    )
+    return agent, Optimum(own, own * 0, own * 0, torch.zeros(1, 2)), batch
+
+
+@pytest.mark.parametrize("act", ["tanh", "relu"])
+@pytest.mark.parametrize("norm", [0.01, 10.0])
+def test_both_give_the_same_parameters(act: str, norm: float) -> None:
+    agent, begin, batch = make(act)
+    objective = CriticObjective()
+    assert dense_critic.fits(agent, objective)
+    by_hand = dense_critic.make_dense_critic_step(agent, max_grad_norm=norm)
+    by_autograd = make_step(agent, objective, group_axis=None, max_grad_norm=norm, compiled=False)
+    index, real = torch.arange(MINIBATCH) + 4, torch.ones(MINIBATCH)
+    real[-3:] = 0.0
+    active, knobs = torch.ones(1, dtype=torch.bool), Knobs(learning_rate=1e-2).tensor()
+    ours = theirs = begin
+    for _ in range(3):
+        a = by_hand(ours, batch, index, real, knobs, active)
+        b = by_autograd(theirs, batch, index, real, knobs, active)
+        torch.testing.assert_close(a.statistics.value_loss, b.statistics.value_loss)
+        torch.testing.assert_close(a.gradient_norm, b.gradient_norm, rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(a.optimum, b.optimum, rtol=1e-3, atol=2e-5)
+        ours, theirs = a.optimum, b.optimum
+
+
+def test_a_gradient_that_is_not_finite_moves_nothing() -> None:
+    agent, begin, batch = make("tanh")
+    batch.target[batch.weight > 0] = np.inf
+    step = dense_critic.make_dense_critic_step(agent, max_grad_norm=1.0)
+    index, real = torch.arange(ROWS), torch.ones(ROWS)
+    result = step(begin, batch, index, real, Knobs().tensor(), torch.ones(1, dtype=torch.bool))
+    assert not result.applied.any()
+    assert result.optimum is begin
+
+
+def test_what_does_not_fit_is_left_to_autograd() -> None:
+    agent, _, _ = make("gelu")
+    assert not dense_critic.fits(agent, CriticObjective())
+    agent, _, _ = make("tanh")
+    assert not dense_critic.fits(agent, CriticObjective(value_clip=0.2))
