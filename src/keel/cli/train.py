@@ -34,7 +34,8 @@ class Train:
     env: Annotated[Positional[str], arg(metavar="ENV")]
     """A Gymnasium id such as CartPole-v1, or an alias such as Breakout."""
     preset: str | None = None
-    """Settings to start from; by default those of the environment. See `keel train --presets`."""
+    """Settings to start from; by default those of the environment and the algorithm.
+    `keel train --presets` lists them."""
     config_file: Annotated[Path | None, arg(name="config", metavar="FILE.yaml")] = None
     """A YAML file of settings; flags go before it, it goes before the preset."""
     runs: Path = Path("runs")
@@ -86,7 +87,8 @@ def parse(args: list[str]) -> Train:
     if args and not args[0].startswith("-"):
         env = args[0]
     chosen = find_option(args, "--preset")
-    base = preset(chosen) if chosen else preset_for(env)[1]
+    algo = find_option(args, "--algo") or "ppo"
+    base = preset(chosen) if chosen else preset_for(env, algo)[1]
     file = find_option(args, "--config")
     if file:
         base = load(Path(file), base)

@@ -26,10 +26,12 @@ def preset(name: str) -> Config:
     return load(path)
 
 
-def preset_for(env: str) -> tuple[str, Config]:
-    """The preset of an environment, or the default."""
+def preset_for(env: str, algo: str = "ppo") -> tuple[str, Config]:
+    """The preset of an environment for an algorithm, or that algorithm's default."""
     stem = env.split("/")[-1]
     for candidate in (stem, stem.rsplit("-v", 1)[0]):
-        if candidate in names():
-            return candidate, preset(candidate)
-    return "default", preset("default")
+        name = candidate if algo == "ppo" else f"{candidate.lower()}-{algo}"
+        if name in names():
+            return name, preset(name)
+    name = "default" if algo == "ppo" else f"default-{algo}"
+    return (name, preset(name)) if name in names() else ("default", preset("default"))

@@ -28,5 +28,5 @@ def train(
         for progress in keel.train("CartPole-v1", total_steps=50_000, region={"max_kl": 0.02}):
             print(progress.steps, progress.metrics["rollout/return_mean"])
     """
-    base = preset(preset_name) if preset_name else preset_for(env)[1]
+    base = preset(preset_name) if preset_name else preset_for(env, settings.get("algo", "ppo"))[1]
     return start(from_dict({**settings, "env": env}, base), Path(runs), name)
