@@ -6,11 +6,14 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 import torch
+from gymnasium import spaces
 
 from benchmarks.timing import Comparison, compare
+from keel.config import Network
 from keel.functional import (
     categorical_fisher,
     categorical_kl,
@@ -19,6 +22,8 @@ from keel.functional import (
     vocabulary_kl,
 )
 from keel.functional.natural import flatten
+from keel.models.build import build_agent
+from keel.models.linearised import linear_policy
 
 
 def gae_against_sb3(steps: int, envs: int) -> Comparison:
@@ -90,6 +95,32 @@ def fisher_against_double_backward(batch: int = 2048) -> Comparison:
     )
 
 
+def fisher_on_cnn(cnn: Literal["nature", "small"], rows: int = 512) -> tuple[Comparison, float]:
+    """The same on a CNN with its images channels last on both sides; and how far they differ."""
+    features = {"nature": 512, "small": 256}[cnn]
+    network = Network(cnn=cnn, features=features, share=False)
+    pixels = spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    agent = build_agent(pixels, spaces.Discrete(4), network, 0)
+    generator = torch.Generator().manual_seed(0)
+    frames = torch.randint(0, 256, (rows, 84, 84, 4), generator=generator).byte()
+    obs = {"obs": frames.permute(0, 3, 1, 2)}
+    policy = agent.initial[0, : agent.critic_from]
+    vector = torch.randn(policy.shape, generator=generator)
+    product = fisher_vector_product(linear_policy(agent, policy, obs, 1.0), {}, agent.dist.fisher)
+    leaf = policy.clone().requires_grad_()
+    logits = agent.outputs_of(agent.policy_layout.unflatten(leaf), obs, "actor").policy
+    (slope,) = torch.autograd.grad(
+        categorical_kl(logits.detach(), logits).mean(), leaf, create_graph=True
+    )
+
+    def peer() -> torch.Tensor:
+        return torch.autograd.grad(slope @ vector, leaf, retain_graph=True)[0]
+
+    error = ((product(vector) - peer()).norm() / peer().norm()).item()
+    name = f"Fisher-vector product, {cnn} CNN, {rows} rows, against double backward"
+    return compare(name, lambda: product(vector), peer, calls=2), error
+
+
 def vocabulary_memory(tokens: int = 512, vocabulary: int = 150_000, hidden: int = 64) -> str:
     """Peak memory of value and gradient, chunked and with full logits, each in its own process."""
     grown = {}
@@ -128,6 +159,8 @@ def run() -> Iterator[str]:
     for steps, envs in ((128, 8), (2048, 8), (256, 64)):
         yield _line(gae_against_sb3(steps, envs))
     yield _line(fisher_against_double_backward())
+    result, error = fisher_on_cnn("nature")
+    yield f"{_line(result)}; relative difference {error:.1e}"
     yield vocabulary_memory()
 
 

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 import yaml
 
+from benchmarks.functional import fisher_on_cnn
 from benchmarks.results_page import write_page
 from keel.functional import interquartile_mean, stratified_bootstrap
 
@@ -34,18 +35,22 @@ ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "docs" / "data" / "results.json"
 KEEL = [str(Path(sys.executable).with_name("keel"))]
 SPEED = (
-    ("CartPole-v1", "sb3", ["--repeats", "5"]),
-    ("CartPole-v1", "sb3", ["--whole", "500000", "--repeats", "2"]),
-    ("CartPole-v1", "sbx", []),
-    ("HalfCheetah-v5", "sb3", ["--repeats", "5"]),
-    ("HalfCheetah-v5", "sbx", []),
-    ("Breakout", "sb3", ["--repeats", "5"]),
+    ("ppo", "CartPole-v1", "sb3", ["--repeats", "5"]),
+    ("ppo", "CartPole-v1", "sb3", ["--whole", "500000", "--repeats", "2"]),
+    ("ppo", "CartPole-v1", "sbx", []),
+    ("ppo", "HalfCheetah-v5", "sb3", ["--repeats", "5"]),
+    ("ppo", "HalfCheetah-v5", "sbx", []),
+    ("ppo", "Breakout", "sb3", ["--repeats", "5"]),
+    ("trpo", "HalfCheetah-v5", "sb3-contrib", ["--repeats", "5"]),
+    ("trpo", "Breakout", "sb3-contrib", ["--repeats", "3"]),
 )
 SEEDS = (0, 1, 2, 3, 4)
+MUJOCO = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5")
+SMALL = ("Acrobot-v1", "LunarLander-v3", "MountainCar-v0", "MountainCarContinuous-v0")
 LEARNING = {
-    **dict.fromkeys(("CartPole-v1", "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5"), SEEDS),
-    **dict.fromkeys(("Acrobot-v1", "LunarLander-v3", "MountainCar-v0"), SEEDS[:3]),
-    **dict.fromkeys(("MountainCarContinuous-v0", "Pendulum-v1"), SEEDS[:3]),
+    **{("ppo", env): SEEDS for env in ("CartPole-v1", *MUJOCO)},
+    **{("ppo", env): SEEDS[:3] for env in (*SMALL, "Pendulum-v1")},
+    **{("trpo", env): SEEDS for env in MUJOCO},
 }
 ZOO = "HalfCheetah-v5, SB3 with the RL Zoo's settings"
 ZOO_SEEDS = (0, 1)
@@ -53,12 +58,12 @@ ZOO_SEEDS = (0, 1)
 
 def measure_speed(only: str | None) -> None:
     """Every line of the speed tables, one after the other, each kept as soon as it is there."""
-    for env, peer, more in SPEED:
+    for algo, env, peer, more in SPEED:
         key = f"{env} {peer}{' whole' if '--whole' in more else ''}"
         if only and only not in key:
             continue
         print(key, flush=True)
-        command = [*KEEL, "bench", "ppo", "--env", env, "--peer", peer, "--json", *more]
+        command = [*KEEL, "bench", algo, "--env", env, "--peer", peer, "--json", *more]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         keep("speed", key, json.loads(done.stdout.splitlines()[-1]))
 
@@ -84,6 +89,23 @@ def _first_update() -> float:
     return seconds
 
 
+def measure_fisher() -> None:
+    """A CNN's Fisher-vector product beside the double backward that others take."""
+    print("Fisher-vector product", flush=True)
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    found = {}
+    for cnn in ("nature", "small"):
+        result, error = fisher_on_cnn(cnn)
+        found[cnn] = {
+            "ours": result.ours,
+            "peer": result.peer,
+            "ratio": result.ratio,
+            "repeats": result.repeats,
+            "error": error,
+        }
+    keep("speed", "Fisher-vector product", found)
+
+
 def measure_beside(source: Path | None) -> None:
     """The peer's own best settings on the same environment, one process a seed."""
     if source is None:
@@ -104,20 +126,22 @@ def measure_beside(source: Path | None) -> None:
 
 def measure_learning(only: str | None, source: Path | None) -> None:
     """Train the presets on their seeds, or read such runs from a folder."""
-    for env, seeds in LEARNING.items():
-        if only and only not in env:
+    for (algo, env), seeds in LEARNING.items():
+        key = env if algo == "ppo" else f"{env} {algo}"
+        if only and only not in key:
             continue
         root = source or ROOT / "build" / "results"
         if source is None:
-            print(f"{env}: training", flush=True)
-            command = [*KEEL, "train", env, "--seeds", *map(str, seeds), "--runs", str(root)]
-            subprocess.run([*command, "--quiet"], check=True)
+            print(f"{key}: training", flush=True)
+            command = [*KEEL, "train", env, "--algo", algo, "--seeds", *map(str, seeds)]
+            subprocess.run([*command, "--runs", str(root), "--quiet"], check=True)
         rows = [read_run(path) for path in root.rglob("run.json")]
-        rows = [row for row in rows if row["env"] == env and row["finished"]]
+        rows = [row for row in rows if (row["algo"], row["env"]) == (algo, env)]
+        rows = [row for row in rows if row["finished"]]
         rows.sort(key=lambda row: row["created"])
         newest = {row["seed"]: row for row in rows if row["seed"] in seeds}
         if newest:
-            keep("learning", env, summarise([newest[seed] for seed in sorted(newest)]))
+            keep("learning", key, summarise([newest[seed] for seed in sorted(newest)]))
 
 
 def read_run(record: Path) -> dict[str, Any]:
@@ -129,15 +153,17 @@ def read_run(record: Path) -> dict[str, Any]:
     return {
         "created": json.loads(record.read_text())["created"],
         "env": config["env"],
+        "algo": config["algo"],
         "seed": config["seed"],
         "finished": last["step"] >= config["total_steps"] and "eval/return_mean" in last,
         "steps": last["step"],
         "return": last.get("eval/return_mean"),
         "training_return": last["rollout/return_mean"],
         "kl_max": max(line["train/kl_exact"] for line in lines),
+        "over": sum(line["train/kl_exact"] > line["train/max_kl"] for line in lines),
         "max_kl": config["region"]["max_kl"],
         "updates": len(lines),
-        "walked_back": sum(line["train/walk_back"] for line in lines),
+        "walked_back": sum(line["train/verdict"] != "accepted" for line in lines),
         "seconds": last["time/seconds"],
     }
 
@@ -184,6 +210,8 @@ def main() -> None:
         measure_speed(options.only)
         if options.only is None or options.only in "first update":
             measure_start()
+        if options.only is None or options.only in "Fisher-vector product":
+            measure_fisher()
     if options.part in ("learning", "all"):
         measure_learning(options.only, options.source)
     if options.part in ("beside", "all"):

@@ -12,9 +12,21 @@ STEADY_BARS = {
     "HalfCheetah-v5 sb3": 2.5,
     "HalfCheetah-v5 sbx": 1.0,
     "Breakout sb3": 1.5,
+    "HalfCheetah-v5 sb3-contrib": 2.5,
+    "Breakout sb3-contrib": 1.0,
 }
+UPDATE_BARS = {"Breakout sb3-contrib": 3.0}
+FISHER_BAR = 1.3
 WHOLE_BARS = {"cold": 2.0, "warm": 3.0}
-LEARNING_BARS = {"CartPole-v1": 475, "HalfCheetah-v5": 5000, "Hopper-v5": 2400, "Walker2d-v5": 3500}
+LEARNING_BARS = {
+    "CartPole-v1": 475,
+    "HalfCheetah-v5": 5000,
+    "Hopper-v5": 2400,
+    "Walker2d-v5": 3500,
+    "HalfCheetah-v5 trpo": 4500,
+    "Hopper-v5 trpo": 3000,
+    "Walker2d-v5 trpo": 3800,
+}
 PUBLISHED = {
     "CartPole-v1": "RL Zoo 500 (100k); CleanRL 490 (500k)",
     "HalfCheetah-v5": "CleanRL 1,443; RL Zoo 5,819; Tianshou 5,784 (v2-v4)",
@@ -25,6 +37,9 @@ PUBLISHED = {
     "MountainCar-v0": "RL Zoo −110",
     "MountainCarContinuous-v0": "RL Zoo 88",
     "Pendulum-v1": "RL Zoo −172",
+    "HalfCheetah-v5 trpo": "Tianshou 4,471; RL Zoo 1,785 (v2-v4)",
+    "Hopper-v5 trpo": "RL Zoo 3,618 (v2-v4)",
+    "Walker2d-v5 trpo": "RL Zoo 4,933 (v2-v4)",
 }
 
 
@@ -62,7 +77,7 @@ def speed(found: dict[str, Any]) -> list[str]:
         "for it. The ratio is the median of the pairs. Everything that Keel does by default is on: "
         "guard, gate, exact KL over the whole rollout, metrics.",
         "",
-        "| environment | peer | keel, steps/s | peer, steps/s | ratio | each pair | bar "
+        "| algorithm, environment | peer | keel, steps/s | peer, steps/s | ratio | each pair | bar "
         "| peak MB, keel / peer |",
         "|---|---|---|---|---|---|---|---|",
     ]
@@ -71,21 +86,24 @@ def speed(found: dict[str, Any]) -> list[str]:
         bar = STEADY_BARS[key]
         wanted = "ahead" if bar == 1.0 else f"≥ {bar:g}×"
         lines.append(
-            f"| {x['env']} | {x['peer_name']} | {x['ours']:,.0f} | {x['peer']:,.0f} | "
+            f"| {_algo(x)}, {x['env']} | {x['peer_name']} | {x['ours']:,.0f} | {x['peer']:,.0f} | "
             f"**{x['ratio']:.2f}×** | {pairs} | {wanted} | "
             f"{x['ours_peak_mb']:,.0f} / {x['peer_peak_mb']:,.0f} |"
         )
+    lines += _trpo_speed(found)
     lines += [
         "",
         "What exactness costs, as shares of an iteration (the gate rides on the first minibatch "
         "and costs nothing that can be measured):",
         "",
     ]
-    lines += ["| environment | exact KL and its company | guard |", "|---|---|---|"]
+    lines += ["| algorithm, environment | exact KL and its company | guard |", "|---|---|---|"]
     for x in steady.values():
-        if x["peer_name"] == "sb3" and x.get("overhead"):
+        if x["peer_name"] in ("sb3", "sb3-contrib") and x.get("overhead"):
             cost = x["overhead"]
-            lines.append(f"| {x['env']} | {cost['certify']:.1%} | {cost['guard']:.1%} |")
+            lines.append(
+                f"| {_algo(x)}, {x['env']} | {cost['certify']:.1%} | {cost['guard']:.1%} |"
+            )
     for x in whole.values():
         seconds = x["whole"]
         steps = x["settings"]["iterations"] * x["settings"]["num_envs"] * 128
@@ -113,6 +131,33 @@ def speed(found: dict[str, Any]) -> list[str]:
     return [*lines, ""]
 
 
+def _algo(x: dict[str, Any]) -> str:
+    return str(x["settings"].get("algo", "ppo")).upper()
+
+
+def _trpo_speed(found: dict[str, Any]) -> list[str]:
+    """Updates without their environments, and one Fisher-vector product."""
+    lines = []
+    for key, bar in UPDATE_BARS.items():
+        told = found.get(key, {}).get("updates")
+        if told:
+            lines += [
+                "",
+                f"A TRPO update alone on {found[key]['env']}, Nature CNN with a shared trunk, the "
+                "same CG iterations, Fisher sample and passes of the critic: "
+                f"keel {told['ours']:.2f} s, {found[key]['peer_name']} {told['peer']:.2f} s, "
+                f"**{told['ratio']:.2f}×** (bar ≥ {bar:g}×).",
+            ]
+    for cnn, x in found.get("Fisher-vector product", {}).items():
+        lines += [
+            "",
+            f"A Fisher-vector product on the {cnn} CNN, 512 rows, beside double backward in the "
+            f"same memory layout: {1e3 * x['ours']:.0f} ms against {1e3 * x['peer']:.0f} ms, "
+            f"**{x['ratio']:.2f}×** (bar ≥ {FISHER_BAR:g}×), equal to {x['error']:.0e}.",
+        ]
+    return lines
+
+
 def learning(found: dict[str, Any], beside: dict[str, Any]) -> list[str]:
     lines = [
         "## Learning",
@@ -123,7 +168,8 @@ def learning(found: dict[str, Any], beside: dict[str, Any]) -> list[str]:
         "bootstrap interval. The training return is that of the last 100 episodes, with "
         "exploration.",
         "",
-        "| environment | steps | IQM | interval | bar | each seed | training return | published |",
+        "| algorithm, environment | steps | IQM | interval | bar | each seed | training return "
+        "| published |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for env in PUBLISHED:
@@ -135,7 +181,7 @@ def learning(found: dict[str, Any], beside: dict[str, Any]) -> list[str]:
         low, high = x["interval"]
         bar = f"≥ {LEARNING_BARS[env]:,}" if env in LEARNING_BARS else "none"
         lines.append(
-            f"| {env} | {x['steps']:,} | **{x['iqm']:,.0f}** | {low:,.0f} to {high:,.0f} | "
+            f"| {_named(env)} | {x['steps']:,} | **{x['iqm']:,.0f}** | {low:,.0f} to {high:,.0f} | "
             f"{bar} | {each} | {training} | {PUBLISHED[env]} |"
         )
     for name, peer in beside.items():
@@ -145,12 +191,18 @@ def learning(found: dict[str, Any], beside: dict[str, Any]) -> list[str]:
         "",
         "The trust region in all of these runs:",
         "",
-        "| environment | updates | largest exact KL(old‖new) kept | bound | walked back |",
+        "| algorithm, environment | updates | largest exact KL(old‖new) kept | bound "
+        "| walked back or rejected |",
         "|---|---|---|---|---|",
     ]
     for env, x in found.items():
         lines.append(
-            f"| {env} | {x['updates']:,} | {x['kl_max']:.5f} | {x['max_kl']:g} | "
+            f"| {_named(env)} | {x['updates']:,} | {x['kl_max']:.5f} | {x['max_kl']:g} | "
             f"{x['walked_back']:.0f} ({x['walked_back'] / x['updates']:.1%}) |"
         )
     return [*lines, ""]
+
+
+def _named(key: str) -> str:
+    env, _, algo = key.partition(" ")
+    return f"{(algo or 'ppo').upper()}, {env}"
