@@ -1,5 +1,5 @@
-"""What TRPO asks of a small MLP, compiled by numba as `keel.models.kernels` is: tangents for
-Fisher-vector products, and the critic's gradient by itself."""
+"""What TRPO asks of small MLPs, compiled by numba as `keel.models.kernels` is: Fisher-vector
+products without anything between their passes, and the critic's fit by itself."""
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -18,12 +18,13 @@ from keel.models.kernels import (
     norm_of,
     vectorised,
 )
+from keel.models.kernels_adam import adam
 
 ONE, ZERO = np.float32(1.0), np.float32(0.0)
 
 
 @vectorised
-def tangent(params, moved, start, sizes, tanh, room, rows, below, other):
+def tangent(params, moved, start, sizes, tanh, room, rows, below, other, spare):
     """J v: the output's change as the parameters move by `moved`; it is left in `below` or `other`.
 
     `room` holds the layers as `forward` left them. Returns True if the result is in `below`.
@@ -42,15 +43,15 @@ def tangent(params, moved, start, sizes, tanh, room, rows, below, other):
         flat = other[: rows * outputs]
         y = flat.reshape((rows, outputs))
         np.dot(x, change.T, y)
+        for i in range(rows):
+            for j in range(outputs):
+                y[i, j] += bias[j]
         if layer > 1:
-            pushed = np.dot(below[: rows * inputs].reshape((rows, inputs)), weight.T)
-            for i in range(rows):
-                for j in range(outputs):
-                    y[i, j] += pushed[i, j] + bias[j]
-        else:
-            for i in range(rows):
-                for j in range(outputs):
-                    y[i, j] += bias[j]
+            pushed = spare[: rows * outputs]
+            lower = below[: rows * inputs].reshape((rows, inputs))
+            np.dot(lower, weight.T, pushed.reshape((rows, outputs)))
+            for i in range(rows * outputs):
+                flat[i] += pushed[i]
         if layer < sizes.size - 1:
             after = room[here : here + rows * outputs]
             for i in range(rows * outputs):
@@ -62,6 +63,49 @@ def tangent(params, moved, start, sizes, tanh, room, rows, below, other):
         below, other = other, below
         first = not first
     return first
+
+
+@compiled
+def gaussian_product(params, moved, net, room, precision, log_std, spare, damping, out):
+    """(Jᵀ F J + damping) v of a Gaussian whose log-stds do not see the observation.
+
+    `precision` `[R, D]` is each row's share over its variance; `log_std` where these parameters
+    begin, and 2 for each that its bounds leave free.
+    """
+    start, sizes, tanh = net
+    rows, dims = precision.shape
+    first = tangent(params, moved, start, sizes, tanh, room, rows, spare[0], spare[1], spare[2])
+    slope = spare[0] if first else spare[1]
+    other = spare[1] if first else spare[0]
+    flat = precision.reshape(rows * dims)
+    for i in range(rows * dims):
+        slope[i] *= flat[i]
+    backward(params, out, start, sizes, tanh, room, rows, slope, other)
+    place, curvature = log_std
+    for j in range(dims):
+        out[place + j] = curvature[j] * moved[place + j]
+    for i in range(out.size):
+        out[i] += np.float32(damping) * moved[i]
+
+
+@compiled
+def categorical_product(params, moved, net, room, p, share, spare, damping, out):
+    """The same of a categorical: share·(p∘u − p (p·u)); `share` holds 1/temperature², too."""
+    start, sizes, tanh = net
+    rows, choices = p.shape
+    first = tangent(params, moved, start, sizes, tanh, room, rows, spare[0], spare[1], spare[2])
+    slope = spare[0] if first else spare[1]
+    other = spare[1] if first else spare[0]
+    u = slope[: rows * choices].reshape((rows, choices))
+    for i in range(rows):
+        mean = ZERO
+        for j in range(choices):
+            mean += p[i, j] * u[i, j]
+        for j in range(choices):
+            u[i, j] = share[i] * p[i, j] * (u[i, j] - mean)
+    backward(params, out, start, sizes, tanh, room, rows, slope, other)
+    for i in range(out.size):
+        out[i] += np.float32(damping) * moved[i]
 
 
 @compiled
@@ -82,3 +126,34 @@ def critic_gradient(params, sizes, tanh, batch, index, real, desk):
     backward(params, gradient, 0, sizes, tanh, room, rows, slope, other)
     statistics[NORM] = norm_of(gradient)
     return statistics[VALUE]
+
+
+@compiled
+def critic_sweep(state, age, sizes, tanh, batch, order, desk, settings, split, told):
+    """One pass of Adam over all rows in the order given, in place; returns the critic's new age.
+
+    `state` `[3, C]` holds parameters and moments, `told` `[M, 2]` takes each minibatch's loss and
+    gradient norm. A gradient that is not finite is not applied.
+    """
+    rate, max_norm, betas, epsilon = settings
+    gradient, statistics = desk[4], desk[5]
+    rows, size = order.size, desk[3][0].size
+    index, real = np.zeros(size, np.int64), np.zeros(size, np.float32)
+    ages = np.empty(2, np.float32)
+    for at in range(told.shape[0]):
+        for i in range(size):
+            row = at * size + i
+            index[i] = order[row] if row < rows else 0
+            real[i] = np.float32(1.0) if row < rows else ZERO
+        told[at, 0] = critic_gradient(state[0], sizes, tanh, batch, index, real, desk)
+        norm = statistics[NORM]
+        told[at, 1] = norm
+        if np.isfinite(norm):
+            age += 1.0
+            ages[:] = age
+            scale = min(1.0, max_norm / (norm + 1e-6))
+            adam(
+                state[0], state[1], state[2], gradient, scale, rate, betas, epsilon, split, ages,
+                state,
+            )  # fmt: skip
+    return age

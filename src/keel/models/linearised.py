@@ -1,25 +1,22 @@
 """The policy's first-order model: what Fisher-vector products are made of.
 
 torch's forward mode computes the network anew for every product. Its activations do not change
-between products, so for CNNs and small MLPs they are kept: a product is then one pass of tangents
-up and one of cotangents down, twice as fast as a double backward. Everything else goes through
-torch.
+between products, so for CNNs they are kept: a product is then one pass of tangents up and one of
+cotangents down, twice as fast as a double backward. Everything else goes through torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from keel.functional.natural import Linear, linearise
 from keel.models.agent import Agent
 from keel.models.memory import torch_operations
-from keel.models.networks import CNN, MLP, Branched, Separate, widen
+from keel.models.networks import CNN, MLP, Branched
 from keel.types import Tree
 
 
@@ -46,11 +43,9 @@ def linear_policy(agent: Agent, policy: Tensor, obs: Tree, temperature: float) -
 
 
 def _linear_outputs(agent: Agent, policy: Tensor, obs: Tree) -> Linear:
-    network, stages = agent.network, _stages(agent)
+    stages = _stages(agent)
     if stages is not None:
         return _linear_cnn(agent, stages, policy, obs)
-    if isinstance(network, Separate) and network.is_small and policy.device.type == "cpu":
-        return _linear_mlp(agent, network, policy, obs)
     layout = agent.policy_layout
 
     def outputs(tree: Tree) -> Tree:
@@ -60,45 +55,6 @@ def _linear_outputs(agent: Agent, policy: Tensor, obs: Tree) -> Linear:
         return {"output": found}
 
     return linearise(outputs, layout.unflatten(policy))  # type: ignore[arg-type]
-
-
-def _linear_mlp(agent: Agent, network: Separate, policy: Tensor, obs: Tree) -> Linear:
-    from keel.models import kernels, kernels_natural  # numba: a second and 100 MB
-
-    layout, sizes = agent.policy_layout, network.actor.sizes
-    start = layout.slice_of("actor.layers.0.weight").start
-    spread = None
-    if network.head.log_std is not None:
-        spread = layout.slice_of("head.log_std")
-    params, tanh = policy.detach().numpy(), network.actor.act_name == "tanh"
-    x = network.encoder(obs)
-    lead, rows = x.shape[:-1], x.shape[:-1].numel()
-    outputs = int(sizes[-1])
-    room = np.empty(rows * int(sizes.sum()), np.float32)
-    room[: x.numel()] = x.reshape(-1).numpy()
-    at = kernels.forward(params, start, sizes, tanh, room, rows)
-    spare = np.empty((2, rows * int(sizes.max())), np.float32)
-
-    def shaped(flat: NDArray[Any], log_std: Tensor) -> Tensor:
-        found = torch.from_numpy(flat[: rows * outputs].copy()).reshape(*lead, outputs)
-        return found if spread is None else widen(found, log_std)
-
-    def push(vector: Tensor) -> Tree:
-        moved = vector.numpy()
-        first = kernels_natural.tangent(params, moved, start, sizes, tanh, room, rows, *spare)
-        return {"output": shaped(spare[0 if first else 1], vector[spread or slice(0)])}
-
-    def pull(cotangent: Tree) -> Tensor:
-        slope = cotangent["output"].reshape(rows, -1)
-        gradient = np.empty(params.size, np.float32)
-        spare[0, : rows * outputs] = slope[:, :outputs].reshape(-1).numpy()
-        kernels.backward(params, gradient, start, sizes, tanh, room, rows, spare[0], spare[1])
-        if spread is not None:
-            gradient[spread] = slope[:, outputs:].sum(0).numpy()
-        return torch.from_numpy(gradient)
-
-    output = shaped(room[at:], policy.detach()[spread or slice(0)])
-    return Linear({"output": output}, push, pull)
 
 
 class _Stage(NamedTuple):

@@ -10,10 +10,10 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from keel.functional import conjugate_gradient, fisher_vector_product, line_search, policy_ratio
+from keel.functional import conjugate_gradient, line_search, policy_ratio
 from keel.functional.natural import ConjugateGradient, LineSearch
 from keel.models.agent import Agent
-from keel.models.linearised import linear_policy
+from keel.models.fisher import fisher_product
 from keel.regions.critic import CriticFit
 from keel.regions.faults import not_finite
 from keel.regions.gate import GATE, check_replay
@@ -244,9 +244,9 @@ class Problem:
             index = torch.randperm(count, generator=rng)[:size].to(weight.device)
             obs, weight = take(obs, index), take_rows(weight, index)
         policy = self.params[0, : self.agent.critic_from]
-        linear = linear_policy(self.agent, policy, obs, self.knobs.temperature)
-        return fisher_vector_product(
-            linear, {}, self.agent.dist.fisher, weight=weight, damping=self.knobs.damping
+        knobs = self.knobs
+        return fisher_product(
+            self.agent, policy, obs, weight, temperature=knobs.temperature, damping=knobs.damping
         )
 
     def moved(self, step: Tensor, fraction: float) -> Tensor:

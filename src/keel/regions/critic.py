@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from keel.models.agent import Agent
 from keel.regions.faults import BAD_STEPS, not_finite
 from keel.regions.objective import Batch, Statistics
 from keel.regions.stepper import Optimum, Step
-from keel.rollout.batch import Learned, Rows, minibatches
+from keel.rollout.batch import Learned, Rows, in_order
 from keel.types import Knobs
 
 
@@ -37,6 +38,20 @@ class CriticObjective:
         loss = aggregate(each, batch.weight, denominator_of_batch=total).reshape(-1)
         nothing, seen = torch.zeros_like(loss), loss.detach()
         return loss, Statistics(seen, nothing, seen, *[nothing] * 5)
+
+
+Sweep = Callable[[Optimum, Batch, Tensor, int, Tensor], tuple[Optimum, Tensor]]
+"""(the critic's optimum, all rows, their order, size of a minibatch, knobs) → the optimum after one
+pass, and each minibatch's loss and gradient norm, `[M, 2]`."""
+
+
+@runtime_checkable
+class Sweeping(Protocol):
+    """A step that can take a whole pass at once."""
+
+    @property
+    def sweep(self) -> Sweep:
+        """The pass."""
 
 
 class Fit(NamedTuple):
@@ -71,40 +86,61 @@ class CriticFit:
         ages = optimum.steps[:, 1:].expand(-1, 2)  # a critic alone: both ages are its own
         params, first, second = (x[:, start:].contiguous() for x in optimum[:3])
         own = Optimum(params, first, second, ages)
-        dials, active = knobs.tensor().to(device), torch.ones(1, dtype=torch.bool, device=device)
-        losses, norms, skipped = [], [], 0
+        dials = knobs.tensor().to(device)
+        sweep = step.sweep if isinstance(step, Sweeping) else _sweep(step)
+        told: list[Tensor] = []
         for _ in range(self.epochs):
-            for index, real in minibatches(rows.count, self.minibatch, rng):
-                index, real = index.to(device), real.to(device)
-                result = step(own, batch, index, real, dials, active)
-                own = result.optimum
-                losses.append(result.statistics.value_loss)
-                norms.append(result.gradient_norm)
-                if not bool(result.applied.all()):
-                    skipped += 1
-                    finite = bool(result.statistics.loss.isfinite().all())
-                    if not finite or skipped >= BAD_STEPS:
-                        what = "the critic's gradient" if finite else "the critic's loss"
-                        seen = {"target": batch.target, "weight": batch.weight}
-                        raise not_finite(what, skipped, optimum.params, seen)
+            order = torch.randperm(rows.count, generator=rng)
+            own, seen = sweep(own, batch, order, self.minibatch, dials)
+            told.append(seen)
+            _expect_finite(torch.cat(told), optimum.params, batch)
+        losses, size = torch.cat(told).unbind(1)
         params, first, second = (
             torch.cat([old[:, :start], new], 1)
             for old, new in zip(optimum[:3], own[:3], strict=True)
         )
         steps = torch.cat([optimum.steps[:, :1], own.steps[:, 1:]], 1)
-        size = torch.cat(norms)
         return Fit(
             Optimum(params, first, second, steps),
             {
-                "train/value_loss": torch.cat(losses).mean().item(),
+                "train/value_loss": losses.mean().item(),
                 "train/critic_loss_first": losses[0].item(),
                 "train/critic_loss_last": losses[-1].item(),
                 "train/gradient_norm": size[size.isfinite()].mean().item(),
                 "train/gradient_clipped": (size > self.max_grad_norm).double().mean().item(),
-                "train/non_finite_gradients": float(skipped),
+                "train/non_finite_gradients": float((~size.isfinite()).sum().item()),
                 "train/epochs": float(self.epochs),
             },
         )
+
+
+def _sweep(step: Step) -> Sweep:
+    """A pass, step by step."""
+
+    def sweep(
+        own: Optimum, batch: Batch, order: Tensor, minibatch: int, knobs: Tensor
+    ) -> tuple[Optimum, Tensor]:
+        device = own.params.device
+        active = torch.ones(1, dtype=torch.bool, device=device)
+        told = []
+        for index, real in in_order(order, minibatch):
+            result = step(own, batch, index.to(device), real.to(device), knobs, active)
+            own = result.optimum
+            told.append(torch.stack([result.statistics.value_loss, result.gradient_norm], 1))
+        return own, torch.cat(told)
+
+    return sweep
+
+
+def _expect_finite(told: Tensor, params: Tensor, batch: Batch) -> None:
+    """A step that was not taken: after too many, or if not even the loss is finite, stop."""
+    finite, taken = (bool(x) for x in told.isfinite().all(0))
+    skipped = int((~told[:, 1].isfinite()).sum())
+    if finite and (taken or skipped < BAD_STEPS):
+        return
+    what = "the critic's gradient" if finite else "the critic's loss"
+    seen = {"target": batch.target, "weight": batch.weight}
+    raise not_finite(what, skipped, params, seen)
 
 
 def _critic_batch(agent: Agent, params: Tensor, rows: Rows, learned: Learned) -> Batch:

@@ -81,14 +81,18 @@ def take_rows(x: Tensor, index: Tensor) -> Tensor:
 def minibatches(
     rows: int, size: int, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """A shuffled pass over all rows: pairs of row numbers `[size]` and 1/0 for real or padding.
+    """A shuffled pass over all rows: pairs of row numbers `[size]` and 1/0 for real or padding."""
+    return in_order(torch.randperm(rows, generator=generator), size)
+
+
+def in_order(order: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The same in a given order.
 
     The remainder is used, not dropped: it is padded with row 0 at weight 0, so that a compiled step
     sees one shape only.
     """
-    order = torch.randperm(rows, generator=generator)
     real = torch.ones(size)
-    for start in range(0, rows, size):
+    for start in range(0, len(order), size):
         index = order[start : start + size]
         missing = size - index.shape[0]
         if missing:

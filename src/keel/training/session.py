@@ -310,7 +310,7 @@ def _step(agent: Agent, region: Region, compiled: bool) -> Step:
     if isinstance(region, Constraint):
         loss, norm = region.critic.objective, region.critic.max_grad_norm
         if dense_critic.fits(agent, region.critic.objective) and not compiled:
-            return dense_critic.make_dense_critic_step(agent, max_grad_norm=norm)
+            return dense_critic.DenseCriticStep(agent, max_grad_norm=norm)
     else:
         assert isinstance(region, Proximal)
         loss, norm = region.objective, region.max_grad_norm

@@ -12,9 +12,9 @@ from gymnasium import spaces
 from torch import Tensor
 
 from keel.config import Network
-from keel.functional import fisher_vector_product
 from keel.models.agent import Agent
 from keel.models.build import build_agent
+from keel.models.fisher import fisher_product
 from keel.models.linearised import linear_policy
 from keel.models.memory import ACTOR, CRITIC, STARTS
 
@@ -95,9 +95,7 @@ def test_a_fisher_vector_product_is_that_of_double_backward(name: str) -> None:
     vector = torch.randn(policy.shape, generator=torch.Generator().manual_seed(2))
     weight = torch.ones(obs["obs"].shape[: 2 if agent.memory else 1])
     weight.view(-1)[1] = 0.0
-    product = fisher_vector_product(
-        linear_policy(agent, policy, obs, 1.3), {}, agent.dist.fisher, weight=weight, damping=0.1
-    )
+    product = fisher_product(agent, policy, obs, weight, temperature=1.3, damping=0.1)
     with torch_operations():  # the compiled GRU has one derivative only
         expected = double_backward(agent, policy, obs, vector, 1.3, weight) + 0.1 * vector
     error = (product(vector) - expected).norm() / expected.norm()
@@ -123,9 +121,8 @@ def test_what_a_mask_rules_out_carries_no_curvature() -> None:
     agent, policy, obs = make("mlp discrete")
     obs["action_mask"] = torch.tensor([[1, 0, 1, 1]] * 6).bool()
     vector = torch.randn(policy.shape, generator=torch.Generator().manual_seed(2))
-    product = fisher_vector_product(linear_policy(agent, policy, obs, 1.0), {}, agent.dist.fisher)(
-        vector
-    )
+    rows = torch.ones(6)
+    product = fisher_product(agent, policy, obs, rows, temperature=1.0, damping=0.0)(vector)
     expected = double_backward(agent, policy, obs, vector, 1.0, torch.ones(6))
     torch.testing.assert_close(product, expected, rtol=1e-3, atol=1e-6)
     last = agent.policy_layout.slice_of("actor.layers.2.bias")

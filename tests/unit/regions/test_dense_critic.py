@@ -11,7 +11,7 @@ from keel.config import Network
 from keel.models.agent import FEATURES, Agent
 from keel.models.build import build_agent
 from keel.regions import dense_critic
-from keel.regions.critic import CriticObjective
+from keel.regions.critic import CriticObjective, Sweeping, _sweep
 from keel.regions.objective import Batch
 from keel.regions.stepper import Optimum, make_step
 from keel.types import Knobs
@@ -44,7 +44,7 @@ def test_both_give_the_same_parameters(act: str, norm: float) -> None:
     agent, begin, batch = make(act)
     objective = CriticObjective()
     assert dense_critic.fits(agent, objective)
-    by_hand = dense_critic.make_dense_critic_step(agent, max_grad_norm=norm)
+    by_hand = dense_critic.DenseCriticStep(agent, max_grad_norm=norm)
     by_autograd = make_step(agent, objective, group_axis=None, max_grad_norm=norm, compiled=False)
     index, real = torch.arange(MINIBATCH) + 4, torch.ones(MINIBATCH)
     real[-3:] = 0.0
@@ -62,7 +62,7 @@ def test_both_give_the_same_parameters(act: str, norm: float) -> None:
 def test_a_gradient_that_is_not_finite_moves_nothing() -> None:
     agent, begin, batch = make("tanh")
     batch.target[batch.weight > 0] = np.inf
-    step = dense_critic.make_dense_critic_step(agent, max_grad_norm=1.0)
+    step = dense_critic.DenseCriticStep(agent, max_grad_norm=1.0)
     index, real = torch.arange(ROWS), torch.ones(ROWS)
     result = step(begin, batch, index, real, Knobs().tensor(), torch.ones(1, dtype=torch.bool))
     assert not result.applied.any()
@@ -74,3 +74,19 @@ def test_what_does_not_fit_is_left_to_autograd() -> None:
     assert not dense_critic.fits(agent, CriticObjective())
     agent, _, _ = make("tanh")
     assert not dense_critic.fits(agent, CriticObjective(value_clip=0.2))
+
+
+@pytest.mark.parametrize("minibatch", [7, 8, 24])
+def test_a_pass_is_its_steps_one_after_the_other(minibatch: int) -> None:
+    agent, begin, batch = make("tanh")
+    step = dense_critic.DenseCriticStep(agent, max_grad_norm=0.5)
+    assert isinstance(step, Sweeping)
+    knobs, order = Knobs(learning_rate=1e-2).tensor(), torch.randperm(ROWS)
+    by_autograd = make_step(
+        agent, CriticObjective(), group_axis=None, max_grad_norm=0.5, compiled=False
+    )
+    whole, told = step.sweep(begin, batch, order, minibatch, knobs)
+    parts, said = _sweep(by_autograd)(begin, batch, order, minibatch, knobs)
+    torch.testing.assert_close(told, said, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(whole, parts, rtol=1e-3, atol=2e-5)
+    assert whole.steps.tolist() == [[-(-ROWS // minibatch)] * 2]
