@@ -173,7 +173,7 @@ def render(found: dict[str, list[dict[str, Any]]]) -> str:
         "",
         "Written by `python -m benchmarks.breakout page` from `docs/data/breakout`; "
         "`python -m benchmarks.breakout train --runs RUNS` trains again (hours; it goes on where "
-        "it was interrupted). Whole games, unclipped; an evaluation is the mean of 30 of them, with "
+        "it was interrupted). Whole games, unclipped; an evaluation is the mean of 30, with "
         "actions sampled as in training. V1 and V2 are note 002's two columns; the note names no "
         "network, so all three have the same one.",
         "",

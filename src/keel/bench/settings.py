@@ -113,7 +113,7 @@ SETTINGS["trpo"] = {
         algo="trpo", minibatch=128, epochs=10, learning_rate=1e-3
     ),
     "Breakout": SETTINGS["ppo"]["Breakout"].replace(
-        algo="trpo", minibatch=128, epochs=10, learning_rate=1e-3
+        algo="trpo", minibatch=128, epochs=10, learning_rate=1e-3, iterations=2
     ),
 }
 
