@@ -158,12 +158,12 @@ PUBLIC = [
     "train",
 ]
 FUNCTIONAL_NAMES = """
-Advantages Certificate ConjugateGradient Divergence Interval LineSearch Moments Normalised Ratio
-RatioReport Trial WalkBack aggregate bernoulli_fisher bernoulli_kl categorical_entropy
+Advantages Certificate ConjugateGradient Divergence Interval LineSearch Linear Moments Normalised
+Ratio RatioReport Trial WalkBack aggregate bernoulli_fisher bernoulli_kl categorical_entropy
 categorical_fisher categorical_kl certificate conjugate_gradient denominator distribution_kl dr_grpo
 effective_sample_size empty_moments explained_variance fisher_vector_product flatten gae
 gaussian_fisher gaussian_kl grpo interquartile_mean jensen_shannon k1 k2 k3 kl_estimate kl_loss
-kl_reward kl_terms line_search merge_moments multi_categorical_kl n_step normalise
+kl_reward kl_terms line_search linearise merge_moments multi_categorical_kl n_step normalise
 performance_profile policy_ratio probability_of_improvement ratio_report reinforce_pp reward_to_go
 rloo squashed_gaussian_kl stratified_bootstrap surrogate token_gae total_variation unflatten
 update_moments value vocabulary_kl walk_back

@@ -35,6 +35,7 @@ from keel.functional.divergence import (
 from keel.functional.estimators import k1, k2, k3, kl_estimate, kl_loss, kl_reward
 from keel.functional.natural import (
     ConjugateGradient,
+    Linear,
     LineSearch,
     Trial,
     bernoulli_fisher,
@@ -44,6 +45,7 @@ from keel.functional.natural import (
     flatten,
     gaussian_fisher,
     line_search,
+    linearise,
     unflatten,
 )
 from keel.functional.ratio import Ratio, RatioReport, policy_ratio, ratio_report
@@ -71,6 +73,7 @@ __all__ = [
     "Divergence",
     "Interval",
     "LineSearch",
+    "Linear",
     "Moments",
     "Normalised",
     "Ratio",
@@ -107,6 +110,7 @@ __all__ = [
     "kl_reward",
     "kl_terms",
     "line_search",
+    "linearise",
     "merge_moments",
     "multi_categorical_kl",
     "n_step",

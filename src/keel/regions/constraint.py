@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from keel.regions.critic import CriticFit
 from keel.regions.faults import not_finite
 from keel.regions.gate import GATE, check_replay
 from keel.regions.measure import behaviour_at, chunks, group_mean
-from keel.regions.objective import Objective
+from keel.regions.objective import Objective, wiped
 from keel.regions.stepper import Optimum, Step, initial_optimum
 from keel.rollout.batch import Learned, Rows, Targets, take, take_rows
 from keel.types import Knobs, UpdateReport
@@ -27,8 +27,6 @@ LANDING = (0.95, 0.985)
 """A step whose exact KL is at least the first share of the bound has landed; the second is aimed
 at: the rest is for what √KL is not linear in."""
 LANDING_TRIALS = 5
-LOOK = 256
-"""Rows that the gate looks at again, where replaying gave another policy."""
 GROWTH = 8.0
 """The quadratic model is never outdone by more than this factor."""
 
@@ -94,11 +92,13 @@ class Constraint:
         rng: torch.Generator,
         step: Step,
     ) -> tuple[Optimum, Attempt, dict[str, float]]:
+        # a weight of 0 would still multiply a NaN in the backward pass
+        rows = replace(rows, obs={k: wiped(x, rows.weight > 0) for k, x in rows.obs.items()})
         problem = Problem(agent, state.params, rows, learned.advantage, knobs, self.objective)
-        gradient, gap = problem.gradient()
+        gradient, gap, where = problem.gradient()
         if not gap <= GATE:
             gap = check_replay(
-                agent, state.params, _mapped(rows, lambda x: x[:LOOK], None), knobs, self.gate
+                agent, state.params, _mapped(rows, lambda x: x[where]), knobs, self.gate
             )
         if not bool(gradient.isfinite().all()):
             seen = {"advantage": learned.advantage, "log_prob": rows.log_prob}
@@ -198,13 +198,15 @@ class Problem:
         if floor is not None and group_mean(entropy, self.rows).item() < floor:
             self._slope += self.objective.entropy_floor_coef
 
-    def gradient(self) -> tuple[Tensor, float]:
-        """Of the objective, in the policy's parameters `[P]`; and the largest |log-ratio|: 0."""
+    def gradient(self) -> tuple[Tensor, float, slice]:
+        """Of the objective, in the policy's parameters `[P]`; the largest |log-ratio|, which should
+        be 0 here (NaN if one is not finite), and the rows among which it is."""
         agent, rows, start = self.agent, self.rows, self.agent.critic_from
         total = rows.weight.double().sum().clamp(min=1.0)
         policy = self.params[0, :start]
-        gradient, gap = torch.zeros_like(policy), 0.0
-        for part in chunks(rows):
+        gradient, gaps = torch.zeros_like(policy), []
+        parts = chunks(rows)
+        for part in parts:
             leaf = policy.detach().requires_grad_()
             tree = agent.policy_layout.unflatten(leaf)
             obs = {key: x[part] for key, x in rows.obs.items()}
@@ -214,9 +216,10 @@ class Problem:
             gain, largest = self._gain(now, part, self._slope)
             (slope,) = torch.autograd.grad(gain / total, leaf)
             gradient += slope
-            gap = max(gap, largest)
+            gaps.append(largest)
         self.before = self.value(rows.behaviour)
-        return gradient, gap
+        worst = torch.tensor(gaps).max(0)  # which takes NaN for the largest
+        return gradient, worst.values.item(), parts[int(worst.indices)]
 
     def _gain(self, now: dict[str, Tensor], part: slice, slope: float) -> tuple[Tensor, float]:
         rows, dist = self.rows, self.agent.dist
@@ -230,8 +233,8 @@ class Problem:
         advantage = torch.where(ratio.weight > 0, self.advantage[part], 0.0)
         gain = (ratio.weight * ratio.ratio * advantage).sum(dtype=torch.float64)
         if slope:
-            entropy = (ratio.weight * dist.entropy(now)).sum(dtype=torch.float64)
-            gain = gain + slope * entropy
+            entropy = torch.where(ratio.weight > 0, dist.entropy(now), 0.0)
+            gain = gain + slope * (ratio.weight * entropy).sum(dtype=torch.float64)
         size = torch.where(ratio.quarantined, torch.nan, ratio.raw_log_ratio.abs())
         return gain, size.max().item()
 
@@ -308,17 +311,18 @@ def _group(rows: Rows, learned: Learned, group: int) -> tuple[Rows, Learned]:
     def own(x: Tensor) -> Tensor:
         return x[:, group]
 
-    return _mapped(rows, own, None), Learned(*map(own, learned))
+    return _mapped(rows, own), Learned(*map(own, learned))
 
 
-def _mapped(rows: Rows, function: Callable[[Tensor], Tensor], group_axis: int | None) -> Rows:
+def _mapped(rows: Rows, function: Callable[[Tensor], Tensor]) -> Rows:
+    """Rows of a single agent, from all of their tensors alike."""
     return Rows(
         obs={key: function(x) for key, x in rows.obs.items()},
         behaviour={key: function(x) for key, x in rows.behaviour.items()},
         action=function(rows.action),
         log_prob=function(rows.log_prob),
         weight=function(rows.weight),
-        group_axis=group_axis,
+        group_axis=None,
     )
 
 

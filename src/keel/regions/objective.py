@@ -40,7 +40,7 @@ class Batch(NamedTuple):
         weight = weight * real.reshape(-1, *[1] * (weight.ndim - 1))
         counts = weight > 0
         return Batch(
-            obs={key: _wiped(x, counts) for key, x in take(self.obs, index).items()},
+            obs={key: wiped(x, counts) for key, x in take(self.obs, index).items()},
             behaviour=take(self.behaviour, index),
             action=take_rows(self.action, index),
             log_prob=take_rows(self.log_prob, index),
@@ -51,7 +51,7 @@ class Batch(NamedTuple):
         )
 
 
-def _wiped(x: Tensor, counts: Tensor) -> Tensor:
+def wiped(x: Tensor, counts: Tensor) -> Tensor:
     """Observations of rows that do not count, without numbers that are not finite."""
     if not x.is_floating_point() or x.shape[: counts.ndim] != counts.shape:
         return x  # integers are always numbers; a memory belongs to no single row

@@ -96,7 +96,7 @@ def test_the_direction_solves_the_damped_natural_gradient(steps: Setting) -> Non
     """(F + λ)x = g with F = Jᵀ (diag p − ppᵀ) J written out, averaged over the rows that count."""
     knobs = Knobs(max_kl=1e-3, damping=0.1, entropy_coef=0.0)
     task = problem(steps, Objective(), knobs)
-    gradient, gap = task.gradient()
+    gradient, gap, _ = task.gradient()
     agent, start = steps.agent, steps.agent.critic_from
     policy = steps.optimum.params[0, :start]
 
@@ -128,15 +128,15 @@ def test_one_objective_gives_gradient_prediction_and_acceptance(
     setting = SHAPES[shape]()
     objective = Objective(entropy_floor=floor, entropy_floor_coef=0.3)
     task = problem(setting, objective, Knobs(entropy_coef=0.7))
-    gradient, _ = task.gradient()
+    gradient, *_ = task.gradient()
     direction = torch.randn(gradient.shape, generator=torch.Generator().manual_seed(5))
     direction /= direction.norm()
     size = 1e-2
     up, _ = task.evaluate(task.moved(direction, size))
     down, _ = task.evaluate(task.moved(direction, -size))
     assert (gradient @ direction).item() == pytest.approx((up - down) / (2 * size), rel=2e-2)
-    with_entropy, _ = problem(setting, Objective(), Knobs(entropy_coef=0.7)).gradient()
-    without, _ = problem(setting, Objective(), Knobs(entropy_coef=0.0)).gradient()
+    with_entropy, *_ = problem(setting, Objective(), Knobs(entropy_coef=0.7)).gradient()
+    without, *_ = problem(setting, Objective(), Knobs(entropy_coef=0.0)).gradient()
     assert not torch.allclose(with_entropy, without)
 
 
@@ -220,13 +220,48 @@ def test_an_advantage_that_is_not_finite_stops_the_run(steps: Setting) -> None:
 
 
 def test_rows_of_weight_zero_do_not_count(steps: Setting) -> None:
-    """Their advantages may be anything."""
-    nothing = steps.rows.weight == 0
-    wild = replace_advantage(steps, lambda x: torch.where(nothing, torch.nan, x))
-    same, _ = update(steps, REGION, Knobs(max_kl=0.01))
-    after, _ = update(wild, REGION, Knobs(max_kl=0.01))
-    start = steps.agent.critic_from
-    assert torch.equal(same.params[:, :start], after.params[:, :start])
+    """They may hold anything: observations, distributions, log-probs, advantages."""
+    rows = steps.rows
+    nothing = rows.weight == 0
+    assert nothing.any()
+
+    def broken(x: Tensor) -> Tensor:
+        return torch.where(nothing.reshape(-1, *[1] * (x.ndim - 1)), torch.nan, x)
+
+    wild = replace_advantage(steps, broken)
+    wild.rows = replace(
+        rows,
+        obs={key: broken(x) for key, x in rows.obs.items()},
+        behaviour={key: broken(x) for key, x in rows.behaviour.items()},
+        log_prob=broken(rows.log_prob),
+    )
+    knobs = Knobs(max_kl=0.01, entropy_coef=0.1)
+    same, _ = update(steps, REGION, knobs)
+    after, report = update(wild, REGION, knobs)
+    torch.testing.assert_close(same.params, after.params, rtol=0, atol=1e-6)
+    assert report.verdict == "accepted"
+
+
+def test_a_stored_log_prob_that_is_not_finite_is_quarantined(steps: Setting) -> None:
+    log_prob = steps.rows.log_prob.clone()
+    log_prob[(steps.rows.weight > 0).nonzero()[3]] = -torch.inf
+    sick = Setting(
+        steps.agent, replace(steps.rows, log_prob=log_prob), steps.targets, steps.optimum
+    )
+    after, report = update(sick, REGION, Knobs(max_kl=0.01))
+    assert report.verdict == "accepted"
+    assert torch.isfinite(after.params).all()
+
+
+def test_the_gate_looks_where_the_difference_is() -> None:
+    """Not only at the first rows: one wrong row among thousands is found."""
+    setting = build((9000,))
+    log_prob = setting.rows.log_prob.clone()
+    log_prob[int((setting.rows.weight > 0).nonzero()[-1])] -= 0.5
+    rows = replace(setting.rows, log_prob=log_prob)
+    other = Setting(setting.agent, rows, setting.targets, setting.optimum)
+    with pytest.raises(ConsistencyError, match="not the one that sampled"):
+        update(other, REGION, Knobs())
 
 
 def test_the_gate_names_a_policy_that_did_not_sample(steps: Setting) -> None:
