@@ -17,7 +17,7 @@ from tyro.conf import Positional, arg
 
 from keel.cli.arguments import find_option, translate
 from keel.cli.live import Display
-from keel.config import Config, check, load
+from keel.config import Config, check, from_dict, read
 from keel.presets import names, preset, preset_for
 
 if TYPE_CHECKING:
@@ -86,12 +86,11 @@ def parse(args: list[str]) -> Train:
     env = next((a for a in args if not a.startswith("-")), "CartPole-v1")
     if args and not args[0].startswith("-"):
         env = args[0]
-    chosen = find_option(args, "--preset")
-    algo = find_option(args, "--algo") or "ppo"
+    chosen, file = find_option(args, "--preset"), find_option(args, "--config")
+    settings = read(Path(file)) if file else {}
+    algo = find_option(args, "--algo") or str(settings.get("algo", "ppo"))
     base = preset(chosen) if chosen else preset_for(env, algo)[1]
-    file = find_option(args, "--config")
-    if file:
-        base = load(Path(file), base)
+    base = from_dict(settings, base)
     base = dataclasses.replace(base, env=env)
     default = Train(env=env, config=base)
     options = tyro.cli(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from keel.config.checks import check
-from keel.config.reading import from_dict, load, to_dict
+from keel.config.reading import from_dict, load, read, to_dict
 from keel.config.schema import (
     Advantage,
     Atari,
@@ -35,5 +35,6 @@ __all__ = [
     "check",
     "from_dict",
     "load",
+    "read",
     "to_dict",
 ]

@@ -40,6 +40,11 @@ def from_dict(data: Mapping[str, Any], base: Config | None = None) -> Config:
 
 def load(path: Path, base: Config | None = None) -> Config:
     """A YAML file, read as data only."""
+    return from_dict(read(path), base)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What a YAML file says, before any of it is checked."""
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -48,7 +53,7 @@ def load(path: Path, base: Config | None = None) -> Config:
         raise InputError(f"{path}: not a plain YAML file ({str(error).splitlines()[0]})") from None
     if not isinstance(data, dict):
         raise InputError(f"{path}: expected keys and values, got {type(data).__name__}")
-    return from_dict(data, base)
+    return data
 
 
 def _merge(base: T, data: Mapping[str, Any], prefix: str) -> T:

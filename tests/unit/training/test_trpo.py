@@ -229,3 +229,15 @@ def test_the_bound_may_be_planned_and_tightened_below_the_plan() -> None:
 def test_a_trpo_config_survives_its_own_file() -> None:
     for name in ("note-002-v1", "note-002-v2", "breakout-trpo"):
         assert from_dict(to_dict(preset(name))) == preset(name)
+
+
+def test_the_algorithm_chooses_the_preset_wherever_it_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("algo: trpo\nseed: 7\n")
+    expected = preset("hopper-trpo")
+    for words in (["--algo", "trpo"], ["--algo=trpo"], ["--config", str(file)]):
+        config = parse(translate(["Hopper-v5", *words])).config
+        assert replace(config, seed=0) == expected
+    assert parse(translate(["Hopper-v5"])).config == preset("Hopper")
+    other = parse(translate(["Acrobot-v1", "--algo", "trpo"])).config
+    assert replace(other, env=preset("default-trpo").env) == preset("default-trpo")
