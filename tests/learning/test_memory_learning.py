@@ -39,16 +39,21 @@ if "keel/Recall-v0" not in gymnasium.registry:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("memory", "solved"), [("both", True), ("none", False)])
-def test_a_cue_is_remembered(memory: str, solved: bool) -> None:
+@pytest.mark.parametrize(
+    ("algo", "memory", "solved"),
+    [("ppo", "both", True), ("ppo", "none", False), ("trpo", "both", True)],
+)
+def test_a_cue_is_remembered(algo: str, memory: str, solved: bool) -> None:
     config = from_dict(
         {
             "env": "keel/Recall-v0",
+            "algo": algo,
             "total_steps": 60_000,
             "rollout_steps": 48,
             "envs": {"num": 16, "backend": "sync"},
             "network": {"memory": memory, "memory_size": 32, "hidden": [32]},
             "region": {"minibatch": 192, "epochs": 4, "learning_rate": 3e-3},
+            "natural": {"cg_iters": 5, "fisher_fraction": 0.25},
             "explore": {"entropy_coef": 0.01},
         }
     )
