@@ -186,10 +186,11 @@ def render(found: dict[str, list[dict[str, Any]]]) -> str:
     for name, rows in found.items():
         scores = [row["eval_return_mean"] for row in rows if "eval_return_mean" in row]
         best, last = (max(scores), scores[-1]) if scores else (math.nan, math.nan)
+        kept = last / best if best else math.nan
         updates = sum(row["updates"] for row in rows)
         rejected = sum(row["rejected"] for row in rows)
         lines.append(
-            f"| {name} | {rows[-1]['step']:,} | {best:.1f} | {last:.1f} | {last / best:.0%} | "
+            f"| {name} | {rows[-1]['step']:,} | {best:.1f} | {last:.1f} | {kept:.0%} | "
             f"{rejected} of {updates:,} | {sum(row['over'] for row in rows)} | "
             f"{rows[-1]['seconds'] / 3600:.1f} |"
         )

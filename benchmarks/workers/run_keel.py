@@ -34,7 +34,9 @@ def configuration(work) -> Config:
             schedule="constant",
             max_grad_norm=work.max_grad_norm,
         ),
-        natural=Natural(cg_iters=work.cg_iters, damping=work.damping, fisher_fraction=1.0),
+        natural=Natural(cg_iters=work.cg_iters, damping=work.damping, fisher_fraction=1.0)
+        if work.algo == "trpo"
+        else Natural(),
         explore=Explore(entropy_coef=work.entropy_coef),
         threads=work.threads,
         compile=work.compile,

@@ -108,8 +108,9 @@ class Display(AbstractContextManager["Display"]):
         table.add_row("steps", f"{steps:,} of {self.config.total_steps:,}   {rate:,.0f}/s")
         score = metrics.get("rollout/return_mean", math.nan)
         table.add_row("return", f"{_number(score)}   {sparkline(list(self.returns))}")
-        kl, bound = metrics.get("train/kl_exact", math.nan), metrics.get("train/max_kl", math.nan)
-        table.add_row("exact KL", Text.assemble(gauge(kl, bound), f"   {kl:.4f} of {bound:g} nats"))
+        kl, bound = metrics.get("train/kl_step", math.nan), metrics.get("train/max_kl", math.nan)
+        told = f"{kl:.4f} of {bound:.4g} nats" if math.isfinite(kl) else "rejected"
+        table.add_row("exact KL", Text.assemble(gauge(kl, bound), f"   {told}"))
         entropy = metrics.get("train/entropy", math.nan)
         if self.searches.success:
             damping = metrics.get("train/damping", math.nan)

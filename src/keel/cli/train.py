@@ -68,24 +68,26 @@ def run(args: Sequence[str]) -> int:
     console = Console()
     if not (options.json or options.quiet) and not console.is_terminal:
         console.print(f"keel train {config.env}: starting", highlight=False)
-    if not (options.json or options.quiet) and never_compiled():
+    if not (options.json or options.quiet) and never_compiled(config.algo):
         console.print("first run: loops are compiled once, about ten seconds", style="dim")
     from keel.training.runner import start
 
     return drive(start(config, options.runs, options.name), config, options.json, options.quiet)
 
 
-def never_compiled() -> bool:
-    """Whether numba has nothing on disk yet for the loops in `keel.models.kernels`."""
+def never_compiled(algo: str) -> bool:
+    """Whether numba has nothing on disk yet for the loops that an algorithm needs."""
+    kernels = "kernels_natural" if algo == "trpo" else "kernels"
     folder = os.environ.get("NUMBA_CACHE_DIR") or Path(__file__).parents[1] / "models/__pycache__"
-    return next(Path(folder).rglob("kernels.*.nbi"), None) is None
+    return next(Path(folder).rglob(f"{kernels}.*.nbi"), None) is None
 
 
 def parse(args: list[str]) -> Train:
     """The options, on top of the preset and the file that they name."""
-    env = next((a for a in args if not a.startswith("-")), "CartPole-v1")
     if args and not args[0].startswith("-"):
         env = args[0]
+    else:  # which of the words it is, only the whole grammar can tell
+        env = tyro.cli(Train, args=args, default=Train(env="CartPole-v1"), prog="keel train").env
     chosen, file = find_option(args, "--preset"), find_option(args, "--config")
     settings = read(Path(file)) if file else {}
     algo = find_option(args, "--algo") or str(settings.get("algo", "ppo"))

@@ -99,20 +99,40 @@ def _check_trpo(config: Config) -> None:
         )
     if natural.max_kl_end is not None and not natural.max_kl_end > 0:
         raise InputError(f"natural.max_kl_end: expected a number above 0, got {natural.max_kl_end}")
-    if config.algo != "trpo":
+    if natural.max_kl_end is not None and natural.max_kl_end > region.max_kl:
+        raise InputError(
+            f"natural.max_kl_end: expected at most region.max_kl ({region.max_kl:g}), "
+            f"got {natural.max_kl_end:g}"
+        )
+    if config.algo == "ppo":
+        for part, given in (("natural", natural), ("stabiliser", stabiliser)):
+            changed = _changed(given)
+            if changed:
+                raise InputError(f"{part}.{changed}: belongs to --algo trpo, this is ppo")
         return
     first_order = {
-        "kl_coef": region.kl_coef > 0.0,
-        "adaptive_kl": region.adaptive_kl,
-        "early_stop": region.early_stop != "off",
-        "symmetric": region.symmetric,
-        "dual_clip": region.dual_clip is not None,
+        "region.kl_coef": region.kl_coef > 0.0,
+        "region.adaptive_kl": region.adaptive_kl,
+        "region.adaptive_rate": region.adaptive_rate,
+        "region.target_kl": region.target_kl is not None,
+        "region.early_stop": region.early_stop != "off",
+        "region.clip_high": region.clip_high is not None,
+        "region.symmetric": region.symmetric,
+        "region.dual_clip": region.dual_clip is not None,
+        "advantage.recompute": config.advantage.recompute,
     }
     for name, on in first_order.items():
         if on:
             raise InputError(
-                f"region.{name}: belongs to --algo ppo; TRPO bounds the KL itself (region.max_kl)"
+                f"{name}: belongs to --algo ppo; TRPO takes one step, bounded by region.max_kl"
             )
+
+
+def _changed(part: Any) -> str | None:
+    """The first field that is not as it is by default."""
+    default = type(part)()
+    names = (field.name for field in dataclasses.fields(part))
+    return next((n for n in names if getattr(part, n) != getattr(default, n)), None)
 
 
 def _numbers(value: Any, prefix: str = "") -> list[tuple[str, float]]:

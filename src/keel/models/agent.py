@@ -90,8 +90,9 @@ class Agent:
         self.policy_layout, self.critic_layout = self.layout.split(self.critic_from)
         # A separate critic keeps its step when the policy is walked back; one that stands on a
         # shared trunk has to go back with it.
-        shared = bool(self.layout.columns("trunk").any())
-        self.policy_columns = self.layout.columns("") if shared else ~self.layout.columns("critic")
+        self.shares = bool(self.layout.columns("trunk").any())
+        own = self.layout.columns("critic")
+        self.policy_columns = self.layout.columns("") if self.shares else ~own
 
     def to(self, device: torch.device) -> None:
         """Move what does not belong to the parameters."""

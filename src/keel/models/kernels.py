@@ -6,8 +6,9 @@ arithmetic with nothing around it; numba keeps what it compiled on disk, beside 
 
 Arrays are float32 and contiguous. A network is a piece of the parameter vector from `start` on: for
 each layer its weight `[out, in]`, then its bias; `sizes` are the widths, input first. Numbers that
-are not finite are let through to the gradient, where the caller looks for them. All of it is in one
-file because numba, asked whether its copy on disk is still good, looks at that of the caller only.
+are not finite are let through to the gradient, where the caller looks for them. Most of it is in
+one file because numba, asked whether its copy on disk is still good, looks at the caller's only:
+whoever edits this file touches `kernels_natural.py` and `gru.py`, which call it, as well.
 """
 
 # Every function is compiled: numba's decorator has no types, and signatures would say nothing.

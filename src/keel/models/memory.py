@@ -71,7 +71,7 @@ class Memory(nn.Module):
 
     def _next(self, x: Tensor, state: Tensor) -> Tensor:
         """`nn.GRUCell`, which some devices fuse into one operation without a forward derivative."""
-        if not _BY_TORCH.get():
+        if torch.compiler.is_compiling() or not _BY_TORCH.get():
             after: Tensor = self.cell(x, state)
             return after
         cell = self.cell

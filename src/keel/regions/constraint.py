@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -95,11 +96,7 @@ class Constraint:
         # a weight of 0 would still multiply a NaN in the backward pass
         rows = replace(rows, obs={k: wiped(x, rows.weight > 0) for k, x in rows.obs.items()})
         problem = Problem(agent, state.params, rows, learned.advantage, knobs, self.objective)
-        gradient, gap, where = problem.gradient()
-        if not gap <= GATE:
-            gap = check_replay(
-                agent, state.params, _mapped(rows, lambda x: x[where]), knobs, self.gate
-            )
+        gradient, gap = problem.gradient(self.gate)
         if not bool(gradient.isfinite().all()):
             seen = {"advantage": learned.advantage, "log_prob": rows.log_prob}
             raise not_finite("the policy's gradient", 0, state.params, seen)
@@ -198,15 +195,14 @@ class Problem:
         if floor is not None and group_mean(entropy, self.rows).item() < floor:
             self._slope += self.objective.entropy_floor_coef
 
-    def gradient(self) -> tuple[Tensor, float, slice]:
-        """Of the objective, in the policy's parameters `[P]`; the largest |log-ratio|, which should
-        be 0 here (NaN if one is not finite), and the rows among which it is."""
+    def gradient(self, gate: bool = True) -> tuple[Tensor, float]:
+        """Of the objective, in the policy's parameters `[P]`; and the largest |log-ratio|, which is
+        0 here, or the gate stops the run."""
         agent, rows, start = self.agent, self.rows, self.agent.critic_from
         total = rows.weight.double().sum().clamp(min=1.0)
         policy = self.params[0, :start]
-        gradient, gaps = torch.zeros_like(policy), []
-        parts = chunks(rows)
-        for part in parts:
+        gradient, gap = torch.zeros_like(policy), 0.0
+        for part in chunks(rows):
             leaf = policy.detach().requires_grad_()
             tree = agent.policy_layout.unflatten(leaf)
             obs = {key: x[part] for key, x in rows.obs.items()}
@@ -216,10 +212,12 @@ class Problem:
             gain, largest = self._gain(now, part, self._slope)
             (slope,) = torch.autograd.grad(gain / total, leaf)
             gradient += slope
-            gaps.append(largest)
+            if not largest <= GATE:  # or NaN
+                looked_at = _mapped(rows, partial(_slice, part))
+                largest = check_replay(agent, self.params, looked_at, self.knobs, gate)
+            gap = max(gap, largest)
         self.before = self.value(rows.behaviour)
-        worst = torch.tensor(gaps).max(0)  # which takes NaN for the largest
-        return gradient, worst.values.item(), parts[int(worst.indices)]
+        return gradient, gap
 
     def _gain(self, now: dict[str, Tensor], part: slice, slope: float) -> tuple[Tensor, float]:
         rows, dist = self.rows, self.agent.dist
@@ -270,11 +268,21 @@ class Problem:
         return gain
 
     def evaluate(self, params: Tensor) -> tuple[float, float]:
-        """(improvement of the objective, exact mean KL(old‖new)), over all rows."""
+        """(improvement of the objective, exact mean KL(old‖new)), over all rows.
+
+        In a pulse of temperature the policy will act cold again: the larger KL of both counts.
+        """
         rows, dist = self.rows, self.agent.dist
         now = behaviour_at(self.agent, params, rows, self.knobs.temperature)
         kl = group_mean(dist.kl(rows.behaviour, now), rows).item()
+        if self.knobs.temperature != 1.0:
+            cold = behaviour_at(self.agent, params, rows, 1.0)
+            kl = max(kl, group_mean(dist.kl(self._cold, cold), rows).item())
         return self.value(now) - self.before, kl
+
+    @cached_property
+    def _cold(self) -> dict[str, Tensor]:
+        return behaviour_at(self.agent, self.params, self.rows, 1.0)
 
 
 def _land(kl_at: Callable[[float], float], bound: float) -> float:
@@ -314,6 +322,10 @@ def _group(rows: Rows, learned: Learned, group: int) -> tuple[Rows, Learned]:
     return _mapped(rows, own), Learned(*map(own, learned))
 
 
+def _slice(part: slice, x: Tensor) -> Tensor:
+    return x[part]
+
+
 def _mapped(rows: Rows, function: Callable[[Tensor], Tensor]) -> Rows:
     """Rows of a single agent, from all of their tensors alike."""
     return Rows(
@@ -338,6 +350,8 @@ def _report(attempts: list[Attempt], tables: list[dict[str, float]]) -> UpdateRe
     nothing = torch.zeros(len(attempts), dtype=torch.float64)
     rows = [table | attempt.metrics for table, attempt in zip(tables, attempts, strict=True)]
     metrics = {key: math.fsum(row[key] for row in rows) / len(rows) for key in rows[0]}
+    metrics["train/gate_log_ratio"] = max(row["train/gate_log_ratio"] for row in rows)
+    metrics["train/non_finite_gradients"] *= len(rows)
     verdict: Literal["accepted", "rejected"] = "accepted" if bool(kept.any()) else "rejected"
     reasons = sorted({o.reason for o in attempts if o.step is None})
     return UpdateReport(nothing, nothing, kept, verdict, reason=", ".join(reasons), metrics=metrics)

@@ -12,6 +12,7 @@ from torch import Tensor
 from keel.functional import aggregate, denominator, value
 from keel.models.agent import Agent
 from keel.regions.faults import BAD_STEPS, not_finite
+from keel.regions.measure import chunks
 from keel.regions.objective import Batch, Statistics
 from keel.regions.stepper import Optimum, Step
 from keel.rollout.batch import Learned, Rows, in_order
@@ -83,7 +84,7 @@ class CriticFit:
         """Fit the critic of a single agent; what it shares with the policy stays as it is."""
         start, device = agent.critic_from, optimum.params.device
         batch = _critic_batch(agent, optimum.params, rows, learned)
-        ages = optimum.steps[:, 1:].expand(-1, 2)  # a critic alone: both ages are its own
+        ages = optimum.steps[:, 1:].repeat(1, 2)  # a critic alone: both ages are its own
         params, first, second = (x[:, start:].contiguous() for x in optimum[:3])
         own = Optimum(params, first, second, ages)
         dials = knobs.tensor().to(device)
@@ -144,9 +145,10 @@ def _expect_finite(told: Tensor, params: Tensor, batch: Batch) -> None:
 
 
 def _critic_batch(agent: Agent, params: Tensor, rows: Rows, learned: Learned) -> Batch:
-    inputs = agent.critic_inputs(params, rows.obs)
+    parts = chunks(rows) if agent.shares else [slice(None)]  # a trunk's pass needs room
+    seen = [agent.critic_inputs(params, {k: x[p] for k, x in rows.obs.items()}) for p in parts]
     return Batch(
-        obs=inputs,
+        obs=seen[0] if len(seen) == 1 else {k: torch.cat([x[k] for x in seen]) for k in seen[0]},
         behaviour={},
         action=rows.action,
         log_prob=rows.log_prob,

@@ -37,8 +37,12 @@ class DenseCriticStep:
     """
 
     def __init__(self, agent: Agent, *, max_grad_norm: float) -> None:
+        # numba is a second and 100 MB, which others need not pay; here, before threads are limited
+        from keel.models.kernels_natural import critic_sweep
+
         network = agent.network
         assert isinstance(network, Separate)
+        self._pass = critic_sweep
         self._sizes, self._tanh = network.critic.sizes, network.critic.act_name == "tanh"
         size = agent.initial.shape[1] - agent.critic_from
         self._max_norm, self._columns = max_grad_norm, np.zeros(size, bool)
@@ -65,14 +69,11 @@ class DenseCriticStep:
         self, own: Optimum, rows: Batch, order: Tensor, minibatch: int, knobs: Tensor
     ) -> tuple[Optimum, Tensor]:
         """One pass over all rows."""
-        # numba is a second and 100 MB, which others need not pay
-        from keel.models.kernels_natural import critic_sweep
-
         self._prepare(rows, minibatch)
         state = torch.cat(own[:3])
         told = np.zeros((-(-len(order) // minibatch), 2))
         settings = float(knobs[KNOB_INDEX["learning_rate"]]), self._max_norm, BETAS, EPSILON
-        age = critic_sweep(
+        age = self._pass(
             state.numpy(),
             own.steps[0, 1].item(),
             self._sizes,
@@ -100,7 +101,7 @@ class DenseCriticStep:
         """One minibatch; `real` must be 1 for its first rows and 0 for the padding after them."""
         count = int(real.sum())
         moved, told = optimum, torch.zeros(1, 2)
-        if bool(active.item()):
+        if count and bool(active.item()):
             moved, told = self.sweep(optimum, rows, index[:count], len(index), knobs)
         loss, norm = told[0, :1], told[0, 1:]
         nothing, applied = torch.zeros(1), active & norm.isfinite()

@@ -48,11 +48,11 @@ def check_replay(
     wrong = gap > _allowed(policy)
     if enforce and bool(wrong.any()):
         raise ConsistencyError(
-            f"consistency gate: replaying the first minibatch gives |log-ratio| up to {worst:.3g} "
-            f"before any step (allowed {GATE:g}), on {wrong.double().mean():.0%} of its "
-            "rows. The policy that is trained is not the one that sampled: look for another mask, "
-            "network or temperature, dropout, exploration outside the log-prob, or observations "
-            "normalised again"
+            f"consistency gate: replaying the rollout gives |log-ratio| up to {worst:.3g} "
+            f"before any step (allowed {GATE:g}), on {wrong.double().mean():.0%} of the "
+            "rows looked at. The policy that is trained is not the one that sampled: look for "
+            "another mask, network or temperature, dropout, exploration outside the log-prob, or "
+            "observations normalised again"
         )
     return worst
 

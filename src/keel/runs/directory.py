@@ -86,18 +86,21 @@ class RunDirectory:
         path: Path | str,
         *,
         config: Mapping[str, Any] | None = None,
+        stored: Mapping[str, Any] | None = None,
         may_change: Collection[str] = (),
     ) -> RunDirectory:
         """Open a run again and lock it.
 
-        With `config` it is compared with the stored one: fields outside `may_change` (dotted names
+        With `config` it is compared with the one in the file (or with `stored`, which may fill in
+        fields that did not exist then): fields outside `may_change` (dotted names
         or their beginnings) must be equal. The new one is then written.
         """
         path = Path(path)
         record = read_record(path)
         if config is not None:
             as_stored = yaml.safe_load(_dump_yaml(config))  # tuples are lists there
-            check_config(read_config(path), as_stored, may_change)
+            before = read_config(path) if stored is None else yaml.safe_load(_dump_yaml(stored))
+            check_config(before, as_stored, may_change)
         with _typed(path):
             lock.acquire(path)
             run = cls(path)

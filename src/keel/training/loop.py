@@ -90,6 +90,8 @@ def iterate(
     returns = (*state.returns, *collected.episodes.returns.tolist())[-WINDOW:]
     lengths = (*state.lengths, *collected.episodes.lengths.tolist())[-WINDOW:]
     controllers, next_knobs = _adapt(session, state, report, knobs, collected)
+    if next_knobs.max_kl == knobs.max_kl:  # what is only planned is not remembered
+        next_knobs = replace(next_knobs, max_kl=state.knobs.max_kl)
     seconds = state.seconds + ended - started
     state = TrainState(
         steps=state.steps + config.batch,

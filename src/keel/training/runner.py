@@ -99,7 +99,10 @@ def resume(path: Path, changes: Config | None = None) -> Generator[Progress, Non
     """Go on with a run from its newest good checkpoint; the run is locked before anything else."""
     config = changes or from_dict(read_config(path))
     check(config)
-    directory = RunDirectory.resume(path, config=to_dict(config), may_change=MAY_CHANGE)
+    stored = to_dict(from_dict(read_config(path)))  # with what was added since, as it is by default
+    directory = RunDirectory.resume(
+        path, config=to_dict(config), stored=stored, may_change=MAY_CHANGE
+    )
     try:
         checkpoint = load(path)
         session = open_session(_as_chosen(config, path))

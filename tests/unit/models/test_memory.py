@@ -13,7 +13,7 @@ from keel.config import Advantage, Network, from_dict
 from keel.envs import make_envs
 from keel.models.agent import Agent
 from keel.models.build import build_agent
-from keel.models.memory import ACTOR, CRITIC, STARTS, Memory
+from keel.models.memory import ACTOR, CRITIC, STARTS, Memory, torch_operations
 from keel.regions.gate import check_replay
 from keel.regions.measure import exact_kl
 from keel.rollout.batch import rows_of
@@ -181,3 +181,19 @@ def test_state_dependent_deviations_begin_where_they_were_asked_to() -> None:
     assert params["log_std"].shape == (64, 2)
     assert (params["log_std"] + 0.5).abs().max() < 0.1
     assert params["log_std"].std(0).min() > 0.0  # and they depend on the observation
+
+
+def test_torch_can_capture_a_memory_whole() -> None:
+    """As `--compile on` does; the cell is asked for, not the compiled loops."""
+    memory = Memory(3, 4, torch.Generator().manual_seed(0))
+    x, state, starts = torch.randn(2, 5, 3), torch.zeros(2, 4), torch.zeros(2, 5)
+    captured = torch.compile(memory, backend="eager", fullgraph=True)
+    torch.testing.assert_close(captured(x, state, starts), memory(x, state, starts))
+
+
+def test_torchs_own_operations_give_the_same_memory() -> None:
+    memory = Memory(3, 4, torch.Generator().manual_seed(0))
+    x, state, starts = torch.randn(2, 5, 3), torch.randn(2, 4), torch.tensor([[0, 0, 1, 0, 0]] * 2)
+    with torch_operations():
+        spelled_out = memory(x, state, starts)
+    torch.testing.assert_close(spelled_out, memory(x, state, starts))

@@ -60,6 +60,7 @@ def test_every_update_of_every_policy_is_inside_the_bound(name: str) -> None:
     for iteration in iterations:
         metrics = iteration.metrics
         assert metrics["train/kl_exact"] <= metrics["train/max_kl"]
+        assert iteration.report.verdict != "walked_back"  # the search knows every KL that counts
         if metrics["train/line_search_success"]:
             assert metrics["train/kl_step"] == metrics["train/kl_exact"] > 0.0
         else:
@@ -206,6 +207,11 @@ BAD = {
     },
     "region.kl_coef: belongs to --algo ppo": {"region": {"kl_coef": 0.1}},
     "region.symmetric: belongs to --algo ppo": {"region": {"symmetric": True}},
+    "region.target_kl: belongs to --algo ppo": {"region": {"target_kl": 0.01}},
+    "advantage.recompute: belongs to --algo ppo": {"advantage": {"recompute": True}},
+    "natural.max_kl_end: expected at most region.max_kl": {"natural": {"max_kl_end": 0.5}},
+    "natural.damping: belongs to --algo trpo": {"algo": "ppo", "natural": {"damping": 0.3}},
+    "stabiliser.recovery: belongs to --algo trpo": {"algo": "ppo", "stabiliser": {"recovery": 3}},
     "atari.sticky: expected a number from 0 to 1": {"atari": {"sticky": 1.5}},
 }
 
@@ -221,6 +227,9 @@ def test_the_bound_may_be_planned_and_tightened_below_the_plan() -> None:
     knobs = initial_knobs(config)
     bounds = [scheduled(knobs, config, steps).max_kl for steps in (0, 500, 1000)]
     assert bounds == pytest.approx([0.03, 0.02, 0.01])
+    *_, last = train(replace(config, total_steps=256))
+    assert last.metrics["train/max_kl"] == pytest.approx(0.03 - 0.02 * 192 / 256)
+    assert last.state.knobs.max_kl == 0.03  # a longer run plans anew from here
     tightened = replace(knobs, max_kl=0.015)
     assert scheduled(tightened, config, 500).max_kl == 0.015
     assert np.isclose(scheduled(tightened, config, 1000).max_kl, 0.01)
@@ -236,8 +245,9 @@ def test_the_algorithm_chooses_the_preset_wherever_it_is_named(tmp_path: Path) -
     file.write_text("algo: trpo\nseed: 7\n")
     expected = preset("hopper-trpo")
     for words in (["--algo", "trpo"], ["--algo=trpo"], ["--config", str(file)]):
-        config = parse(translate(["Hopper-v5", *words])).config
-        assert replace(config, seed=0) == expected
+        for order in (["Hopper-v5", *words], [*words, "Hopper-v5"]):
+            config = parse(translate(order)).config
+            assert replace(config, seed=0) == expected
     assert parse(translate(["Hopper-v5"])).config == preset("Hopper")
     other = parse(translate(["Acrobot-v1", "--algo", "trpo"])).config
     assert replace(other, env=preset("default-trpo").env) == preset("default-trpo")

@@ -57,9 +57,9 @@ def film_game(policy: Policy, path: Path, *, deterministic: bool = False, seed: 
     Sticky actions are drawn by each game for itself, so they are left out of a film.
     """
     check_video_path(path)
-    config, skip = policy.config, policy.config.atari.frame_skip
-    seen = make_like(config, 1, seed, sticky=0.0)
-    unguarded = replace(config, envs=replace(config.envs, guard=False))  # nothing learns from it
+    skip, envs = policy.config.atari.frame_skip, replace(policy.config.envs, backend="ale")
+    seen = make_like(replace(policy.config, envs=envs), 1, seed, sticky=0.0)
+    unguarded = replace(policy.config, envs=replace(envs, guard=False))  # nothing learns from it
     shown = make_like(unguarded, 1, seed, sticky=0.0, colour=True)
     twins = Twins(seen, shown)
     camera = Camera(twins, lambda _: twins.picture, rate=FRAMES / skip)

@@ -163,7 +163,7 @@ CERTIFICATION = (
     Metric(
         "train/rollbacks",
         "number of updates with α < 1",
-        "Updates walked back, wholly or in part, so far in this run.",
+        "Updates walked back or rejected so far in this run.",
         "cumulative over the run; agents: sum",
         "updates",
         (0.0, 0.0),
@@ -171,7 +171,7 @@ CERTIFICATION = (
     Metric(
         "train/walk_back",
         "1 if α < 1, else 0",
-        "Whether certification had to shorten this update.",
+        "Whether this update was not kept whole: walked back, or rejected by its line search.",
         "one value an update; agents: any",
     ),
     Metric("train/verdict", "accepted, walked_back or rejected", "What became of it.", UPDATE),
