@@ -192,12 +192,13 @@ def learning(found: dict[str, Any], beside: dict[str, Any]) -> list[str]:
         "The trust region in all of these runs:",
         "",
         "| algorithm, environment | updates | largest exact KL(old‖new) kept | bound "
-        "| walked back or rejected |",
-        "|---|---|---|---|---|",
+        "| over it | walked back or rejected |",
+        "|---|---|---|---|---|---|",
     ]
     for env, x in found.items():
         lines.append(
             f"| {_named(env)} | {x['updates']:,} | {x['kl_max']:.5f} | {x['max_kl']:g} | "
+            f"{sum(run.get('over', run['kl_max'] > run['max_kl']) for run in x['runs']):.0f} | "
             f"{x['walked_back']:.0f} ({x['walked_back'] / x['updates']:.1%}) |"
         )
     return [*lines, ""]
