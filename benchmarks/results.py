@@ -42,7 +42,7 @@ SPEED = (
     ("ppo", "HalfCheetah-v5", "sbx", []),
     ("ppo", "Breakout", "sb3", ["--repeats", "5"]),
     ("trpo", "HalfCheetah-v5", "sb3-contrib", ["--repeats", "5"]),
-    ("trpo", "Breakout", "sb3-contrib", ["--repeats", "3"]),
+    ("trpo", "Breakout", "sb3-contrib", ["--repeats", "2"]),
 )
 SEEDS = (0, 1, 2, 3, 4)
 MUJOCO = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5")
