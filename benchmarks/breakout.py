@@ -150,8 +150,8 @@ def draw(found: dict[str, list[dict[str, Any]]]) -> None:
         returns.axhline(score, color=INK, linewidth=0.9, linestyle=(0, (4, 2)))
         returns.annotate(f"paper, {label}", (0.005, score), xycoords=("axes fraction", "data"),
                          va="bottom", fontsize=8, color=INK)  # fmt: skip
-    kl.set_ylim(bottom=0.0)
-    weight.set_ylim(bottom=0.0)
+    for axes in (kl, weight):
+        axes.set_ylim(0.0, 1.15 * axes.get_ylim()[1])
     searches.set_ylim(-0.03, 1.05)
     returns.set_xlim(left=0.0)
     returns.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(0.0, 0.93))

@@ -53,7 +53,7 @@ def test_a_cue_is_remembered(algo: str, memory: str, solved: bool) -> None:
             "envs": {"num": 16, "backend": "sync"},
             "network": {"memory": memory, "memory_size": 32, "hidden": [32]},
             "region": {"minibatch": 192, "epochs": 4, "learning_rate": 3e-3},
-            "natural": {"cg_iters": 5, "fisher_fraction": 0.25},
+            "natural": {"cg_iters": 5, "fisher_fraction": 0.25} if algo == "trpo" else {},
             "explore": {"entropy_coef": 0.01},
         }
     )
