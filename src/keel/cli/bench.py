@@ -18,8 +18,22 @@ if TYPE_CHECKING:
     from keel.bench.settings import Algo
 
 
-@dataclass(frozen=True)
-class PPO:
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """What every measurement can be asked."""
+
+    repeats: int = 3
+    """Measurements of each side; their medians count."""
+    iterations: Annotated[int | None, arg(metavar="N")] = None
+    """Rollouts with their updates per measurement; the default suits the environment."""
+    whole: Annotated[int | None, arg(metavar="STEPS")] = None
+    """Measure whole runs of STEPS from process start, with cold and with warm compile caches."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print one JSON object in place of text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPO(Bench):
     """PPO beside a peer: the same work on both sides, in turn, each in a process of its own.
 
     Example: keel bench ppo --env CartPole-v1 --peer sb3
@@ -29,18 +43,10 @@ class PPO:
     """The environment, with the settings that belong to it."""
     peer: Annotated[str, arg(metavar="sb3|sbx|cleanrl")] = "sb3"
     """Whom to measure against; `make peers` installs them."""
-    repeats: int = 3
-    """Measurements of each side; their medians count."""
-    iterations: Annotated[int | None, arg(metavar="N")] = None
-    """Rollouts with their updates per measurement; the default suits the environment."""
-    whole: Annotated[int | None, arg(metavar="STEPS")] = None
-    """Measure whole runs of STEPS from process start, with cold and with warm compile caches."""
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Print one JSON object in place of text."""
 
 
-@dataclass(frozen=True)
-class TRPO:
+@dataclass(frozen=True, kw_only=True)
+class TRPO(Bench):
     """TRPO beside a peer: the same CG iterations, Fisher sample and critic updates.
 
     Example: keel bench trpo --env HalfCheetah-v5 --peer sb3-contrib
@@ -50,14 +56,6 @@ class TRPO:
     """The environment, with the settings that belong to it."""
     peer: Annotated[str, arg(metavar="sb3-contrib")] = "sb3-contrib"
     """Whom to measure against; `make peers` installs it."""
-    repeats: int = 3
-    """Measurements of each side; their medians count."""
-    iterations: Annotated[int | None, arg(metavar="N")] = None
-    """Rollouts with their updates per measurement; the default suits the environment."""
-    whole: Annotated[int | None, arg(metavar="STEPS")] = None
-    """Measure whole runs of STEPS from process start, with cold and with warm compile caches."""
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Print one JSON object in place of text."""
 
 
 BENCHES: dict[Algo, type[PPO | TRPO]] = {"ppo": PPO, "trpo": TRPO}
