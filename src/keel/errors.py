@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Iterable
+from typing import Any
 
 
 class KeelError(Exception):
@@ -30,3 +32,11 @@ def choose(what: str, value: str, options: Iterable[str]) -> str:
     near = difflib.get_close_matches(value, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise InputError(f"{what}: {value!r} is not one of {', '.join(known)}{hint}")
+
+
+def need(module: str, extra: str) -> Any:
+    """Import a module of an optional dependency, or say in one line how to get it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise InputError(f'{extra} is not installed: pip install "keel-rl[{extra}]"') from error

@@ -16,6 +16,7 @@ COMMANDS = {
     "resume": "go on with a run where it stopped",
     "evaluate": "play whole episodes with a trained policy",
     "export": "write a trained policy as an ONNX file",
+    "compare": "groups of runs side by side: keep, roll back, or not distinguishable",
     "runs": "list runs, or export one as CSV",
     "bench": "measure training speed side by side with a peer",
     "explain": "what KL, clipping, penalties and trust regions do to your numbers",

@@ -53,6 +53,7 @@ from keel.functional.reduce import aggregate, denominator
 from keel.functional.statistics import (
     Interval,
     Moments,
+    TrimmedMean,
     effective_sample_size,
     empty_moments,
     explained_variance,
@@ -61,6 +62,8 @@ from keel.functional.statistics import (
     performance_profile,
     probability_of_improvement,
     stratified_bootstrap,
+    t_interval,
+    trimmed_mean,
     update_moments,
 )
 from keel.functional.vocabulary import vocabulary_kl
@@ -79,6 +82,7 @@ __all__ = [
     "Ratio",
     "RatioReport",
     "Trial",
+    "TrimmedMean",
     "WalkBack",
     "aggregate",
     "bernoulli_fisher",
@@ -125,8 +129,10 @@ __all__ = [
     "squashed_gaussian_kl",
     "stratified_bootstrap",
     "surrogate",
+    "t_interval",
     "token_gae",
     "total_variation",
+    "trimmed_mean",
     "unflatten",
     "update_moments",
     "value",

@@ -134,27 +134,75 @@ def stratified_bootstrap(
 ) -> Interval:
     """Percentile interval of `statistic(*scores)`, resampling the runs of every task on their own.
 
-    Each of `scores` is `[runs, tasks]` and is resampled independently of the others.
+    Each of `scores` is `[runs, tasks]` and is resampled independently of the others. All resamples
+    go through `statistic` at once (`torch.vmap`), so it has to be made of torch's operations.
     """
     for index, table in enumerate(scores):
         _check_scores(f"scores[{index}]", table)
-    draws = torch.stack(
-        [statistic(*(_resample(table, generator) for table in scores)) for _ in range(resamples)]
-    )
+    drawn = [_resample(table, resamples, generator) for table in scores]
+    draws = torch.vmap(statistic)(*drawn)
     tail = (1.0 - confidence) / 2.0
     levels = torch.tensor([tail, 1.0 - tail], dtype=draws.dtype, device=draws.device)
     low, high = torch.quantile(draws, levels, dim=0)
     return Interval(statistic(*scores), low, high)
 
 
-def _resample(scores: Tensor, generator: torch.Generator) -> Tensor:
-    runs = torch.randint(
-        scores.shape[0], scores.shape, generator=generator, device=generator.device
-    )
-    return scores.gather(0, runs.to(scores.device))
+def _resample(scores: Tensor, resamples: int, generator: torch.Generator) -> Tensor:
+    """`[resamples, runs, tasks]`, every task's runs drawn with replacement."""
+    shape = (resamples, *scores.shape)
+    runs = torch.randint(scores.shape[0], shape, generator=generator, device=generator.device)
+    return scores.expand(shape).gather(1, runs.to(scores.device))
 
 
 def _check_scores(name: str, scores: Tensor) -> None:
     expect_rank(name, scores, 2, "[runs, tasks]")
     if scores.ndim != 2 or 0 in scores.shape:
         raise ShapeError(f"{name}: expected [runs, tasks], got {list(scores.shape)}")
+
+
+class TrimmedMean(NamedTuple):
+    """The mean of what is left after trimming, its squared standard error, and their freedom."""
+
+    mean: Tensor
+    error: Tensor
+    freedom: int
+
+
+def trimmed_mean(x: Tensor, trim: float = 0.25) -> TrimmedMean:
+    """Mean of `x` `[n]` without the lowest and the highest `trim` of it, and how sure it is.
+
+    The error is that of Tukey and McLaughlin (1963), from the winsorised variance; `trim` = 0 gives
+    the mean and s²/n, ¼ the interquartile mean. NaN where too little is left to tell.
+    """
+    expect_rank("x", x, 1, "[n]")
+    ordered = x.to(torch.float64).reshape(-1).sort().values
+    count = ordered.shape[0]
+    cut = int(trim * count)
+    kept = ordered[cut : count - cut]
+    left = kept.shape[0]
+    if left < 2:
+        return TrimmedMean(kept.mean(), ordered.new_tensor(torch.nan), left - 1)
+    winsorised = ordered.clamp(kept[0], kept[-1])
+    error = (count - 1) * winsorised.var() / (left * (left - 1))
+    return TrimmedMean(kept.mean(), error, left - 1)
+
+
+def t_interval(*parts: tuple[float, TrimmedMean], confidence: float = 0.95) -> Interval:
+    """Student's interval of Σ c·mean over pairs (c, mean); of two, c = ±1: Welch and Yuen's.
+
+    Degrees of freedom after Welch and Satterthwaite (1946); Yuen (1974) for trimmed means. It holds
+    what it promises at three runs already, where a bootstrap has nothing to resample.
+    """
+    from scipy.special import stdtrit  # a seventh of the time that scipy.stats takes to import
+
+    estimate = torch.stack([c * part.mean for c, part in parts]).sum()
+    terms = [c * c * part.error for c, part in parts]
+    variance = torch.stack(terms).sum()
+    if not torch.isfinite(variance):
+        return Interval(estimate, estimate - torch.inf, estimate + torch.inf)
+    shares = [
+        (term / variance) ** 2 / part.freedom for term, (_, part) in zip(terms, parts, strict=True)
+    ]
+    freedom = 1.0 / float(torch.stack(shares).sum()) if variance > 0 else 1.0
+    reach = float(stdtrit(freedom, 0.5 + confidence / 2.0)) * variance.sqrt()
+    return Interval(estimate, estimate - reach, estimate + reach)

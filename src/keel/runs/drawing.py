@@ -23,7 +23,7 @@ hairline; when all stay below `NEAR` bounds, it is logarithmic below, where they
 def axes_for(figure: Figure, axes: Axes, y: str, x: str = "environment steps") -> Axes:
     """Axes over environment steps."""
     tidy(axes, "", x, y)
-    axes.xaxis.set_major_formatter(lambda value, _: _short(value))
+    axes.xaxis.set_major_formatter(lambda value, _: short(value))
     return axes
 
 
@@ -93,7 +93,8 @@ def from_zero(steps: Values, values: Values) -> tuple[Values, Values]:
     return np.append(0.0, steps[known]), np.append(values[known][:1], values[known])
 
 
-def _short(steps: float) -> str:
+def short(steps: float) -> str:
+    """A number of steps as 250 k, 1.5 M."""
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(steps) >= size:
             return f"{steps / size:g} {unit}"

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,14 +50,18 @@ class MetricsTable:
         return len(self.step)
 
 
-def read_metrics(run: Path | str) -> MetricsTable:
-    """The metrics of a run (its directory, or the file itself)."""
+def read_metrics(run: Path | str, names: Collection[str] | None = None) -> MetricsTable:
+    """The metrics of a run (its directory, or the file itself); of some `names` only, faster."""
     import numpy as np
 
-    records, counts = _records(_metrics_file(Path(run)).read_bytes())
+    data = _metrics_file(Path(run)).read_bytes()
+    if names is not None and (quick := _read_some(data, names)) is not None:
+        return quick
+    records, counts = _records(data)
     steps = sorted(records)
     rows = [records[step] for step in steps]
-    names = list(dict.fromkeys(name for row in rows for name in row if name not in RESERVED))
+    written = dict.fromkeys(name for row in rows for name in row if name not in RESERVED)
+    names = [name for name in written if names is None or name in names]
     textual = {name for name in names for row in rows if isinstance(row.get(name), str)}
     return MetricsTable(
         step=np.array(steps, dtype=np.int64),
@@ -142,12 +147,62 @@ def _records(data: bytes) -> tuple[dict[int, dict[str, Any]], dict[str, int]]:
     return records, counts
 
 
+def _read_some(data: bytes, names: Collection[str]) -> MetricsTable | None:
+    """The table with nothing but `names`; None if a line is not whole, or stands twice.
+
+    A line has a hundred metrics; msgspec passes over those that nobody asked for twenty times
+    faster than `json` reads them.
+    """
+    import msgspec
+    import numpy as np
+
+    columns = {f"m{i}": name for i, name in enumerate(names)}
+    line = msgspec.defstruct(
+        "Line",
+        [
+            ("step", int),
+            ("flags", dict[str, str] | None, None),
+            ("dropped", int, 0),
+            *((place, float | None, None) for place in columns),
+        ],
+        rename=columns,
+        gc=False,
+    )
+    try:
+        lines: list[Any] = msgspec.json.Decoder(line).decode_lines(data)
+    except msgspec.MsgspecError:  # half written, damaged, or words among the numbers
+        return None
+    steps = [x.step for x in lines]
+    if sorted(set(steps)) != steps or not all(0 <= x < 2**63 for x in steps[:1] + steps[-1:]):
+        return None
+
+    def column(place: str, name: str) -> list[float]:
+        values = [getattr(x, place) for x in lines]
+        if None in values:
+            flags = [x.flags or {} for x in lines]
+            values = [
+                _FLAGGED.get(flag.get(name, ""), math.nan) if value is None else value
+                for value, flag in zip(values, flags, strict=True)
+            ]
+        return values
+
+    table = {name: np.array(column(m, name), dtype=np.float64) for m, name in columns.items()}
+    return MetricsTable(
+        step=np.array(steps, dtype=np.int64),
+        columns={name: values for name, values in table.items() if not np.isnan(values).all()},
+        dropped=max((x.dropped for x in lines), default=0),
+    )
+
+
+_FLAGGED = {"inf": math.inf, "-inf": -math.inf}
+
+
 def _number(record: dict[str, Any], name: str) -> float:
     value = record.get(name)
     if value is None:
         flags = record.get("flags")
         flag = flags.get(name) if isinstance(flags, dict) else None
-        return {"inf": math.inf, "-inf": -math.inf}.get(str(flag), math.nan)
+        return _FLAGGED.get(str(flag), math.nan)
     try:
         return float(value) if isinstance(value, int | float) else math.nan
     except OverflowError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -10,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from keel.errors import InputError, choose
+from keel.errors import choose, need
 from keel.runs.errors import RunWarning
 
 
@@ -28,9 +27,9 @@ class TensorBoard:
     """Event files in `run/tensorboard`; needs neither torch nor tensorflow."""
 
     def __init__(self, run: Path, config: Mapping[str, Any]) -> None:
-        writer = _need("tensorboard.summary.writer.event_file_writer", "tensorboard")
-        self._event = _need("tensorboard.compat.proto.event_pb2", "tensorboard").Event
-        self._summary = _need("tensorboard.compat.proto.summary_pb2", "tensorboard").Summary
+        writer = need("tensorboard.summary.writer.event_file_writer", "tensorboard")
+        self._event = need("tensorboard.compat.proto.event_pb2", "tensorboard").Event
+        self._summary = need("tensorboard.compat.proto.summary_pb2", "tensorboard").Summary
         self._writer = writer.EventFileWriter(str(run / "tensorboard"))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -51,7 +50,7 @@ class WeightsAndBiases:
     """A run of the project `keel`, named as here."""
 
     def __init__(self, run: Path, config: Mapping[str, Any]) -> None:
-        wandb = _need("wandb", "wandb")
+        wandb = need("wandb", "wandb")
         self._run = wandb.init(project="keel", name=_title(run), dir=str(run), config=dict(config))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -67,7 +66,7 @@ class Trackio:
     """A run of the project `keel`, named as here."""
 
     def __init__(self, run: Path, config: Mapping[str, Any]) -> None:
-        self._trackio = _need("trackio", "trackio")
+        self._trackio = need("trackio", "trackio")
         self._trackio.init(project="keel", name=_title(run), config=dict(config))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -128,15 +127,8 @@ def require_sinks(names: Iterable[str]) -> None:
     modules = {"tensorboard": "tensorboard.summary.writer.event_file_writer"}
     for name in names:
         choose("sink", name, SINKS)
-        _need(modules.get(name, name), name)
+        need(modules.get(name, name), name)
 
 
 def _title(run: Path) -> str:
     return f"{run.parent.name}/{run.name}"
-
-
-def _need(module: str, extra: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise InputError(f'{extra} is not installed: pip install "keel-rl[{extra}]"') from error

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 import pytest
+import scipy.stats
 import torch
 from scipy.stats import mannwhitneyu, trim_mean
 from torch import Tensor
@@ -21,8 +22,11 @@ from keel.functional import (
     performance_profile,
     probability_of_improvement,
     stratified_bootstrap,
+    t_interval,
+    trimmed_mean,
     update_moments,
 )
+from keel.functional.statistics import _resample
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -212,17 +216,8 @@ def test_the_estimate_is_that_of_the_scores_themselves():
 def test_runs_are_resampled_within_their_task():
     """Task i has scores in [10·i, 10·i + 5): no resample may mix them, each draws on its own."""
     scores = torch.arange(5.0)[:, None] + 10.0 * torch.arange(3.0)
-    seen = []
-
-    def remember(table: Tensor) -> Tensor:
-        seen.append(table)
-        return table.mean()
-
-    stratified_bootstrap(remember, scores, generator=rng(), resamples=100)
-    *resamples, original = seen
-    assert len(resamples) == 100
-    assert torch.equal(original, scores)
-    runs = torch.stack(resamples) - 10.0 * torch.arange(3.0)
+    runs = _resample(scores, 100, rng()) - 10.0 * torch.arange(3.0)
+    assert runs.shape == (100, 5, 3)
     assert set(runs.flatten().tolist()) == {0.0, 1.0, 2.0, 3.0, 4.0}
     assert (runs[..., 0] != runs[..., 1]).any()
     assert runs.mean().item() == pytest.approx(2.0, abs=0.15)  # 1,500 draws of 0…4: σ = 0.037
@@ -276,6 +271,53 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says():
         )[1:]
         covered += bool(low <= 0.0 <= high)
     assert 79 <= covered <= 97
+
+
+# --- Student's t ---------------------------------------------------------------------------------
+
+
+def test_a_trimmed_mean_by_hand():
+    """1 2 3 4 10: a quarter of five is one, so 2 3 4 stay; winsorised 2 2 3 4 4, of variance 1.
+    The squared error is (5 − 1)·1 / (3·2)."""
+    found = trimmed_mean(torch.tensor([10.0, 1.0, 3.0, 2.0, 4.0]))
+    assert found.mean == pytest.approx(3.0)
+    assert found.error == pytest.approx(4.0 / 6.0)
+    assert found.freedom == 2
+
+
+def test_without_trimming_it_is_the_mean_and_its_standard_error():
+    x = torch.randn(7, generator=rng(), dtype=torch.float64)
+    found = trimmed_mean(x, 0.0)
+    assert torch.equal(found.mean, x.sort().values.mean())
+    assert found.error.item() == pytest.approx(x.var().item() / 7)
+
+
+@pytest.mark.parametrize(("trim", "sizes"), [(0.0, (3, 3)), (0.0, (4, 9)), (0.25, (5, 8))])
+def test_two_means_give_the_interval_of_scipy(trim: float, sizes: tuple[int, int]):
+    x, y = (torch.randn(n, generator=rng(n), dtype=torch.float64) * n for n in sizes)
+    found = t_interval((1.0, trimmed_mean(x, trim)), (-1.0, trimmed_mean(y, trim)))
+    test = scipy.stats.ttest_ind(x.numpy(), y.numpy(), equal_var=False, trim=trim)
+    expected = test.confidence_interval(0.95)
+    assert found.low.item() == pytest.approx(expected.low)
+    assert found.high.item() == pytest.approx(expected.high)
+
+
+def test_one_mean_gives_the_interval_of_scipy():
+    x = torch.randn(6, generator=rng(), dtype=torch.float64)
+    found = t_interval((1.0, trimmed_mean(x, 0.0)), confidence=0.9)
+    expected = scipy.stats.ttest_1samp(x.numpy(), 0.0).confidence_interval(0.9)
+    assert (found.low.item(), found.high.item()) == pytest.approx((expected.low, expected.high))
+
+
+def test_one_run_says_nothing_about_the_spread():
+    found = t_interval((1.0, trimmed_mean(torch.tensor([2.0]))))
+    assert found.estimate == 2.0
+    assert (found.low, found.high) == (-torch.inf, torch.inf)
+
+
+def test_equal_runs_leave_no_doubt():
+    found = t_interval((1.0, trimmed_mean(torch.full((5,), 2.0))))
+    assert found == (2.0, 2.0, 2.0)
 
 
 # --- refusals -----------------------------------------------------------------------------------

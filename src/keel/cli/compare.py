@@ -1,0 +1,145 @@
+"""`keel compare RUN…`: which is better, and how sure is that?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+from tyro.conf import Positional, arg
+
+from keel.errors import InputError
+
+if TYPE_CHECKING:
+    from keel.compare import Comparison
+    from keel.compare.tables import Table
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Compare groups of runs over their seeds: keep, roll back, or not distinguishable.
+
+    Examples: keel compare runs/scalar runs/quantile
+              keel compare runs --by tag --baseline no_norm --html compare.html
+              keel compare runs/mine sb3=logs/PPO_1
+    """
+
+    runs: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN|FOLDER|CSV|EVENTS|LABEL=PATH …")]
+    """Runs, or folders of runs, of Keel, SB3, CleanRL or RLlib; LABEL=PATH names a group."""
+    by: Annotated[str, arg(metavar="name|tag|FIELD")] = "name"
+    """What makes a group: the run's name, its tag, or a setting such as region.max_log_ratio."""
+    baseline: Annotated[str | None, arg(metavar="GROUP")] = None
+    """The group all others are compared with; by default the first."""
+    metric: Annotated[str | None, arg(metavar="METRIC")] = None
+    """By default eval/return_mean where every run ends with one, else rollout/return_mean."""
+    steps: int | None = None
+    """Compare up to this step; by default up to the end of the shortest run."""
+    tail: float = 0.1
+    """A run's score is its mean over this last share of the steps."""
+    threshold: float | None = None
+    """For steps to threshold; by default 90 % of the baseline's way."""
+    drop: float = 0.1
+    """Roll back if worse by more than this share."""
+    slowdown: float = 2.0
+    """Roll back if slower by more than this factor."""
+    map: Annotated[tuple[str, ...], arg(metavar="METRIC=COLUMN …")] = ()
+    """What the columns of a CSV are: step=timesteps rollout/return_mean=reward."""
+    png: Annotated[Path | None, arg(metavar="FILE.png")] = None
+    """Draw the comparison."""
+    html: Annotated[Path | None, arg(metavar="FILE.html")] = None
+    """Write it as one page that needs nothing else."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print one JSON object in place of text."""
+
+
+def run(args: Sequence[str]) -> int:
+    """Compare."""
+    options = tyro.cli(Compare, args=list(args), prog="keel compare")
+    if not options.runs:
+        raise InputError("compare what? keel compare runs/A runs/B")
+    from keel.compare import Criteria, as_json, compare, load_runs
+
+    mapping = dict(_pair(word) for word in options.map)
+    runs = load_runs(options.runs, by=options.by, metric=options.metric, mapping=mapping)
+    found = compare(
+        runs,
+        baseline=options.baseline,
+        metric=options.metric,
+        steps=options.steps,
+        tail=options.tail,
+        threshold=options.threshold,
+        criteria=Criteria(options.drop, options.slowdown),
+    )
+    if options.json:
+        print(json.dumps(as_json(found), allow_nan=False))  # noqa: T201
+    else:
+        print_comparison(found)
+    write_files(found, options.png, options.html, quiet=options.json)
+    return 0
+
+
+def write_files(found: Comparison, png: Path | None, html: Path | None, *, quiet: bool) -> None:
+    """The picture and the page that were asked for."""
+    if png is not None:
+        from keel.compare.picture import write_picture
+
+        write_picture(found, png)
+    if html is not None:
+        from keel.compare.page import write_page
+
+        write_page(found, html)
+    for what, path in (("picture", png), ("page", html)):
+        if path is not None and not quiet:
+            print(f"{what}: {path}")  # noqa: T201
+
+
+def print_comparison(found: Comparison) -> None:
+    """Tables, verdicts, what differs, and what to know."""
+    from rich.text import Text
+
+    from keel.cli.render import PipedConsole
+    from keel.compare import tables
+    from keel.compare.verdict import percent
+
+    console = PipedConsole(highlight=False)
+    console.print(Text(tables.title(found), style="bold"))
+    for table in (tables.scores(found), tables.costs(found)):
+        console.print()
+        console.print(_rich(table))
+    colours = {"keep": "bold green", "roll back": "bold red", "not distinguishable": "bold yellow"}
+    for pair in found.pairs:
+        console.print()
+        verdict = pair.verdict
+        line = Text(f"{pair.variant} against {pair.baseline}: ")
+        console.print(line.append(verdict.decision, style=colours[verdict.decision]))
+        better = percent(float(pair.better.estimate))
+        for reason in (*verdict.reasons, f"better in {better} of pairs of runs"):
+            console.print(Text(f"  {reason}"))
+        if pair.changes:
+            console.print(_rich(tables.changes(pair)))
+    for note in found.notes:
+        console.print()
+        console.print(Text(note, style="dim"))
+
+
+def _rich(table: Table) -> object:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    drawn = RichTable(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for i, column in enumerate(table.columns):
+        drawn.add_column(column, justify="right" if i else "left", overflow="fold")
+    for row in table.rows:
+        drawn.add_row(*map(Text, row))
+    return drawn
+
+
+def _pair(word: str) -> tuple[str, str]:
+    name, equals, column = word.partition("=")
+    if not (name and equals and column):
+        raise InputError(f"--map {word}: expected METRIC=COLUMN")
+    return name, column

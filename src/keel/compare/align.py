@@ -1,0 +1,85 @@
+"""Curves of runs that logged at different steps, on one grid of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from keel.compare.sources import Run
+from keel.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Values = NDArray[np.float64]
+
+POINTS = 200
+"""Of the grid."""
+RETURN, EVALUATION = "rollout/return_mean", "eval/return_mean"
+
+
+def horizon(runs: Sequence[Run], metric: str, most: int | None = None) -> int:
+    """The last step that all runs have reached: nothing beyond it can be compared."""
+    ends = []
+    for run in runs:
+        steps, values = known(run, metric)
+        if not values.size:
+            raise InputError(f"{run.path}: no value of {metric}; choose another --metric")
+        ends.append(int(steps[-1]))
+    end = min(ends)
+    return end if most is None else min(end, most)
+
+
+def grid_to(end: int) -> Values:
+    """Where curves are compared: the upper ends of equal parts of the way."""
+    import numpy as np
+
+    return np.linspace(0.0, float(end), POINTS + 1)[1:]
+
+
+def on_grid(run: Run, metric: str, grid: Values) -> Values:
+    """The mean of what was logged in each part of the way, `[POINTS]`; empty parts keep the last.
+
+    Means, not interpolation: CleanRL logs single episodes, whose noise a picked point would keep.
+    """
+    import numpy as np
+
+    steps, values = known(run, metric)
+    inside = steps <= grid[-1]
+    part = np.searchsorted(grid, steps[inside])
+    total, count = np.zeros(len(grid)), np.zeros(len(grid))
+    np.add.at(total, part, values[inside])
+    np.add.at(count, part, 1.0)
+    curve = np.divide(total, count, out=np.full(len(grid), np.nan), where=count > 0)
+    last = np.maximum.accumulate(np.where(count > 0, np.arange(len(grid)), -1))
+    return np.where(last >= 0, curve[np.maximum(last, 0)], np.nan)
+
+
+def final_score(run: Run, metric: str, end: int, tail: float) -> float:
+    """The mean of the metric over the last `tail` of the way; the last known if none is there."""
+    steps, values = known(run, metric)
+    before = steps <= end
+    late = before & (steps > (1.0 - tail) * end)
+    return float(values[late].mean()) if late.any() else float(values[before][-1])
+
+
+def known(run: Run, metric: str) -> tuple[Values, Values]:
+    """Steps and values where the metric is a number."""
+    import numpy as np
+
+    values = run.table.columns.get(metric)
+    if values is None:
+        return np.zeros(0), np.zeros(0)
+    finite = np.isfinite(values)
+    return run.table.step[finite].astype(np.float64), values[finite]
+
+
+def choose_metric(runs: Sequence[Run], tail: float) -> str:
+    """Evaluations where every run has one near the common end, else the return in training."""
+    end = min(int(run.table.step[-1]) if len(run.table) else 0 for run in runs)
+    for run in runs:
+        steps, _ = known(run, EVALUATION)
+        if not ((steps > (1.0 - tail) * end) & (steps <= end)).any():
+            return RETURN
+    return EVALUATION

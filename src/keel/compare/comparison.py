@@ -1,0 +1,379 @@
+"""The whole comparison: groups of runs, what each earned and cost, and a verdict for every pair."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from keel.compare.align import (
+    EVALUATION,
+    RETURN,
+    choose_metric,
+    final_score,
+    grid_to,
+    horizon,
+    on_grid,
+)
+from keel.compare.sources import Run, differences
+from keel.compare.stability import Stability, stability_of
+from keel.compare.verdict import (
+    TRIMMED_FROM,
+    Criteria,
+    Effect,
+    Problems,
+    Verdict,
+    decide,
+    difference,
+    effect_of,
+)
+from keel.errors import InputError, choose
+from keel.functional import (
+    Interval,
+    interquartile_mean,
+    probability_of_improvement,
+    stratified_bootstrap,
+    t_interval,
+    trimmed_mean,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Values = NDArray[np.float64]
+
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that belong together."""
+
+    name: str
+    runs: Sequence[Run] = field(repr=False)
+    scores: dict[str, Tensor]
+    """`[runs]` by task"""
+    curves: dict[str, Values] = field(repr=False)
+    """`[runs, grid]` by task"""
+    iqm: Interval
+    """of the scores; with several tasks, of score / |baseline|"""
+    auc: dict[str, float]
+    """mean of the curve up to the horizon, by task: its interquartile mean over runs"""
+    reached: dict[str, tuple[int, float]]
+    """runs that reached the threshold, and the median of their steps, by task"""
+    seconds_per_step: float
+    stability: Stability
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A variant against the baseline."""
+
+    baseline: str
+    variant: str
+    verdict: Verdict
+    effect: Effect
+    difference: Interval
+    """in the units of the metric; of one task"""
+    better: Interval
+    """probability of improvement"""
+    changes: dict[str, tuple[str, str]]
+    """of the configuration"""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything that was found."""
+
+    metric: str
+    curve_metric: str
+    tasks: tuple[str, ...]
+    horizon: dict[str, int]
+    thresholds: dict[str, float]
+    groups: tuple[Group, ...]
+    pairs: tuple[Pair, ...]
+    criteria: Criteria
+    notes: tuple[str, ...]
+    """what the reader has to know: runs cut short, estimates in place of exact values"""
+
+
+def compare(
+    runs: Sequence[Run],
+    *,
+    baseline: str | None = None,
+    metric: str | None = None,
+    steps: int | None = None,
+    tail: float = 0.1,
+    threshold: float | None = None,
+    criteria: Criteria | None = None,
+    seed: int = 0,
+) -> Comparison:
+    """Compare every group with the first, or with `baseline`."""
+    if not 0.0 < tail <= 1.0:
+        raise InputError(f"tail: expected a share of the run, above 0 and up to 1, got {tail}")
+    names = list(dict.fromkeys(run.group for run in runs))
+    first = names[0] if baseline is None else choose("baseline", baseline, names)
+    names.sort(key=lambda name: name != first)
+    tasks = _tasks(runs, names)
+    runs = [run for run in runs if run.task in tasks]
+    metric = metric or choose_metric(runs, tail)
+    curve = RETURN if metric == EVALUATION and _all_have(runs, RETURN) else metric
+    ends = {t: horizon([r for r in runs if r.task == t], metric, steps) for t in tasks}
+    limits = criteria or Criteria()
+    rng = torch.Generator().manual_seed(seed)
+
+    scores = {
+        name: {
+            t: torch.tensor(
+                [
+                    final_score(r, metric, ends[t], tail)
+                    for r in runs
+                    if (r.group, r.task) == (name, t)
+                ],
+                dtype=torch.float64,
+            )
+            for t in tasks
+        }
+        for name in names
+    }
+    curves = {
+        name: {
+            t: np.stack(
+                [
+                    on_grid(r, curve, grid_to(ends[t]))
+                    for r in runs
+                    if (r.group, r.task) == (name, t)
+                ]
+            )
+            for t in tasks
+        }
+        for name in names
+    }
+    levels = {t: _threshold(curves[first][t], threshold) for t in tasks}
+    groups = tuple(
+        _group(name, runs, scores, curves[name], first, ends, levels, limits, rng) for name in names
+    )
+    pairs = tuple(_pair(groups[0], group, limits, rng) for group in groups[1:])
+    notes = tuple(_notes(runs, names, ends, metric, scores))
+    return Comparison(metric, curve, tasks, ends, levels, groups, pairs, limits, notes)
+
+
+def _tasks(runs: Sequence[Run], names: Sequence[str]) -> tuple[str, ...]:
+    """The environments that every group has."""
+    of = {name: {run.task for run in runs if run.group == name} for name in names}
+    common = set.intersection(*of.values())
+    if not common:
+        listed = "; ".join(f"{name}: {', '.join(sorted(found))}" for name, found in of.items())
+        raise InputError(f"the groups have no environment in common ({listed})")
+    return tuple(task for task in dict.fromkeys(run.task for run in runs) if task in common)
+
+
+def _all_have(runs: Sequence[Run], metric: str) -> bool:
+    return all(metric in run.table.columns and np.isfinite(run.table[metric]).any() for run in runs)
+
+
+def _group(
+    name: str,
+    runs: Sequence[Run],
+    scores: dict[str, dict[str, Tensor]],
+    curves: dict[str, Values],
+    baseline: str,
+    ends: dict[str, int],
+    levels: dict[str, float],
+    limits: Criteria,
+    rng: torch.Generator,
+) -> Group:
+    own = [run for run in runs if run.group == name]
+    per_step = [x for run in own if math.isfinite(x := _seconds_per_step(run))]
+    return Group(
+        name=name,
+        runs=own,
+        scores=scores[name],
+        curves=curves,
+        iqm=_iqm(scores[name], scores[baseline], limits.confidence, rng),
+        auc={t: _middle(np.nanmean(curve, axis=1)) for t, curve in curves.items()},
+        reached={t: _reached(curve, grid_to(ends[t]), levels[t]) for t, curve in curves.items()},
+        seconds_per_step=statistics.median(per_step) if per_step else math.nan,
+        stability=stability_of(own),
+    )
+
+
+def _iqm(
+    scores: dict[str, Tensor],
+    baseline: dict[str, Tensor],
+    confidence: float,
+    rng: torch.Generator,
+) -> Interval:
+    """With its interval: bootstrapped over runs, or by Student's t where those are few."""
+    if len(scores) == 1:
+        tables = list(scores.values())
+    else:
+        sizes = {t: float(interquartile_mean(x).abs()) or 1.0 for t, x in baseline.items()}
+        tables = [x / sizes[t] for t, x in scores.items()]
+    if min(map(len, tables)) >= TRIMMED_FROM:
+        return stratified_bootstrap(
+            lambda *x: interquartile_mean(torch.cat(x)),
+            *(x[:, None] for x in tables),
+            generator=rng,
+            confidence=confidence,
+            resamples=RESAMPLES,
+        )
+    share = 1.0 / len(tables)
+    found = t_interval(*((share, trimmed_mean(x, 0.0)) for x in tables), confidence=confidence)
+    return found._replace(estimate=interquartile_mean(torch.cat(tables)))
+
+
+def _pair(baseline: Group, variant: Group, limits: Criteria, rng: torch.Generator) -> Pair:
+    tasks = list(baseline.scores)
+    old, new = [baseline.scores[t] for t in tasks], [variant.scores[t] for t in tasks]
+    effect = effect_of(old, new, limits.confidence)
+    return Pair(
+        baseline=baseline.name,
+        variant=variant.name,
+        verdict=decide(effect, _problems(baseline), _problems(variant), limits),
+        effect=effect,
+        difference=difference(old, new, limits.confidence, relative=False),
+        better=_better(old, new, limits.confidence, rng),
+        changes=differences(baseline.runs, variant.runs),
+    )
+
+
+def _better(
+    old: list[Tensor], new: list[Tensor], confidence: float, rng: torch.Generator
+) -> Interval:
+    """P(variant > baseline), averaged over tasks."""
+    count = len(old)
+
+    def mean(*tables: Tensor) -> Tensor:
+        pairs = zip(tables[:count], tables[count:], strict=True)
+        return torch.stack([probability_of_improvement(y, x) for x, y in pairs]).mean()
+
+    tables = [x[:, None] for x in (*old, *new)]
+    return stratified_bootstrap(
+        mean, *tables, generator=rng, confidence=confidence, resamples=RESAMPLES
+    )
+
+
+def _problems(group: Group) -> Problems:
+    return Problems(group.stability.non_finite, group.seconds_per_step)
+
+
+def _threshold(curves: Values, given: float | None) -> float:
+    """Nine tenths of the way that the baseline went, from where its curves begin."""
+    if given is not None:
+        return given
+    start = _middle(np.array([curve[np.isfinite(curve)][0] for curve in curves]))
+    end = _middle(curves[:, -1])
+    return start + 0.9 * (end - start)
+
+
+def _reached(curves: Values, grid: Values, level: float) -> tuple[int, float]:
+    over = curves >= level
+    hit = over.any(axis=1)
+    steps = grid[over.argmax(axis=1)][hit]
+    return int(hit.sum()), float(np.median(steps)) if hit.any() else math.nan
+
+
+def _seconds_per_step(run: Run) -> float:
+    seconds = run.table.columns.get("time/seconds")
+    if seconds is not None and np.isfinite(seconds).any() and run.table.step[-1] > 0:
+        return float(np.nanmax(seconds)) / float(run.table.step[-1])
+    rate = run.table.columns.get("time/steps_per_second")
+    if rate is not None and np.isfinite(rate).any():
+        return 1.0 / float(np.nanmean(rate))
+    return math.nan
+
+
+def _middle(values: Values) -> float:
+    return float(interquartile_mean(torch.from_numpy(np.ascontiguousarray(values))))
+
+
+def _notes(
+    runs: Sequence[Run],
+    names: Sequence[str],
+    ends: dict[str, int],
+    metric: str,
+    scores: dict[str, dict[str, Tensor]],
+) -> list[str]:
+    notes = []
+    for task, end in ends.items():
+        longest = max(int(run.table.step[-1]) for run in runs if run.task == task)
+        if longest > 1.02 * end:
+            where = f"{task}: " if len(ends) > 1 else ""
+            notes.append(
+                f"{where}compared up to step {end:,}, where the shortest run ends; "
+                f"the longest has {longest:,}"
+            )
+    if any(
+        not s.kl_is_exact for s in (stability_of([r for r in runs if r.group == n]) for n in names)
+    ):
+        notes.append("some KLs are the estimates of foreign logs, not exact values")
+    few = min(len(x) for group in scores.values() for x in group.values())
+    if few < TRIMMED_FROM:
+        notes.append(f"fewer than {TRIMMED_FROM} runs a side: means and Student's t decide")
+    return notes
+
+
+def as_json(found: Comparison) -> dict[str, Any]:
+    """Plain data; what is not a number is null. One pair stands at the top level, too."""
+    pairs = [_pair_json(pair, found) for pair in found.pairs]
+    return {
+        **(pairs[0] if len(pairs) == 1 else {}),
+        "metric": found.metric,
+        "tasks": list(found.tasks),
+        "horizon": found.horizon,
+        "thresholds": {t: _number(x) for t, x in found.thresholds.items()},
+        "groups": {group.name: _group_json(group) for group in found.groups},
+        "pairs": pairs,
+        "notes": list(found.notes),
+    }
+
+
+def _pair_json(pair: Pair, found: Comparison) -> dict[str, Any]:
+    by_name = {group.name: group for group in found.groups}
+    return {
+        "baseline": pair.baseline,
+        "variant": pair.variant,
+        "verdict": pair.verdict.decision,
+        "reasons": list(pair.verdict.reasons),
+        "iqm": {
+            name: _number(float(by_name[name].iqm.estimate))
+            for name in (pair.baseline, pair.variant)
+        },
+        "difference": _number(float(pair.difference.estimate)),
+        "interval": _ends(pair.difference),
+        "relative": _number(pair.effect.estimate),
+        "relative_interval": [_number(pair.effect.low), _number(pair.effect.high)],
+        "probability_of_improvement": _number(float(pair.better.estimate)),
+        "probability_interval": _ends(pair.better),
+        "seeds": pair.effect.seeds,
+        "seeds_needed": pair.effect.seeds_needed,
+        "changes": {name: list(values) for name, values in pair.changes.items()},
+    }
+
+
+def _group_json(group: Group) -> dict[str, Any]:
+    return {
+        "runs": [str(run.path) for run in group.runs],
+        "scores": {t: [_number(float(x)) for x in scores] for t, scores in group.scores.items()},
+        "iqm": _number(float(group.iqm.estimate)),
+        "interval": _ends(group.iqm),
+        "auc": {t: _number(x) for t, x in group.auc.items()},
+        "reached": {t: {"runs": n, "steps": _number(x)} for t, (n, x) in group.reached.items()},
+        "seconds_per_step": _number(group.seconds_per_step),
+        "stability": {k: _number(v) for k, v in vars(group.stability).items()},
+    }
+
+
+def _ends(interval: Interval) -> list[float | None]:
+    return [_number(float(interval.low)), _number(float(interval.high))]
+
+
+def _number(x: float) -> float | None:
+    return x if math.isfinite(x) else None

@@ -1,0 +1,159 @@
+"""Keep, roll back, or not distinguishable: note 001's criteria, with the doubt put into numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from keel.functional import Interval, t_interval, trimmed_mean
+
+Decision = Literal["keep", "roll back", "not distinguishable"]
+TRIMMED_FROM = 5
+"""Runs from which the interquartile means are compared; below, plain means: nothing can be cut."""
+FEWEST = 3
+"""Runs of each side below which scores decide nothing."""
+POWER = 1.96 + 0.8416
+"""Standard errors between 0 and an effect that is found in 80 % of repetitions, at 95 %."""
+MOST_SEEDS = 1000
+
+
+@dataclass(frozen=True)
+class Criteria:
+    """When to roll back (note 001): a drop of more than 10 %, new numeric problems, 2× slower."""
+
+    drop: float = 0.10
+    slowdown: float = 2.0
+    confidence: float = 0.95
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A variant against its baseline, relative to the baseline's size, averaged over tasks."""
+
+    estimate: float
+    low: float
+    high: float
+    seeds: int
+    """runs of a side, the smaller number"""
+    seeds_needed: int | None
+    """runs of each side that would find an effect of this size; None above `MOST_SEEDS`"""
+
+
+@dataclass(frozen=True)
+class Problems:
+    """What else can send a variant back."""
+
+    non_finite: float = 0.0
+    """per run"""
+    seconds_per_step: float = math.nan
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The decision, and the reasons for it, the first of which decided."""
+
+    decision: Decision
+    reasons: tuple[str, ...]
+
+
+def effect_of(
+    baseline: Sequence[Tensor], variant: Sequence[Tensor], confidence: float = 0.95
+) -> Effect:
+    """The relative change; a tensor `[runs]` of scores for every task, in the same order."""
+    seeds = min(len(x) for x in (*baseline, *variant))
+    found = difference(baseline, variant, confidence)
+    reach = float(found.high - found.estimate)
+    estimate = float(found.estimate)
+    return Effect(
+        estimate, float(found.low), float(found.high), seeds, _needed(estimate, reach, seeds)
+    )
+
+
+def difference(
+    baseline: Sequence[Tensor],
+    variant: Sequence[Tensor],
+    confidence: float = 0.95,
+    *,
+    relative: bool = True,
+) -> Interval:
+    """Mean over tasks of (variant − baseline) / |baseline|, or of the difference itself."""
+    trim = 0.25 if min(len(x) for x in (*baseline, *variant)) >= TRIMMED_FROM else 0.0
+    parts = []
+    for old, new in zip(baseline, variant, strict=True):
+        before, after = trimmed_mean(old, trim), trimmed_mean(new, trim)
+        size = float(before.mean.abs()) if relative else 1.0
+        share = 1.0 / (len(baseline) * (size or torch.finfo(torch.float64).tiny))
+        parts += [(share, after), (-share, before)]
+    return t_interval(*parts, confidence=confidence)
+
+
+def _needed(estimate: float, reach: float, seeds: int) -> int | None:
+    """Runs of each side at which |estimate| would be `POWER` standard errors."""
+    if seeds < 2 or estimate == 0.0 or not math.isfinite(reach):
+        return None
+    # `reach` is t × the error; with many runs t is 1.96, with few more, which errs to the safe side
+    needed = math.ceil(seeds * (POWER / 1.96 * reach / abs(estimate)) ** 2)
+    return max(needed, FEWEST) if needed <= MOST_SEEDS else None
+
+
+def decide(
+    effect: Effect, baseline: Problems, variant: Problems, criteria: Criteria | None = None
+) -> Verdict:
+    """What note 001 would do; scores speak only as far as their interval lets them."""
+    limits = criteria or Criteria()
+    against = list(_problems(baseline, variant, limits))
+    score = _score(effect, limits)
+    if against:
+        return Verdict("roll back", (*against, score.reasons[0]))
+    return score
+
+
+def _problems(baseline: Problems, variant: Problems, limits: Criteria) -> Sequence[str]:
+    found = []
+    if variant.non_finite > 0 and baseline.non_finite == 0:
+        found.append(
+            f"new numeric problems: {variant.non_finite:g} non-finite values a run, none before"
+        )
+    slower = (
+        variant.seconds_per_step / baseline.seconds_per_step if baseline.seconds_per_step else 0
+    )
+    if slower > limits.slowdown:
+        found.append(f"{slower:.1f}× slower, more than {limits.slowdown:g}×")
+    return found
+
+
+def _score(effect: Effect, limits: Criteria) -> Verdict:
+    size = percent(effect.estimate)
+    span = f"{percent(effect.low)} to {percent(effect.high)}"
+    if effect.seeds < FEWEST:
+        few = f"{effect.seeds} run{'s' * (effect.seeds != 1)} of a side"
+        return Verdict("not distinguishable", (f"{few} decide nothing: take at least {FEWEST}",))
+    if effect.low > 0.0:
+        return Verdict("keep", (f"better by {size} ({span})",))
+    if effect.high < 0.0 and effect.estimate < -limits.drop:
+        return Verdict(
+            "roll back", (f"worse by {size} ({span}), more than {percent(limits.drop)}",)
+        )
+    if effect.high < 0.0:
+        return Verdict(
+            "not distinguishable",
+            (f"worse by {size} ({span}), less than the {percent(limits.drop)} that would count",),
+        )
+    if effect.seeds_needed is None:
+        more = f"more than {MOST_SEEDS} runs each would be needed to tell {size} from nothing"
+    else:
+        more = f"about {effect.seeds_needed} runs each would be needed to tell {size} from nothing"
+    return Verdict("not distinguishable", (f"{size} ({span}) includes no change", more))
+
+
+def percent(share: float) -> str:
+    """A share in per cent, as short as its size allows."""
+    if not math.isfinite(share):
+        return "∞" if share > 0 else "−∞"
+    digits = 1 if abs(share) < 0.1 else 0
+    return f"{100.0 * share:,.{digits}f} %".replace("-", "−")

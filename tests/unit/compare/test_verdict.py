@@ -1,0 +1,146 @@
+"""Verdicts: the criteria of note 001, and how often they are wrong about nothing."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from keel.compare.verdict import Criteria, Effect, Problems, decide, difference, effect_of, percent
+
+CALM = Problems(0.0, 1e-4)
+
+
+def scores(*values: float) -> list[torch.Tensor]:
+    return [torch.tensor(values, dtype=torch.float64)]
+
+
+def test_the_effect_by_hand():
+    """Means 10 and 12; variances 1 and 4, three runs each: error √(5/3) = 1.29, 2.94 degrees of
+    freedom, t = 3.216, so 2 ± 4.15, and of 10 that is 0.2 ± 0.415."""
+    effect = effect_of(scores(9.0, 10.0, 11.0), scores(10.0, 12.0, 14.0))
+    assert effect.estimate == pytest.approx(0.2)
+    assert effect.high - effect.estimate == pytest.approx(0.415, abs=2e-3)
+    assert effect.low == pytest.approx(0.4 - effect.high)
+
+
+def test_a_negative_baseline_keeps_the_sign_of_the_change():
+    """From −200 to −150 is a gain of a quarter."""
+    effect = effect_of(scores(-200.0, -200.0, -200.0), scores(-150.0, -150.0, -150.0))
+    assert effect.estimate == pytest.approx(0.25)
+
+
+def test_tasks_count_alike_whatever_their_scale():
+    """+10 % of 10 and −10 % of 10,000 are nothing together."""
+    old = [torch.full((3,), 10.0), torch.full((3,), 10_000.0)]
+    new = [torch.full((3,), 11.0), torch.full((3,), 9_000.0)]
+    assert effect_of(old, new).estimate == pytest.approx(0.0, abs=1e-6)
+
+
+def test_from_five_runs_on_an_outlier_is_trimmed():
+    old, new = scores(10.0, 10.0, 10.0, 10.0, 10.0), scores(10.0, 10.0, 10.0, 10.0, 900.0)
+    assert difference(old, new).estimate == 0.0
+
+
+@pytest.mark.parametrize(
+    ("effect", "decision", "said"),
+    [
+        (Effect(0.2, 0.05, 0.35, 5, 4), "keep", "better by 20 % (5.0 % to 35 %)"),
+        (Effect(-0.2, -0.35, -0.05, 5, 4), "roll back", "worse by −20 %"),
+        (Effect(-0.04, -0.06, -0.02, 9, 4), "not distinguishable", "less than the 10 %"),
+        (Effect(-0.2, -0.5, 0.1, 5, 17), "not distinguishable", "includes no change"),
+        (Effect(0.9, 0.8, 1.0, 2, 3), "not distinguishable", "2 runs of a side decide nothing"),
+    ],
+)
+def test_scores_decide_as_far_as_their_interval_lets_them(effect: Effect, decision: str, said: str):
+    verdict = decide(effect, CALM, CALM)
+    assert verdict.decision == decision
+    assert said in verdict.reasons[0]
+
+
+def test_the_seeds_that_would_be_needed_are_said():
+    verdict = decide(Effect(-0.2, -0.5, 0.1, 5, 17), CALM, CALM)
+    assert "about 17 runs each" in verdict.reasons[1]
+
+
+def test_the_seeds_needed_do_find_the_effect():
+    """An effect of half a standard deviation is found in four of five experiments with 64 runs
+    each (Cohen 1988)."""
+    rng = np.random.default_rng(0)
+    needed = []
+    for _ in range(200):
+        x, y = rng.normal(10.0, 1.0, 200), rng.normal(10.5, 1.0, 200)
+        found = effect_of([torch.from_numpy(x)], [torch.from_numpy(y)]).seeds_needed
+        needed.append(found if found is not None else math.inf)
+    # the interquartile mean of normal scores is 0.83 as efficient as the mean: 64 / 0.83 = 77
+    assert np.median(needed) == pytest.approx(77, rel=0.25)
+
+
+def test_new_numeric_problems_send_a_better_variant_back():
+    verdict = decide(Effect(0.2, 0.05, 0.35, 5, 4), CALM, Problems(3.0, 1e-4))
+    assert verdict.decision == "roll back"
+    assert "new numeric problems: 3 non-finite values" in verdict.reasons[0]
+
+
+def test_old_numeric_problems_are_not_new():
+    verdict = decide(Effect(0.2, 0.05, 0.35, 5, 4), Problems(2.0, 1e-4), Problems(3.0, 1e-4))
+    assert verdict.decision == "keep"
+
+
+def test_twice_as_slow_goes_back():
+    slow = Problems(0.0, 2.1e-4)
+    assert decide(Effect(0.2, 0.05, 0.35, 5, 4), CALM, slow).decision == "roll back"
+    assert (
+        decide(Effect(0.2, 0.05, 0.35, 5, 4), CALM, slow, Criteria(slowdown=3.0)).decision == "keep"
+    )
+
+
+def test_an_unknown_speed_is_no_reason():
+    unknown = Problems(0.0, math.nan)
+    assert decide(Effect(0.2, 0.05, 0.35, 5, 4), unknown, CALM).decision == "keep"
+    assert decide(Effect(0.2, 0.05, 0.35, 5, 4), CALM, unknown).decision == "keep"
+
+
+FAMILIES = {
+    "normal": lambda rng, n: rng.normal(1000.0, 100.0, n),
+    "skewed": lambda rng, n: 1000.0 * rng.lognormal(0.0, 0.5, n),
+    "heavy tails": lambda rng, n: 1000.0 + 200.0 * rng.standard_t(3, n),
+    "some seeds fail": lambda rng, n: (
+        np.where(rng.random(n) < 0.3, 200.0, 1000.0) + rng.normal(0.0, 30.0, n)
+    ),
+}
+
+
+@pytest.mark.parametrize("runs", [3, 5, 10])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_variant_is_rarely_told_from_itself(family: str, runs: int):
+    """1,000 comparisons of one distribution with itself: at most 70 verdicts that claim to know."""
+    rng = np.random.default_rng(runs)
+    wrong = 0
+    for _ in range(1000):
+        x, y = ([torch.from_numpy(FAMILIES[family](rng, runs))] for _ in range(2))
+        wrong += decide(effect_of(x, y), CALM, CALM).decision != "not distinguishable"
+    assert wrong <= 70
+
+
+def test_a_plain_bootstrap_of_three_runs_would_be_wrong_three_times_as_often():
+    """Why there is Student's t: the interval of 3 + 3 resampled runs excludes 0 in a fifth."""
+    rng = np.random.default_rng(0)
+    wrong = 0
+    for _ in range(500):
+        x, y = rng.normal(size=(2, 3))
+        index = rng.integers(3, size=(2, 400, 3))
+        low, high = np.quantile(y[index[1]].mean(1) - x[index[0]].mean(1), [0.025, 0.975])
+        wrong += low > 0 or high < 0
+    assert 0.15 < wrong / 500 < 0.30
+
+
+def test_per_cents_are_short():
+    assert [percent(x) for x in (0.0312, -0.25, 12.0, math.inf)] == [
+        "3.1 %",
+        "−25 %",
+        "1,200 %",
+        "∞",
+    ]
