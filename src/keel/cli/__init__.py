@@ -17,6 +17,7 @@ COMMANDS = {
     "evaluate": "play whole episodes with a trained policy",
     "export": "write a trained policy as an ONNX file",
     "compare": "groups of runs side by side: keep, roll back, or not distinguishable",
+    "ablate": "train a grid of settings over seeds, and compare",
     "runs": "list runs, or export one as CSV",
     "bench": "measure training speed side by side with a peer",
     "explain": "what KL, clipping, penalties and trust regions do to your numbers",

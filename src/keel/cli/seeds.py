@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from keel.ablate.jobs import Job, at_once, run_jobs
 from keel.runs.directory import run_name
 
 if TYPE_CHECKING:
@@ -20,41 +20,33 @@ def train_seeds(args: list[str], options: Train) -> int:
     """Train every seed; the status is that of the first seed that failed."""
     console = Console(stderr=True)
     name = options.name or run_name(options.config.env, options.config.algo, options.runs)
-    waiting = list(dict.fromkeys(options.seeds))
-    running: dict[int, subprocess.Popen[str]] = {}
     results: dict[int, dict[str, Any]] = {}
-    status = 0
-    try:
-        while waiting or running:
-            while waiting and len(running) < _at_once(options):
-                seed = waiting.pop(0)
-                running[seed] = _launch(args, name, seed)
-            seed, process = _first_finished(running)
-            out, err = process.communicate()
-            del running[seed]
-            if process.returncode != 0:
-                status = status or process.returncode
-                console.print(f"seed {seed}: {err.strip().splitlines()[-1] if err else 'failed'}")
-                continue
-            results[seed] = json.loads(out.splitlines()[-1])
-            if not options.json and not options.quiet:
-                score = results[seed]["return_mean"]
-                console.print(f"seed {seed}: evaluation {score:,.1f}", highlight=False)
-    finally:
-        for process in running.values():
-            process.terminate()
-        for process in running.values():
-            process.wait()
+    failed: list[int] = []
+
+    def done(seed: int, job: Job) -> None:
+        if job.status != 0:
+            failed.append(job.status)
+            console.print(f"seed {seed}: {job.reason}")
+            return
+        results[seed] = json.loads(job.out.splitlines()[-1])
+        if not options.json and not options.quiet:
+            score = results[seed]["return_mean"]
+            console.print(f"seed {seed}: evaluation {score:,.1f}", highlight=False)
+
+    seeds = list(dict.fromkeys(options.seeds))
+    run_jobs(
+        [(seed, partial(_command, args, name, seed)) for seed in seeds],
+        at_once(options.config),
+        done,
+    )
     _report(results, options.json)
-    return status
+    return failed[0] if failed else 0
 
 
-def _launch(args: list[str], name: str, seed: int) -> subprocess.Popen[str]:
+def _command(args: list[str], name: str, seed: int) -> list[str]:
     kept = _without(_without(args, "--seeds"), "--name")
     command = [sys.executable, "-m", "keel", "train", *kept, "--name", name, "--seed", str(seed)]
-    if "--json" not in command:
-        command.append("--json")
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return command if "--json" in command else [*command, "--json"]
 
 
 def _without(args: list[str], flag: str) -> list[str]:
@@ -66,22 +58,6 @@ def _without(args: list[str], flag: str) -> list[str]:
     while end < len(args) and not args[end].startswith("--"):
         end += 1
     return args[:start] + args[end:]
-
-
-def _first_finished(running: dict[int, subprocess.Popen[str]]) -> tuple[int, subprocess.Popen[str]]:
-    while True:
-        for seed, process in running.items():
-            try:
-                process.wait(timeout=0.2)
-            except subprocess.TimeoutExpired:
-                continue
-            return seed, process
-
-
-def _at_once(options: Train) -> int:
-    """A network small enough for one thread leaves the other cores to other seeds."""
-    pixels = options.config.network.kind == "cnn" or "NoFrameskip" in options.env
-    return 1 if pixels else max(1, (os.cpu_count() or 1) // max(1, options.config.threads))
 
 
 def _report(results: dict[int, dict[str, Any]], as_json: bool) -> None:

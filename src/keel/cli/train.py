@@ -92,15 +92,12 @@ def parse(args: list[str]) -> Train:
     settings = read(Path(file)) if file else {}
     algo = find_option(args, "--algo") or str(settings.get("algo", "ppo"))
     base = preset(chosen) if chosen else preset_for(env, algo)[1]
-    base = from_dict(settings, base)
-    base = dataclasses.replace(base, env=env)
-    default = Train(env=env, config=base)
-    options = tyro.cli(
-        Train,
-        args=args,
-        default=default,
-        prog="keel train",
-    )
+    return on_top(dataclasses.replace(from_dict(settings, base), env=env), args, "keel train")
+
+
+def on_top(base: Config, args: list[str], prog: str) -> Train:
+    """The options, on top of a configuration."""
+    options = tyro.cli(Train, args=args, default=Train(env=base.env, config=base), prog=prog)
     return dataclasses.replace(options, config=dataclasses.replace(options.config, env=options.env))
 
 

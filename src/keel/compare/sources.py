@@ -12,6 +12,7 @@ from keel.errors import InputError, KeelError
 from keel.runs import MetricsTable, read_config, read_metrics
 from keel.runs.directory import METRICS, read_record
 from keel.runs.foreign import PROGRESS, is_log, read_log
+from keel.runs.resume import flat
 
 NEEDED = (
     "rollout/return_mean",
@@ -120,7 +121,7 @@ def _read(
 def _read_keel(path: Path, by: str, names: list[str]) -> Run:
     table = read_metrics(path, names)
     try:
-        config = dict(_flat(read_config(path)))
+        config = dict(flat(read_config(path)))
     except KeelError:
         config = {}
     return Run(path, _group(path, by, config), str(config.get("env", "")), table, config)
@@ -173,11 +174,3 @@ def _values(runs: Iterable[Run]) -> dict[str, set[str]]:
 
 def _joined(values: set[str]) -> str:
     return ", ".join(sorted(values)) if values else "–"
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in config.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

@@ -33,7 +33,7 @@ def config_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Ch
     >>> [str(c) for c in config_changes({"region": {"max_kl": 0.02}}, {"region": {"max_kl": 0.05}})]
     ['region.max_kl: 0.02 → 0.05']
     """
-    old, new = dict(_flat(before)), dict(_flat(now))
+    old, new = dict(flat(before)), dict(flat(now))
     pairs = ((name, old.get(name, ABSENT), new.get(name, ABSENT)) for name in {**old, **new})
     return [Change(*pair) for pair in pairs if pair[1] != pair[2]]
 
@@ -46,7 +46,7 @@ def check_config(
     `may_change` holds dotted names or their beginnings: `"eval"` allows `eval.episodes`.
     """
     changes = config_changes(before, now)
-    refused = [c for c in changes if not _allowed(c.field, may_change)]
+    refused = [c for c in changes if not allowed(c.field, may_change)]
     if refused:
         lines = "\n  ".join(map(str, refused))
         raise RunError(
@@ -57,17 +57,19 @@ def check_config(
     return changes
 
 
-def _allowed(field: str, may_change: Collection[str]) -> bool:
+def allowed(field: str, may_change: Collection[str]) -> bool:
+    """Whether a field, or a part it belongs to, is one of `may_change`."""
     parts = field.split(".")
     return any(".".join(parts[:length]) in may_change for length in range(1, len(parts) + 1))
 
 
-def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Fields with dotted names, and their values."""
     found: list[tuple[str, Any]] = []
     for key, value in config.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
-            found += _flat(value, f"{name}.")
+            found += flat(value, f"{name}.")
         else:
             found.append((name, value))
     return found

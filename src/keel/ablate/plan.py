@@ -1,0 +1,151 @@
+"""What an ablation varies: a grid of settings, or variants by name, each over the same seeds.
+
+    env: HalfCheetah-v5
+    seeds: [42, 43, 44]
+    settings: {total_steps: 300_000}
+    vary: {region.max_log_ratio: [20, 10, 5]}
+
+The first cell is what the others are compared with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from keel.config import Config, from_dict, read
+from keel.errors import InputError, choose
+from keel.presets import preset, preset_for
+from keel.runs.directory import check_name
+
+FOLDER = Path(__file__).parent / "plans"
+KEYS = ("about", "env", "preset", "seeds", "settings", "vary", "variants")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One variant."""
+
+    name: str
+    settings: Mapping[str, Any]
+    """dotted, on top of what all cells share"""
+
+    def config(self, base: Config, seed: int) -> Config:
+        """What to train with."""
+        changed = from_dict(_nested(self.settings), base)
+        return dataclasses.replace(changed, seed=seed, tag=self.name)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All of an ablation."""
+
+    name: str
+    base: Config
+    cells: tuple[Cell, ...]
+    seeds: tuple[int, ...]
+    about: str = ""
+
+
+def plan_named(word: str) -> Plan | None:
+    """A plan from a YAML file or of those that come with Keel; None if `word` is neither."""
+    if word.endswith((".yaml", ".yml")):
+        return read_plan(Path(word))
+    return read_plan(FOLDER / f"{word}.yaml") if word in names() else None
+
+
+def names() -> list[str]:
+    """The plans that come with Keel."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def read_plan(path: Path) -> Plan:
+    """A plan from its file; every cell is checked."""
+    data = read(path)
+    for key in data:
+        choose(f"{path}", str(key), KEYS)
+    if "env" not in data:
+        raise InputError(f"{path}: on which env?")
+    env = str(data["env"])
+    settings = _mapping(path, data, "settings")
+    base = preset(str(data["preset"])) if "preset" in data else preset_for(
+        env, str(settings.get("algo", "ppo"))
+    )[1]  # fmt: skip
+    base = from_dict({**_nested(settings), "env": env}, base)
+    vary, variants = _mapping(path, data, "vary"), _mapping(path, data, "variants")
+    if bool(vary) == bool(variants):
+        raise InputError(f"{path}: expected either vary or variants")
+    cells = grid(vary) if vary else _named(path, variants)
+    seeds = data.get("seeds", [0, 1, 2])
+    if not isinstance(seeds, list) or not all(type(seed) is int and seed >= 0 for seed in seeds):
+        raise InputError(f"{path}: seeds: expected a list of whole numbers, got {seeds!r}")
+    about = str(data.get("about", ""))
+    return checked(Plan(check_name(path.stem), base, cells, tuple(seeds), about))
+
+
+def grid(vary: Mapping[str, Sequence[Any]]) -> tuple[Cell, ...]:
+    """Every combination of the values; a cell is named after them."""
+    for name, values in vary.items():
+        if not isinstance(values, list | tuple) or not values:
+            raise InputError(f"vary {name}: expected a list of values, got {values!r}")
+    cells = []
+    for chosen in itertools.product(*vary.values()):
+        settings = dict(zip(vary, chosen, strict=True))
+        label = "_".join(f"{name.rpartition('.')[2]}-{_word(x)}" for name, x in settings.items())
+        cells.append(Cell(check_name(label), settings))
+    return tuple(cells)
+
+
+def checked(plan: Plan) -> Plan:
+    """The plan, if every cell of it can be trained and is there once."""
+    labels = [cell.name for cell in plan.cells]
+    twice = {name for name in labels if labels.count(name) > 1}
+    if twice:
+        raise InputError(f"{plan.name}: {', '.join(sorted(twice))} stands twice")
+    if not plan.seeds or len(set(plan.seeds)) < len(plan.seeds):
+        raise InputError(f"{plan.name}: seeds: expected different ones, got {list(plan.seeds)}")
+    for cell in plan.cells:
+        try:
+            cell.config(plan.base, plan.seeds[0])
+        except InputError as error:
+            raise InputError(f"{plan.name}, {cell.name}: {error}") from None
+    return plan
+
+
+def _named(path: Path, variants: Mapping[str, Any]) -> tuple[Cell, ...]:
+    for name, settings in variants.items():
+        if not isinstance(settings, Mapping):
+            raise InputError(f"{path}: variants.{name}: expected settings, got {settings!r}")
+    return tuple(Cell(check_name(str(name)), settings) for name, settings in variants.items())
+
+
+def _mapping(path: Path, data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = data.get(key) or {}
+    if not isinstance(found, Mapping):
+        raise InputError(f"{path}: {key}: expected names and values, got {found!r}")
+    return found
+
+
+def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"region.max_kl": 0.02}` as `{"region": {"max_kl": 0.02}}`."""
+    result: dict[str, Any] = {}
+    for name, value in settings.items():
+        *folders, last = str(name).split(".")
+        place = result
+        for folder in folders:
+            place = place.setdefault(folder, {})
+        if isinstance(value, Mapping) and isinstance(place.get(last), dict):
+            place[last].update(value)
+        else:
+            place[last] = dict(value) if isinstance(value, Mapping) else value
+    return result
+
+
+def _word(value: Any) -> str:
+    text = "off" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-")

@@ -1,0 +1,97 @@
+"""What is left to do of a plan: finished cells are never trained twice, begun ones go on."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import yaml
+
+from keel.ablate.plan import Plan
+from keel.config import Config, from_dict, to_dict
+from keel.errors import InputError
+from keel.runs import RunError, config_changes, last_values, read_config
+from keel.runs.directory import CHECKPOINTS, METRICS
+from keel.runs.files import replace_file
+from keel.runs.resume import allowed
+from keel.training.runner import MAY_CHANGE
+
+PLANS = "plan"
+"""The folder of the cells' configurations."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run of a cell."""
+
+    cell: str
+    seed: int
+    path: Path
+    config: Config
+    state: Literal["new", "begun", "finished"]
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return f"{self.cell}, seed {self.seed}"
+
+    def command(self) -> list[str]:
+        """What trains it, or the rest of it."""
+        keel = [sys.executable, "-m", "keel"]
+        if self.state == "begun":
+            steps = str(self.config.total_steps)
+            return [*keel, "resume", str(self.path), "--total-steps", steps, "--json"]
+        root = self.path.parents[1]
+        place = root / PLANS / f"{self.cell}.yaml"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(place, yaml.safe_dump(to_dict(self.config), sort_keys=False).encode())
+        words = ["--runs", str(root), "--name", self.cell, "--seed", str(self.seed), "--json"]
+        preset = ["--preset", "default"]  # the file says everything
+        return [*keel, "train", self.config.env, *preset, "--config", str(place), *words]
+
+    def progress(self) -> float:
+        """The share of its steps that is done."""
+        try:
+            step, _ = last_values(self.path)
+        except (RunError, OSError):
+            return 0.0
+        return min(1.0, (step or 0) / self.config.total_steps)
+
+
+def tasks_of(plan: Plan, root: Path) -> list[Task]:
+    """All runs, seed by seed, so that whole comparisons come early; below `root`/NAME."""
+    return [
+        _task(root / plan.name, cell.name, cell.config(plan.base, seed), seed)
+        for seed in plan.seeds
+        for cell in plan.cells
+    ]
+
+
+def _task(folder: Path, cell: str, config: Config, seed: int) -> Task:
+    path = folder / cell / f"seed-{seed}"
+    if not path.exists():
+        return Task(cell, seed, path, config, "new")
+    stored = to_dict(from_dict(read_config(path)))
+    changes = [
+        c for c in config_changes(stored, to_dict(config)) if not allowed(c.field, MAY_CHANGE)
+    ]
+    if changes:
+        told = "; ".join(map(str, changes[:3]))
+        raise InputError(f"{path}: was trained otherwise ({told}); choose another --name")
+    steps, _ = last_values(path) if (path / METRICS).is_file() else (0, [])
+    if (steps or 0) >= config.total_steps:
+        return Task(cell, seed, path, config, "finished")
+    if not any((path / CHECKPOINTS).glob("*/manifest.json")):
+        _set_aside(path)  # killed before its first checkpoint: nothing can go on there
+        return Task(cell, seed, path, config, "new")
+    return Task(cell, seed, path, config, "begun")
+
+
+def _set_aside(path: Path) -> None:
+    """Never deleted: somebody may want to see what happened."""
+    number = 1
+    while (aside := path.with_name(f".{path.name}.{number}")).exists():
+        number += 1
+    path.rename(aside)

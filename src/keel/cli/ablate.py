@@ -1,0 +1,177 @@
+"""`keel ablate PLAN|ENV`: train a grid of settings over seeds, and compare."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+import yaml
+from tyro.conf import Positional, arg
+
+from keel.cli.arguments import translate
+from keel.errors import InputError
+
+if TYPE_CHECKING:
+    from keel.ablate import Plan, Task
+    from keel.compare import Comparison
+
+PLANS = "`keel ablate --plans` lists those that come with Keel"
+
+
+@dataclass(frozen=True)
+class Ablate:
+    """Train every cell of a grid over the same seeds, and compare the cells with the first.
+
+    Cells that are finished are never trained twice: the same command goes on where it stopped.
+    Other flags are those of `keel train`, and hold for all cells.
+
+    Examples: keel ablate note-001-clamp
+              keel ablate Hopper-v5 --vary region.max_log_ratio=20,10,5 --total-steps 3e5
+    """
+
+    plan: Annotated[Positional[str], arg(metavar="PLAN|FILE.yaml|ENV")]
+    """A plan, a file of one, or an environment with --vary."""
+    vary: Annotated[tuple[str, ...], arg(metavar="FIELD=VALUE,VALUE …")] = ()
+    """Settings and the values to try; several make a grid."""
+    seeds: tuple[int, ...] = ()
+    """In place of the plan's; 0 1 2 if there is none."""
+    runs: Annotated[Path, arg(metavar="DIR")] = Path("runs")
+    """Where runs are kept."""
+    name: str | None = None
+    """The folder of this ablation in DIR; by default the plan's name."""
+    at_once: int | None = None
+    """Runs at a time; by default as many as there are cores for."""
+    dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Only say what would be trained."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print the comparison as one JSON object."""
+
+
+def run(args: Sequence[str]) -> int:
+    """Plan, train what is missing, compare."""
+    if "--plans" in args:
+        from keel.ablate.plan import names
+
+        print("\n".join(names()))  # noqa: T201
+        return 0
+    words = translate(args)
+    options, rest = tyro.cli(Ablate, args=words, prog="keel ablate", return_unknown_args=True)
+    if options.at_once is not None and options.at_once < 1:
+        raise InputError(f"--at-once: expected 1 or more, got {options.at_once}")
+    plan = _plan(options, rest)
+    from keel.ablate import tasks_of
+
+    tasks = tasks_of(plan, options.runs)
+    if options.dry_run:
+        for task in tasks:
+            print(f"{task.state:<9} {task.label}")  # noqa: T201
+        return 0
+    failed = _train(plan, tasks, options)
+    if len(failed) == len(tasks):
+        return 1
+    _compare(plan, options)
+    return 1 if failed else 0
+
+
+def _plan(options: Ablate, rest: list[str]) -> Plan:
+    """The plan, with flags of `keel train` on top of what all cells share."""
+    from keel.ablate.plan import Plan, checked, grid, names, plan_named
+    from keel.cli.train import on_top, parse
+
+    plan = plan_named(options.plan)
+    vary = dict(_values(word) for word in options.vary)
+    if plan is None:
+        if not vary:
+            raise InputError(
+                f"{options.plan}: no plan of that name ({', '.join(names())}); "
+                "for an environment say what to vary: --vary region.max_kl=0.02,0.05"
+            )
+        base = parse([options.plan, *rest]).config
+        plan = Plan(f"ablate-{base.env.replace('/', '-')}", base, grid(vary), (0, 1, 2))
+    else:
+        if rest:
+            base = on_top(plan.base, [plan.base.env, *rest], "keel ablate").config
+            plan = dataclasses.replace(plan, base=base)
+        if vary:
+            plan = dataclasses.replace(plan, cells=grid(vary))
+    if options.name is not None:
+        from keel.runs.directory import check_name
+
+        plan = dataclasses.replace(plan, name=check_name(options.name))
+    return checked(dataclasses.replace(plan, seeds=options.seeds or plan.seeds))
+
+
+def _values(word: str) -> tuple[str, list[Any]]:
+    name, equals, values = word.partition("=")
+    if not (name and equals and values):
+        raise InputError(f"--vary {word}: expected FIELD=VALUE,VALUE")
+    return name.replace("-", "_"), [yaml.safe_load(value) for value in values.split(",")]
+
+
+def _train(plan: Plan, tasks: list[Task], options: Ablate) -> list[Task]:
+    """Train what is missing; those that failed."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from keel.ablate import Job, at_once, run_jobs
+
+    console = Console(stderr=True)
+    left = [task for task in tasks if task.state != "finished"]
+    limit = options.at_once or at_once(plan.base)
+    if plan.about:
+        console.print(plan.about.strip(), style="dim", highlight=False)
+    console.print(
+        f"{plan.name}: {len(plan.cells)} cells × {len(plan.seeds)} seeds on {plan.base.env}, "
+        f"{len(left)} of {len(tasks)} runs to go, {limit} at a time",
+        highlight=False,
+    )
+    failed: list[Task] = []
+    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f} %")
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bars:
+        whole = bars.add_task("all", total=float(len(tasks)))
+        shown: dict[Task, Any] = {}
+
+        def done(task: Task, job: Job) -> None:
+            if task in shown:
+                bars.remove_task(shown.pop(task))
+            if job.status != 0:
+                failed.append(task)
+                console.print(f"{task.label}: {job.reason}", style="red", highlight=False)
+                return
+            score = json.loads(job.out.splitlines()[-1])["return_mean"]
+            said = "done" if score is None else f"evaluation {score:,.1f}"
+            console.print(f"{task.label}: {said}", highlight=False)
+
+        def tick(running: list[Task]) -> None:
+            for task in running:
+                if task not in shown:
+                    shown[task] = bars.add_task(task.label, total=1.0)
+                bars.update(shown[task], completed=task.progress())
+            waiting = len(left) - len(failed) - sum(t.progress() for t in running)
+            bars.update(whole, completed=len(tasks) - max(0.0, waiting))
+
+        run_jobs([(task, task.command) for task in left], limit, done, tick)
+    return failed
+
+
+def _compare(plan: Plan, options: Ablate) -> None:
+    """The cells side by side: on the terminal, as picture, page and JSON in the folder."""
+    from keel.cli.compare import print_comparison, write_files
+    from keel.compare import as_json, compare, load_runs
+
+    folder = options.runs / plan.name
+    paths = [folder / cell.name for cell in plan.cells]
+    runs = load_runs([str(path) for path in paths if path.is_dir()])
+    found: Comparison = compare(runs)
+    text = json.dumps(as_json(found), allow_nan=False)
+    (folder / "compare.json").write_text(text + "\n", encoding="utf-8")
+    if options.json:
+        print(text)  # noqa: T201
+    else:
+        print_comparison(found)
+    write_files(found, folder / "compare.png", folder / "compare.html", quiet=options.json)

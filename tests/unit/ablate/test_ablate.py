@@ -1,0 +1,193 @@
+"""Plans of ablations, what is left of them, and the processes that train them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from keel.ablate import Job, Plan, at_once, plan_named, read_plan, run_jobs, tasks_of
+from keel.ablate.plan import grid, names
+from keel.cli import main
+from keel.config import Config, Network
+from keel.errors import InputError
+
+GRID = """
+env: CartPole-v1
+seeds: [3, 4]
+settings: {total_steps: 2048, envs: {num: 16}}
+vary: {region.max_log_ratio: [20, 10.0], advantage.normalise: [none, batch]}
+"""
+
+
+def write(tmp_path: Path, text: str, name: str = "mine.yaml") -> Path:
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+def test_a_grid_is_every_combination(tmp_path: Path):
+    plan = read_plan(write(tmp_path, GRID))
+    assert [cell.name for cell in plan.cells] == [
+        "max_log_ratio-20_normalise-none",
+        "max_log_ratio-20_normalise-batch",
+        "max_log_ratio-10_normalise-none",
+        "max_log_ratio-10_normalise-batch",
+    ]
+    config = plan.cells[2].config(plan.base, 4)
+    assert (config.region.max_log_ratio, config.advantage.normalise) == (10.0, "none")
+    assert (config.seed, config.envs.num, config.total_steps) == (4, 16, 2048)
+    assert config.tag == plan.cells[2].name
+
+
+def test_variants_have_names_of_their_own(tmp_path: Path):
+    text = "env: CartPole-v1\nvariants: {plain: {}, tight: {region.max_kl: 0.01, seed: 0}}\n"
+    plan = read_plan(write(tmp_path, text))
+    assert [cell.name for cell in plan.cells] == ["plain", "tight"]
+    assert plan.seeds == (0, 1, 2)
+    assert plan.cells[1].config(plan.base, 7).region.max_kl == 0.01
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("vary: {region.max_kl: [1.0]}", "on which env"),
+        ("env: CartPole-v1", "either vary or variants"),
+        ("env: CartPole-v1\nvarie: {}", "did you mean 'vary'"),
+        ("env: CartPole-v1\nvary: {region.max_lk: [0.1]}", "did you mean region.max_kl"),
+        ("env: CartPole-v1\nvary: {region.max_kl: 0.1}", "expected a list of values"),
+        ("env: CartPole-v1\nvary: {region.max_kl: [0.1, 0.1]}", "max_kl-0.1 stands twice"),
+        ("env: CartPole-v1\nvary: {region.max_kl: [-1]}", "max_kl--?1.*above 0"),
+        ("env: CartPole-v1\nseeds: 3\nvary: {seed: [1]}", "expected a list of whole numbers"),
+        ("env: CartPole-v1\nseeds: [1, 1]\nvary: {seed: [1]}", "expected different ones"),
+        ("env: CartPole-v1\nvariants: {a: 3}", "variants.a: expected settings"),
+    ],
+)
+def test_what_is_wrong_with_a_plan_is_named(tmp_path: Path, text: str, message: str):
+    with pytest.raises(InputError, match=message):
+        read_plan(write(tmp_path, text))
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_plan_that_comes_with_keel_can_be_trained(name: str):
+    plan = plan_named(name)
+    assert plan is not None
+    assert plan.about
+    assert len(plan.cells) > 1
+
+
+def test_small_networks_share_the_cores(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    assert at_once(Config(env="CartPole-v1")) == 4
+    assert at_once(Config(env="CartPole-v1", threads=2)) == 2
+    assert at_once(Config(env="Breakout")) == 1
+    assert at_once(Config(env="X-v0", network=Network(kind="cnn"))) == 1
+
+
+def tiny(total: int = 1024) -> Plan:
+    base = Config(env="CartPole-v1", total_steps=total, rollout_steps=128)
+    return Plan("tiny", base, grid({"region.max_kl": [0.05, 0.01]}), (0,))
+
+
+def test_a_cell_is_new_then_finished_and_begun_when_more_is_wanted(tmp_path: Path):
+    new = tasks_of(tiny(), tmp_path)
+    assert [task.state for task in new] == ["new", "new"]
+    subprocess.run(new[0].command(), check=True, capture_output=True)
+    assert [task.state for task in tasks_of(tiny(), tmp_path)] == ["finished", "new"]
+    (again, _) = tasks_of(tiny(2048), tmp_path)
+    assert again.state == "begun"
+    assert again.progress() == pytest.approx(0.5)
+    assert again.command()[3] == "resume"
+    shutil.rmtree(again.path / "checkpoints")
+    (again, _) = tasks_of(tiny(2048), tmp_path)
+    assert again.state == "new"
+    assert (again.path.parent / ".seed-0.1").is_dir()
+
+
+def test_a_cell_that_was_trained_otherwise_is_refused(tmp_path: Path):
+    (task, _) = tasks_of(tiny(), tmp_path)
+    subprocess.run(task.command(), check=True, capture_output=True)
+    plan = tiny()
+    base = Config(env="CartPole-v1", total_steps=1024, rollout_steps=256)
+    changed = Plan(plan.name, base, plan.cells, (0,))
+    with pytest.raises(InputError, match=r"was trained otherwise \(rollout_steps: 128 → 256"):
+        tasks_of(changed, tmp_path)
+
+
+def test_jobs_run_side_by_side_and_report_how_they_ended():
+    seen: dict[str, Job] = {}
+    most = 0
+
+    def tick(running: list[str]) -> None:
+        nonlocal most
+        most = max(most, len(running))
+
+    text = "print('x' * 200_000)"  # more than a pipe holds
+    bad = "import sys; print('first\\nwhat went wrong', file=sys.stderr); sys.exit(3)"
+    scripts = {"a": text, "b": bad, "c": "print(1)"}
+    commands = [(key, lambda s=s: [sys.executable, "-c", s]) for key, s in scripts.items()]
+    run_jobs(commands, 2, lambda key, job: seen.__setitem__(key, job), tick)
+    assert most == 2
+    assert len(seen["a"].out) == 200_001
+    assert (seen["b"].status, seen["b"].reason) == (3, "what went wrong")
+    assert seen["c"] == Job(0, "1\n", "")
+
+
+def test_an_interrupt_stops_the_processes():
+    started: list[int] = []
+    script = "import time, os; print(os.getpid(), flush=True); time.sleep(60)"
+
+    def interrupt(running: list[str]) -> None:
+        time.sleep(0.3)
+        found = subprocess.run(["pgrep", "-P", str(os.getpid())], capture_output=True, text=True)
+        started.extend(map(int, found.stdout.split()))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_jobs([("a", lambda: [sys.executable, "-c", script])], 1, lambda *_: None, interrupt)
+    for pid in started:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def test_the_command_trains_compares_and_does_nothing_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    words = ["ablate", "CartPole-v1", "--vary", "region.max-kl=0.05,0.01", "--seeds", "0", "1"]
+    words += ["--total-steps", "1024", "--rollout-steps", "64", "--runs", str(tmp_path)]
+    words += ["--evaluation.episodes", "2"]
+    assert main([*words, "--dry-run"]) == 0
+    assert capsys.readouterr().out.count("new") == 4
+    assert not list(tmp_path.iterdir())
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["groups"]) == ["max_kl-0.05", "max_kl-0.01"]
+    assert found["verdict"] == "not distinguishable"
+    folder = tmp_path / "ablate-CartPole-v1"
+    assert {"compare.json", "compare.png", "compare.html"} <= {p.name for p in folder.iterdir()}
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("metrics.jsonl")}
+    assert len(before) == 4
+    assert main(words) == 0
+    assert "0 of 4 runs to go" in capsys.readouterr().err
+    assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("metrics.jsonl")}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["CartPole-v1"], "say what to vary"),
+        (["CartPole-v1", "--vary", "region.max_kl"], "expected FIELD=VALUE,VALUE"),
+        (["nowhere.yaml"], "nowhere.yaml: cannot be read"),
+        (["CartPole-v1", "--vary", "seed=1,2", "--at-once", "0"], "--at-once: expected 1"),
+    ],
+)
+def test_bad_input_is_named(words: list[str], message: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["ablate", *words]) == 2
+    assert message in capsys.readouterr().err
