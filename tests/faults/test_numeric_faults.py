@@ -259,7 +259,7 @@ def test_the_eager_step_skips_what_is_not_finite_as_well() -> None:
         log_prob=torch.full((4,), -math.log(2.0)),
         advantage=torch.ones(4),
         target=torch.full((4,), 1e30),
-        old_value=torch.zeros(4),
+        old_value=torch.zeros(4, 1),
         weight=torch.ones(4),
     )
     before = initial_optimum(agent.initial)

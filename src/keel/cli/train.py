@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from tyro.conf import Positional, arg
 from keel.cli.arguments import find_option, translate
 from keel.cli.live import Display
 from keel.config import Config, check, from_dict, read
+from keel.models.compiling import cache_folder
 from keel.presets import names, preset, preset_for
 
 if TYPE_CHECKING:
@@ -78,8 +78,7 @@ def run(args: Sequence[str]) -> int:
 def never_compiled(algo: str) -> bool:
     """Whether numba has nothing on disk yet for the loops that an algorithm needs."""
     kernels = "kernels_natural" if algo == "trpo" else "kernels"
-    folder = os.environ.get("NUMBA_CACHE_DIR") or Path(__file__).parents[1] / "models/__pycache__"
-    return next(Path(folder).rglob(f"{kernels}.*.nbi"), None) is None
+    return next(cache_folder().rglob(f"{kernels}.*.nbi"), None) is None
 
 
 def parse(args: list[str]) -> Train:

@@ -25,6 +25,8 @@ def check(config: Config) -> None:
         "region.max_log_ratio": config.region.max_log_ratio,
         "network.features": config.network.features,
         "network.memory_size": config.network.memory_size,
+        "critic.reach": config.critic.reach,
+        "critic.cvar": config.critic.cvar,
         "natural.cg_iters": config.natural.cg_iters,
         "natural.backtrack_iters": config.natural.backtrack_iters,
         "natural.fisher_fraction": config.natural.fisher_fraction,
@@ -45,6 +47,7 @@ def check(config: Config) -> None:
         if value < 0 and name != "network.log_std":
             raise InputError(f"{name}: expected no negative number, got {value}")
     shares = {
+        "critic.cvar": config.critic.cvar,
         "advantage.gamma": config.advantage.gamma,
         "advantage.lam": config.advantage.lam,
         "natural.fisher_fraction": config.natural.fisher_fraction,
@@ -53,6 +56,7 @@ def check(config: Config) -> None:
     for name, share in shares.items():
         if share > 1.0:
             raise InputError(f"{name}: expected a number from 0 to 1, got {share}")
+    _check_critic(config)
     _check_trpo(config)
     region = config.region
     if region.clip is not None and not 0.0 < region.clip < 1.0:
@@ -79,6 +83,26 @@ def check(config: Config) -> None:
         choose("log", name, SINKS)
     if not config.network.hidden or min(config.network.hidden) < 1:
         raise InputError(f"network.hidden: expected widths above 0, got {config.network.hidden}")
+
+
+def _check_critic(config: Config) -> None:
+    critic = config.critic
+    for name, number in (("quantiles", critic.quantiles), ("atoms", critic.atoms)):
+        if number < 2:
+            raise InputError(f"critic.{name}: expected at least 2, got {number}")
+    belongs = {
+        "quantiles": ("quantile",),
+        "kappa": ("quantile",),
+        "ordered": ("quantile",),
+        "atoms": ("two_hot", "hl_gauss"),
+        "reach": ("two_hot", "hl_gauss"),
+        "cvar": ("quantile", "two_hot", "hl_gauss"),
+    }
+    for name, kinds in belongs.items():
+        if getattr(critic, name) != getattr(type(critic)(), name) and critic.kind not in kinds:
+            raise InputError(
+                f"critic.{name}: belongs to critic.kind {' or '.join(kinds)}, this is {critic.kind}"
+            )
 
 
 def _check_trpo(config: Config) -> None:

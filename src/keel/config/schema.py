@@ -82,6 +82,31 @@ class Network:
 
 
 @dataclass(frozen=True)
+class Critic:
+    """What the critic says about the return: its mean, or its distribution."""
+
+    kind: Literal["scalar", "quantile", "two_hot", "hl_gauss"] = "scalar"
+    """`scalar`: the mean; `quantile`: quantiles; `two_hot`, `hl_gauss`: a histogram, whose targets
+    are spread over the two nearest atoms, or by a Gaussian."""
+    quantiles: int = 32
+    """How many."""
+    kappa: float = 0.02
+    """Where the quantile Huber loss turns linear, in the critic's units; 0: at once. Above the
+    spread of the return the quantiles come out too narrow."""
+    ordered: bool = False
+    """Quantiles that cannot cross."""
+    atoms: int = 101
+    """Of the histogram."""
+    reach: float = 8.0
+    """The histogram covers ± this, in the critic's units: standard deviations of the return where
+    returns are normalised."""
+    normalise: Literal["auto", "on", "off"] = "auto"
+    """Learn returns in units of their own mean and spread; `auto`: all but `scalar` do."""
+    cvar: float = 1.0
+    """Advantages are measured against the mean of this lowest share of the distribution; 1: all."""
+
+
+@dataclass(frozen=True)
 class Advantage:
     """How advantages are estimated and scaled."""
 
@@ -252,6 +277,7 @@ class Config:
     envs: Envs = field(default_factory=Envs)
     atari: Atari = field(default_factory=Atari)
     network: Network = field(default_factory=Network)
+    critic: Critic = field(default_factory=Critic)
     advantage: Advantage = field(default_factory=Advantage)
     region: Region = field(default_factory=Region)
     natural: Natural = field(default_factory=Natural)

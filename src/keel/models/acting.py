@@ -81,10 +81,11 @@ def _torch_actor(agent: Agent, params: Tensor) -> Act:
         tree = {key: _tensor(x, params.device) for key, x in obs.items()}
         with torch.inference_mode():
             policy, value, _ = outputs(tree)
-        assert policy is not None
-        assert value is not None
+            assert policy is not None
+            assert value is not None
+            value = agent.value_of(params, value)
         out[:] = policy.cpu().numpy()
-        return Acted(value[..., 0].cpu().numpy())
+        return Acted(value.cpu().numpy())
 
     return act
 
@@ -104,7 +105,8 @@ def _loaded(agent: Agent, params: Tensor) -> Callable[[Tree], Outputs]:
     parameters = dict(network.named_parameters())
     with torch.no_grad():
         for name, x in agent.layout.unflatten(params[0]).items():
-            parameters[name].copy_(x)
+            if name in parameters:  # the critic's units are none of the network's
+                parameters[name].copy_(x)
     return network
 
 
@@ -117,12 +119,13 @@ def _remembering_actor(agent: Agent, params: Tensor) -> Act:
         tree = {key: x if key in agent.memory else x[:, None] for key, x in tree.items()}
         with torch.inference_mode():
             policy, value, memory = outputs(tree)
-        assert policy is not None
-        assert value is not None
-        assert memory is not None
+            assert policy is not None
+            assert value is not None
+            assert memory is not None
+            value = agent.value_of(params, value)
         out[:] = policy[:, 0].cpu().numpy()
         states = {key: x[:, 0].cpu().numpy() for key, x in memory.items()}
-        return Acted(value[:, 0, 0].cpu().numpy(), states)
+        return Acted(value[:, 0].cpu().numpy(), states)
 
     return act
 

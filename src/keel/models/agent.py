@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from keel.errors import InputError
+from keel.models import returns
+from keel.models.critics import Critic, Scalar
 from keel.models.distributions import Dist
 from keel.models.memory import CRITIC, STARTS
 from keel.models.networks import Outputs, Part, Separate
@@ -76,10 +78,15 @@ class Layout:
 class Agent:
     """A network, what its outputs mean, and where its parameters lie. Holds no parameters."""
 
-    def __init__(self, network: nn.Module, dist: Dist, groups: int = 1) -> None:
+    def __init__(
+        self, network: nn.Module, dist: Dist, groups: int = 1, critic: Critic | None = None
+    ) -> None:
         self.dist = dist
+        self.critic: Critic = critic or Scalar()
         self.groups = groups
         parameters = dict(network.named_parameters())
+        if self.critic.normalised:
+            parameters[returns.NAME] = nn.Parameter(torch.tensor(returns.FRESH))
         self.layout = Layout(tuple(parameters), tuple(p.shape for p in parameters.values()))
         self.initial = torch.cat([p.detach().reshape(-1) for p in parameters.values()])[None]
         self.network = network.requires_grad_(False)
@@ -121,6 +128,7 @@ class Agent:
         """The same from parameters by name; what is not asked for needs none."""
         if isinstance(self.network, Separate):
             return self.network.pure(tree, obs, part)
+        tree = {name: x for name, x in tree.items() if name != returns.NAME}
         result: Outputs = torch.func.functional_call(self.network, tree, (obs, part))
         return result
 
@@ -143,10 +151,10 @@ class Agent:
                 x = torch.func.functional_call(self.network.trunk, trunk, (x,))  # type: ignore[arg-type]
         return {FEATURES: x, **{key: obs[key] for key in (CRITIC, STARTS) if key in obs}}
 
-    def critic(self, own: Tensor, inputs: Tree) -> Tensor:
-        """The value `[*lead, Q]` from the critic's own parameters `[1, C]` and `critic_inputs`."""
+    def critic_outputs(self, own: Tensor, inputs: Tree) -> Tensor:
+        """Raw outputs `[*lead, Q]` of the critic's own parameters `[1, C]` on `critic_inputs`."""
         named = self.critic_layout.unflatten(own[0])
-        tree = {name.removeprefix("critic."): x for name, x in named.items()}
+        tree = {k.removeprefix("critic."): x for k, x in named.items() if k != returns.NAME}
         given = (inputs[FEATURES],)
         if STARTS in inputs:
             given = (*given, inputs.get(CRITIC), inputs[STARTS])  # type: ignore[assignment]
@@ -160,11 +168,24 @@ class Agent:
         assert output is not None
         return self.dist.params(output, obs.get("action_mask"), temperature)
 
-    def value(self, params: Tensor, obs: Tree) -> Tensor:
+    def raw_value(self, params: Tensor, obs: Tree) -> Tensor:
         """The critic's raw output at every row, `[*lead, Q]`."""
         value = self.outputs(params, obs, "critic").value
         assert value is not None
         return value
+
+    def value(self, params: Tensor, obs: Tree) -> Tensor:
+        """The value of every row in units of reward, `[*lead]`."""
+        return self.value_of(params, self.raw_value(params, obs))
+
+    def value_of(self, params: Tensor, raw: Tensor) -> Tensor:
+        """The value in units of reward, `[*lead]`, of the critic's raw output."""
+        value = self.critic.value(raw)
+        return returns.in_reward(params, value) if self.critic.normalised else value
+
+    def target_of(self, params: Tensor, target: Tensor) -> Tensor:
+        """A target in units of reward as the critic is to learn it."""
+        return returns.in_units(params, target) if self.critic.normalised else target
 
     def evaluate(self, params: Tensor, obs: Tree, temperature: float | Tensor = 1.0) -> Evaluation:
         """Policy and value at every row, in one pass."""

@@ -11,9 +11,11 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+from keel.config import Critic as CriticConfig
 from keel.config import Network
 from keel.errors import InputError
 from keel.models.agent import Agent
+from keel.models.critics import Critic, Histogram, Quantile, Scalar
 from keel.models.distributions import (
     Bernoulli,
     Categorical,
@@ -39,10 +41,16 @@ from keel.models.networks import (
 
 
 def build_agent(
-    observation: spaces.Space[Any], action: spaces.Space[Any], config: Network, seed: int
+    observation: spaces.Space[Any],
+    action: spaces.Space[Any],
+    config: Network,
+    seed: int,
+    critic: CriticConfig | None = None,
 ) -> Agent:
     """The agent for one environment's spaces; its initial weights depend on `seed` alone."""
     generator = torch.Generator().manual_seed(seed)
+    returns = build_critic(critic or CriticConfig())
+    values = returns.outputs
     dist = build_dist(action, squash=config.squash)
     head = _head(dist, config)
     shapes, classes = _layout(observation)
@@ -57,16 +65,30 @@ def build_agent(
     network: nn.Module
     if kind == "cnn":
         scale = 1.0 / 255.0 if _kind_of(observation, pixels[0]) == np.uint8 else 1.0
-        network = _seeing(pixels[0], shapes[pixels[0]], scale, head, config, generator)
+        network = _seeing(pixels[0], shapes[pixels[0]], scale, head, values, config, generator)
     elif config.memory != "none":
-        network = _remembering(kind, encoder, head, config, generator)
+        network = _remembering(kind, encoder, head, values, config, generator)
     elif kind == "decoupled":
-        network = _decoupled(encoder, head, config, generator)
+        network = _decoupled(encoder, head, values, config, generator)
     else:
-        network = Separate(encoder, config.hidden, config.activation, head, 1, generator)
+        network = Separate(encoder, config.hidden, config.activation, head, values, generator)
     if config.state_std and isinstance(dist, Gaussian | SquashedGaussian):
         _start_std(network, config.log_std)
-    return Agent(network, dist)
+    return Agent(network, dist, critic=returns)
+
+
+def build_critic(config: CriticConfig) -> Critic:
+    """What the critic's outputs are to mean."""
+    normalised = config.normalise == "on" or (
+        config.normalise == "auto" and config.kind != "scalar"
+    )
+    if config.kind == "scalar":
+        return Scalar(normalised=normalised)
+    if config.kind == "quantile":
+        return Quantile(
+            config.quantiles, config.kappa, config.ordered, config.cvar, normalised=normalised
+        )
+    return Histogram(config.atoms, config.reach, config.kind, config.cvar, normalised=normalised)
 
 
 def _seeing(
@@ -74,6 +96,7 @@ def _seeing(
     shape: tuple[int, ...],
     scale: float,
     head: Head,
+    values: int,
     config: Network,
     generator: torch.Generator,
 ) -> nn.Module:
@@ -87,18 +110,18 @@ def _seeing(
     trunk = eye() if config.share else nn.Identity()
     body = nn.Identity if config.share else eye
     if config.memory != "none":
-        return _recurrent(image, trunk, body, width, head, config, generator)
+        return _recurrent(image, trunk, body, width, head, values, config, generator)
 
     def branch(outputs: int, gain: float) -> nn.Module:
         seen = body()
         last = MLP((width, outputs), "relu", generator, gain)
         return last if config.share else nn.Sequential(seen, last)
 
-    return Branched(image, trunk, branch(head.outputs, 0.01), branch(1, 1.0), head)
+    return Branched(image, trunk, branch(head.outputs, 0.01), branch(values, 1.0), head)
 
 
 def _decoupled(
-    encoder: Flatten, head: Head, config: Network, generator: torch.Generator
+    encoder: Flatten, head: Head, values: int, config: Network, generator: torch.Generator
 ) -> Branched:
     """Note 004: a shared projection, then branches of their own."""
     width = config.hidden[-1]
@@ -109,11 +132,16 @@ def _decoupled(
         )
 
     trunk = Projection(encoder.size, config.features, width, generator)
-    return Branched(encoder, trunk, branch(head.outputs, 0.01), branch(1, 1.0), head)
+    return Branched(encoder, trunk, branch(head.outputs, 0.01), branch(values, 1.0), head)
 
 
 def _remembering(
-    kind: str, encoder: Flatten, head: Head, config: Network, generator: torch.Generator
+    kind: str,
+    encoder: Flatten,
+    head: Head,
+    values: int,
+    config: Network,
+    generator: torch.Generator,
 ) -> Recurrent:
     """The MLP and the decoupled network with a memory before their last layers."""
     width, sizes = config.hidden[-1], (encoder.size, *config.hidden)
@@ -128,7 +156,7 @@ def _remembering(
         def body() -> nn.Module:
             return MLP(sizes, config.activation, generator, math.sqrt(2.0), act_last=True)
 
-    return _recurrent(encoder, trunk, body, width, head, config, generator)
+    return _recurrent(encoder, trunk, body, width, head, values, config, generator)
 
 
 def _recurrent(
@@ -137,6 +165,7 @@ def _recurrent(
     body: Callable[[], nn.Module],
     width: int,
     head: Head,
+    values: int,
     config: Network,
     generator: torch.Generator,
 ) -> Recurrent:
@@ -144,7 +173,7 @@ def _recurrent(
         memory = config.memory_size if config.memory in (name, "both") else None
         return Tower(body(), width, outputs, memory, generator, gain)
 
-    actor, critic = tower("actor", head.outputs, 0.01), tower("critic", 1, 1.0)
+    actor, critic = tower("actor", head.outputs, 0.01), tower("critic", values, 1.0)
     return Recurrent(encoder, trunk, actor, critic, head)
 
 

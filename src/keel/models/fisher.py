@@ -81,7 +81,7 @@ def _compiled(
 
     def product(vector: Tensor) -> Tensor:
         out = np.empty_like(params)
-        kernel(params, vector.contiguous().numpy(), *rest, damping, out)  # type: ignore[call-arg]
+        kernel(params, vector.contiguous().numpy(), *rest, damping, out)
         return torch.from_numpy(out)
 
     return product

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from keel.models.kernels import compiled, squash, vectorised
+from keel.models.compiling import compiled, vectorised
+from keel.models.kernels import squash
 
 HALF, ONE = np.float32(0.5), np.float32(1.0)
 

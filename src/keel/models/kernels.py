@@ -6,9 +6,7 @@ arithmetic with nothing around it; numba keeps what it compiled on disk, beside 
 
 Arrays are float32 and contiguous. A network is a piece of the parameter vector from `start` on: for
 each layer its weight `[out, in]`, then its bias; `sizes` are the widths, input first. Numbers that
-are not finite are let through to the gradient, where the caller looks for them. Most of it is in
-one file because numba, asked whether its copy on disk is still good, looks at the caller's only:
-whoever edits this file touches `kernels_natural.py` and `gru.py`, which call it, as well.
+are not finite are let through to the gradient, where the caller looks for them.
 """
 
 # Every function is compiled: numba's decorator has no types, and signatures would say nothing.
@@ -20,14 +18,10 @@ import math
 
 import numpy as np
 import scipy.linalg.cython_blas  # noqa: F401  numba's products: loaded now, its threads can be set
-from numba import njit
 
+from keel.models.compiling import compiled, vectorised
 from keel.models.distributions import LOG_2PI
-
-compiled = njit(cache=True, nogil=True, error_model="numpy")
-vectorised = njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "contract"})
-"""Where sums may be reordered, without which no loop over a sum becomes a vector. Not where numbers
-are asked whether they are finite: numba asks by x − x = 0, which reordering makes true of all."""
+from keel.models.kernels_returns import return_slope
 
 LOSS, POLICY, VALUE, ENTROPY, KL, CLIPPED, QUARANTINED, LARGEST, NORM = range(9)
 """Where a step leaves its statistics; `POLICY` is the surrogate's loss, `LARGEST` the
@@ -283,20 +277,6 @@ def gaussian(mean, log_std, bounds, action, behaviour, dials, part, by_log_std, 
             by_log_std[j] = np.float32(0.0)
 
 
-@compiled
-def critic_slope(value, target, share, coefficient, statistics):
-    """½(V − R)², and its gradient at the value, which it overwrites."""
-    loss = 0.0
-    for i in range(share.size):
-        if share[i] > 0.0:
-            error = value[i] - target[i]
-            loss += 0.5 * share[i] * error * error
-            value[i] = np.float32(coefficient) * share[i] * error
-        else:
-            value[i] = np.float32(0.0)
-    statistics[VALUE] = loss
-
-
 @vectorised
 def norm_of(gradient):
     """Its Euclidean length, summed in float64: NaN or ∞ if any of it is."""
@@ -327,7 +307,7 @@ def gather(batch, index, real, width, room, part):
 @compiled
 def actor_forward(params, net, batch, index, real, desk):
     """Fetch the minibatch and run the actor; its outputs, where their gradient will stand."""
-    starts, sizes, _, tanh = net
+    starts, sizes, _, tanh, _ = net
     room, slope, _, part, _, _ = desk
     rows, outputs = index.size, sizes[-1]
     gather(batch, index, real, sizes[0], room, part)
@@ -339,13 +319,15 @@ def actor_forward(params, net, batch, index, real, desk):
 @compiled
 def finish(params, net, value_coef, desk):
     """Backwards through the actor, then the critic forwards and backwards."""
-    starts, actor_sizes, critic_sizes, tanh = net
+    starts, actor_sizes, critic_sizes, tanh, returns = net
     room, slope, other, part, gradient, statistics = desk
     rows = part[0].size
     backward(params, gradient, starts[0], actor_sizes, tanh, room, rows, slope, other)
     at = forward(params, starts[1], critic_sizes, tanh, room, rows)
-    slope[:rows] = room[at : at + rows]
-    critic_slope(slope[:rows], part[3], part[2], value_coef, statistics)
+    count = critic_sizes[-1]
+    slope[: rows * count] = room[at : at + rows * count]
+    raw = slope[: rows * count].reshape((rows, count))
+    statistics[VALUE] = return_slope(raw, part[3], part[2], value_coef, returns)
     backward(params, gradient, starts[1], critic_sizes, tanh, room, rows, slope, other)
     statistics[NORM] = norm_of(gradient)
 
@@ -354,9 +336,9 @@ def finish(params, net, value_coef, desk):
 def categorical_gradient(params, net, batch, acted, index, real, dials, value_coef, desk):
     """The gradient of the whole objective on a minibatch, for a categorical policy.
 
-    `net` is (starts of actor and critic, their sizes, whether tanh); `batch` (observations, log
-    probs, advantages, targets, weights), all rows; `acted` (actions, old logits, masks or nothing);
-    `desk` the room to work in, where gradient and statistics are left, too.
+    `net` is (starts of actor and critic, their sizes, whether tanh, the critic in numbers); `batch`
+    (observations, log probs, advantages, targets, weights), all rows; `acted` (actions, old logits,
+    masks or nothing); `desk` the room to work in, where gradient and statistics are left, too.
     """
     action, old_logits, mask = acted
     logits = actor_forward(params, net, batch, index, real, desk)

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from keel.models.kernels import vectorised
+from keel.models.compiling import vectorised
 
 
 @vectorised

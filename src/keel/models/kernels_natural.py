@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import numpy as np
 
+from keel.models.compiling import compiled, vectorised
 from keel.models.kernels import (
     NORM,
     VALUE,
     backward,
-    compiled,
-    critic_slope,
     forward,
     gather,
     norm_of,
-    vectorised,
 )
 from keel.models.kernels_adam import adam
+from keel.models.kernels_returns import return_slope
 
 ONE, ZERO = np.float32(1.0), np.float32(0.0)
 
@@ -109,8 +108,9 @@ def categorical_product(params, moved, net, room, p, share, spare, damping, out)
 
 
 @compiled
-def critic_gradient(params, sizes, tanh, batch, index, real, desk):
-    """The gradient of the critic's mean squared error on a minibatch; `desk` as in `kernels`."""
+def critic_gradient(params, net, batch, index, real, desk):
+    """The gradient of the critic's mean loss on a minibatch; `desk` as in `kernels`."""
+    sizes, tanh, returns = net
     room, slope, other, part, gradient, statistics = desk
     rows = index.size
     gather(batch, index, real, sizes[0], room, part)
@@ -121,15 +121,17 @@ def critic_gradient(params, sizes, tanh, batch, index, real, desk):
         for i in range(rows):
             part[2][i] /= np.float32(total)
     at = forward(params, 0, sizes, tanh, room, rows)
-    slope[:rows] = room[at : at + rows]
-    critic_slope(slope[:rows], part[3], part[2], 1.0, statistics)
+    count = sizes[-1]
+    slope[: rows * count] = room[at : at + rows * count]
+    raw = slope[: rows * count].reshape((rows, count))
+    statistics[VALUE] = return_slope(raw, part[3], part[2], 1.0, returns)
     backward(params, gradient, 0, sizes, tanh, room, rows, slope, other)
     statistics[NORM] = norm_of(gradient)
     return statistics[VALUE]
 
 
 @compiled
-def critic_sweep(state, age, sizes, tanh, batch, order, desk, settings, split, told):
+def critic_sweep(state, age, net, batch, order, desk, settings, split, told):
     """One pass of Adam over all rows in the order given, in place; returns the critic's new age.
 
     `state` `[3, C]` holds parameters and moments, `told` `[M, 2]` takes each minibatch's loss and
@@ -145,7 +147,7 @@ def critic_sweep(state, age, sizes, tanh, batch, order, desk, settings, split, t
             row = at * size + i
             index[i] = order[row] if row < rows else 0
             real[i] = np.float32(1.0) if row < rows else ZERO
-        told[at, 0] = critic_gradient(state[0], sizes, tanh, batch, index, real, desk)
+        told[at, 0] = critic_gradient(state[0], net, batch, index, real, desk)
         norm = statistics[NORM]
         told[at, 1] = norm
         if np.isfinite(norm):

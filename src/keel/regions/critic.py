@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from keel.functional import aggregate, denominator, value
+from keel.functional import aggregate, denominator
 from keel.models.agent import Agent
 from keel.regions.faults import BAD_STEPS, not_finite
 from keel.regions.measure import chunks
@@ -21,7 +21,7 @@ from keel.types import Knobs
 
 @dataclass(frozen=True)
 class CriticObjective:
-    """½(V − R)², of the critic's own parameters `[1, C]` on `Agent.critic_inputs`."""
+    """The critic's loss, of its own parameters `[1, C]` on `Agent.critic_inputs`."""
 
     value_clip: float | None = None
 
@@ -29,12 +29,8 @@ class CriticObjective:
         self, agent: Agent, params: Tensor, batch: Batch, knobs: Tensor, group_axis: int | None
     ) -> tuple[Tensor, Statistics]:
         """The loss `[1]`, and what there is to say about it."""
-        now = agent.critic(params, batch.obs).squeeze(-1)
-        each = (
-            value.squared(now, batch.target)
-            if self.value_clip is None
-            else value.clipped(now, batch.old_value, batch.target, self.value_clip).loss
-        )
+        raw = agent.critic_outputs(params, batch.obs)
+        each = agent.critic.loss(raw, batch.target, batch.old_value, self.value_clip)
         total = denominator(batch.weight)
         loss = aggregate(each, batch.weight, denominator_of_batch=total).reshape(-1)
         nothing, seen = torch.zeros_like(loss), loss.detach()
@@ -153,7 +149,7 @@ def _critic_batch(agent: Agent, params: Tensor, rows: Rows, learned: Learned) ->
         action=rows.action,
         log_prob=rows.log_prob,
         advantage=learned.advantage,
-        target=learned.target,
-        old_value=learned.value,
+        target=agent.target_of(params, learned.target),
+        old_value=learned.raw,
         weight=rows.weight,
     )

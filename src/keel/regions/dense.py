@@ -95,6 +95,8 @@ class _Gradient:
     """
 
     def __init__(self, agent: Agent, objective: Objective, kernels: ModuleType) -> None:
+        from keel.models.kernels_returns import as_numbers
+
         self._kernels = kernels
         network = agent.network
         assert isinstance(network, Separate)
@@ -105,7 +107,8 @@ class _Gradient:
         if isinstance(agent.dist, Gaussian):
             starts.append(agent.layout.slice_of("head.log_std").start)
         actor, critic = network.actor.sizes, network.critic.sizes
-        self._net = tuple(starts), actor, critic, network.actor.act_name == "tanh"
+        tanh = network.actor.act_name == "tanh"
+        self._net = tuple(starts), actor, critic, tanh, as_numbers(agent.critic)
         self._gradient = np.zeros(agent.initial.shape[1], np.float32)
         self._statistics = np.zeros(9)
         self._desk: tuple[Any, ...] = ()
@@ -120,7 +123,7 @@ class _Gradient:
     def _reserve(self, rows: int) -> None:
         if self._desk and self._desk[3][0].size == rows:
             return
-        _, actor, critic, _ = self._net
+        _, actor, critic, *_ = self._net
         widest = rows * int(max(actor.max(), critic.max()))
         self._desk = (
             np.empty(rows * int(max(actor.sum(), critic.sum())), np.float32),

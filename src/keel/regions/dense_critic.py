@@ -39,11 +39,14 @@ class DenseCriticStep:
     def __init__(self, agent: Agent, *, max_grad_norm: float) -> None:
         # numba is a second and 100 MB, which others need not pay; here, before threads are limited
         from keel.models.kernels_natural import critic_sweep
+        from keel.models.kernels_returns import as_numbers
 
         network = agent.network
         assert isinstance(network, Separate)
         self._pass = critic_sweep
-        self._sizes, self._tanh = network.critic.sizes, network.critic.act_name == "tanh"
+        self._sizes = network.critic.sizes
+        tanh = network.critic.act_name == "tanh"
+        self._net = self._sizes, tanh, as_numbers(agent.critic)
         size = agent.initial.shape[1] - agent.critic_from
         self._max_norm, self._columns = max_grad_norm, np.zeros(size, bool)
         self._gradient, self._statistics = np.zeros(size, np.float32), np.zeros(9)
@@ -76,8 +79,7 @@ class DenseCriticStep:
         age = self._pass(
             state.numpy(),
             own.steps[0, 1].item(),
-            self._sizes,
-            self._tanh,
+            self._net,
             self._arrays,
             order.numpy(),
             self._desk,

@@ -90,6 +90,12 @@ def group_mean(x: Tensor, rows: Rows) -> Tensor:
     return product.sum(axes) / weight.sum(axes).clamp(min=1e-300)
 
 
+def group_moments(x: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+    """Weighted mean and variance per group, `[G]` each."""
+    mean = group_mean(x, rows)
+    return mean, (group_mean(x.double() ** 2, rows) - mean**2).clamp(min=0.0)
+
+
 def kl_metrics(measured: Measurement, rows: Rows) -> dict[str, float]:
     """Tails, the other direction, and the estimators beside the exact value."""
     counted = measured.ratio.weight > 0

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from keel.functional import Ratio, aggregate, denominator, policy_ratio, value
+from keel.functional import Ratio, aggregate, denominator, policy_ratio
 from keel.functional import surrogate as surrogates
 from keel.functional.ratio import MAX_LOG_RATIO
 from keel.models.agent import Agent
@@ -28,6 +28,7 @@ class Batch(NamedTuple):
     advantage: Tensor
     target: Tensor
     old_value: Tensor
+    """the critic's raw outputs before the update, `[R, *rest, Q]`"""
     weight: Tensor
 
     def take(self, index: Tensor, real: Tensor) -> Batch:
@@ -46,7 +47,7 @@ class Batch(NamedTuple):
             log_prob=take_rows(self.log_prob, index),
             advantage=torch.where(counts, take_rows(self.advantage, index), 0.0),
             target=torch.where(counts, take_rows(self.target, index), 0.0),
-            old_value=torch.where(counts, take_rows(self.old_value, index), 0.0),
+            old_value=torch.where(counts[..., None], take_rows(self.old_value, index), 0.0),
             weight=weight,
         )
 
@@ -120,7 +121,7 @@ class Objective:
 
         low, high = knob("clip_low"), knob("clip_high")
         policy = self._surrogate(ratio.ratio, batch.advantage, low, high)
-        critic = self._value(evaluation.value.squeeze(-1), batch.old_value, batch.target)
+        critic = agent.critic.loss(evaluation.value, batch.target, batch.old_value, self.value_clip)
         policy_loss, value_loss = mean(policy.loss), mean(critic)
         loss = policy_loss + self.value_coef * value_loss
         nothing = torch.zeros_like(policy_loss)
@@ -159,11 +160,6 @@ class Objective:
         if self.dual_clip is not None:
             return surrogates.dual_clip(ratio, advantage, low, high, self.dual_clip)
         return surrogates.clip(ratio, advantage, low, high)
-
-    def _value(self, now: Tensor, before: Tensor, target: Tensor) -> Tensor:
-        if self.value_clip is None:
-            return value.squared(now, target)
-        return value.clipped(now, before, target, self.value_clip).loss
 
 
 def _largest(ratio: Ratio, group_axis: int | None) -> Tensor:

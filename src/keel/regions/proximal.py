@@ -65,7 +65,7 @@ class Proximal:
         batch, skipped, gap = None, 0, 0.0
         for epoch in range(self.epochs):
             if batch is None or self.recompute_advantages:
-                batch = _batch(rows, targets, state.params, batch)
+                batch = _batch(agent, rows, targets, state.params, batch)
             in_epoch = len(taken)
             for index, real in minibatches(rows.count, self.minibatch, rng):
                 index, real = index.to(device), real.to(device)
@@ -116,7 +116,9 @@ class Proximal:
         return kl > limit
 
 
-def _batch(rows: Rows, targets: Targets, params: Tensor, before: Batch | None) -> Batch:
+def _batch(
+    agent: Agent, rows: Rows, targets: Targets, params: Tensor, before: Batch | None
+) -> Batch:
     """All rows with what they teach; the value clip is around the values of the first epoch."""
     with torch.no_grad():
         learned = targets(params)
@@ -126,8 +128,8 @@ def _batch(rows: Rows, targets: Targets, params: Tensor, before: Batch | None) -
         action=rows.action,
         log_prob=rows.log_prob,
         advantage=learned.advantage,
-        target=learned.target,
-        old_value=learned.value if before is None else before.old_value,
+        target=agent.target_of(params, learned.target),
+        old_value=learned.raw if before is None else before.old_value,
         weight=rows.weight,
     )
 

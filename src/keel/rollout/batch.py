@@ -107,9 +107,9 @@ class Learned(NamedTuple):
     advantage: Tensor
     """scaled as configured"""
     target: Tensor
-    """of the critic"""
-    value: Tensor
-    """what the critic said itself"""
+    """of the critic, in units of reward"""
+    raw: Tensor
+    """what the critic said itself, its raw outputs `[R, *rest, Q]`"""
 
 
 Targets = Callable[[Tensor], Learned]

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from keel.config import Config, check
 from keel.envs import ObsNormaliser
+from keel.models.returns import moved_units
 from keel.regions.controllers import Outcome
-from keel.regions.measure import drift
+from keel.regions.measure import drift, group_moments
 from keel.rollout.batch import Learned, Rows, obs_rows, rows_of
 from keel.rollout.collect import Collected
 from keel.rollout.targets import compute_targets
@@ -74,17 +75,24 @@ def iterate(
     noted: dict[str, float] = {}
     acted = None if collected.value is None else collected.value.to(session.device)
 
+    first: list[Tensor] = []
+
     def targets(params: Tensor) -> Learned:
         known = None if noted else acted  # later epochs ask the critic as it is then
         learned, statistics = compute_targets(
             session.agent, params, rollout, config.advantage, known
         )
         noted.update({k: v for k, v in statistics.items() if k not in noted})
+        first.append(learned.target)
         return learned
 
     optimum, report = session.region.update(
         session.agent, state.optimum, rows, targets, knobs, session.shuffle, session.step
     )
+    if session.agent.critic.normalised:
+        optimum = optimum._replace(
+            params=moved_units(session.agent, optimum.params, *group_moments(first[0], rows))
+        )
     normaliser, kl_normaliser = _absorb(session, state, optimum.params, collected, rows, knobs)
     ended = time.perf_counter()
     returns = (*state.returns, *collected.episodes.returns.tolist())[-WINDOW:]

@@ -79,7 +79,7 @@ def open_session(config: Config) -> Session:
         _expect_memory(config, envs)
         torch.set_num_threads(1)  # initial weights must not depend on how many threads there are
         agent = build_agent(
-            envs.observation_space, envs.action_space, config.network, seeds.network
+            envs.observation_space, envs.action_space, config.network, seeds.network, config.critic
         )
         pixels = _sees_pixels(agent)
         threads = config.threads or (_cores() if pixels else 1)

@@ -157,7 +157,7 @@ def test_a_truncated_episode_goes_on_from_its_own_memory() -> None:
     longer = {"obs": torch.cat([upto["obs"], final], 1)}
     longer[STARTS] = torch.cat([upto[STARTS], torch.zeros(1, 1, dtype=torch.bool)], 1)
     longer |= {key: x[column : column + 1] for key, x in rollout.memory.items()}
-    value = agent.value(agent.initial, longer)[0, -1, 0]
+    value = agent.value(agent.initial, longer)[0, -1]
     expected = rollout.reward[row, column] + 0.9 * value
     torch.testing.assert_close(targets.target[column, row], expected)
 

@@ -73,7 +73,7 @@ def build(lead: tuple[int, ...], groups: int = 1, dist: Dist | None = None) -> S
     action = draw(dist, behaviour, generator)
     advantage = torch.randn(lead, generator=generator)
     target = torch.randn(lead, generator=generator)
-    value = torch.randn(lead, generator=generator)
+    value = torch.randn(*lead, 1, generator=generator)
     weight = (torch.rand(lead, generator=generator) < 0.9).float()
     rows = Rows(
         obs=obs,

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keel.config import Network
+from keel.config import Critic, Network
 from keel.models.agent import Agent
 from keel.models.build import build_agent
 from keel.regions import dense
@@ -28,8 +28,8 @@ SPACES: dict[str, gymnasium.Space[Any]] = {
 }
 
 
-def agent_for(action: str, **network: Any) -> Agent:
-    return build_agent(OBSERVATION, SPACES[action], Network(hidden=(8, 7), **network), 0)
+def agent_for(action: str, critic: Critic | None = None, **network: Any) -> Agent:
+    return build_agent(OBSERVATION, SPACES[action], Network(hidden=(8, 7), **network), 0, critic)
 
 
 def batch_for(agent: Agent, seed: int, *, shift: float = 0.3) -> Batch:
@@ -54,7 +54,7 @@ def batch_for(agent: Agent, seed: int, *, shift: float = 0.3) -> Batch:
         log_prob=agent.dist.log_prob(behaviour, action),
         advantage=noise(ROWS),
         target=noise(ROWS),
-        old_value=noise(ROWS),
+        old_value=noise(ROWS, agent.critic.outputs),
         weight=torch.ones(ROWS),
     )
 
@@ -82,8 +82,19 @@ def both(
         ours, theirs = a.optimum, b.optimum
 
 
-@settings(max_examples=60, deadline=None)
+CRITICS = {
+    "scalar": Critic(),
+    "quantile": Critic(kind="quantile", quantiles=6, kappa=0.7),
+    "plain quantile": Critic(kind="quantile", quantiles=6, kappa=0.0, normalise="off"),
+    "ordered": Critic(kind="quantile", quantiles=6, ordered=True),
+    "two_hot": Critic(kind="two_hot", atoms=9, reach=2.0),
+    "hl_gauss": Critic(kind="hl_gauss", atoms=31, reach=2.0),
+}
+
+
+@settings(max_examples=100, deadline=None)
 @given(
+    critic=st.sampled_from(list(CRITICS)),
     action=st.sampled_from(["discrete", "box"]),
     activation=st.sampled_from(["tanh", "relu"]),
     entropy=st.sampled_from([0.0, 0.02]),
@@ -93,6 +104,7 @@ def both(
     seed=st.integers(0, 10_000),
 )
 def test_equals_autograd(
+    critic: str,
     action: str,
     activation: Any,
     entropy: float,
@@ -101,7 +113,7 @@ def test_equals_autograd(
     value_coef: float,
     seed: int,
 ) -> None:
-    agent = agent_for(action, activation=activation)
+    agent = agent_for(action, CRITICS[critic], activation=activation)
     objective = Objective(
         entropy_bonus=entropy > 0, track_kl=track_kl, value_coef=value_coef, max_log_ratio=1.0
     )

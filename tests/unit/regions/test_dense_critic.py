@@ -7,7 +7,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from keel.config import Network
+from keel.config import Critic, Network
 from keel.models.agent import FEATURES, Agent
 from keel.models.build import build_agent
 from keel.regions import dense_critic
@@ -19,9 +19,10 @@ from keel.types import Knobs
 ROWS, MINIBATCH = 24, 16
 
 
-def make(act: str) -> tuple[Agent, Optimum, Batch]:
+def make(act: str, critic: str = "scalar") -> tuple[Agent, Optimum, Batch]:
     network = Network(hidden=(8, 7), activation=act)  # type: ignore[arg-type]
-    agent = build_agent(spaces.Box(-1.0, 1.0, (5,)), spaces.Discrete(3), network, 0)
+    box, kind = spaces.Box(-1.0, 1.0, (5,)), Critic(kind=critic)  # type: ignore[arg-type]
+    agent = build_agent(box, spaces.Discrete(3), network, 0, kind)
     generator = torch.Generator().manual_seed(1)
     own = agent.initial[:, agent.critic_from :].clone()
     nothing = torch.zeros(ROWS)
@@ -32,16 +33,17 @@ def make(act: str) -> tuple[Agent, Optimum, Batch]:
         log_prob=nothing,
         advantage=nothing,
         target=torch.randn(ROWS, generator=generator),
-        old_value=nothing,
+        old_value=nothing[:, None].expand(-1, agent.critic.outputs),
         weight=(torch.rand(ROWS, generator=generator) < 0.8).float(),
     )
     return agent, Optimum(own, own * 0, own * 0, torch.zeros(1, 2)), batch
 
 
+@pytest.mark.parametrize("critic", ["scalar", "quantile", "hl_gauss"])
 @pytest.mark.parametrize("act", ["tanh", "relu"])
 @pytest.mark.parametrize("norm", [0.01, 10.0])
-def test_both_give_the_same_parameters(act: str, norm: float) -> None:
-    agent, begin, batch = make(act)
+def test_both_give_the_same_parameters(act: str, norm: float, critic: str) -> None:
+    agent, begin, batch = make(act, critic)
     objective = CriticObjective()
     assert dense_critic.fits(agent, objective)
     by_hand = dense_critic.DenseCriticStep(agent, max_grad_norm=norm)

@@ -39,7 +39,8 @@ def test_an_update_improves_the_surrogate(setting: Setting) -> None:
 def test_rows_of_weight_0_change_nothing_whatever_they_hold(setting: Setting) -> None:
     learned = setting.targets(setting.optimum.params)
     dead = setting.rows.weight == 0
-    poisoned = Learned(*(torch.where(dead, torch.nan, x) for x in learned))
+    advantage, target = (torch.where(dead, torch.nan, x) for x in learned[:2])
+    poisoned = Learned(advantage, target, torch.where(dead[..., None], torch.nan, learned.raw))
     log_prob = torch.where(dead, torch.inf, setting.rows.log_prob)
     obs = {"obs": torch.where(dead[..., None], torch.nan, setting.rows.obs["obs"])}
     sick = replace(
@@ -210,7 +211,7 @@ def test_the_value_clip_is_around_the_critics_own_values() -> None:
 
     def targets(params: Tensor) -> Learned:
         shift = float(next(calls))
-        return Learned(torch.randn(12), torch.zeros(12), torch.arange(12.0) + shift)
+        return Learned(torch.randn(12), torch.zeros(12), torch.arange(12.0)[:, None] + shift)
 
     step = setting.step(Proximal())
 
@@ -222,4 +223,4 @@ def test_the_value_clip_is_around_the_critics_own_values() -> None:
     rng = torch.Generator().manual_seed(0)
     region.update(setting.agent, setting.optimum, setting.rows, targets, Knobs(), rng, watching)
     assert len(seen) == 3
-    assert all(torch.equal(x, torch.arange(12.0)) for x in seen)
+    assert all(torch.equal(x, torch.arange(12.0)[:, None]) for x in seen)

@@ -48,7 +48,7 @@ def test_a_truncated_row_is_bootstrapped_from_what_it_saw_last(autoreset: Any, k
     collector.begin(collector.obs)
     rollout = collector.collect(agent.initial, 1.0, None).rollout
     envs.close()
-    value = agent.value(agent.initial, rollout.obs).squeeze(-1) if known else None
+    value = agent.value(agent.initial, rollout.obs) if known else None
     learned, _ = compute_targets(
         agent, agent.initial, rollout, Advantage(gamma=GAMMA, lam=0.0), value
     )
@@ -56,7 +56,7 @@ def test_a_truncated_row_is_bootstrapped_from_what_it_saw_last(autoreset: Any, k
     age = rollout.obs["obs"].reshape(-1)
     assert rollout.truncated.sum() == 6
     assert counts.sum() == (33 if autoreset == "next_step" else 39)
-    after = agent.value(agent.initial, {"obs": age[:, None] + 1.0}).squeeze(-1)
+    after = agent.value(agent.initial, {"obs": age[:, None] + 1.0})
     torch.testing.assert_close(learned.target[counts], (1.0 + GAMMA * after)[counts])
 
 

@@ -83,6 +83,23 @@ LOSSES = (
         aliases=elsewhere(trl="objective/entropy"),
     ),
     Metric(
+        "train/coverage_80",
+        "share of targets between the predicted 10 % and 90 % quantiles",
+        "Of distributional critics, before the update. Targets are λ-returns, which vary less than "
+        "returns themselves unless λ is 1.",
+        ROLLOUT,
+        healthy=(0.6, 0.95),
+        healthy_note="0.8 is perfect; below, the critic is too sure of itself",
+    ),
+    Metric(
+        "train/calibration_error",
+        "mean over levels τ of |share of targets below the predicted τ-quantile − τ|",
+        "Of distributional critics, before the update; 0 is perfect, 0.25 means nothing.",
+        ROLLOUT,
+        healthy=(0.0, 0.15),
+        healthy_note="larger for long: the distribution is not to be believed",
+    ),
+    Metric(
         "train/explained_variance",
         "1 − Var(R − V) / Var(R)",
         "Of the values before the update; 1 is perfect, 0 no better than a constant. RLlib takes "

@@ -1,0 +1,214 @@
+"""What the critic's outputs mean: one number, quantiles of the return, or a histogram of it.
+
+A critic is static and pure, as a distribution is: `raw` `[*lead, outputs]` is what the network
+gives, and targets are λ-returns, single samples of the return as far as λ lets them be. Its numbers
+are in units of its own where returns are normalised (`keel.models.returns`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from keel.functional import value as losses
+
+SPREAD = 4.0
+"""The distance between the outer quantiles of an ordered critic that has learned nothing is
+ln 2 × this."""
+WIDTH = 0.75
+"""σ of HL-Gauss in steps of the support (Farebrother et al. 2024, §5.1)."""
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """The mean alone."""
+
+    outputs: int = 1
+    affine: int = 1
+    """how many of the outputs, the first, can be moved to other units by way of the last layer"""
+    normalised: bool = False
+    """whether it speaks in units of its own"""
+
+    def value(self, raw: Tensor) -> Tensor:
+        """What advantages are measured against, `[*lead]`."""
+        return raw.squeeze(-1)
+
+    def loss(
+        self, raw: Tensor, target: Tensor, old: Tensor | None = None, clip: float | None = None
+    ) -> Tensor:
+        """½(V − R)² per element; `old` are the outputs around which `clip` holds them."""
+        now = raw.squeeze(-1)
+        if clip is None or old is None:
+            return losses.squared(now, target)
+        return losses.clipped(now, old.squeeze(-1), target, clip).loss
+
+
+@dataclass(frozen=True)
+class Quantile:
+    """Quantiles of the return at the levels (i + ½)/N (Dabney et al. 2018)."""
+
+    outputs: int = 32
+    kappa: float = 0.02
+    """where the Huber loss turns from square to linear; 0: the plain quantile loss. Returns within
+    κ of each other pull like the square, towards their mean: κ above their spread gives expectiles,
+    and the distribution comes out too narrow"""
+    ordered: bool = False
+    """quantiles that cannot cross: their mean, and the steps between them, which are positive"""
+    tail: float = 1.0
+    """CVaR: the value is the mean of this lowest share of the distribution"""
+    normalised: bool = True
+
+    @property
+    def affine(self) -> int:
+        """Ordered: only the first, which is the mean."""
+        return 1 if self.ordered else self.outputs
+
+    def quantiles(self, raw: Tensor) -> Tensor:
+        """`[*lead, N]`, at `levels`."""
+        if not self.ordered:
+            return raw
+        steps = torch.nn.functional.softplus(raw[..., 1:]) * (SPREAD / self.outputs)
+        heights = torch.nn.functional.pad(steps.cumsum(-1), (1, 0))
+        return raw[..., :1] + heights - heights.mean(-1, keepdim=True)
+
+    def levels(self, like: Tensor) -> Tensor:
+        """`[N]`."""
+        return losses.midpoints(self.outputs, like)
+
+    def value(self, raw: Tensor) -> Tensor:
+        """The mean, or that of the lower tail."""
+        if self.tail >= 1.0:
+            return raw[..., 0] if self.ordered else raw.mean(-1)
+        return lower_mean(self.quantiles(raw), torch.ones_like(raw) / self.outputs, self.tail)
+
+    def loss(
+        self, raw: Tensor, target: Tensor, old: Tensor | None = None, clip: float | None = None
+    ) -> Tensor:
+        """Quantile Huber; clipped, every quantile is held within `clip` of what it was."""
+        now = self.quantiles(raw)
+        free = losses.quantile_huber(now, target, kappa=self.kappa)
+        if clip is None or old is None:
+            return free
+        before = self.quantiles(old)
+        bounded = now.clamp(before - clip, before + clip)
+        return torch.maximum(free, losses.quantile_huber(bounded, target, kappa=self.kappa))
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Probabilities of `outputs` atoms, evenly spaced over ±`reach`."""
+
+    outputs: int = 101
+    reach: float = 8.0
+    encoding: Literal["two_hot", "hl_gauss"] = "hl_gauss"
+    """how a target is spread over the atoms"""
+    tail: float = 1.0
+    normalised: bool = True
+    affine: int = 0
+
+    @property
+    def step(self) -> float:
+        """Between two atoms."""
+        return 2.0 * self.reach / (self.outputs - 1)
+
+    @cached_property
+    def atoms(self) -> Tensor:
+        """`[N]`, in double precision."""
+        return torch.linspace(-self.reach, self.reach, self.outputs, dtype=torch.float64)
+
+    def support(self, like: Tensor) -> Tensor:
+        """The atoms, where `like` lives."""
+        return self.atoms.to(like)
+
+    def quantiles(self, raw: Tensor) -> Tensor:
+        """Of the histogram, at `levels`, linear inside of a bin, `[*lead, 32]`."""
+        edges = self.support(raw) + 0.5 * self.step
+        reached = raw.softmax(-1).cumsum(-1)
+        levels = self.levels(raw)
+        at = torch.searchsorted(
+            reached.contiguous(), levels.expand(*raw.shape[:-1], -1).contiguous()
+        )
+        at = at.clamp(max=self.outputs - 1)
+        above = reached.gather(-1, at)
+        below = torch.nn.functional.pad(reached, (1, 0)).gather(-1, at)
+        share = (levels - below) / (above - below).clamp(min=1e-12)
+        return edges[at] - self.step * (1.0 - share.clamp(0.0, 1.0))
+
+    def levels(self, like: Tensor) -> Tensor:
+        """`[32]`."""
+        return losses.midpoints(32, like)
+
+    def value(self, raw: Tensor) -> Tensor:
+        """The mean, or that of the lower tail."""
+        support = self.support(raw)
+        if self.tail >= 1.0:
+            return losses.categorical_mean(raw, support)
+        chances = raw.softmax(-1)
+        return lower_mean(support.expand_as(chances), chances, self.tail)
+
+    def loss(
+        self, raw: Tensor, target: Tensor, old: Tensor | None = None, clip: float | None = None
+    ) -> Tensor:
+        """Cross-entropy; clipped, against the mixture with the old histogram whose mean is within
+        `clip` of the old one."""
+        aim = self.encode(target)
+        free = losses.categorical(raw, aim)
+        if clip is None or old is None:
+            return free
+        now, before = raw.softmax(-1), old.softmax(-1)
+        support = self.support(raw)
+        gap = ((now - before) * support).sum(-1, keepdim=True)
+        share = (clip / gap.abs().clamp(min=1e-12)).clamp(max=1.0)
+        mixed = before + share * (now - before)
+        bounded = -(aim * mixed.clamp(min=1e-12).log()).sum(-1)
+        return torch.where(share.squeeze(-1) < 1.0, torch.maximum(free, bounded), free)
+
+    def encode(self, target: Tensor) -> Tensor:
+        """A target as probabilities of the atoms, `[*lead, N]`."""
+        support = self.support(target)
+        if self.encoding == "two_hot":
+            return losses.two_hot(target, support)
+        return losses.hl_gauss(target, support, WIDTH * self.step)
+
+
+Critic = Scalar | Quantile | Histogram
+Distributional = Quantile | Histogram
+
+
+def lower_mean(values: Tensor, chances: Tensor, share: float) -> Tensor:
+    """The mean of the lowest `share` of a distribution, `[*lead]` (CVaR; Rockafellar 2000)."""
+    order = values.argsort(-1)
+    values, chances = values.gather(-1, order), chances.gather(-1, order)
+    before = chances.cumsum(-1) - chances
+    kept = torch.minimum(chances, (share - before).clamp(min=0.0))
+    return (kept * values).sum(-1) / share
+
+
+def calibration(critic: Distributional, raw: Tensor, target: Tensor) -> dict[str, float]:
+    """How often targets `[n]` fall below the quantiles that were predicted for them, `[n, N]`.
+
+    `coverage_80` is the share between the 10 % and the 90 % quantile; `calibration_error` the mean
+    distance between share and level over all levels.
+    """
+    predicted = critic.quantiles(raw)
+    levels = critic.levels(raw)
+    below = (target.unsqueeze(-1) < predicted).to(torch.float64).mean(0)
+    at: Callable[[float], Tensor] = lambda level: _quantile_at(predicted, levels, level)  # noqa: E731
+    inside = (target >= at(0.1)) & (target <= at(0.9))
+    return {
+        "train/coverage_80": inside.double().mean().item(),
+        "train/calibration_error": (below - levels.double()).abs().mean().item(),
+    }
+
+
+def _quantile_at(predicted: Tensor, levels: Tensor, level: float) -> Tensor:
+    """Between the two nearest levels, linearly, `[n]`."""
+    position = level * len(levels) - 0.5
+    low = min(max(int(position), 0), len(levels) - 2)
+    share = position - low
+    return predicted[..., low] + share * (predicted[..., low + 1] - predicted[..., low])

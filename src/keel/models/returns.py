@@ -1,0 +1,73 @@
+"""Returns in units of the critic's own: as they are, minus a shift, over a scale.
+
+Both stand behind the critic's parameters, in the same matrix and with no gradient: so they are
+saved, restored and copied with them. When they move, the critic's last layer moves the other way
+(van Hasselt et al. 2016, "PopArt"), and what it says in units of reward stays what it was; a
+histogram cannot be moved so, and learns the little that its units drift in an update.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from keel.models.agent import Agent
+
+NAME = "critic_units"
+FRESH = (0.0, 1.0, 0.0)
+"""Shift, scale, and how many updates they have seen."""
+RATE = 0.02
+"""Of their moving averages, once they have seen 50 updates; before, all updates count alike."""
+
+
+def in_reward(params: Tensor, value: Tensor) -> Tensor:
+    """A value of the critic's in units of reward; `params` `[G, P]`."""
+    shift, scale = _units(params, value)
+    return value * scale + shift
+
+
+def in_units(params: Tensor, value: Tensor) -> Tensor:
+    """A value in units of reward in the critic's."""
+    shift, scale = _units(params, value)
+    return (value - shift) / scale
+
+
+def _units(params: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """One each for a single agent; with several, one for each of the last axis of `value`."""
+    shift, scale, _ = params.detach()[:, -len(FRESH) :].unbind(1)
+    return (shift[0], scale[0]) if len(params) == 1 else (shift, scale)
+
+
+def moved_units(agent: Agent, params: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    """The parameters after an update whose targets had this mean and variance, `[G]` each."""
+    shift, scale, seen = params[:, -len(FRESH) :].unbind(1)
+    rate = torch.clamp(1.0 / (seen + 1.0), min=RATE)
+    new_shift = shift + rate * (mean.to(shift) - shift)
+    second = (1.0 - rate) * (scale**2 + shift**2) + rate * (variance + mean**2).to(shift)
+    spread = (second - new_shift**2).clamp(min=0.0).sqrt()
+    # returns that do not vary have no scale of their own
+    new_scale = torch.where(spread > 1e-4 * (1.0 + new_shift.abs()), spread, scale)
+    moved = params.clone()
+    count = agent.critic.affine
+    if count:
+        _move_last_layer(agent, moved, count, scale / new_scale, (shift - new_shift) / new_scale)
+    moved[:, -len(FRESH) :] = torch.stack([new_shift, new_scale, seen + 1.0], 1)
+    return moved
+
+
+def _move_last_layer(
+    agent: Agent, params: Tensor, count: int, factor: Tensor, offset: Tensor
+) -> None:
+    """The first `count` outputs x of the critic become factor·x + offset, in place."""
+    weight, bias, _ = agent.layout.names[-3:]
+    assert weight.endswith("weight")
+    assert bias.endswith("bias")
+    width = agent.layout.shapes[-3][1]
+    start = agent.layout.slice_of(weight).start
+    params[:, start : start + count * width] *= factor[:, None]
+    start = agent.layout.slice_of(bias).start
+    params[:, start : start + count] *= factor[:, None]
+    params[:, start : start + count] += offset[:, None]
