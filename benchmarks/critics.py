@@ -1,6 +1,6 @@
 """What a distributional critic costs: iterations of HalfCheetah with each, in turn, in one process.
 
-    python -m benchmarks.critics [--repeats 20]
+python -m benchmarks.critics [--repeats 20]
 """
 
 from __future__ import annotations

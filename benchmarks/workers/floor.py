@@ -68,7 +68,7 @@ def critic_flops(agent, envs, rows: int) -> float:
     own = agent.initial[:, agent.critic_from :].clone().requires_grad_()
     counter = FlopCounterMode(display=False)
     with counter:
-        agent.critic(own, inputs).sum().backward()
+        agent.critic_outputs(own, inputs).sum().backward()
     return counter.get_total_flops() / rows
 
 

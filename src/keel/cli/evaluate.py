@@ -38,6 +38,8 @@ class Evaluate:
     """Which checkpoint; by default the best, or the last where there is no best."""
     video: Annotated[Path | None, arg(metavar="FILE.gif")] = None
     """Film one more episode into FILE (.gif, or .mp4 with imageio)."""
+    calibration: Annotated[Path | None, arg(metavar="FILE.png")] = None
+    """Draw what a distributional critic predicted against what came true."""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print one JSON object in place of text."""
 
@@ -57,6 +59,9 @@ def run(args: Sequence[str]) -> int:
     filmed = None
     if options.video is not None:  # first: what can go wrong does so before the long part
         filmed = _film(policy, options.video, deterministic, seed)
+    coverage = None
+    if options.calibration is not None:
+        coverage = _calibrate(policy, options.calibration, seed)
     score = evaluate_policy(
         policy, episodes=options.episodes, deterministic=deterministic, seed=seed
     )
@@ -72,6 +77,8 @@ def run(args: Sequence[str]) -> int:
         "lengths": score.lengths,
         "video": None if options.video is None else str(options.video),
         "video_return": filmed,
+        "calibration": None if options.calibration is None else str(options.calibration),
+        "coverage_80": coverage,
     }
     print(json.dumps(result, allow_nan=False) if options.json else _text(result))  # noqa: T201
     return 0
@@ -90,6 +97,15 @@ def _film(policy: Policy, path: Path, deterministic: bool, seed: int) -> float:
     return film(policy, path, deterministic=deterministic, seed=seed).returns[0]
 
 
+def _calibrate(policy: Policy, path: Path, seed: int) -> float:
+    """The share of returns inside the predicted 80 %; sampled actions, as the critic learned."""
+    from keel.training.forecast import draw_forecast, forecast
+
+    found = forecast(policy, seed=seed)
+    draw_forecast(found, f"{policy.config.env}, {policy.path.parent.name}", path)
+    return found.coverage
+
+
 def _text(result: Mapping[str, object]) -> str:
     returns, lengths = result["returns"], result["lengths"]
     assert isinstance(returns, list)
@@ -105,5 +121,10 @@ def _text(result: Mapping[str, object]) -> str:
     if result["video"] is not None:
         lines.append(
             f"video: {result['video']} (an episode of return {result['video_return']:,.2f})"
+        )
+    if result["calibration"] is not None:
+        lines.append(
+            f"calibration: {result['calibration']} "
+            f"({result['coverage_80']:.0%} of returns inside the predicted 80 %)"
         )
     return "\n".join(lines)

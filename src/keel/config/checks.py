@@ -97,6 +97,7 @@ def _check_critic(config: Config) -> None:
         "atoms": ("two_hot", "hl_gauss"),
         "reach": ("two_hot", "hl_gauss"),
         "cvar": ("quantile", "two_hot", "hl_gauss"),
+        "targets": ("quantile", "two_hot", "hl_gauss"),
     }
     for name, kinds in belongs.items():
         if getattr(critic, name) != getattr(type(critic)(), name) and critic.kind not in kinds:

@@ -102,6 +102,9 @@ class Critic:
     returns are normalised."""
     normalise: Literal["auto", "on", "off"] = "auto"
     """Learn returns in units of their own mean and spread; `auto`: all but `scalar` do."""
+    targets: Literal["sampled", "mean"] = "sampled"
+    """What the distribution is fitted to: samples of the return, which bootstrap from samples of
+    the distribution itself, or λ-returns, which bootstrap from its mean and vary too little."""
     cvar: float = 1.0
     """Advantages are measured against the mean of this lowest share of the distribution; 1: all."""
 

@@ -48,7 +48,7 @@ def gae(
     final_value: Tensor | None = None,
     *,
     gamma: float = 0.99,
-    lam: float = 0.95,
+    lam: float | Tensor = 0.95,
     weight: Tensor | None = None,
 ) -> Advantages:
     r"""Generalised advantage estimation (Schulman et al. 2016, arXiv 1506.02438).
@@ -66,6 +66,8 @@ def gae(
         terminated: `[T, *lead]`; a row that is also truncated counts as terminated.
         truncated: `[T, *lead]`.
         final_value: `[T, *lead]`, read only where `truncated`; goes with `truncated`.
+        lam: one for all, or `[T, *lead]`: of zeros and ones, drawn with chance λ, and with values
+            that are drawn as well, the target is a sample of the return (SR(λ), arXiv 2105.11366).
         weight: `[T, *lead]`, 0 for rows that do not count (the mask law above).
     """
     expect_rank("reward", reward, 1, "[T, *lead]")

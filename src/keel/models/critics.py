@@ -180,6 +180,13 @@ Critic = Scalar | Quantile | Histogram
 Distributional = Quantile | Histogram
 
 
+def draw(critic: Distributional, raw: Tensor, rng: torch.Generator) -> Tensor:
+    """One sample of the return for every row, `[*lead]`: a quantile at random."""
+    quantiles = critic.quantiles(raw)
+    which = torch.randint(quantiles.shape[-1], (*raw.shape[:-1], 1), generator=rng)
+    return quantiles.gather(-1, which.to(raw.device)).squeeze(-1)
+
+
 def lower_mean(values: Tensor, chances: Tensor, share: float) -> Tensor:
     """The mean of the lowest `share` of a distribution, `[*lead]` (CVaR; Rockafellar 2000)."""
     order = values.argsort(-1)

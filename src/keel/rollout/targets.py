@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -9,8 +10,9 @@ from torch import Tensor
 
 from keel.config import Advantage
 from keel.functional import Advantages, gae, normalise
+from keel.models import returns
 from keel.models.agent import Agent
-from keel.models.critics import Histogram, Quantile, Scalar, calibration
+from keel.models.critics import Histogram, Quantile, Scalar, calibration, draw
 from keel.models.memory import CRITIC, STARTS
 from keel.rollout.batch import Learned, as_rows, obs_rows
 from keel.types import Rollout
@@ -22,91 +24,124 @@ def compute_targets(
     rollout: Rollout,
     config: Advantage,
     value: Tensor | None = None,
+    rng: torch.Generator | None = None,
 ) -> tuple[Learned, dict[str, float]]:
     """Advantages and targets with the critic at `params`, as `rows_of` orders them; statistics.
 
-    `value` `[T, N]` saves a pass where the values of the rollout are already known.
+    `value` `[T, N]` saves a pass where the values of the rollout are already known. With `rng` a
+    distributional critic is to learn samples of the return, else its λ-returns.
     """
-    values = _values(agent, params, rollout, value)
-    raw = gae(
-        rollout.reward,
-        values.value,
-        values.last,
-        rollout.terminated,
-        rollout.truncated,
-        values.final,
-        gamma=config.gamma,
-        lam=config.lam,
-        weight=rollout.weight,
-    )
+    said = _outputs(agent, params, rollout, value)
+    values = said.map(lambda raw: agent.value_of(params, raw))
+    raw = _gae(rollout, values, config.gamma, config.lam)
     scaled = normalise(raw.advantage, config.normalise, weight=rollout.weight, clamp=config.clamp)
-    statistics = _statistics(raw, scaled.advantage, rollout.weight, values.value)
+    statistics = _statistics(raw, scaled.advantage, rollout.weight, values.rows)
     statistics["train/advantage_sign_flips"] = float(scaled.sign_flips)
-    if values.raw is not None and isinstance(agent.critic, Quantile | Histogram):
+    target = raw.target
+    if isinstance(agent.critic, Quantile | Histogram):
+        if rng is not None:
+            target = _sampled(agent, params, rollout, said, config, rng)
         counted = rollout.weight > 0
-        aim = agent.target_of(params, raw.target)
-        statistics |= calibration(agent.critic, values.raw[counted], aim[counted])
-    said = values.raw
-    if said is None:  # a scalar critic's value is its raw output, but for the units
-        said = agent.target_of(params, values.value)[..., None]
-    learned = {"advantage": scaled.advantage, "target": raw.target, "raw": said}
+        aim = agent.target_of(params, target)
+        statistics |= calibration(agent.critic, said.rows[counted], aim[counted])
+    learned = {"advantage": scaled.advantage, "target": target, "raw": said.rows}
     return Learned(**as_rows(learned, rollout)), statistics
 
 
-class _Values(NamedTuple):
-    value: Tensor
+class _Said(NamedTuple):
+    """What the critic says, of raw outputs with an axis Q at the end."""
+
+    rows: Tensor
     """`[T, N]`"""
     last: Tensor
     """`[N]`: after the last row"""
     final: Tensor
     """`[T, N]`: of what follows each row, were its episode to go on"""
-    raw: Tensor | None
-    """`[T, N, Q]`: the critic's raw outputs, where they were asked for"""
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> _Said:
+        return _Said(*map(function, self))
 
 
-def _values(agent: Agent, params: Tensor, rollout: Rollout, known: Tensor | None) -> _Values:
-    """Under next-step autoreset the row after a truncation holds the final observation; under
-    same-step autoreset it was kept apart."""
+def _gae(rollout: Rollout, values: _Said, gamma: float, lam: float | Tensor) -> Advantages:
+    return gae(
+        rollout.reward,
+        values.rows,
+        values.last,
+        rollout.terminated,
+        rollout.truncated,
+        values.final,
+        gamma=gamma,
+        lam=lam,
+        weight=rollout.weight,
+    )
+
+
+def _sampled(
+    agent: Agent,
+    params: Tensor,
+    rollout: Rollout,
+    said: _Said,
+    config: Advantage,
+    rng: torch.Generator,
+) -> Tensor:
+    """A sample of each row's return: followed for a number of steps that λ draws, and from there on
+    a sample of what the critic says (SR(λ), Nam et al. 2021)."""
+    critic = agent.critic
+    assert isinstance(critic, Quantile | Histogram)
+
+    def sample(raw: Tensor) -> Tensor:
+        drawn = draw(critic, raw, rng)
+        return returns.in_reward(params, drawn) if critic.normalised else drawn
+
+    rows, last = sample(said.rows), sample(said.last)
+    # what follows a row is the next row: one sample for both, but for truncated episodes
+    following = torch.cat([rows[1:], last[None]])
+    final = torch.where(rollout.truncated, sample(said.final), following)
+    followed = torch.rand(rows.shape, generator=rng).to(rows.device) < config.lam
+    return _gae(rollout, _Said(rows, last, final), config.gamma, followed.to(rows.dtype)).target
+
+
+def _outputs(agent: Agent, params: Tensor, rollout: Rollout, known: Tensor | None) -> _Said:
+    """Raw outputs. Under next-step autoreset the row after a truncation holds the final
+    observation; under same-step autoreset it was kept apart."""
     memory: Tensor | None = None
-    raw: Tensor | None = None
     if agent.memory:
-        raw, last, memory = _sequence_values(agent, params, rollout)
-        value = agent.value_of(params, raw)
-    elif known is not None and isinstance(agent.critic, Scalar):
-        value = known
-        last = agent.value(params, rollout.last_obs)
+        rows, last, memory = _sequence_outputs(agent, params, rollout)
     else:
-        rows = {key: x.reshape(-1, *x.shape[2:]) for key, x in rollout.obs.items()}
-        raw = agent.raw_value(params, rows).reshape(*rollout.reward.shape, -1)
-        value = agent.value_of(params, raw)
-        last = agent.value(params, rollout.last_obs)
-    following = torch.cat([value[1:], last[None]])
+        if known is not None and isinstance(agent.critic, Scalar):
+            # a scalar critic's value is its raw output, but for the units
+            rows = agent.target_of(params, known)[..., None]
+        else:
+            flat = {key: x.reshape(-1, *x.shape[2:]) for key, x in rollout.obs.items()}
+            rows = agent.raw_value(params, flat).reshape(*rollout.reward.shape, -1)
+        last = agent.raw_value(params, rollout.last_obs)
+    following = torch.cat([rows[1:], last[None]])
     if rollout.final_obs is None or rollout.final_index is None:
-        return _Values(value, last, following, raw)
+        return _Said(rows, last, following)
     obs = rollout.final_obs
     if agent.memory:
         obs = {key: x[:, None] for key, x in obs.items()}
-        obs[STARTS] = torch.zeros(len(rollout.final_index), 1, device=value.device)
+        obs[STARTS] = torch.zeros(len(rollout.final_index), 1, device=rows.device)
         if memory is not None:  # each goes on from the state after its row
             obs[CRITIC] = memory.flatten(0, 1)[rollout.final_index]
-    final = agent.value(params, obs).reshape(-1)
-    mended = following.reshape(-1).index_copy(0, rollout.final_index, final)
-    return _Values(value, last, mended.reshape(value.shape), raw)
+    outputs = rows.shape[-1]
+    final = agent.raw_value(params, obs).reshape(-1, outputs)
+    mended = following.reshape(-1, outputs).index_copy(0, rollout.final_index, final)
+    return _Said(rows, last, mended.reshape(rows.shape))
 
 
-def _sequence_values(
+def _sequence_outputs(
     agent: Agent, params: Tensor, rollout: Rollout
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """One pass over every sequence and the observation after it: raw outputs `[T, N, Q]`, the last
-    value `[N]`, and the states `[T, N, H]`."""
+    """One pass over every sequence and the observation after it; `[T, N, Q]`, `[N, Q]`, and the
+    states `[T, N, H]`."""
     longer = {key: torch.cat([x, rollout.last_obs[key][None]]) for key, x in rollout.obs.items()}
     outputs = agent.outputs(params, obs_rows(longer, rollout), "critic")
     assert outputs.value is not None
     assert outputs.memory is not None
     raw = outputs.value.transpose(0, 1)
     memory = outputs.memory.get(CRITIC)
-    last = agent.value_of(params, raw[-1])
-    return raw[:-1], last, None if memory is None else memory.transpose(0, 1)[:-1]
+    return raw[:-1], raw[-1], None if memory is None else memory.transpose(0, 1)[:-1]
 
 
 def _statistics(raw: Advantages, scaled: Tensor, weight: Tensor, value: Tensor) -> dict[str, float]:

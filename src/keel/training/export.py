@@ -32,6 +32,7 @@ from keel.envs import MissingExtraError
 from keel.errors import InputError, KeelError
 from keel.models.distributions import Bernoulli, Gaussian, MultiCategorical, SquashedGaussian
 from keel.models.memory import ACTOR, STARTS, Recurrent
+from keel.models.returns import NAME as UNITS
 from keel.models.sampling import mode, to_env
 from keel.training.inspect import Policy
 from keel.types import Tree
@@ -167,7 +168,8 @@ class Deployed(nn.Module):
 
 def _loaded(policy: Policy) -> nn.Module:
     network = copy.deepcopy(policy.agent.network).cpu().eval()
-    network.load_state_dict(policy.agent.layout.unflatten(policy.params[0]))
+    weights = policy.agent.layout.unflatten(policy.params[0])
+    network.load_state_dict({k: x for k, x in weights.items() if k != UNITS})
     return network
 
 

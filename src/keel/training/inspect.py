@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 from torch import Tensor
 
 from keel.config import Config, from_dict
-from keel.envs import Envs, ObsNormaliser, make_envs
+from keel.envs import Envs, ObsNormaliser, RewardNormaliser, make_envs
 from keel.errors import InputError, KeelError
 from keel.models.agent import Agent
 from keel.models.build import build_agent
@@ -42,6 +43,8 @@ class Policy:
     action_space: gymnasium.Space[Any]
     masked: bool
     """whether the environment says which actions are legal"""
+    reward_scale: float = 1.0
+    """what rewards were divided by in training"""
 
 
 def find_run(path: Path) -> Path:
@@ -72,15 +75,33 @@ def open_policy(path: Path, checkpoint: str | int | None = None) -> Policy:
         masked = "action_mask" in envs.reset(0)
     finally:
         envs.close()
-    agent = build_agent(observation, action, config.network, seed=0)
+    agent = build_agent(observation, action, config.network, 0, config.critic)
     expected = agent.layout.unflatten(agent.initial[0])
     check_shapes(f"{found.path}: its weights and {config.env}", found.weights, expected)
     normaliser = None
     if config.envs.normalise_obs:
         fresh = ObsNormaliser.for_space(observation)
         normaliser = fresh.restore(arrays(found.tensors, "obs_normaliser/"))
-    params = found.tensors["optimum/params"]
-    return Policy(agent, params, normaliser, config, found.step, path, observation, action, masked)
+    return Policy(
+        agent=agent,
+        params=found.tensors["optimum/params"],
+        normaliser=normaliser,
+        config=config,
+        step=found.step,
+        path=path,
+        observation_space=observation,
+        action_space=action,
+        masked=masked,
+        reward_scale=_reward_scale(config, found),
+    )
+
+
+def _reward_scale(config: Config, found: Checkpoint) -> float:
+    if not config.envs.normalise_reward:
+        return 1.0
+    fresh = RewardNormaliser.for_envs(config.envs.num, config.advantage.gamma)
+    known = fresh.restore(arrays(found.tensors, "reward_normaliser/"))
+    return float(np.sqrt(known.moments.variance + known.epsilon))
 
 
 def evaluate_policy(

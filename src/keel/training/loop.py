@@ -76,11 +76,12 @@ def iterate(
     acted = None if collected.value is None else collected.value.to(session.device)
 
     first: list[Tensor] = []
+    sampling = session.shuffle if config.critic.targets == "sampled" else None
 
     def targets(params: Tensor) -> Learned:
         known = None if noted else acted  # later epochs ask the critic as it is then
         learned, statistics = compute_targets(
-            session.agent, params, rollout, config.advantage, known
+            session.agent, params, rollout, config.advantage, known, sampling
         )
         noted.update({k: v for k, v in statistics.items() if k not in noted})
         first.append(learned.target)
