@@ -38,7 +38,7 @@ MAY_IMPORT = {
     "models": MODELS,
     "rollout": ROLLOUT,
     "regions": REGIONS,
-    "training": TRAINING,
+    "training": TRAINING | {"look"},
     "presets": BASE | {"config"},
     "explain": FUNCTIONAL_AND_BASE | {"look"},
     "compare": FUNCTIONAL_AND_BASE | {"runs", "look"},

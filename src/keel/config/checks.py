@@ -61,6 +61,12 @@ def check(config: Config) -> None:
     region = config.region
     if region.clip is not None and not 0.0 < region.clip < 1.0:
         raise InputError(f"region.clip: expected a number between 0 and 1, got {region.clip}")
+    if region.adaptive_clip and region.clip is None:
+        raise InputError("region.adaptive_clip: needs region.clip")
+    if config.advantage.group and ":" not in config.advantage.group:
+        raise InputError(
+            f"advantage.group: expected module:function, got {config.advantage.group!r}"
+        )
     if region.dual_clip is not None and (region.clip is None or region.symmetric):
         raise InputError("region.dual_clip: goes with PPO's own clip (region.clip, not symmetric)")
     if region.minibatch > config.batch:
@@ -74,6 +80,7 @@ def check(config: Config) -> None:
             ("early_stop", region.early_stop != "off"),
             ("adaptive_kl", region.adaptive_kl),
             ("adaptive_rate", region.adaptive_rate),
+            ("adaptive_clip", region.adaptive_clip),
         )
         if on
     ]
@@ -139,6 +146,8 @@ def _check_trpo(config: Config) -> None:
         "region.kl_coef": region.kl_coef > 0.0,
         "region.adaptive_kl": region.adaptive_kl,
         "region.adaptive_rate": region.adaptive_rate,
+        "region.adaptive_clip": region.adaptive_clip,
+        "region.kl_measure": region.kl_measure != "exact",
         "region.target_kl": region.target_kl is not None,
         "region.early_stop": region.early_stop != "off",
         "region.clip_high": region.clip_high is not None,

@@ -117,8 +117,12 @@ class Advantage:
     """Discount."""
     lam: float = 0.95
     """λ of GAE: 0 looks one step ahead, 1 to the end."""
-    normalise: Literal["none", "batch", "global", "robust"] = "batch"
-    """Centre and scale advantages over the rollout."""
+    normalise: Literal["none", "batch", "global", "group", "robust"] = "batch"
+    """Centre and scale advantages over the rollout: `batch` (or `global`) by mean and standard
+    deviation, `robust` by median and quartiles, `group` within groups of rows."""
+    group: str = ""
+    """Where groups come from: "" takes info["group"]; module:function is called with the
+    observations, a dictionary of arrays `[T, N, …]`, and gives whole numbers `[T, N]`."""
     clamp: float | None = None
     """Bound on the normalised advantage (note 000: 10)."""
     recompute: bool = False
@@ -151,6 +155,11 @@ class Region:
     """Clamp on the log-ratio (note 001): a finite loss, not a trust region."""
     kl_coef: float = 0.0
     """Penalty: this times the exact KL(old‖new) is added to the loss."""
+    kl_measure: Literal["exact", "k1", "k3"] = "exact"
+    """By which KL an update is stopped early: the exact one, or an estimate from the actions that
+    were taken (note 001 has k1). Certification is always exact."""
+    adaptive_clip: bool = False
+    """Narrow or widen `clip` to keep the KL near `target_kl`."""
     adaptive_kl: bool = False
     """Double or halve `kl_coef` to keep the KL near `target_kl`."""
     target_kl: float | None = None

@@ -18,7 +18,7 @@ import numpy as np
 from keel.envs.episodes import Episodes
 from keel.envs.faults import BadStepError, EnvError, EnvRaisedError
 from keel.envs.protocol import Autoreset, Obs, Step
-from keel.envs.spaces import MASK, ActionLayout, ObsLayout, open_mask
+from keel.envs.spaces import GROUP, MASK, ActionLayout, ObsLayout, open_mask
 from keel.resources import expect_memory
 
 Env = gymnasium.Env[Any, Any]
@@ -35,6 +35,8 @@ class Buffers(NamedTuple):
     ignored: np.ndarray
     masked: np.ndarray
     """bool: this environment gave a mask in its info."""
+    group: np.ndarray
+    """int64: the group that it named there; −1 if it named none."""
     mask: np.ndarray
     final_mask: np.ndarray
     obs: Obs
@@ -42,8 +44,8 @@ class Buffers(NamedTuple):
 
     def rows(self, first: int, last: int) -> Buffers:
         """The same memory, seen from lanes `first` to `last`."""
-        part: list[Any] = [array[first:last] for array in self[:8]]
-        part += [{k: v[first:last] for k, v in tree.items()} for tree in self[8:]]
+        part: list[Any] = [array[first:last] for array in self[:9]]
+        part += [{k: v[first:last] for k, v in tree.items()} for tree in self[9:]]
         return Buffers(*part)
 
 
@@ -61,6 +63,7 @@ class Plan:
         yield (), np.dtype(np.float64)
         for _ in range(4):
             yield (), flag
+        yield (), np.dtype(np.int64)
         for _ in range(2):
             yield (choices,), flag
         for _ in range(2):
@@ -83,8 +86,8 @@ class Plan:
             arrays.append(np.ndarray(full, dtype, buffer=memory, offset=offset))
             offset += _aligned(self._size(shape, dtype))
         keys = [field.key for field in self.layout.fields]
-        trees = arrays[8 : 8 + len(keys)], arrays[8 + len(keys) :]
-        return Buffers(*arrays[:8], *(dict(zip(keys, tree, strict=True)) for tree in trees))
+        trees = arrays[9 : 9 + len(keys)], arrays[9 + len(keys) :]
+        return Buffers(*arrays[:9], *(dict(zip(keys, tree, strict=True)) for tree in trees))
 
     def expect_memory(self) -> None:
         """Refuse, before anything is allocated, what this machine cannot hold."""
@@ -122,6 +125,7 @@ class Lanes:
         self._same_step = autoreset == "same_step"
         buffers.mask[:] = True
         buffers.final_mask[:] = True
+        buffers.group[:] = -1
 
     def reset(self, seeds: Sequence[int]) -> None:
         self.seeds, self.steps = list(seeds), 0
@@ -166,6 +170,7 @@ class Lanes:
             raise BadStepError(f"reset must return (observation, info), got {_shown(result)}")
         self._layout.store(self._out.obs, row, result[0])
         self._store_mask(self._out.mask, row, result[1])
+        self._store_group(row, result[1])
 
     def _step(self, row: int, action: Any) -> tuple[Any, bool, bool]:
         out = self._out
@@ -192,6 +197,7 @@ class Lanes:
             self.pending[row] = done
             self._layout.store(out.obs, row, obs)
             self._store_mask(out.mask, row, info)
+            self._store_group(row, info)
         return reward, terminated, truncated
 
     def _store_mask(self, mask: np.ndarray, row: int, info: dict[str, Any]) -> None:
@@ -207,6 +213,14 @@ class Lanes:
         mask[row] = flat
         self._out.masked[row] = True
 
+    def _store_group(self, row: int, info: dict[str, Any]) -> None:
+        if GROUP not in info:
+            return
+        given = info[GROUP]
+        if isinstance(given, bool) or not isinstance(given, int | np.integer) or given < 0:
+            raise BadStepError(f"info[{GROUP!r}]: expected a whole number from 0, got {given!r}")
+        self._out.group[row] = given
+
 
 def _shown(value: Any) -> str:
     if isinstance(value, np.ndarray):
@@ -221,6 +235,8 @@ def read_obs(buffers: Buffers, done: np.ndarray, actions: ActionLayout) -> Obs:
         obs[MASK] = buffers.mask.copy()
     if MASK in obs:
         open_mask(obs[MASK], done, actions)
+    if np.count_nonzero(buffers.group >= 0):
+        obs[GROUP] = buffers.group.copy()
     return obs
 
 

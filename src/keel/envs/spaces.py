@@ -32,6 +32,8 @@ from keel.envs.faults import BadStepError, UnsupportedSpaceError
 from keel.envs.protocol import Obs
 
 MASK = "action_mask"
+GROUP = "group"
+"""What an environment may say in its info about every row: the group it belongs to, from 0."""
 MOST_CHANNELS = 16
 """Of a picture: four frames in colour are twelve."""
 

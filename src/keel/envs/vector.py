@@ -12,7 +12,7 @@ from keel.envs import snapshot
 from keel.envs.episodes import Episodes
 from keel.envs.protocol import Autoreset, Obs, Saved, Step
 from keel.envs.seeding import env_seeds
-from keel.envs.spaces import MASK, action_layout, observation_layout, open_mask
+from keel.envs.spaces import GROUP, MASK, action_layout, observation_layout, open_mask
 
 
 class VectorEnvs:
@@ -34,6 +34,7 @@ class VectorEnvs:
         self._none = np.zeros(self.num_envs, dtype=bool)
         self._pending = self._none
         self._masked = False
+        self._group = np.full(self.num_envs, -1, dtype=np.int64)
         self._episodes = Episodes(self.num_envs)
 
     def reset(self, seed: int) -> Obs:
@@ -83,6 +84,11 @@ class VectorEnvs:
             obs[MASK] = mask
         if MASK in obs:
             open_mask(obs[MASK], done, self._actions)
+        if GROUP in info:
+            given = info.get(f"_{GROUP}", slice(None))
+            self._group[given] = np.asarray(info[GROUP])[given]
+        if (self._group >= 0).any():
+            obs[GROUP] = self._group.copy()
         return obs
 
     def _rows(self, raw: Any, info: dict[str, Any], index: np.ndarray) -> Obs:

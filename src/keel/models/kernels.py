@@ -27,6 +27,9 @@ LOSS, POLICY, VALUE, ENTROPY, KL, CLIPPED, QUARANTINED, LARGEST, NORM = range(9)
 """Where a step leaves its statistics; `POLICY` is the surrogate's loss, `LARGEST` the
 largest |log-ratio|."""
 
+NO_KL, EXACT, K1, K3 = range(4)
+"""How the KL of a minibatch is measured."""
+K3_LIMIT = 20.0
 LIMIT = np.float32(7.9)
 """tanh is 1 from here on, in float32."""
 P0, P1, P2, P3, P4, P5 = (
@@ -136,7 +139,7 @@ def backward(params, gradient, start, sizes, tanh, room, rows, slope, other):
 
 
 @compiled
-def surrogate(log_prob, old, advantage, weight, low, high, limit, slope, statistics):
+def surrogate(log_prob, old, advantage, weight, low, high, limit, track, slope, statistics):
     """PPO's clipped loss: d loss / d log-prob into `slope`, each row's share into `weight`.
 
     A log-ratio that is not finite is quarantined: weight 0, gradient 0 (`functional.ratio`).
@@ -153,7 +156,7 @@ def surrogate(log_prob, old, advantage, weight, low, high, limit, slope, statist
         total += weight[i]
     if total == 0.0:
         total = 1.0
-    loss, clipped = 0.0, 0.0
+    loss, clipped, estimate = 0.0, 0.0, 0.0
     for i in range(weight.size):
         slope[i] = np.float32(0.0)
         if weight[i] == 0.0:
@@ -161,6 +164,12 @@ def surrogate(log_prob, old, advantage, weight, low, high, limit, slope, statist
         share = weight[i] / np.float32(total)
         weight[i] = share
         difference = log_prob[i] - old[i]
+        if track == K1:
+            estimate -= share * difference
+        elif track == K3:
+            bounded = min(difference, K3_LIMIT)  # beyond, along the tangent (`functional.k3`)
+            size = math.exp(bounded)
+            estimate += share * (size * (1.0 + difference - bounded) - 1.0 - difference)
         log_ratio = min(max(difference, -limit), limit)
         ratio = math.exp(log_ratio)
         free = -ratio * advantage[i]
@@ -172,7 +181,7 @@ def surrogate(log_prob, old, advantage, weight, low, high, limit, slope, statist
             loss += share * free
             if log_ratio == difference:
                 slope[i] = share * free
-    statistics[POLICY], statistics[CLIPPED] = loss, clipped
+    statistics[POLICY], statistics[CLIPPED], statistics[KL] = loss, clipped, estimate
     statistics[QUARANTINED] = quarantined
     statistics[LARGEST] = largest if quarantined == 0.0 else np.nan
 
@@ -205,10 +214,10 @@ def categorical(logits, mask, action, old_logits, dials, part, statistics):
                 logits[i, j] = -np.inf
         log_softmax(logits[i], logits[i])
         log_prob[i] = logits[i, action[i]]
-    surrogate(log_prob, old, advantage, share, low, high, limit, slope, statistics)
+    surrogate(log_prob, old, advantage, share, low, high, limit, track, slope, statistics)
     entropy, kl = 0.0, 0.0
     for i in range(count):
-        if track:
+        if track == EXACT:
             log_softmax(old_logits[i], spare)
             for j in range(choices):
                 if spare[j] > -np.inf and share[i] > 0.0:
@@ -229,7 +238,9 @@ def categorical(logits, mask, action, old_logits, dials, part, statistics):
             if bonus and p > 0.0:
                 g += entropy_coef * share[i] * p * (log_p - negative)
             logits[i, j] = g / temperature
-    statistics[ENTROPY], statistics[KL] = entropy, kl
+    statistics[ENTROPY] = entropy
+    if track == EXACT:
+        statistics[KL] = kl
 
 
 @compiled
@@ -254,20 +265,22 @@ def gaussian(mean, log_std, bounds, action, behaviour, dials, part, by_log_std, 
             z = (action[i, j] - mean[i, j]) * precision[j]
             squares += z * z
         log_prob[i] = np.float32(-0.5) * squares - constant
-    surrogate(log_prob, old, advantage, share, low, high, limit, slope, statistics)
+    surrogate(log_prob, old, advantage, share, low, high, limit, track, slope, statistics)
     total, kl = 0.0, 0.0
     by_log_std[:] = np.float32(0.0)
     for i in range(count):
         total += share[i]
         for j in range(dims):
-            if track and share[i] > 0.0:
+            if track == EXACT and share[i] > 0.0:
                 gap = (old_mean[i, j] - mean[i, j]) * precision[j]
                 step = old_log_std[i, j] - spread[j]
                 kl += share[i] * (0.5 * (math.expm1(2.0 * step) + gap * gap) - step)
             z = (action[i, j] - mean[i, j]) * precision[j]
             by_log_std[j] += slope[i] * (z * z - np.float32(1.0))
             mean[i, j] = slope[i] * z * precision[j]
-    statistics[ENTROPY], statistics[KL] = 0.0, kl
+    statistics[ENTROPY] = 0.0
+    if track == EXACT:
+        statistics[KL] = kl
     if bonus:
         statistics[ENTROPY] = total * (constant + 0.5 * dims)
         for j in range(dims):
@@ -350,7 +363,7 @@ def categorical_gradient(params, net, batch, acted, index, real, dials, value_co
     for i in range(rows):
         taken[i] = action[index[i]]
         for j in range(choices):
-            if track:
+            if track == EXACT:
                 before[i, j] = old_logits[index[i], j]
             if mask.size:
                 legal[i, j] = mask[index[i], j]
@@ -370,7 +383,7 @@ def gaussian_gradient(params, net, batch, acted, index, real, dials, value_coef,
     for i in range(rows):
         for j in range(dims):
             taken[i, j] = action[index[i], j]
-            if track:
+            if track == EXACT:
                 before[0][i, j] = old_mean[index[i], j]
                 before[1][i, j] = old_log_std[index[i], j]
     spread = slice(net[0][2], net[0][2] + dims)

@@ -82,6 +82,27 @@ class AdaptiveRate:
 
 
 @dataclass(frozen=True)
+class AdaptiveClip:
+    """Divide both ends of the clip by 1.5 above 2 × target, multiply them below target / 2, up to
+    where they began: a wider clip than was asked for is another algorithm."""
+
+    target: float
+    widest: float
+    narrowest: float = 0.02
+
+    def init(self) -> State:
+        """Nothing to remember: the knobs are the state."""
+        return {}
+
+    def __call__(self, state: State, outcome: Outcome, knobs: Knobs) -> tuple[State, Knobs]:
+        """Turn `clip_low` and `clip_high` alike."""
+        factor = 1.0 / _factor(outcome.kl, self.target, 2.0, 1.5)
+        high = min(max(knobs.clip_high * factor, min(self.narrowest, self.widest)), self.widest)
+        low = knobs.clip_low * high / knobs.clip_high
+        return state, replace(knobs, clip_low=low, clip_high=high)
+
+
+@dataclass(frozen=True)
 class EntropyDecay:
     """coef ← max(floor, coef · decay) (note 002)."""
 

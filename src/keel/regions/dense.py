@@ -102,6 +102,8 @@ class _Gradient:
         assert isinstance(network, Separate)
         (self._key,) = network.encoder.shapes
         self._objective = objective
+        measures = {"exact": kernels.EXACT, "k1": kernels.K1, "k3": kernels.K3}
+        self._track = measures[objective.kl_measure] if objective.track_kl else kernels.NO_KL
         self._dist = agent.dist
         starts = [agent.layout.slice_of(f"{x}.layers.0.weight").start for x in ("actor", "critic")]
         if isinstance(agent.dist, Gaussian):
@@ -170,7 +172,7 @@ class _Gradient:
             dials["temperature"],
             self._objective.max_log_ratio,
             self._objective.entropy_bonus,
-            self._objective.track_kl,
+            self._track,
         )
 
     def _unpack_rows(self, rows: Batch) -> None:

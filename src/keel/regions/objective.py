@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from keel.functional import Ratio, aggregate, denominator, policy_ratio
+from keel.functional import Ratio, aggregate, denominator, kl_estimate, policy_ratio
 from keel.functional import surrogate as surrogates
 from keel.functional.ratio import MAX_LOG_RATIO
 from keel.models.agent import Agent
@@ -88,7 +88,9 @@ class Objective:
     penalise: bool = False
     """add `Knobs.kl_coef` × the exact KL"""
     track_kl: bool = True
-    """measure the exact KL of every minibatch, which early stopping needs"""
+    """measure the KL of every minibatch, which early stopping needs"""
+    kl_measure: Literal["exact", "k1", "k3"] = "exact"
+    """by the whole distribution, or estimated from the actions taken; a penalty is always exact"""
     entropy_bonus: bool = True
     """add `Knobs.entropy_coef` × the entropy"""
     entropy_floor: float | None = None
@@ -136,6 +138,8 @@ class Objective:
                 kl = mean(dist.kl(batch.behaviour, evaluation.dist))
         if self.penalise:
             loss = loss + knob("kl_coef") * kl
+        if self.track_kl and self.kl_measure != "exact":
+            kl = mean(self._estimate(ratio.raw_log_ratio))
         quarantined = ratio.quarantined.to(kl.dtype)
         return loss, Statistics(
             loss=loss.detach(),
@@ -149,6 +153,11 @@ class Objective:
             ),
             log_ratio_max=_largest(ratio, group_axis),
         )
+
+    def _estimate(self, log_ratio: Tensor) -> Tensor:
+        """KL(old‖new) from actions of the old policy; 0 where quarantined."""
+        moved = log_ratio.detach().nan_to_num(0.0, 0.0, 0.0)
+        return kl_estimate(self.kl_measure, -moved, torch.zeros_like(moved))
 
     def _surrogate(
         self, ratio: Tensor, advantage: Tensor, low: Tensor, high: Tensor

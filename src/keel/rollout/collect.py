@@ -79,8 +79,8 @@ class Collector:
             seen = self._see(self.obs, normaliser)
             if recurrent:
                 seen = {**seen, STARTS: self.starts}
-            for key, x in seen.items():
-                _put(kept[key][t], x)
+            for key, room in kept.items():
+                _put(room[t], seen[key])
             seen = {key: x[t] for key, x in kept.items()}  # act on what will be learned from
             for key, x in raw.items():
                 x[t] = self.obs[key]

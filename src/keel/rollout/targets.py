@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from keel.config import Advantage
+from keel.envs.spaces import GROUP
+from keel.errors import InputError
 from keel.functional import Advantages, gae, normalise
 from keel.models import returns
 from keel.models.agent import Agent
@@ -34,7 +40,15 @@ def compute_targets(
     said = _outputs(agent, params, rollout, value)
     values = said.map(lambda raw: agent.value_of(params, raw))
     raw = _gae(rollout, values, config.gamma, config.lam)
-    scaled = normalise(raw.advantage, config.normalise, weight=rollout.weight, clamp=config.clamp)
+    group = group_of(rollout, config)
+    scaled = normalise(
+        raw.advantage,
+        config.normalise,
+        weight=rollout.weight,
+        group=group,
+        groups=1 if group is None else int(group.max()) + 1,
+        clamp=config.clamp,
+    )
     statistics = _statistics(raw, scaled.advantage, rollout.weight, values.rows)
     statistics["train/advantage_sign_flips"] = float(scaled.sign_flips)
     target = raw.target
@@ -46,6 +60,43 @@ def compute_targets(
         statistics |= calibration(agent.critic, said.rows[counted], aim[counted])
     learned = {"advantage": scaled.advantage, "target": target, "raw": said.rows}
     return Learned(**as_rows(learned, rollout)), statistics
+
+
+def group_of(rollout: Rollout, config: Advantage) -> Tensor | None:
+    """The group of every row `[T, N]`, where advantages are normalised within groups."""
+    if config.normalise != "group" and not (config.normalise == "robust" and config.group):
+        return None
+    if not config.group:
+        if GROUP not in rollout.obs:
+            raise InputError(
+                "advantage.normalise group: the environment names no group; give info['group'] "
+                "with every reset and step, or a function: --advantage.group module:function"
+            )
+        return rollout.obs[GROUP].long()
+    seen = {key: x.cpu().numpy() for key, x in rollout.obs.items()}
+    found = np.asarray(imported(config.group)(seen))
+    shape = tuple(rollout.weight.shape)
+    if found.shape != shape or not np.issubdtype(found.dtype, np.integer) or found.min() < 0:
+        raise InputError(
+            f"{config.group}: expected whole numbers from 0, {list(shape)}, "
+            f"got {found.dtype} {list(found.shape)}"
+        )
+    return torch.from_numpy(found.astype(np.int64)).to(rollout.weight.device)
+
+
+def imported(name: str) -> Callable[..., Any]:
+    """The function that `module:function` names; modules of the working directory count."""
+    module, _, attribute = name.partition(":")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"{name}: cannot be imported ({error})") from error
+    if not callable(found):
+        raise InputError(f"{name}: is no function")
+    function: Callable[..., Any] = found
+    return function
 
 
 class _Said(NamedTuple):

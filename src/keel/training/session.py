@@ -24,6 +24,7 @@ from keel.regions import dense, dense_critic
 from keel.regions.certify import Certified, Region
 from keel.regions.constraint import Constraint
 from keel.regions.controllers import (
+    AdaptiveClip,
     AdaptivePenalty,
     AdaptiveRate,
     Controller,
@@ -204,6 +205,7 @@ def build_region(config: Config) -> Certified:
         max_log_ratio=region.max_log_ratio,
         penalise=region.kl_coef > 0.0 or region.adaptive_kl,
         track_kl=region.early_stop != "off",
+        kl_measure=region.kl_measure,
         entropy_bonus=config.explore.entropy_coef > 0.0 or config.explore.entropy_floor is not None,
         entropy_floor=config.explore.entropy_floor,
     )
@@ -249,6 +251,8 @@ def build_controllers(config: Config) -> tuple[Controller, ...]:
         chosen.append(AdaptivePenalty(region.target_kl))
     if region.adaptive_rate and region.target_kl is not None:
         chosen.append(AdaptiveRate(region.target_kl))
+    if region.adaptive_clip and region.target_kl is not None:
+        chosen.append(AdaptiveClip(region.target_kl, initial_knobs(config).clip_high))
     stabiliser = config.stabiliser
     if config.algo == "trpo" and stabiliser.ls_fail_threshold:
         chosen.append(

@@ -99,6 +99,7 @@ CRITICS = {
     activation=st.sampled_from(["tanh", "relu"]),
     entropy=st.sampled_from([0.0, 0.02]),
     track_kl=st.booleans(),
+    kl_measure=st.sampled_from(["exact", "k1", "k3"]),
     temperature=st.sampled_from([1.0, 2.0]),
     value_coef=st.sampled_from([0.5, 1.0]),
     seed=st.integers(0, 10_000),
@@ -109,13 +110,18 @@ def test_equals_autograd(
     activation: Any,
     entropy: float,
     track_kl: bool,
+    kl_measure: Any,
     temperature: float,
     value_coef: float,
     seed: int,
 ) -> None:
     agent = agent_for(action, CRITICS[critic], activation=activation)
     objective = Objective(
-        entropy_bonus=entropy > 0, track_kl=track_kl, value_coef=value_coef, max_log_ratio=1.0
+        entropy_bonus=entropy > 0,
+        track_kl=track_kl,
+        kl_measure=kl_measure,
+        value_coef=value_coef,
+        max_log_ratio=1.0,
     )
     knobs = Knobs(
         learning_rate=1e-3,
