@@ -43,10 +43,11 @@ MAY_IMPORT = {
     "explain": FUNCTIONAL_AND_BASE | {"look"},
     "compare": FUNCTIONAL_AND_BASE | {"runs", "look"},
     "ablate": TRAINING | {"training"},
+    "tune": TRAINING | {"training"},
     "bench": TRAINING | {"training"},
     "apps": TRAINING | {"training", "look"},
     "cli": TRAINING
-    | {"training", "presets", "explain", "compare", "ablate", "bench", "apps", "look"},
+    | {"training", "presets", "explain", "compare", "ablate", "tune", "bench", "apps", "look"},
 }
 """Data flows left to right: what stands on the left may be imported by what stands on the right."""
 

@@ -70,6 +70,8 @@ def run_jobs(
     limit: int,
     done: Callable[[Key, Job], None],
     tick: Callable[[list[Key]], None] = lambda _: None,
+    *,
+    pause: float = PAUSE,
 ) -> None:
     """Run all of them, `limit` at a time; `done` hears of each, `tick` what runs meanwhile.
 
@@ -87,7 +89,7 @@ def run_jobs(
                 if (job := child.ended()) is not None:
                     del running[key]
                     done(key, job)
-            time.sleep(PAUSE if running else 0.0)
+            time.sleep(pause if running else 0.0)
     finally:
         for child in running.values():
             child.process.terminate()

@@ -22,6 +22,7 @@ from keel.config import Config, from_dict, read
 from keel.errors import InputError, choose
 from keel.presets import preset, preset_for
 from keel.runs.directory import check_name
+from keel.runs.resume import nested
 
 FOLDER = Path(__file__).parent / "plans"
 KEYS = ("about", "env", "preset", "seeds", "settings", "vary", "variants")
@@ -37,7 +38,7 @@ class Cell:
 
     def config(self, base: Config, seed: int) -> Config:
         """What to train with."""
-        changed = from_dict(_nested(self.settings), base)
+        changed = from_dict(nested(self.settings), base)
         return dataclasses.replace(changed, seed=seed, tag=self.name)
 
 
@@ -76,7 +77,7 @@ def read_plan(path: Path) -> Plan:
     base = preset(str(data["preset"])) if "preset" in data else preset_for(
         env, str(settings.get("algo", "ppo"))
     )[1]  # fmt: skip
-    base = from_dict({**_nested(settings), "env": env}, base)
+    base = from_dict({**nested(settings), "env": env}, base)
     vary, variants = _mapping(path, data, "vary"), _mapping(path, data, "variants")
     if bool(vary) == bool(variants):
         raise InputError(f"{path}: expected either vary or variants")
@@ -129,21 +130,6 @@ def _mapping(path: Path, data: Mapping[str, Any], key: str) -> Mapping[str, Any]
     if not isinstance(found, Mapping):
         raise InputError(f"{path}: {key}: expected names and values, got {found!r}")
     return found
-
-
-def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`{"region.max_kl": 0.02}` as `{"region": {"max_kl": 0.02}}`."""
-    result: dict[str, Any] = {}
-    for name, value in settings.items():
-        *folders, last = str(name).split(".")
-        place = result
-        for folder in folders:
-            place = place.setdefault(folder, {})
-        if isinstance(value, Mapping) and isinstance(place.get(last), dict):
-            place[last].update(value)
-        else:
-            place[last] = dict(value) if isinstance(value, Mapping) else value
-    return result
 
 
 def _word(value: Any) -> str:

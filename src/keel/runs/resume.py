@@ -73,3 +73,22 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
         else:
             found.append((name, value))
     return found
+
+
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The opposite of `flat`: dotted names as mappings in mappings.
+
+    >>> nested({"region.max_kl": 0.02, "region": {"clip": 0.1}})
+    {'region': {'max_kl': 0.02, 'clip': 0.1}}
+    """
+    result: dict[str, Any] = {}
+    for name, value in settings.items():
+        *folders, last = str(name).split(".")
+        place = result
+        for folder in folders:
+            place = place.setdefault(folder, {})
+        if isinstance(value, Mapping) and isinstance(place.get(last), dict):
+            place[last].update(value)
+        else:
+            place[last] = dict(value) if isinstance(value, Mapping) else value
+    return result
