@@ -1,6 +1,6 @@
 """How often `keel compare` tells a variant from itself: 1,000 comparisons in every cell.
 
-    python -m benchmarks.verdicts
+python -m benchmarks.verdicts
 """
 
 from __future__ import annotations

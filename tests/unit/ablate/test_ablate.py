@@ -140,21 +140,24 @@ def test_jobs_run_side_by_side_and_report_how_they_ended():
     assert seen["c"] == Job(0, "1\n", "")
 
 
-def test_an_interrupt_stops_the_processes():
-    started: list[int] = []
-    script = "import time, os; print(os.getpid(), flush=True); time.sleep(60)"
+def test_an_interrupt_stops_the_processes(tmp_path: Path):
+    told = tmp_path / "pid"
+    script = (
+        "import os, pathlib, time\n"
+        f"pathlib.Path({str(told)!r}).write_text(str(os.getpid()))\n"
+        "time.sleep(60)"
+    )
 
     def interrupt(running: list[str]) -> None:
-        time.sleep(0.3)
-        found = subprocess.run(["pgrep", "-P", str(os.getpid())], capture_output=True, text=True)
-        started.extend(map(int, found.stdout.split()))
+        deadline = time.monotonic() + 20.0
+        while not (told.is_file() and told.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.05)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         run_jobs([("a", lambda: [sys.executable, "-c", script])], 1, lambda *_: None, interrupt)
-    for pid in started:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(told.read_text()), signal.SIGCONT)
 
 
 def test_the_command_trains_compares_and_does_nothing_twice(
