@@ -19,6 +19,7 @@ COMMANDS = {
     "compare": "groups of runs side by side: keep, roll back, or not distinguishable",
     "ablate": "train a grid of settings over seeds, and compare",
     "tune": "search settings with Optuna, inside the trust region",
+    "demos": "record episodes to learn from",
     "runs": "list runs, or export one as CSV",
     "bench": "measure training speed side by side with a peer",
     "explain": "what KL, clipping, penalties and trust regions do to your numbers",

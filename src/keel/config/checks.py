@@ -52,6 +52,7 @@ def check(config: Config) -> None:
         "advantage.lam": config.advantage.lam,
         "natural.fisher_fraction": config.natural.fisher_fraction,
         "atari.sticky": config.atari.sticky,
+        "natural.max_kl_hold": config.natural.max_kl_hold,
     }
     for name, share in shares.items():
         if share > 1.0:

@@ -203,7 +203,11 @@ class Natural:
     land: bool = True
     """Scale the step, up or down, to the exact KL bound; else as the quadratic model says."""
     max_kl_end: float | None = None
-    """Where `region.max_kl` goes, linearly, by the end of the run; `None` leaves it."""
+    """Where `region.max_kl` goes by the end of the run; `None` leaves it."""
+    max_kl_hold: float = 0.0
+    """The share of the run during which it stays where it began."""
+    max_kl_schedule: Literal["linear", "geometric"] = "linear"
+    """How it goes from there: by equal differences, or by equal factors."""
 
 
 @dataclass(frozen=True)

@@ -187,11 +187,21 @@ def scheduled(knobs: Knobs, config: Config, steps: int) -> Knobs:
     left = max(0.0, 1.0 - steps / config.total_steps)
     end = config.natural.max_kl_end
     if config.algo == "trpo" and end is not None:
-        planned = end + (config.region.max_kl - end) * left
-        knobs = replace(knobs, max_kl=min(knobs.max_kl, planned))
+        knobs = replace(knobs, max_kl=min(knobs.max_kl, _planned_bound(config, end, 1.0 - left)))
     if config.region.schedule == "constant" or config.region.adaptive_rate:
         return knobs
     return replace(knobs, learning_rate=config.region.learning_rate * left)
+
+
+def _planned_bound(config: Config, end: float, done: float) -> float:
+    """`max_kl` after the share `done` of the run: held, then on its way to `end`."""
+    natural, start = config.natural, config.region.max_kl
+    if done <= natural.max_kl_hold:
+        return start
+    way = (done - natural.max_kl_hold) / (1.0 - natural.max_kl_hold)
+    if natural.max_kl_schedule == "geometric":
+        return float(start * (end / start) ** way)
+    return end + (start - end) * (1.0 - way)
 
 
 def build_region(config: Config) -> Certified:

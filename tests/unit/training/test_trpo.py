@@ -235,6 +235,17 @@ def test_the_bound_may_be_planned_and_tightened_below_the_plan() -> None:
     assert np.isclose(scheduled(tightened, config, 1000).max_kl, 0.01)
 
 
+def test_the_bound_may_be_held_before_it_goes_down_by_equal_factors() -> None:
+    """From 0.02 to 0.0002 over the second half: 0.002 after three quarters."""
+    natural = {"max_kl_end": 0.0002, "max_kl_hold": 0.5, "max_kl_schedule": "geometric"}
+    config = tiny(region={"max_kl": 0.02}, natural=natural, total_steps=1000)
+    knobs = initial_knobs(config)
+    bounds = [scheduled(knobs, config, steps).max_kl for steps in (0, 500, 750, 1000)]
+    assert bounds == pytest.approx([0.02, 0.02, 0.002, 0.0002])
+    linear = replace(config, natural=replace(config.natural, max_kl_schedule="linear"))
+    assert scheduled(knobs, linear, 750).max_kl == pytest.approx(0.0101)
+
+
 def test_a_trpo_config_survives_its_own_file() -> None:
     for name in ("note-002-v1", "note-002-v2", "breakout-trpo"):
         assert from_dict(to_dict(preset(name))) == preset(name)

@@ -1,0 +1,125 @@
+"""Playing episodes to learn from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keel.config import Config
+from keel.envs import Envs, make_envs
+from keel.errors import InputError, KeelError
+from keel.models.acting import blank_memory, make_actor
+from keel.models.memory import STARTS
+from keel.models.sampling import draw_noise, mode, sample, to_env
+from keel.rollout.demos import Demos
+from keel.training.inspect import Policy, make_like
+
+Array = NDArray[Any]
+Act = Callable[[dict[str, Array], bool], Array]
+"""Observations `[1, …]`, as `keel.envs` gives them, and whether an episode begins with them, to an
+action for `step`, `[1]` or `[1, D]`."""
+Step = tuple[dict[str, Array], Array, float, bool, bool]
+"""Observation, action, reward, terminated, truncated."""
+MOST_STEPS = 1_000_000
+"""After which an episode that does not end is given up."""
+
+
+def record_policy(
+    policy: Policy, episodes: int, *, deterministic: bool = False, seed: int = 0
+) -> Demos:
+    """Whole episodes of a trained policy."""
+    agent = policy.agent
+    act_with = make_actor(agent, policy.params)
+    output = np.zeros((1, agent.dist.outputs), np.float32)
+    rng = np.random.default_rng(seed)
+    memory: dict[str, Array] = {}
+
+    def act(obs: dict[str, Array], first: bool) -> Array:
+        nonlocal memory
+        seen = obs if policy.normaliser is None else policy.normaliser.apply(obs)
+        mask = seen.get("action_mask")
+        if agent.memory:
+            memory = blank_memory(agent, 1) if first else memory
+            seen = {**seen, **memory, STARTS: np.array([first])}
+        memory = act_with(seen, output).memory or {}
+        if deterministic:
+            action = mode(agent.dist, output, mask)
+        else:
+            noise = draw_noise(agent.dist, (1,), rng)
+            action = sample(agent.dist, output, mask, 1.0, noise)
+        return to_env(agent.dist, action)
+
+    envs = make_like(policy.config, 1, seed)
+    found = _record(envs, act, episodes, seed, policy.config.env)
+    return dataclasses.replace(found, source=f"{policy.path.parent.name} at step {policy.step:,}")
+
+
+def record_function(
+    env: str, function: Callable[[Any], Any], episodes: int, *, seed: int = 0, source: str = ""
+) -> Demos:
+    """Whole episodes of a function from an observation (array or dictionary) to an action."""
+    config = Config(env=env)
+    envs = make_envs(env, 1, backend=config.envs.backend, seed=seed)
+    plain = "obs" in envs.reset(seed)
+
+    def act(obs: dict[str, Array], first: bool) -> Array:
+        seen = obs["obs"][0] if plain else {key: x[0] for key, x in obs.items()}
+        action = np.asarray(function(seen))
+        expected = tuple(envs.action_space.shape or ())
+        if action.shape != expected:
+            raise InputError(
+                f"{source or 'the function'}: expected an action of shape {list(expected)}, "
+                f"got {list(action.shape)}"
+            )
+        return action[None]
+
+    return dataclasses.replace(_record(envs, act, episodes, seed, env), source=source)
+
+
+def _record(envs: Envs, act: Act, episodes: int, seed: int, env: str) -> Demos:
+    if episodes < 1:
+        raise InputError(f"episodes: expected at least 1, got {episodes}")
+    rows: list[Step] = []
+    lengths: list[int] = []
+    try:
+        for steps in _played(envs, act, seed):
+            rows += steps
+            lengths.append(len(steps))
+            if len(lengths) == episodes:
+                break
+    finally:
+        envs.close()
+    obs, action, reward, terminated, truncated = zip(*rows, strict=True)
+    return Demos(
+        env=env,
+        obs={key: np.stack([x[key] for x in obs]) for key in obs[0]},
+        action=np.stack(action),
+        reward=np.array(reward, np.float32),
+        terminated=np.array(terminated, bool),
+        truncated=np.array(truncated, bool),
+        lengths=tuple(lengths),
+    )
+
+
+def _played(envs: Envs, act: Act, seed: int) -> Iterator[list[Step]]:
+    """Episode by episode, its steps."""
+    obs, first = envs.reset(seed), True
+    steps: list[Step] = []
+    for _ in range(MOST_STEPS):
+        action = act(obs, first)
+        step = envs.step(action)
+        first = bool(step.ignored[0])
+        if not step.ignored[0]:
+            seen = {key: x[0].copy() for key, x in obs.items()}
+            ended, cut = bool(step.terminated[0]), bool(step.truncated[0])
+            steps.append((seen, action[0], float(step.reward[0]), ended, cut and not ended))
+            if ended or cut:
+                first = envs.autoreset == "same_step"
+                yield steps
+                steps = []
+        obs = step.obs
+    raise KeelError(f"an episode did not end within {MOST_STEPS:,} steps")

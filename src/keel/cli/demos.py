@@ -1,0 +1,173 @@
+"""`keel demos record | show`: episodes to learn from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+from tyro.conf import Positional, arg
+
+from keel.errors import InputError, choose
+
+if TYPE_CHECKING:
+    from keel.rollout.demos import Demos
+
+ACTIONS = ("record", "show")
+MINARI = "minari:"
+
+
+@dataclass(frozen=True)
+class Record:
+    """Play whole episodes with a trained policy, or with a function, and keep them.
+
+    Examples: keel demos record Hopper-v5 --policy runs/NAME --episodes 10 --out demos/hopper
+              keel demos record MountainCar-v0 --policy expert:act --out demos/car
+    """
+
+    env: Annotated[Positional[str], arg(metavar="ENV")]
+    """A Gymnasium id, or an alias."""
+    policy: Annotated[str, arg(metavar="RUN|MODULE:FUNCTION")]
+    """The folder of a run, or a function from one observation to an action."""
+    out: Annotated[Path, arg(metavar="DIR")]
+    """The folder to write; must not exist yet."""
+    episodes: int = 10
+    """How many."""
+    deterministic: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Let a run take its likeliest action; by default it samples."""
+    min_return: float | None = None
+    """Keep only episodes that earned at least this much; more are played until there are enough."""
+    seed: int = 0
+    """Of environments and actions."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print one JSON object in place of text."""
+
+
+@dataclass(frozen=True)
+class Show:
+    """Say what demonstrations hold, after checking them."""
+
+    demos: Annotated[Positional[str], arg(metavar="DIR|minari:ID")]
+    """A folder that `keel demos record` wrote, or a data set of Minari on this machine."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print one JSON object in place of text."""
+
+
+def run(args: Sequence[str]) -> int:
+    """Record or show."""
+    words = list(args)
+    if not words or words[0] in ("-h", "--help"):
+        print(_help())  # noqa: T201
+        return 0
+    if choose("demos", words[0], ACTIONS) == "show":
+        return _show(tyro.cli(Show, args=words[1:], prog="keel demos show"))
+    return _record(tyro.cli(Record, args=words[1:], prog="keel demos record"))
+
+
+def _record(options: Record) -> int:
+    from keel.apps.demonstrations import record_function, record_policy, save_demos
+    from keel.rollout.targets import imported
+
+    if options.out.exists():
+        raise InputError(f"{options.out}: exists already; choose another --out")
+    if options.episodes < 1:
+        raise InputError(f"--episodes: expected at least 1, got {options.episodes}")
+    if Path(options.policy).exists():
+        from keel.training.inspect import open_policy
+
+        policy = open_policy(Path(options.policy))
+        if policy.config.env != options.env:
+            raise InputError(
+                f"{options.policy}: was trained on {policy.config.env}, not {options.env}"
+            )
+
+        def play(episodes: int, seed: int) -> Demos:
+            return record_policy(policy, episodes, deterministic=options.deterministic, seed=seed)
+    elif ":" in options.policy:
+        function = imported(options.policy)
+
+        def play(episodes: int, seed: int) -> Demos:
+            return record_function(
+                options.env, function, episodes, seed=seed, source=options.policy
+            )
+    else:
+        raise InputError(f"--policy {options.policy}: no such run; for a function: module:function")
+    demos = _enough(play, options)
+    save_demos(demos, options.out)
+    return _say(demos, str(options.out), options.json)
+
+
+MOST_TRIES = 20
+"""Times the number of episodes asked for that are played for want of good ones."""
+
+
+def _enough(play: Any, options: Record) -> Demos:
+    """Episodes, played again with other seeds until enough of them are good."""
+    from keel.rollout.demos import joined, only
+
+    if options.min_return is None:
+        found: Demos = play(options.episodes, options.seed)
+        return found
+    kept: list[Demos] = []
+    for attempt in range(MOST_TRIES):
+        played = play(options.episodes, options.seed + attempt)
+        good = only(played, [x >= options.min_return for x in played.returns])
+        if good is not None:
+            kept.append(good)
+        if sum(len(x.lengths) for x in kept) >= options.episodes:
+            whole = joined(kept)
+            chosen = only(whole, [i < options.episodes for i in range(len(whole.lengths))])
+            assert chosen is not None
+            return chosen
+    had = sum(len(x.lengths) for x in kept)
+    raise InputError(
+        f"--min-return {options.min_return:g}: only {had} of {MOST_TRIES * options.episodes} "
+        "episodes earned that much"
+    )
+
+
+def _show(options: Show) -> int:
+    from keel.apps.demonstrations import from_minari, load_demos
+
+    name = options.demos
+    demos = (
+        from_minari(name.removeprefix(MINARI))
+        if name.startswith(MINARI)
+        else load_demos(Path(name))
+    )
+    return _say(demos, name, options.json)
+
+
+def _say(demos: Demos, where: str, as_json: bool) -> int:
+    returns = demos.returns
+    mean = sum(returns) / len(returns)
+    if as_json:
+        told = {
+            "demos": where,
+            "env": demos.env,
+            "source": demos.source,
+            "episodes": len(returns),
+            "steps": demos.steps,
+            "return_mean": mean,
+            "returns": returns,
+            "lengths": list(demos.lengths),
+        }
+        print(json.dumps(told, allow_nan=False))  # noqa: T201
+        return 0
+    print(  # noqa: T201
+        f"{where}: {demos.env}, {len(returns)} episodes, {demos.steps:,} steps, "
+        f"return {mean:,.1f} ({min(returns):,.1f} … {max(returns):,.1f})"
+        + (f", by {demos.source}" if demos.source else "")
+    )
+    return 0
+
+
+def _help() -> str:
+    return (
+        "usage: keel demos record ENV --policy RUN|MODULE:FUNCTION --out DIR [--episodes 10]\n"
+        "       keel demos show DIR|minari:ID\n\n"
+        "Episodes to learn from; `keel demos record --help` has all options."
+    )

@@ -1,0 +1,221 @@
+"""Demonstrations: whole episodes that somebody else played, on disk as safetensors and JSON.
+
+    DEMOS/demos.json          environment, lengths and returns of the episodes, who played
+    DEMOS/demos.safetensors   obs/KEY, action, reward, terminated, truncated; one row a step
+
+Observations and actions lie as `keel.envs` gives and takes them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save
+
+from keel.errors import InputError
+
+RECORD, TENSORS = "demos.json", "demos.safetensors"
+VERSION = 1
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Demos:
+    """`n` steps of `E` episodes, one after the other."""
+
+    env: str
+    obs: Mapping[str, Array]
+    """`[n, …]` each: before the step"""
+    action: Array
+    """`[n]` or `[n, D]`: as the environment takes it, Discrete from 0, Box flat"""
+    reward: Array
+    """`[n]` float32, raw"""
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    """`[n]`: both only on the last step of an episode"""
+    lengths: tuple[int, ...]
+    """`E`"""
+    source: str = ""
+    """who played"""
+
+    @property
+    def steps(self) -> int:
+        """How many there are."""
+        return len(self.reward)
+
+    @property
+    def returns(self) -> list[float]:
+        """Of the episodes, not discounted."""
+        ends = np.cumsum(self.lengths)
+        return [float(part.sum()) for part in np.split(self.reward.astype(np.float64), ends[:-1])]
+
+    def to_go(self, gamma: float) -> NDArray[np.float64]:
+        """`[n]`: the discounted return from each step to the end of what was recorded."""
+        result = np.empty(self.steps, dtype=np.float64)
+        total, last = 0.0, self.terminated | self.truncated
+        for i in reversed(range(self.steps)):
+            total = float(self.reward[i]) + (0.0 if last[i] else gamma * total)
+            result[i] = total
+        return result
+
+
+def only(demos: Demos, wanted: Sequence[bool]) -> Demos | None:
+    """Some of the episodes; None if none is wanted."""
+    if not any(wanted):
+        return None
+    rows = np.repeat(np.asarray(wanted, bool), demos.lengths)
+    return replace(
+        demos,
+        obs={key: x[rows] for key, x in demos.obs.items()},
+        action=demos.action[rows],
+        reward=demos.reward[rows],
+        terminated=demos.terminated[rows],
+        truncated=demos.truncated[rows],
+        lengths=tuple(n for n, keep in zip(demos.lengths, wanted, strict=True) if keep),
+    )
+
+
+def joined(parts: Sequence[Demos]) -> Demos:
+    """One after the other."""
+
+    def cat(name: str) -> Array:
+        return np.concatenate([getattr(part, name) for part in parts])
+
+    return replace(
+        parts[0],
+        obs={key: np.concatenate([part.obs[key] for part in parts]) for key in parts[0].obs},
+        action=cat("action"),
+        reward=cat("reward"),
+        terminated=cat("terminated"),
+        truncated=cat("truncated"),
+        lengths=tuple(n for part in parts for n in part.lengths),
+    )
+
+
+def save_demos(demos: Demos, path: Path) -> None:
+    """Write them into a new folder: whole, or not at all."""
+    if path.exists():
+        raise InputError(f"{path}: exists already; choose another --out")
+    check_whole(demos, str(path))
+    arrays = {f"obs/{key}": np.ascontiguousarray(x) for key, x in demos.obs.items()}
+    arrays |= {
+        name: np.ascontiguousarray(getattr(demos, name))
+        for name in ("action", "reward", "terminated", "truncated")
+    }
+    record = {
+        "version": VERSION,
+        "env": demos.env,
+        "lengths": list(demos.lengths),
+        "returns": demos.returns,
+        "source": demos.source,
+    }
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        draft.mkdir(parents=True)
+        (draft / TENSORS).write_bytes(save(arrays))
+        text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False)
+        (draft / RECORD).write_text(text + "\n", encoding="utf-8")
+        draft.rename(path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def load_demos(path: Path) -> Demos:
+    """Read a folder of demonstrations; what does not fit together is named."""
+    try:
+        record = json.loads((path / RECORD).read_text(encoding="utf-8"))
+        arrays = load_file(path / TENSORS)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no demonstrations here ({RECORD}, {TENSORS})") from None
+    except Exception as error:  # safetensors has errors of its own
+        raise InputError(f"{path}: cannot be read: {error}") from error
+    try:
+        demos = Demos(
+            env=str(record["env"]),
+            obs={k.removeprefix("obs/"): x for k, x in arrays.items() if k.startswith("obs/")},
+            action=arrays["action"],
+            reward=arrays["reward"],
+            terminated=arrays["terminated"],
+            truncated=arrays["truncated"],
+            lengths=tuple(int(n) for n in record["lengths"]),
+            source=str(record.get("source", "")),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path}: not as `keel demos record` writes it: {error!r}") from error
+    check_whole(demos, str(path))
+    return demos
+
+
+def check_whole(demos: Demos, where: str) -> None:
+    """Raise unless there is something, all of one length, finite, in whole episodes."""
+    if not demos.steps or not demos.lengths:
+        raise InputError(f"{where}: empty, no step in it")
+    arrays = {f"obs/{key}": x for key, x in demos.obs.items()}
+    arrays |= {name: getattr(demos, name) for name in ("action", "terminated", "truncated")}
+    if not demos.obs:
+        raise InputError(f"{where}: no observations in it")
+    for name, x in arrays.items():
+        if len(x) != demos.steps:
+            raise InputError(f"{where}: {name} has {len(x)} rows, reward {demos.steps}")
+    for name, x in {**arrays, "reward": demos.reward}.items():
+        if x.dtype.kind != "f":
+            continue
+        bad = np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(1))
+        if bad.size:
+            raise InputError(f"{where}: {name} is not finite at step {int(bad[0])}")
+    if min(demos.lengths) < 1 or sum(demos.lengths) != demos.steps:
+        raise InputError(
+            f"{where}: episodes of {sum(demos.lengths)} steps together, but {demos.steps} rows"
+        )
+    last = np.zeros(demos.steps, bool)
+    last[np.cumsum(demos.lengths) - 1] = True
+    if not np.array_equal(last, demos.terminated | demos.truncated):
+        raise InputError(f"{where}: an episode must end, or be cut off, with its last step")
+
+
+def check_fits(
+    demos: Demos, observation: spaces.Space[Any], action: spaces.Space[Any], where: str
+) -> None:
+    """Raise unless a policy of these spaces could have seen and done this."""
+    parts = observation.spaces if isinstance(observation, spaces.Dict) else {"obs": observation}
+    for key, space in parts.items():
+        if key not in demos.obs:
+            raise InputError(f"{where}: no observation {key!r}, which the environment gives")
+        if demos.obs[key].shape[1:] != space.shape:
+            raise InputError(
+                f"{where}: observation {key!r} has shape {list(demos.obs[key].shape[1:])}, the "
+                f"environment's {list(space.shape or ())}"
+            )
+    if demos.action.shape[1:] != action.shape:
+        raise InputError(
+            f"{where}: actions have shape {list(demos.action.shape[1:])}, the environment's "
+            f"{list(action.shape or ())}"
+        )
+    low, high = _bounds(action)
+    outside = ((demos.action < low) | (demos.action > high)).reshape(demos.steps, -1).any(1)
+    if outside.any():
+        step = int(np.flatnonzero(outside)[0])
+        raise InputError(
+            f"{where}: {int(outside.sum())} of {demos.steps} actions are outside of {action}; "
+            f"the first is {demos.action[step]} at step {step}"
+        )
+
+
+def _bounds(action: spaces.Space[Any]) -> tuple[Array, Array]:
+    if isinstance(action, spaces.Box):
+        return action.low - np.float32(1e-5), action.high + np.float32(1e-5)
+    if isinstance(action, spaces.Discrete):
+        return np.asarray(0), np.asarray(int(action.n) - 1)
+    if isinstance(action, spaces.MultiDiscrete):
+        return np.zeros_like(action.nvec), action.nvec - 1
+    assert isinstance(action, spaces.MultiBinary)
+    return np.asarray(0), np.asarray(1)
