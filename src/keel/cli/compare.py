@@ -15,7 +15,6 @@ from keel.errors import InputError
 
 if TYPE_CHECKING:
     from keel.compare import Comparison
-    from keel.compare.tables import Table
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ def print_comparison(found: Comparison) -> None:
     """Tables, verdicts, what differs, and what to know."""
     from rich.text import Text
 
-    from keel.cli.render import PipedConsole
+    from keel.cli.render import PipedConsole, simple_table
     from keel.compare import tables
     from keel.compare.verdict import percent
 
@@ -108,7 +107,7 @@ def print_comparison(found: Comparison) -> None:
     console.print(Text(tables.title(found), style="bold"))
     for table in (tables.scores(found), tables.costs(found)):
         console.print()
-        console.print(_rich(table))
+        console.print(simple_table(table.columns, table.rows))
     colours = {"keep": "bold green", "roll back": "bold red", "not distinguishable": "bold yellow"}
     for pair in found.pairs:
         console.print()
@@ -119,23 +118,11 @@ def print_comparison(found: Comparison) -> None:
         for reason in (*verdict.reasons, f"better in {better} of pairs of runs"):
             console.print(Text(f"  {reason}"))
         if pair.changes:
-            console.print(_rich(tables.changes(pair)))
+            differ = tables.changes(pair)
+            console.print(simple_table(differ.columns, differ.rows))
     for note in found.notes:
         console.print()
         console.print(Text(note, style="dim"))
-
-
-def _rich(table: Table) -> object:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    drawn = RichTable(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for i, column in enumerate(table.columns):
-        drawn.add_column(column, justify="right" if i else "left", overflow="fold")
-    for row in table.rows:
-        drawn.add_row(*map(Text, row))
-    return drawn
 
 
 def _pair(word: str) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -21,6 +22,18 @@ class PipedConsole(Console):
     def on_broken_pipe(self) -> None:
         """Let the caller see it."""
         raise BrokenPipeError
+
+
+def simple_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, left: Collection[int] = (0,)
+) -> RichTable:
+    """Lines under titles, numbers to the right; the columns of `left` are words."""
+    table = RichTable(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="left" if place in left else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+    return table
 
 
 def print_explanation(explanation: Explanation, picture: Path | None) -> None:

@@ -93,28 +93,25 @@ def _describe(info: RunInfo) -> dict[str, Any]:
 
 
 def _print_table(found: list[dict[str, Any]]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
     from rich.text import Text
 
-    from keel.cli.render import PipedConsole
+    from keel.cli.render import PipedConsole, simple_table
 
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for title in ("name", "env", "seed", "tag", "steps", "last return", "status"):
-        right = title in ("seed", "steps", "last return")
-        table.add_column(title, justify="right" if right else "left", overflow="fold")
+    rows: list[tuple[str | Text, ...]] = []
     for row in found:
         steps, value = row["steps"], row["return_mean"]
-        cells = [
+        cells = (
             row["name"],
             row["env"] or "–",
             "–" if row["seed"] is None else str(row["seed"]),
             row["tag"] or "",
             "–" if steps is None else f"{steps:,}",
             "–" if value is None else f"{value:,.1f}",
-        ]
+        )
         status = Text(row["status"], style=COLOURS.get(row["status"], ""))
-        table.add_row(*map(Text, map(str, cells)), status)
+        rows.append((*map(str, cells), status))
+    titles = ("name", "env", "seed", "tag", "steps", "last return", "status")
+    table = simple_table(titles, rows, left=(0, 1, 3, 6))
     PipedConsole(highlight=False).print(table)
 
 

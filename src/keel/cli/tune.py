@@ -168,19 +168,14 @@ def _plain(found: Found) -> dict[str, Any]:
 
 
 def _print_table(found: list[Found]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
-    from keel.cli.render import PipedConsole
+    from keel.cli.render import PipedConsole, simple_table
 
     names = list(dict.fromkeys(name for x in found for name in x.settings))
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for title in ("trial", "return", "walked back", *(n.rpartition(".")[2] for n in names)):
-        table.add_column(title, justify="right", overflow="fold")
+    rows = []
     for x in found:
         score = x.state if math.isnan(x.score) or x.state != "complete" else f"{x.score:,.1f}"
         values = [x.settings.get(name, "–") for name in names]
         words = [f"{v:.3g}" if isinstance(v, float) else str(v) for v in values]
-        table.add_row(*map(Text, (str(x.number), score, f"{x.violations:.0%}", *words)))
-    PipedConsole(highlight=False).print(table)
+        rows.append((str(x.number), score, f"{x.violations:.0%}", *words))
+    titles = ("trial", "return", "walked back", *(name.rpartition(".")[2] for name in names))
+    PipedConsole(highlight=False).print(simple_table(titles, rows, left=()))
