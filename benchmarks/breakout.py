@@ -124,7 +124,8 @@ def draw(found: dict[str, list[dict[str, Any]]]) -> None:
     for name, lines in found.items():
         colour = COLOURS[name.split()[0]]
         x = [line["step"] for line in lines]
-        look = {"color": colour, "linewidth": 1.4, "alpha": 0.9}
+        style = "-" if name.endswith("seed-0") else (0, (3, 1.5))
+        look: dict[str, Any] = {"color": colour, "linewidth": 1.4, "linestyle": style}
         returns.plot(x, [_number(line["return"]) for line in lines], label=name, **look)
         scored = [line for line in lines if "eval_return_mean" in line]
         returns.plot(
