@@ -72,6 +72,8 @@ class Knobs:
     max_kl: float = 0.05
     damping: float = 0.1
     """of TRPO's Fisher matrix"""
+    bc_coef: float = 0.0
+    """of the loss on demonstrations"""
 
     def tensor(self) -> Tensor:
         """As one vector: numbers baked into a compiled step would recompile it at every change."""

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from keel.rollout.demos import Demos
 
 ACTIONS = ("record", "show")
-MINARI = "minari:"
 
 
 @dataclass(frozen=True)
@@ -130,15 +129,9 @@ def _enough(play: Any, options: Record) -> Demos:
 
 
 def _show(options: Show) -> int:
-    from keel.apps.demonstrations import from_minari, load_demos
+    from keel.apps.demonstrations import open_demos
 
-    name = options.demos
-    demos = (
-        from_minari(name.removeprefix(MINARI))
-        if name.startswith(MINARI)
-        else load_demos(Path(name))
-    )
-    return _say(demos, name, options.json)
+    return _say(open_demos(options.demos), options.demos, options.json)
 
 
 def _say(demos: Demos, where: str, as_json: bool) -> int:

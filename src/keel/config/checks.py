@@ -32,6 +32,9 @@ def check(config: Config) -> None:
         "natural.fisher_fraction": config.natural.fisher_fraction,
         "atari.frame_skip": config.atari.frame_skip,
         "atari.frame_stack": config.atari.frame_stack,
+        "bc.temperature": config.bc.temperature,
+        "bc.cap": config.bc.cap,
+        "bc.max_ratio": config.bc.max_ratio,
         "explore.pulse_interval": config.explore.pulse_interval,
         "explore.pulse_magnitude": config.explore.pulse_magnitude,
         "evaluation.episodes": config.evaluation.episodes,
@@ -53,12 +56,14 @@ def check(config: Config) -> None:
         "natural.fisher_fraction": config.natural.fisher_fraction,
         "atari.sticky": config.atari.sticky,
         "natural.max_kl_hold": config.natural.max_kl_hold,
+        "bc.decay": config.bc.decay,
     }
     for name, share in shares.items():
         if share > 1.0:
             raise InputError(f"{name}: expected a number from 0 to 1, got {share}")
     _check_critic(config)
     _check_trpo(config)
+    _check_cloning(config)
     region = config.region
     if region.clip is not None and not 0.0 < region.clip < 1.0:
         raise InputError(f"region.clip: expected a number between 0 and 1, got {region.clip}")
@@ -112,6 +117,35 @@ def _check_critic(config: Config) -> None:
             raise InputError(
                 f"critic.{name}: belongs to critic.kind {' or '.join(kinds)}, this is {critic.kind}"
             )
+
+
+def _check_cloning(config: Config) -> None:
+    cloning = config.bc
+    if not cloning.demos:
+        if changed := _changed(cloning):
+            raise InputError(f"bc.{changed}: needs demonstrations, --bc.demos DIR")
+        return
+    if config.network.memory != "none":
+        raise InputError(
+            "bc.demos: demonstrations are learned step by step, which a policy with memory "
+            "(network.memory) cannot; use --network.memory none"
+        )
+    if cloning.episodes is not None and cloning.episodes < 1:
+        raise InputError(f"bc.episodes: expected at least 1, got {cloning.episodes}")
+    belongs = {
+        "temperature": ("loss", "weighted"),
+        "cap": ("loss", "weighted"),
+        "decay": ("control", "decay"),
+        "max_ratio": ("control", "adaptive"),
+    }
+    for name, (switch, value) in belongs.items():
+        given = getattr(cloning, name) != getattr(type(cloning)(), name)
+        if given and getattr(cloning, switch) != value:
+            raise InputError(f"bc.{name}: belongs to bc.{switch} {value}")
+    if cloning.control != "fixed" and cloning.coef_min > cloning.coef:
+        raise InputError(
+            f"bc.coef_min: expected at most bc.coef ({cloning.coef:g}), got {cloning.coef_min:g}"
+        )
 
 
 def _check_trpo(config: Config) -> None:

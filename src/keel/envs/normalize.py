@@ -180,11 +180,15 @@ class RewardNormaliser:
             sums[row] = here
             ends = done[row] if counts is None else done[row] & counts[row]
             total = np.where(ends, 0.0, here)
-        moments = self.moments.absorb(sums, weight)
-        scaled = reward / np.sqrt(moments.variance + self.epsilon)
+        after = replace(self, total=total, moments=self.moments.absorb(sums, weight))
+        return after.apply(reward), after
+
+    def apply(self, reward: np.ndarray) -> np.ndarray:
+        """Rewards of any shape by the scale as it is now, float32."""
+        scaled = reward / np.sqrt(self.moments.variance + self.epsilon)
         if self.clip is not None:
             scaled = np.clip(scaled, -self.clip, self.clip)
-        return scaled.astype(np.float32), replace(self, total=total, moments=moments)
+        return np.asarray(scaled, np.float32)
 
     def export(self) -> dict[str, np.ndarray]:
         """The state as float64 arrays; `restore` is the inverse."""

@@ -19,6 +19,7 @@ from keel.functional.advantage import (
     token_gae,
 )
 from keel.functional.certificate import Certificate, certificate
+from keel.functional.cloning import CloningWeight, cloning_weight
 from keel.functional.divergence import (
     Divergence,
     bernoulli_kl,
@@ -72,6 +73,7 @@ from keel.functional.walk_back import WalkBack, walk_back
 __all__ = [
     "Advantages",
     "Certificate",
+    "CloningWeight",
     "ConjugateGradient",
     "Divergence",
     "Interval",
@@ -91,6 +93,7 @@ __all__ = [
     "categorical_fisher",
     "categorical_kl",
     "certificate",
+    "cloning_weight",
     "conjugate_gradient",
     "denominator",
     "distribution_kl",

@@ -23,9 +23,9 @@ from keel.models.compiling import compiled, vectorised
 from keel.models.distributions import LOG_2PI
 from keel.models.kernels_returns import return_slope
 
-LOSS, POLICY, VALUE, ENTROPY, KL, CLIPPED, QUARANTINED, LARGEST, NORM = range(9)
+LOSS, POLICY, VALUE, ENTROPY, KL, CLIPPED, QUARANTINED, LARGEST, CLONED, NORM = range(10)
 """Where a step leaves its statistics; `POLICY` is the surrogate's loss, `LARGEST` the
-largest |log-ratio|."""
+largest |log-ratio|, `CLONED` the loss on demonstrations."""
 
 NO_KL, EXACT, K1, K3 = range(4)
 """How the KL of a minibatch is measured."""

@@ -81,6 +81,19 @@ def to_env(dist: Dist, action: Array) -> Array:
     return action
 
 
+INNER = np.float32(0.999)
+"""How near its bounds an action is taken to be: at them, tanh has no inverse."""
+
+
+def from_env(dist: Dist, action: Array) -> Array:
+    """The inverse of `to_env`: the action as the distribution takes it."""
+    if isinstance(dist, SquashedGaussian):
+        low, high = (np.array(x, dtype=np.float32) for x in (dist.low, dist.high))
+        inside = np.float32(2.0) * (action - low) / (high - low) - np.float32(1.0)
+        return np.arctanh(np.clip(inside, -INNER, INNER)).astype(np.float32)
+    return action
+
+
 def _gaussian(dist: Gaussian | SquashedGaussian, output: Array) -> tuple[Array, Array]:
     base = dist if isinstance(dist, Gaussian) else dist.base
     low, high = base.log_std_bounds

@@ -12,6 +12,7 @@ from torch import Tensor
 from keel.errors import KeelError
 from keel.functional import RatioReport, ratio_report, walk_back
 from keel.models.agent import Agent
+from keel.regions.imitation import shown_kl
 from keel.regions.measure import behaviour_at, exact_kl, group_mean, kl_metrics, measure
 from keel.regions.objective import Objective
 from keel.regions.stepper import POLICY, Optimum, Step
@@ -123,6 +124,10 @@ class Certified:
             "train/alpha": (report.alpha * fraction).min().item(),
             "train/walk_back": float(verdict != "accepted"),
         }
+        if rows.shown is not None:
+            metrics["train/kl_demos"] = shown_kl(
+                agent, state.params, after.params, rows.shown, knobs.temperature
+            )
         spent = (measured_at - updated) + (time.perf_counter() - walked_at)
         metrics["time/certify_seconds"] = spent  # walking back, where it was needed, is apart
         reason = report.reason

@@ -18,6 +18,7 @@ from keel.models.fisher import fisher_product
 from keel.regions.critic import CriticFit
 from keel.regions.faults import not_finite
 from keel.regions.gate import GATE, check_replay
+from keel.regions.imitation import Limit, cloning_metrics, mean_cloning_loss, pull
 from keel.regions.measure import behaviour_at, chunks, group_mean
 from keel.regions.objective import Objective, wiped
 from keel.regions.stepper import Optimum, Step, initial_optimum
@@ -34,7 +35,8 @@ GROWTH = 8.0
 
 @dataclass(frozen=True)
 class Constraint:
-    """maximise E[ratio·A] + entropy_coef·H subject to KL(old‖new) ≤ `Knobs.max_kl` (Schulman 2015).
+    """maximise E[ratio·A] + entropy_coef·H subject to KL(old‖new) ≤ `Knobs.max_kl` (Schulman 2015);
+    with demonstrations, − bc_coef·cloning.
 
     One objective serves for the gradient, the prediction and the acceptance. The step is scaled, up
     or down, until the exact KL over the whole rollout is at its bound, before anything is
@@ -52,6 +54,8 @@ class Constraint:
     critic: CriticFit = field(default_factory=CriticFit)
     gate: bool = True
     """refuse to learn from another policy's actions"""
+    limit: Limit | None = None
+    """on what demonstrations may do"""
 
     def init(self, agent: Agent) -> Optimum:
         """Adam's state is the critic's: the policy's part stays 0."""
@@ -95,8 +99,14 @@ class Constraint:
     ) -> tuple[Optimum, Attempt, dict[str, float]]:
         # a weight of 0 would still multiply a NaN in the backward pass
         rows = replace(rows, obs={k: wiped(x, rows.weight > 0) for k, x in rows.obs.items()})
+        pulled = None
+        if rows.shown is not None:
+            pulled = pull(agent, state.params, rows, learned.advantage, knobs)
+            knobs = knobs if self.limit is None else self.limit(knobs, pulled)
         problem = Problem(agent, state.params, rows, learned.advantage, knobs, self.objective)
         gradient, gap = problem.gradient(self.gate)
+        if pulled is not None:
+            gradient -= knobs.bc_coef * pulled.cloning[: gradient.shape[0]].to(gradient)
         if not bool(gradient.isfinite().all()):
             seen = {"advantage": learned.advantage, "log_prob": rows.log_prob}
             raise not_finite("the policy's gradient", 0, state.params, seen)
@@ -110,6 +120,10 @@ class Constraint:
             "train/gate_log_ratio": gap,
             "train/damping": knobs.damping,
         }
+        if pulled is not None:
+            cloned = problem.cloned(state.params)
+            own = -problem.before - knobs.bc_coef * cloned
+            metrics |= cloning_metrics(pulled, knobs, own, cloned)
         return fit.optimum, attempt, metrics
 
     def _step(self, problem: Problem, gradient: Tensor, rng: torch.Generator) -> Attempt:
@@ -216,7 +230,7 @@ class Problem:
                 looked_at = _mapped(rows, partial(_slice, part))
                 largest = check_replay(agent, self.params, looked_at, self.knobs, gate)
             gap = max(gap, largest)
-        self.before = self.value(rows.behaviour)
+        self.before = self.value(rows.behaviour, self.params)
         return gradient, gap
 
     def _gain(self, now: dict[str, Tensor], part: slice, slope: float) -> tuple[Tensor, float]:
@@ -256,8 +270,14 @@ class Problem:
         params[0, : step.shape[0]] += fraction * step
         return params
 
-    def value(self, now: dict[str, Tensor]) -> float:
-        """The objective of a policy on all rows."""
+    def cloned(self, params: Tensor) -> float:
+        """The loss on what was shown, before its coefficient."""
+        if self.rows.shown is None:
+            return 0.0
+        return mean_cloning_loss(self.agent, params, self.rows.shown, self.knobs.temperature)
+
+    def value(self, now: dict[str, Tensor], params: Tensor) -> float:
+        """The objective on all rows of a policy, by its distributions there and its parameters."""
         total = self.rows.weight.double().sum().clamp(min=1.0).item()
         everything = slice(0, self.rows.count)
         gain = self._gain(now, everything, self.entropy_coef)[0].item() / total
@@ -265,7 +285,7 @@ class Problem:
         if floor is not None:
             entropy = group_mean(self.agent.dist.entropy(now), self.rows).item()
             gain -= self.objective.entropy_floor_coef * max(0.0, floor - entropy)
-        return gain
+        return gain - self.knobs.bc_coef * self.cloned(params)
 
     def evaluate(self, params: Tensor) -> tuple[float, float]:
         """(improvement of the objective, exact mean KL(old‖new)), over all rows.
@@ -278,7 +298,7 @@ class Problem:
         if self.knobs.temperature != 1.0:
             cold = behaviour_at(self.agent, params, rows, 1.0)
             kl = max(kl, group_mean(dist.kl(self._cold, cold), rows).item())
-        return self.value(now) - self.before, kl
+        return self.value(now, params) - self.before, kl
 
     @cached_property
     def _cold(self) -> dict[str, Tensor]:

@@ -34,7 +34,7 @@ class CriticObjective:
         total = denominator(batch.weight)
         loss = aggregate(each, batch.weight, denominator_of_batch=total).reshape(-1)
         nothing, seen = torch.zeros_like(loss), loss.detach()
-        return loss, Statistics(seen, nothing, seen, *[nothing] * 5)
+        return loss, Statistics(seen, nothing, seen, *[nothing] * 6)
 
 
 Sweep = Callable[[Optimum, Batch, Tensor, int, Tensor], tuple[Optimum, Tensor]]

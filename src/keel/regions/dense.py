@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,8 @@ from keel.models.distributions import Categorical, Gaussian
 from keel.models.networks import Separate
 from keel.regions.objective import Batch, Objective, Statistics
 from keel.regions.stepper import BETAS, EPSILON, Optimum, Step, StepResult
-from keel.types import KNOB_INDEX
+from keel.rollout.batch import Shown
+from keel.types import KNOB_INDEX, Tree
 
 NO_MASK = np.empty((0, 0), bool)
 MOVED, STAYED = torch.tensor([True]), torch.tensor([False])
@@ -112,7 +113,7 @@ class _Gradient:
         tanh = network.actor.act_name == "tanh"
         self._net = tuple(starts), actor, critic, tanh, as_numbers(agent.critic)
         self._gradient = np.zeros(agent.initial.shape[1], np.float32)
-        self._statistics = np.zeros(9)
+        self._statistics = np.zeros(10)
         self._desk: tuple[Any, ...] = ()
         self._rows: Batch | None = None
         self._knobs: Tensor | None = None
@@ -120,6 +121,8 @@ class _Gradient:
         self._kernel: Any = None
         self._batch: tuple[Any, ...] = ()
         self._acted: tuple[Any, ...] = ()
+        self._shown: _Shown | None = None
+        self._bc_coef = 0.0
         self.learning_rate = 0.0
 
     def _reserve(self, rows: int) -> None:
@@ -157,14 +160,34 @@ class _Gradient:
             objective.value_coef,
             self._desk,
         )
+        if self._shown is not None:
+            self._clone(self._shown, params, index, real)
         bonus = self._settings[2] * statistics[kernels.ENTROPY] if objective.entropy_bonus else 0.0
         value = objective.value_coef * statistics[kernels.VALUE]
-        statistics[kernels.LOSS] = statistics[kernels.POLICY] + value - bonus
+        cloned = self._bc_coef * statistics[kernels.CLONED]
+        statistics[kernels.LOSS] = statistics[kernels.POLICY] + value - bonus + cloned
         return self._gradient, statistics
+
+    def _clone(self, shown: _Shown, params: NDArray[Any], index: Tensor, real: Tensor) -> None:
+        """Onto the gradient, what demonstrations add to it."""
+        room, slope, other, part, *_ = self._desk
+        shown.add(
+            params,
+            self._net,
+            shown.rows,
+            shown.acted,
+            index.numpy(),
+            real.numpy(),
+            self._settings,
+            self._bc_coef,
+            (room, slope, other, part, shown.gradient, self._statistics),
+            self._gradient,
+        )
 
     def _unpack_knobs(self, knobs: Tensor) -> None:
         dials = dict(zip(KNOB_INDEX, knobs.tolist(), strict=True))
         self._knobs, self.learning_rate = knobs, dials["learning_rate"]
+        self._bc_coef = dials["bc_coef"]
         self._settings = (
             1.0 - dials["clip_low"],
             1.0 + dials["clip_high"],
@@ -183,6 +206,7 @@ class _Gradient:
             obs.reshape(obs.shape[0], -1).astype(np.float32, copy=False),
             *(x.numpy() for x in (rows.log_prob, rows.advantage, rows.target, rows.weight)),
         )
+        self._shown = None if rows.shown is None else self._unpack_shown(rows.shown)
         action, behaviour = rows.action.numpy(), rows.behaviour
         if isinstance(self._dist, Gaussian):
             low, high = map(np.float32, self._dist.log_std_bounds)
@@ -190,7 +214,35 @@ class _Gradient:
             self._kernel = self._kernels.gaussian_gradient
             self._acted = action, *before, (low, high)
             return
-        legal = rows.obs.get("action_mask")
-        mask = NO_MASK if legal is None else legal.numpy().astype(bool, copy=False)
         self._kernel = self._kernels.categorical_gradient
-        self._acted = action, behaviour["logits"].numpy(), mask
+        self._acted = action, behaviour["logits"].numpy(), _mask(rows.obs)
+
+    def _unpack_shown(self, shown: Shown) -> _Shown:
+        from keel.models import kernels_imitation
+
+        obs = shown.obs[self._key].numpy()
+        flat = obs.reshape(obs.shape[0], -1).astype(np.float32, copy=False)
+        weight, action = shown.weight.numpy(), shown.action.numpy()
+        rows = flat, weight, weight, weight, weight  # only the last is read
+        spare = np.zeros_like(self._gradient)
+        if isinstance(self._dist, Gaussian):
+            low, high = map(np.float32, self._dist.log_std_bounds)
+            bounded = action.astype(np.float32, copy=False), (low, high)
+            return _Shown(kernels_imitation.add_gaussian, rows, bounded, spare)
+        chosen = action.astype(np.int64, copy=False), _mask(shown.obs)
+        return _Shown(kernels_imitation.add_categorical, rows, chosen, spare)
+
+
+class _Shown(NamedTuple):
+    """Demonstrations as arrays, and the kernel that learns from them."""
+
+    add: Any
+    rows: tuple[Any, ...]
+    acted: tuple[Any, ...]
+    gradient: NDArray[Any]
+    """room for their own"""
+
+
+def _mask(obs: Tree) -> NDArray[Any]:
+    legal = obs.get("action_mask")
+    return NO_MASK if legal is None else legal.numpy().astype(bool, copy=False)

@@ -49,7 +49,7 @@ class DenseCriticStep:
         self._net = self._sizes, tanh, as_numbers(agent.critic)
         size = agent.initial.shape[1] - agent.critic_from
         self._max_norm, self._columns = max_grad_norm, np.zeros(size, bool)
-        self._gradient, self._statistics = np.zeros(size, np.float32), np.zeros(9)
+        self._gradient, self._statistics = np.zeros(size, np.float32), np.zeros(10)
         self._rows: Batch | None = None
         self._arrays: tuple[Any, ...] = ()
         self._desk: tuple[Any, ...] = ()
@@ -109,7 +109,7 @@ class DenseCriticStep:
         nothing, applied = torch.zeros(1), active & norm.isfinite()
         return StepResult(
             moved if bool(applied.item()) else optimum,
-            Statistics(loss, nothing, loss, *[nothing] * 5),
+            Statistics(loss, nothing, loss, *[nothing] * 6),
             norm,
             applied,
         )

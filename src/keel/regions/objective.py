@@ -12,7 +12,8 @@ from keel.functional import Ratio, aggregate, denominator, kl_estimate, policy_r
 from keel.functional import surrogate as surrogates
 from keel.functional.ratio import MAX_LOG_RATIO
 from keel.models.agent import Agent
-from keel.rollout.batch import take, take_rows
+from keel.regions.imitation import cloning_loss
+from keel.rollout.batch import Shown, take, take_rows
 from keel.types import KNOB_INDEX, Tree
 
 SurrogateName = Literal["clip", "symmetric", "unclipped"]
@@ -30,6 +31,7 @@ class Batch(NamedTuple):
     old_value: Tensor
     """the critic's raw outputs before the update, `[R, *rest, Q]`"""
     weight: Tensor
+    shown: Shown | None = None
 
     def take(self, index: Tensor, real: Tensor) -> Batch:
         """Some rows; `real` is 0 for padding.
@@ -49,6 +51,7 @@ class Batch(NamedTuple):
             target=torch.where(counts, take_rows(self.target, index), 0.0),
             old_value=torch.where(counts[..., None], take_rows(self.old_value, index), 0.0),
             weight=weight,
+            shown=None if self.shown is None else self.shown.take(index, real),
         )
 
 
@@ -74,11 +77,14 @@ class Statistics(NamedTuple):
     """how many samples were quarantined"""
     log_ratio_max: Tensor
     """largest |log-ratio| before the step; NaN if any is not finite"""
+    bc_loss: Tensor
+    """of what was shown, before its coefficient; 0 without"""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """loss = surrogate + value_coef·value − entropy_coef·H + kl_coef·KL(old‖new) + floor."""
+    """loss = surrogate + value_coef·value − entropy_coef·H + kl_coef·KL(old‖new) + floor
+    + bc_coef·cloning."""
 
     surrogate: SurrogateName = "clip"
     dual_clip: float | None = None
@@ -140,6 +146,10 @@ class Objective:
             loss = loss + knob("kl_coef") * kl
         if self.track_kl and self.kl_measure != "exact":
             kl = mean(self._estimate(ratio.raw_log_ratio))
+        cloned = nothing
+        if batch.shown is not None:
+            cloned = cloning_loss(agent, params, batch.shown, knob("temperature"))
+            loss = loss + knob("bc_coef") * cloned
         quarantined = ratio.quarantined.to(kl.dtype)
         return loss, Statistics(
             loss=loss.detach(),
@@ -152,6 +162,7 @@ class Objective:
                 -1
             ),
             log_ratio_max=_largest(ratio, group_axis),
+            bc_loss=cloned.detach(),
         )
 
     def _estimate(self, log_ratio: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from keel.models.agent import Agent
 from keel.regions.faults import BAD_STEPS, not_finite
 from keel.regions.gate import GATE, check_replay
+from keel.regions.imitation import Limit, Pull, cloning_metrics, pull
 from keel.regions.objective import Batch, Objective, Statistics
 from keel.regions.stepper import Optimum, Step, StepResult, initial_optimum
 from keel.rollout.batch import Rows, Targets, minibatches
@@ -40,6 +41,8 @@ class Proximal:
     objective: Objective = field(default_factory=Objective)
     gate: bool = True
     """refuse to learn from another policy's actions"""
+    limit: Limit | None = None
+    """on what demonstrations may do"""
 
     def init(self, agent: Agent) -> Optimum:
         """The optimizer before the first update."""
@@ -63,9 +66,14 @@ class Proximal:
         taken: list[_Taken] = []
         stopped_at, stop_kl, epoch = -1, float("nan"), 0
         batch, skipped, gap = None, 0, 0.0
+        pulled: Pull | None = None
         for epoch in range(self.epochs):
             if batch is None or self.recompute_advantages:
                 batch = _batch(agent, rows, targets, state.params, batch)
+            if pulled is None and rows.shown is not None:
+                pulled = pull(agent, state.params, rows, batch.advantage, knobs)
+                knobs = knobs if self.limit is None else self.limit(knobs, pulled)
+                dials = knobs.tensor().to(device)
             in_epoch = len(taken)
             for index, real in minibatches(rows.count, self.minibatch, rng):
                 index, real = index.to(device), real.to(device)
@@ -100,6 +108,9 @@ class Proximal:
         metrics["train/early_stop_epoch"] = float(stopped_at) if stopped_at >= 0 else float("nan")
         metrics["train/early_stop_kl"] = stop_kl
         metrics["train/gate_log_ratio"] = gap
+        if pulled is not None:
+            cloned = torch.stack([t.statistics.bc_loss for t in taken]).mean().item()
+            metrics |= cloning_metrics(pulled, knobs, metrics["train/policy_loss"], cloned)
         nothing = torch.zeros(groups, dtype=torch.float64)
         return state, UpdateReport(nothing, nothing, torch.ones(groups).double(), metrics=metrics)
 
@@ -131,13 +142,18 @@ def _batch(
         target=agent.target_of(params, learned.target),
         old_value=learned.raw if before is None else before.old_value,
         weight=rows.weight,
+        shown=rows.shown,
     )
 
 
 def _tensors(rows: Batch) -> Tree:
     """All of a minibatch, flat and named, as floats."""
     found: Tree = {}
-    for name, x in rows._asdict().items():
+    parts = rows._asdict()
+    shown = parts.pop("shown")
+    if shown is not None:
+        parts |= {f"shown.{name}": x for name, x in shown._asdict().items()}
+    for name, x in parts.items():
         found |= {f"{name}.{k}": v for k, v in x.items()} if isinstance(x, dict) else {name: x}
     return {name: x.detach().float() for name, x in found.items()}
 

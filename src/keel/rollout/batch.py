@@ -16,6 +16,28 @@ from torch import Tensor
 from keel.types import Rollout, Tree
 
 
+class Shown(NamedTuple):
+    """Demonstrated steps `[R, …]` that an update imitates, one beside every row of its rollout."""
+
+    obs: Tree
+    """as the network sees them"""
+    action: Tensor
+    """as the distribution takes it"""
+    weight: Tensor
+    """`[R]`: what −log π is multiplied by"""
+    real: Tensor
+    """`[R]`: 0 for padding, else 1; the loss is a mean over these"""
+
+    def take(self, index: Tensor, real: Tensor) -> Shown:
+        """Some rows."""
+        return Shown(
+            take(self.obs, index),
+            take_rows(self.action, index),
+            take_rows(self.weight, index) * real,
+            take_rows(self.real, index) * real,
+        )
+
+
 @dataclass(frozen=True)
 class Rows:
     """`[R, *rest]` tensors of a rollout; `rest` is `()`, `(A,)` for agents or `(L,)` for tokens."""
@@ -26,6 +48,8 @@ class Rows:
     log_prob: Tensor
     weight: Tensor
     group_axis: int | None
+    shown: Shown | None = None
+    """what others did, to be imitated beside"""
 
     @property
     def count(self) -> int:
@@ -36,17 +60,15 @@ class Rows:
 def rows_of(rollout: Rollout) -> Rows:
     """Steps `[T, N, *rest]` as rows `[T·N, *rest]`, without a copy; with memory, as `[N, T]`."""
     axis = rollout.group_axis
+    flat = as_rows(
+        {"action": rollout.action, "log_prob": rollout.log_prob, "weight": rollout.weight}, rollout
+    )
     return Rows(
         obs=obs_rows(rollout.obs, rollout),
         behaviour=as_rows(rollout.behaviour, rollout),
-        **as_rows(
-            {
-                "action": rollout.action,
-                "log_prob": rollout.log_prob,
-                "weight": rollout.weight,
-            },
-            rollout,
-        ),
+        action=flat["action"],
+        log_prob=flat["log_prob"],
+        weight=flat["weight"],
         group_axis=None if axis is None else axis - 1,
     )
 

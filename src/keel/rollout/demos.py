@@ -8,6 +8,7 @@ Observations and actions lie as `keel.envs` gives and takes them.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -58,14 +59,15 @@ class Demos:
         ends = np.cumsum(self.lengths)
         return [float(part.sum()) for part in np.split(self.reward.astype(np.float64), ends[:-1])]
 
-    def to_go(self, gamma: float) -> NDArray[np.float64]:
-        """`[n]`: the discounted return from each step to the end of what was recorded."""
-        result = np.empty(self.steps, dtype=np.float64)
-        total, last = 0.0, self.terminated | self.truncated
-        for i in reversed(range(self.steps)):
-            total = float(self.reward[i]) + (0.0 if last[i] else gamma * total)
-            result[i] = total
-        return result
+    @property
+    def fingerprint(self) -> str:
+        """Of all that was seen and done: two sets with the same are the same."""
+        digest = hashlib.sha256()
+        arrays = {**self.obs, " action": self.action, " reward": self.reward}
+        for name, x in sorted(arrays.items()):
+            digest.update(f"{name} {x.dtype} {x.shape}".encode())
+            digest.update(np.ascontiguousarray(x).tobytes())
+        return digest.hexdigest()[:16]
 
 
 def only(demos: Demos, wanted: Sequence[bool]) -> Demos | None:
@@ -200,6 +202,8 @@ def check_fits(
             f"{where}: actions have shape {list(demos.action.shape[1:])}, the environment's "
             f"{list(action.shape or ())}"
         )
+    if "action_mask" in demos.obs:
+        _check_legal(demos, where)
     low, high = _bounds(action)
     outside = ((demos.action < low) | (demos.action > high)).reshape(demos.steps, -1).any(1)
     if outside.any():
@@ -207,6 +211,19 @@ def check_fits(
         raise InputError(
             f"{where}: {int(outside.sum())} of {demos.steps} actions are outside of {action}; "
             f"the first is {demos.action[step]} at step {step}"
+        )
+
+
+def _check_legal(demos: Demos, where: str) -> None:
+    """Raise if a mask ruled out what was done: no policy that sees the mask can imitate it."""
+    mask = demos.obs["action_mask"].astype(bool)
+    if mask.ndim != 2 or demos.action.ndim != 1 or int(demos.action.max()) >= mask.shape[1]:
+        return  # of several choices at once, or out of range, which is said elsewhere
+    illegal = np.flatnonzero(~mask[np.arange(demos.steps), demos.action])
+    if illegal.size:
+        raise InputError(
+            f"{where}: {illegal.size} of {demos.steps} actions are ruled out by their action_mask; "
+            f"the first is {demos.action[illegal[0]]} at step {int(illegal[0])}"
         )
 
 

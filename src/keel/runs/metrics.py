@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from keel.errors import choose
-from keel.runs.catalogue import learning, natural, outcome, trust_region
+from keel.runs.catalogue import imitation, learning, natural, outcome, trust_region
 from keel.runs.catalogue.metric import SOURCES, Alias, Metric
 
 __all__ = [
@@ -41,7 +41,13 @@ def _registry(metrics: Iterable[Metric]) -> Mapping[str, Metric]:
 
 
 REGISTRY: Mapping[str, Metric] = _registry(
-    (*outcome.METRICS, *trust_region.METRICS, *natural.METRICS, *learning.METRICS)
+    (
+        *outcome.METRICS,
+        *trust_region.METRICS,
+        *natural.METRICS,
+        *learning.METRICS,
+        *imitation.METRICS,
+    )
 )
 """Every metric of Keel, by its name."""
 

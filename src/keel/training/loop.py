@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from keel.config import Config, check
-from keel.envs import ObsNormaliser
+from keel.envs import ObsNormaliser, RewardNormaliser
 from keel.models.returns import moved_units
 from keel.regions.controllers import Outcome
 from keel.regions.measure import drift, group_moments
 from keel.rollout.batch import Learned, Rows, obs_rows, rows_of
 from keel.rollout.collect import Collected
+from keel.rollout.imitation import show
 from keel.rollout.targets import compute_targets
 from keel.training.session import Session, initial_state, open_session, scheduled
 from keel.training.state import WINDOW, TrainState
@@ -87,6 +88,7 @@ def iterate(
         first.append(learned.target)
         return learned
 
+    rows, shown = _with_demonstrations(session, state, rows, reward_normaliser)
     optimum, report = session.region.update(
         session.agent, state.optimum, rows, targets, knobs, session.shuffle, session.step
     )
@@ -121,6 +123,8 @@ def iterate(
         **_episode_metrics(state, collected),
         **noted,
         **report.metrics,
+        **shown,
+        **_cloning_metrics(report, config, next_knobs),
         "train/kl_normaliser": kl_normaliser,
         "train/rollbacks": float(state.rollbacks),
         "train/learning_rate": knobs.learning_rate,
@@ -152,6 +156,49 @@ def _normalise_reward(
         reward = np.clip(reward, -config.envs.clip_reward, config.envs.clip_reward)
     reward = np.asarray(reward, dtype=np.float32)
     return replace(rollout, reward=torch.from_numpy(reward)), normaliser
+
+
+DOMINATES = 2.0
+"""Note 001: from this ratio on, demonstrations rule."""
+
+
+def _with_demonstrations(
+    session: Session, state: TrainState, rows: Rows, rewards: RewardNormaliser | None
+) -> tuple[Rows, dict[str, float]]:
+    """The rows with as many demonstrated steps beside them, seen and counted as the run's own."""
+    config, lessons, sight = session.config, session.lessons, state.obs_normaliser
+    if lessons is None:
+        return rows, {}
+
+    def worth(reward: np.ndarray) -> np.ndarray:
+        counted = reward if rewards is None else rewards.apply(reward)
+        bound = config.envs.clip_reward
+        return counted if bound is None else np.clip(counted, -bound, bound)
+
+    shown, told = show(
+        lessons,
+        session.agent,
+        state.optimum.params,
+        rows.count,
+        session.shuffle,
+        config.bc,
+        gamma=config.advantage.gamma,
+        see=sight.apply if sight is not None else dict,
+        worth=worth,
+    )
+    return replace(rows, shown=shown), told
+
+
+def _cloning_metrics(report: UpdateReport, config: Config, after: Knobs) -> dict[str, float]:
+    """What follows from cloning: NaN while there is nothing to warn of."""
+    if not config.bc.demos:
+        return {}
+    by = "train/bc_ppo_ratio" if config.bc.steer == "loss" else "train/bc_gradient_ratio"
+    ratio = report.metrics[by]
+    return {
+        "train/bc_coef_adjusted": after.bc_coef,
+        "warn/bc_dominates": ratio if ratio > DOMINATES else math.nan,
+    }
 
 
 def _absorb(
@@ -188,6 +235,9 @@ def _adapt(
         accepted=report.verdict != "rejected",
         gain_ratio=report.metrics.get("train/gain_ratio", math.nan),
         curvature_min=report.metrics.get("train/curvature_min", math.nan),
+        bc_loss_ratio=report.metrics.get("train/bc_ppo_ratio", math.nan),
+        bc_gradient_ratio=report.metrics.get("train/bc_gradient_ratio", math.nan),
+        bc_cosine=report.metrics.get("train/bc_cosine", math.nan),
     )
     states = []
     for controller, held in zip(session.controllers, state.controllers, strict=True):

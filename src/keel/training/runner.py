@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 
 from keel.config import Backend, Config, check, from_dict, to_dict
 from keel.envs import Envs, make_envs
+from keel.errors import InputError
 from keel.models.memory import STARTS
 from keel.regions.faults import NumericError
 from keel.runs.directory import RunDirectory, read_config, run_name
@@ -107,6 +108,7 @@ def resume(path: Path, changes: Config | None = None) -> Generator[Progress, Non
         checkpoint = load(path)
         session = open_session(_as_chosen(config, path))
         try:
+            _check_demos(session, path)
             state = _restore(session, checkpoint)
         except BaseException:
             session.envs.close()
@@ -128,6 +130,16 @@ def _as_chosen(config: Config, path: Path) -> Config:
     if config.threads == 0:
         config = replace(config, threads=int(str(chosen.get("threads", 0))))
     return config
+
+
+def _check_demos(session: Session, path: Path) -> None:
+    """What the run learned from must be what it goes on with."""
+    before, now = read_choices(path).get("demos"), session.choices.get("demos")
+    if before is not None and before != now:
+        raise InputError(
+            f"bc.demos: {session.config.bc.demos} has changed since {path} began; put back what "
+            "was there, or start a new run"
+        )
 
 
 def _drive(

@@ -21,6 +21,7 @@ from keel.models.agent import Agent
 from keel.models.build import build_agent
 from keel.models.networks import CNN
 from keel.regions import dense, dense_critic
+from keel.regions.balance import CloningDecay, CloningTrust, LossBalance
 from keel.regions.certify import Certified, Region
 from keel.regions.constraint import Constraint
 from keel.regions.controllers import (
@@ -33,11 +34,13 @@ from keel.regions.controllers import (
     TemperaturePulses,
 )
 from keel.regions.critic import CriticFit, CriticObjective
+from keel.regions.imitation import Limit
 from keel.regions.objective import Objective, SurrogateName
 from keel.regions.proximal import Proximal
 from keel.regions.stepper import Loss, Step, make_step
 from keel.resources import expect_memory, keep_memory
 from keel.rollout.collect import Collector
+from keel.rollout.imitation import Lessons, open_lessons
 from keel.training.seeding import Seeds, spread
 from keel.training.state import TrainState
 from keel.types import Knobs
@@ -62,6 +65,8 @@ class Session:
     device: torch.device
     choices: dict[str, object]
     """what was decided automatically: backend, compile, threads, device"""
+    lessons: Lessons | None = None
+    """demonstrations, if there are any"""
 
 
 def open_session(config: Config) -> Session:
@@ -86,6 +91,7 @@ def open_session(config: Config) -> Session:
         threads = config.threads or (_cores() if pixels else 1)
         torch.set_num_threads(threads)
         agent.to(device)
+        lessons = open_lessons(config.bc, envs, agent) if config.bc.demos else None
         if device.type == "cuda":  # a mantissa of 10 bits: replaying would differ from acting
             torch.backends.cudnn.allow_tf32 = False
         region = build_region(config)
@@ -112,6 +118,8 @@ def open_session(config: Config) -> Session:
         "threads": threads,
         "device": str(device),
     }
+    if lessons is not None:
+        choices["demos"] = lessons.fingerprint
     return Session(
         config=config,
         seeds=seeds,
@@ -124,6 +132,7 @@ def open_session(config: Config) -> Session:
         step=step,
         device=device,
         choices=choices,
+        lessons=lessons,
     )
 
 
@@ -179,6 +188,7 @@ def initial_knobs(config: Config) -> Knobs:
         kl_coef=region.kl_coef,
         max_kl=region.max_kl,
         damping=config.natural.damping,
+        bc_coef=config.bc.coef if config.bc.demos else 0.0,
     )
 
 
@@ -221,6 +231,8 @@ def build_region(config: Config) -> Certified:
     )
     remembers = config.network.memory != "none"  # then a row is a sequence of `rollout_steps`
     minibatch = max(1, region.minibatch // config.rollout_steps) if remembers else region.minibatch
+    adaptive = config.bc.control == "adaptive" and config.bc.steer == "gradient"
+    limit = Limit(config.bc.coef, config.bc.max_ratio, config.bc.coef_min) if adaptive else None
     if config.algo == "trpo":
         natural = config.natural
         constraint = Constraint(
@@ -238,6 +250,7 @@ def build_region(config: Config) -> Certified:
                 CriticObjective(region.value_clip),
             ),
             gate=region.gate,
+            limit=limit,
         )
         return Certified(constraint, enforce=region.certify)
     proximal = Proximal(
@@ -249,6 +262,7 @@ def build_region(config: Config) -> Certified:
         max_grad_norm=region.max_grad_norm,
         objective=objective,
         gate=region.gate,
+        limit=limit,
     )
     return Certified(proximal, enforce=region.certify)
 
@@ -278,6 +292,7 @@ def build_controllers(config: Config) -> tuple[Controller, ...]:
                 recovery=stabiliser.recovery,
             )
         )
+    chosen += _cloning_controllers(config)
     if explore.entropy_decay < 1.0:
         chosen.append(EntropyDecay(explore.entropy_decay, explore.entropy_coef_min))
     if explore.pulses:
@@ -290,6 +305,17 @@ def build_controllers(config: Config) -> tuple[Controller, ...]:
             )
         )
     return tuple(chosen)
+
+
+def _cloning_controllers(config: Config) -> list[Controller]:
+    cloning = config.bc
+    if not cloning.demos or cloning.control == "fixed":
+        return []
+    if cloning.control == "decay":
+        return [CloningDecay(cloning.decay, cloning.coef_min)]
+    if cloning.steer == "gradient":
+        return [CloningTrust(cloning.coef, cloning.coef_min)]
+    return [LossBalance(cloning.coef, cloning.max_ratio, cloning.coef_min)]
 
 
 def _surrogate(config: Config) -> SurrogateName:

@@ -57,9 +57,7 @@ def demos(**changes: Any) -> Demos:
 
 
 def test_returns_by_hand():
-    """γ = ½: 3, 2 + 1.5, 1 + 1.75; then 5 and 4 + 2.5."""
     assert demos().returns == [6.0, 9.0]
-    assert demos().to_go(0.5).tolist() == [2.75, 3.5, 3.0, 6.5, 5.0]
 
 
 def test_what_is_written_comes_back(tmp_path: Path):

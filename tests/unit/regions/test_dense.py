@@ -18,6 +18,7 @@ from keel.models.build import build_agent
 from keel.regions import dense
 from keel.regions.objective import Batch, Objective
 from keel.regions.stepper import Optimum, initial_optimum, make_step
+from keel.rollout.batch import Shown
 from keel.types import Knobs
 
 ROWS, MINIBATCH = 24, 16
@@ -131,6 +132,51 @@ def test_equals_autograd(
         temperature=temperature,
     )
     both(agent, objective, batch_for(agent, seed), knobs)
+
+
+def shown_for(agent: Agent, seed: int) -> Shown:
+    generator = torch.Generator().manual_seed(seed)
+    discrete = "logits" in agent.policy(agent.initial, {"obs": torch.zeros(1, 5)})
+    weight = torch.rand(ROWS, generator=generator) * (torch.arange(ROWS) % 4 > 0)
+    return Shown(
+        {"obs": torch.randn(ROWS, 5, generator=generator)},
+        torch.randint(3, (ROWS,), generator=generator)
+        if discrete
+        else torch.randn(ROWS, 2, generator=generator),
+        weight,
+        torch.ones(ROWS),
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    action=st.sampled_from(["discrete", "box"]),
+    activation=st.sampled_from(["tanh", "relu"]),
+    temperature=st.sampled_from([1.0, 2.0]),
+    coef=st.sampled_from([0.0, 0.3, 5.0]),
+    seed=st.integers(0, 10_000),
+)
+def test_equals_autograd_with_demonstrations(
+    action: str, activation: Any, temperature: float, coef: float, seed: int
+) -> None:
+    agent = agent_for(action, activation=activation)
+    batch = batch_for(agent, seed)._replace(shown=shown_for(agent, seed + 1))
+    knobs = Knobs(learning_rate=1e-3, temperature=temperature, bc_coef=coef, entropy_coef=0.01)
+    both(agent, Objective(), batch, knobs)
+
+
+def test_demonstrations_under_a_mask_equal_autograd() -> None:
+    agent = agent_for("discrete")
+    shown = shown_for(agent, 3)
+    mask = torch.ones(ROWS, 3, dtype=torch.bool)
+    mask[torch.arange(ROWS), (shown.action + 1) % 3] = False
+    batch = batch_for(agent, 2)
+    every = torch.ones(ROWS, 3, dtype=torch.bool)
+    batch = batch._replace(
+        obs=batch.obs | {"action_mask": every},
+        shown=shown._replace(obs=shown.obs | {"action_mask": mask}),
+    )
+    both(agent, Objective(), batch, Knobs(learning_rate=1e-3, bc_coef=1.0))
 
 
 @pytest.mark.parametrize("action", ["discrete", "box"])

@@ -1,14 +1,16 @@
 """Demonstrations: recorded from a trained policy or a function, or taken from Minari."""
 
-from keel.apps.demonstrations.minari_data import from_minari
 from keel.apps.demonstrations.record import record_function, record_policy
 from keel.rollout.demos import Demos, check_fits, load_demos, save_demos
+from keel.rollout.imitation import open_demos
+from keel.rollout.minari_data import from_minari
 
 __all__ = [
     "Demos",
     "check_fits",
     "from_minari",
     "load_demos",
+    "open_demos",
     "record_function",
     "record_policy",
     "save_demos",

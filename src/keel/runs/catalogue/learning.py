@@ -28,7 +28,6 @@ LOSSES = (
             trl="loss/policy_avg",
             verl="actor/pg_loss",
             rllib=("learners/*/policy_loss", "info/learner/*/learner_stats/policy_loss"),
-            notes="train/policy_loss_ppo",
         ),
     ),
     Metric(

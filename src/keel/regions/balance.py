@@ -1,0 +1,87 @@
+"""Controllers of the cloning coefficient: how much demonstrations may say."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from keel.regions.controllers import Outcome, State
+from keel.types import Knobs
+
+
+@dataclass(frozen=True)
+class CloningDecay:
+    """coef ← max(floor, coef · decay)."""
+
+    decay: float
+    floor: float
+
+    def init(self) -> State:
+        """Nothing to remember: the knob is the state."""
+        return {}
+
+    def __call__(self, state: State, outcome: Outcome, knobs: Knobs) -> tuple[State, Knobs]:
+        """Turn `bc_coef`."""
+        coef = max(min(self.floor, knobs.bc_coef), knobs.bc_coef * self.decay)
+        return state, replace(knobs, bc_coef=coef)
+
+
+@dataclass(frozen=True)
+class LossBalance:
+    """Note 001: keep |coef · BC loss| ≤ max_ratio · |PPO loss|, and coef above a floor.
+
+    The note only ever lowers it, so that one rollout with a small PPO loss silences demonstrations
+    for good; here it comes back, at most to where it began.
+    """
+
+    coef: float
+    max_ratio: float = 1.0
+    floor: float = 0.01
+
+    def init(self) -> State:
+        """Nothing to remember: the knob is the state."""
+        return {}
+
+    def __call__(self, state: State, outcome: Outcome, knobs: Knobs) -> tuple[State, Knobs]:
+        """Turn `bc_coef`."""
+        if not outcome.bc_loss_ratio > 0.0:  # or NaN
+            return state, knobs
+        coef = knobs.bc_coef * self.max_ratio / outcome.bc_loss_ratio
+        return state, replace(knobs, bc_coef=min(max(coef, self.floor), self.coef))
+
+
+SMOOTHING = 0.95
+"""Of the cosine: one rollout's gradient is mostly noise."""
+CONFLICT = -0.1
+"""A smoothed cosine below this is no noise."""
+DISTRUST = 0.8
+"""Factor on the trust in demonstrations for every update in conflict."""
+RECOVERY = 1.05
+"""And for every update without: trust is lost sooner than it is won."""
+
+
+@dataclass(frozen=True)
+class CloningTrust:
+    """Take trust away from demonstrations while the reward teaches otherwise.
+
+    `imitation.Limit` bounds the pull of an update by its norm. But a rollout's gradient is noisy,
+    and its noise averages out while a steady pull does not; so where the smoothed cosine of both
+    gradients stays below 0 the coefficient goes down, step by step, to its floor. It comes back
+    when the conflict is over.
+    """
+
+    coef: float
+    floor: float = 0.01
+
+    def init(self) -> State:
+        """Full trust, no conflict seen."""
+        return {"trust": 1.0, "cosine": 0.0}
+
+    def __call__(self, state: State, outcome: Outcome, knobs: Knobs) -> tuple[State, Knobs]:
+        """Turn `bc_coef`."""
+        if not math.isfinite(outcome.bc_cosine):
+            return state, knobs
+        cosine = SMOOTHING * state["cosine"] + (1.0 - SMOOTHING) * outcome.bc_cosine
+        trust = state["trust"] * (DISTRUST if cosine < CONFLICT else RECOVERY)
+        trust = min(1.0, max(trust, self.floor / self.coef))
+        return {"trust": trust, "cosine": cosine}, replace(knobs, bc_coef=self.coef * trust)

@@ -1,0 +1,159 @@
+"""Behaviour cloning inside a trust region: its loss, and how hard it pulls beside the policy's own.
+
+The loss is part of what the region optimises, so the bound on the exact KL covers it too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from keel.models.agent import Agent
+from keel.regions.measure import CHUNK, CHUNK_PIXELS, chunks
+from keel.rollout.batch import Rows, Shown
+from keel.types import Knobs
+
+
+def cloning_loss(agent: Agent, params: Tensor, shown: Shown, temperature: float | Tensor) -> Tensor:
+    """`[1]`: −log π of what was shown, weighted, averaged over what is real."""
+    policy = agent.policy(params, shown.obs, temperature)
+    log_prob = agent.dist.log_prob(policy, shown.action)
+    return -(shown.weight * log_prob).sum().reshape(1) / shown.real.sum().clamp(min=1.0)
+
+
+def mean_cloning_loss(agent: Agent, params: Tensor, shown: Shown, temperature: float) -> float:
+    """The same over all that was shown, piece by piece."""
+    total = shown.real.sum().clamp(min=1.0)
+    with torch.no_grad():
+        parts = [_part(shown, part) for part in shown_chunks(shown)]
+        sums = [cloning_loss(agent, params, x, temperature) * x.real.sum() for x in parts]
+    return (torch.cat(sums).double().sum() / total).item()
+
+
+def _part(shown: Shown, part: slice) -> Shown:
+    return Shown({key: x[part] for key, x in shown.obs.items()}, *(x[part] for x in shown[1:]))
+
+
+class Pull(NamedTuple):
+    """The gradients of both losses in the policy's parameters, before the update."""
+
+    cloning: Tensor
+    """`[P]` float64, without its coefficient"""
+    policy_norm: float
+    cloning_norm: float
+    cosine: float
+    """NaN where one of them is 0"""
+
+
+def pull(agent: Agent, params: Tensor, rows: Rows, advantage: Tensor, knobs: Knobs) -> Pull:
+    """Differentiate the surrogate and the cloning loss, each on all of its rows.
+
+    Where the policy is still the one that sampled, the surrogate's gradient is that of −A log π.
+    """
+    shown = rows.shown
+    assert shown is not None
+    total = rows.weight.sum().clamp(min=1.0)
+
+    def surrogate(part: slice, leaf: Tensor) -> Tensor:
+        obs = {key: x[part] for key, x in rows.obs.items()}
+        log_prob = agent.dist.log_prob(
+            agent.policy(leaf, obs, knobs.temperature), rows.action[part]
+        )
+        counts = rows.weight[part] > 0
+        gain = torch.where(counts, log_prob, 0.0) * torch.where(counts, advantage[part], 0.0)
+        return -(rows.weight[part] * gain).sum() / total
+
+    def cloning(part: slice, leaf: Tensor) -> Tensor:
+        some = _part(shown, part)
+        share = some.real.sum() / shown.real.sum().clamp(min=1.0)
+        return cloning_loss(agent, leaf, some, knobs.temperature).sum() * share
+
+    own = _gradient(surrogate, params, chunks(rows), agent.policy_columns)
+    other = _gradient(cloning, params, shown_chunks(shown), agent.policy_columns)
+    norms = own.norm().item(), other.norm().item()
+    product = math.prod(norms)
+    cosine = (own @ other).item() / product if product > 0.0 else math.nan
+    return Pull(other, *norms, cosine)
+
+
+def _gradient(
+    loss: Callable[[slice, Tensor], Tensor],
+    params: Tensor,
+    parts: list[slice],
+    columns: Tensor,
+) -> Tensor:
+    """`[P]` float64, of the sum over the parts; 0 outside of `columns`."""
+    total = torch.zeros(params.shape[1], dtype=torch.float64, device=params.device)
+    for part in parts:
+        leaf = params.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(loss(part, leaf), leaf)
+        total += gradient[0]
+    return torch.where(columns, total, 0.0)
+
+
+def shown_chunks(shown: Shown) -> list[slice]:
+    """All that was shown, piece by piece."""
+    pixels = any(x.ndim >= 4 for x in shown.obs.values())
+    size = CHUNK_PIXELS if pixels else CHUNK
+    return [slice(start, start + size) for start in range(0, shown.weight.shape[0], size)]
+
+
+def shown_kl(agent: Agent, old: Tensor, new: Tensor, shown: Shown, temperature: float) -> float:
+    """Mean exact KL(old‖new) on the demonstrated states, which the rollout's does not bound."""
+    with torch.no_grad():
+        parts = [
+            agent.dist.kl(
+                *(
+                    agent.policy(params, {k: x[part] for k, x in shown.obs.items()}, temperature)
+                    for params in (old, new)
+                )
+            )
+            for part in shown_chunks(shown)
+        ]
+    return torch.cat(parts).double().mean().item()
+
+
+@dataclass(frozen=True)
+class Limit:
+    """How hard demonstrations may pull in an update, against the policy's own gradient.
+
+    ‖coef · ∇ cloning‖ ≤ trust · max_ratio · ‖∇ surrogate‖, where the trust is what a controller has
+    left of the coefficient it began with.
+    """
+
+    coef: float
+    max_ratio: float = 1.0
+    floor: float = 0.01
+
+    def __call__(self, knobs: Knobs, before: Pull) -> Knobs:
+        """The knobs with `bc_coef` lowered to what is allowed, at most down to the floor."""
+        if not before.cloning_norm > 0.0:
+            return knobs
+        trusted = self.max_ratio * knobs.bc_coef / self.coef
+        most = max(trusted * before.policy_norm / before.cloning_norm, self.floor)
+        return replace(knobs, bc_coef=min(knobs.bc_coef, most))
+
+
+def cloning_metrics(
+    before: Pull, knobs: Knobs, policy_loss: float, bc_loss: float
+) -> dict[str, float]:
+    """As the registry names them."""
+    weighted = knobs.bc_coef * bc_loss
+    by_loss = abs(weighted) / (abs(policy_loss) + 1e-8)
+    pulled = knobs.bc_coef * before.cloning_norm
+    by_gradient = pulled / before.policy_norm if before.policy_norm > 0.0 else math.nan
+    return {
+        "train/policy_loss_ppo": policy_loss,
+        "train/bc_loss": bc_loss,
+        "train/policy_loss_bc_weighted": weighted,
+        "train/bc_ppo_ratio": by_loss,
+        "train/bc_gradient_ratio": by_gradient,
+        "train/bc_cosine": before.cosine,
+        "train/bc_gradient_norm": before.cloning_norm,
+        "train/bc_coef": knobs.bc_coef,
+    }

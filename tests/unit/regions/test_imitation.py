@@ -1,0 +1,272 @@
+"""Cloning inside a trust region: its loss and gradient, the bound, and who may turn its knob."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from keel.models.distributions import Categorical, Gaussian
+from keel.regions.balance import CloningDecay, CloningTrust, LossBalance
+from keel.regions.certify import Certified
+from keel.regions.constraint import Constraint, Problem
+from keel.regions.controllers import Outcome
+from keel.regions.critic import CriticFit
+from keel.regions.imitation import (
+    Limit,
+    Pull,
+    cloning_loss,
+    mean_cloning_loss,
+    pull,
+    shown_kl,
+)
+from keel.regions.measure import exact_kl
+from keel.regions.objective import Batch, Objective
+from keel.regions.proximal import Proximal
+from keel.regions.stepper import Optimum, make_step
+from keel.rollout.batch import Shown
+from keel.types import Knobs, UpdateReport
+
+from .conftest import FEATURES, Setting, build
+
+ROWS = 96
+
+
+def shown_for(setting: Setting, seed: int = 1) -> Shown:
+    generator = torch.Generator().manual_seed(seed)
+    obs = {"obs": torch.randn(ROWS, FEATURES, generator=generator)}
+    action = torch.zeros(ROWS, dtype=torch.long)
+    if isinstance(setting.agent.dist, Gaussian):
+        action = torch.randn(ROWS, 2, generator=generator)
+    return Shown(obs, action, torch.rand(ROWS, generator=generator), torch.ones(ROWS))
+
+
+@pytest.fixture(params=["categorical", "gaussian"])
+def taught(request: pytest.FixtureRequest) -> Setting:
+    setting = build((ROWS,), dist=Gaussian(2) if request.param == "gaussian" else Categorical(3))
+    setting.rows = replace(setting.rows, shown=shown_for(setting))
+    return setting
+
+
+def constrained(
+    setting: Setting, knobs: Knobs, limit: Limit | None = None
+) -> tuple[Optimum, UpdateReport]:
+    fit = CriticFit(epochs=1, minibatch=40)
+    region = Constraint(critic=fit, fisher_fraction=1.0, limit=limit)
+    step = make_step(
+        setting.agent,
+        region.critic.objective,
+        group_axis=None,
+        max_grad_norm=region.critic.max_grad_norm,
+        compiled=False,
+    )
+    rng = torch.Generator().manual_seed(0)
+    return Certified(region).update(
+        setting.agent, setting.optimum, setting.rows, setting.targets, knobs, rng, step
+    )
+
+
+def test_the_loss_is_that_of_torch():
+    """Cross-entropy, weighted; two of the four rows are padding or worth nothing."""
+    setting = build((ROWS,))
+    obs = {"obs": torch.randn(4, FEATURES, generator=torch.Generator().manual_seed(5))}
+    shown = Shown(
+        obs,
+        torch.tensor([0, 2, 1, 1]),
+        torch.tensor([1.0, 3.0, 0.0, 0.0]),
+        torch.tensor([1.0, 1.0, 1.0, 0.0]),
+    )
+    logits = setting.agent.policy(setting.optimum.params, obs)["logits"]
+    each = torch.nn.functional.cross_entropy(logits, shown.action, reduction="none")
+    expected = (each[0] + 3.0 * each[1]) / 3.0
+    found = cloning_loss(setting.agent, setting.optimum.params, shown, 1.0)
+    torch.testing.assert_close(found, expected.reshape(1))
+    whole = mean_cloning_loss(setting.agent, setting.optimum.params, shown, 1.0)
+    assert whole == pytest.approx(expected.item())
+
+
+def test_the_objective_adds_it_with_its_coefficient(taught: Setting):
+    knobs = Knobs(bc_coef=0.7)
+
+    def loss(params: Tensor, bc_coef: float, shown: Shown | None) -> Tensor:
+        learned = taught.targets(params)
+        rows = taught.rows
+        batch = Batch(
+            rows.obs,
+            rows.behaviour,
+            rows.action,
+            rows.log_prob,
+            learned.advantage,
+            learned.target,
+            learned.raw,
+            rows.weight,
+            shown,
+        )
+        dials = replace(knobs, bc_coef=bc_coef).tensor()
+        found, statistics = Objective()(taught.agent, params, batch, dials, None)
+        if shown is None:
+            assert statistics.bc_loss.item() == 0.0
+        return found.sum()
+
+    params = taught.optimum.params
+    shown = taught.rows.shown
+    assert shown is not None
+    alone = loss(params, 0.7, None)
+    both = loss(params, 0.7, shown)
+    cloned = cloning_loss(taught.agent, params, shown, 1.0)
+    torch.testing.assert_close(both, alone + 0.7 * cloned.sum())
+    torch.testing.assert_close(loss(params, 0.0, shown), alone)
+
+
+def test_the_pull_is_that_of_finite_differences(taught: Setting):
+    """Along cloning's own gradient, the loss must change by its norm."""
+    params, shown = taught.optimum.params, taught.rows.shown
+    assert shown is not None
+    advantage = taught.targets(params).advantage
+    found = pull(taught.agent, params, taught.rows, advantage, Knobs())
+    step = 1e-2 * (found.cloning / found.cloning_norm).float()[None]
+    ahead = mean_cloning_loss(taught.agent, params + step, shown, 1.0)
+    behind = mean_cloning_loss(taught.agent, params - step, shown, 1.0)
+    assert (ahead - behind) / 2e-2 == pytest.approx(found.cloning_norm, rel=1e-3)
+    assert -1.0 <= found.cosine <= 1.0
+
+
+def test_what_teaches_the_same_has_cosine_one():
+    """Shown are the rollout's own rows, weighted by their advantage: both gradients are one."""
+    setting = build((ROWS,))
+    rows = setting.rows
+    advantage = setting.targets(setting.optimum.params).advantage
+    shown = Shown(rows.obs, rows.action, rows.weight * advantage, rows.weight)
+    found = pull(
+        setting.agent, setting.optimum.params, replace(rows, shown=shown), advantage, Knobs()
+    )
+    assert found.cosine == pytest.approx(1.0, abs=1e-5)
+    assert found.cloning_norm == pytest.approx(found.policy_norm, rel=1e-4)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.floats(0.001, 0.05), st.floats(0.1, 1000.0), st.booleans(), st.integers(0, 100))
+def test_the_bound_covers_cloning(bound: float, coef: float, natural: bool, seed: int):
+    """However loudly demonstrations speak, the exact KL on the rollout stays inside."""
+    setting = build((ROWS,))
+    setting.rows = replace(setting.rows, shown=shown_for(setting, seed))
+    knobs = Knobs(max_kl=bound, bc_coef=coef, learning_rate=1e-2)
+    if natural:
+        after, report = constrained(setting, knobs)
+    else:
+        after, report = setting.update(Certified(Proximal(epochs=2, minibatch=40)), knobs)
+    kl = exact_kl(setting.agent, after.params, setting.rows, 1.0)
+    assert (kl <= bound).all()
+    assert report.metrics["train/bc_coef"] == coef
+
+
+@pytest.mark.parametrize("natural", [False, True])
+def test_cloning_makes_what_was_shown_likelier(taught: Setting, natural: bool):
+    shown = taught.rows.shown
+    assert shown is not None
+    knobs = Knobs(max_kl=0.02, bc_coef=10.0, learning_rate=3e-3)
+    region = Certified(Proximal(epochs=4, minibatch=40))
+    after, report = constrained(taught, knobs) if natural else taught.update(region, knobs)
+    before = mean_cloning_loss(taught.agent, taught.optimum.params, shown, 1.0)
+    now = mean_cloning_loss(taught.agent, after.params, shown, 1.0)
+    assert now < before - 0.01
+    metrics = report.metrics
+    weighted = metrics["train/policy_loss_bc_weighted"]
+    assert weighted == pytest.approx(10.0 * metrics["train/bc_loss"])
+    own = metrics["train/policy_loss_ppo"]
+    assert metrics["train/bc_ppo_ratio"] == pytest.approx(abs(weighted) / (abs(own) + 1e-8))
+    moved = shown_kl(taught.agent, taught.optimum.params, after.params, shown, 1.0)
+    assert metrics["train/kl_demos"] == pytest.approx(moved)
+    assert moved > 0.0
+
+
+def test_the_line_search_predicts_with_cloning(taught: Setting):
+    """One objective for gradient and acceptance: a short step brings what the gradient says."""
+    knobs = Knobs(bc_coef=3.0)
+    learned = taught.targets(taught.optimum.params)
+    problem = Problem(
+        taught.agent, taught.optimum.params, taught.rows, learned.advantage, knobs, Objective()
+    )
+    gradient, _ = problem.gradient()
+    pulled = pull(taught.agent, taught.optimum.params, taught.rows, learned.advantage, knobs)
+    whole = gradient - 3.0 * pulled.cloning[: gradient.shape[0]].to(gradient)
+    step = whole / whole.norm()
+    gain, _ = problem.evaluate(problem.moved(step, 1e-2))
+    assert gain == pytest.approx(1e-2 * (whole @ step).item(), rel=0.05)
+
+
+KNOBS = Knobs(bc_coef=1.0)
+
+
+def outcome(**bc: float) -> Outcome:
+    return Outcome(kl=0.01, return_mean=0.0, **bc)
+
+
+def test_decay_ends_at_its_floor():
+    rule = CloningDecay(0.5, 0.2)
+    knobs = KNOBS
+    seen = []
+    for _ in range(4):
+        _, knobs = rule(rule.init(), outcome(), knobs)
+        seen.append(knobs.bc_coef)
+    assert seen == [0.5, 0.25, 0.2, 0.2]
+
+
+def test_the_note_s_rule_and_its_way_back():
+    rule = LossBalance(1.0)
+    _, knobs = rule({}, outcome(bc_loss_ratio=4.0), KNOBS)
+    assert knobs.bc_coef == 0.25
+    _, knobs = rule({}, outcome(bc_loss_ratio=1e6), knobs)
+    assert knobs.bc_coef == 0.01
+    _, knobs = rule({}, outcome(bc_loss_ratio=0.1), knobs)
+    assert knobs.bc_coef == pytest.approx(0.1)
+    _, knobs = rule({}, outcome(bc_loss_ratio=1e-9), knobs)
+    assert knobs.bc_coef == 1.0
+    assert rule({}, outcome(), knobs)[1] is knobs
+
+
+def test_the_pull_of_an_update_is_limited_by_its_gradients():
+    pulled = Pull(torch.zeros(3), policy_norm=2.0, cloning_norm=4.0, cosine=0.3)
+    limit = Limit(10.0)
+    assert limit(Knobs(bc_coef=10.0), pulled).bc_coef == 0.5
+    assert limit(Knobs(bc_coef=1.0), pulled).bc_coef == pytest.approx(0.05)  # a tenth of the trust
+    assert Limit(10.0, max_ratio=3.0)(Knobs(bc_coef=10.0), pulled).bc_coef == 1.5
+    assert Limit(10.0, floor=0.2)(Knobs(bc_coef=1.0), pulled).bc_coef == 0.2
+    silent = pulled._replace(cloning_norm=0.0)
+    assert limit(Knobs(bc_coef=10.0), silent).bc_coef == 10.0
+
+
+@pytest.mark.parametrize("natural", [False, True])
+def test_a_limited_region_reports_what_it_did(taught: Setting, natural: bool):
+    knobs, limit = Knobs(bc_coef=100.0, max_kl=0.02), Limit(100.0, max_ratio=0.5)
+    if natural:
+        _, report = constrained(taught, knobs, limit)
+    else:
+        region = Certified(Proximal(epochs=2, minibatch=40, limit=limit))
+        _, report = taught.update(region, knobs)
+    assert report.metrics["train/bc_gradient_ratio"] == pytest.approx(0.5)
+    assert report.metrics["train/bc_coef"] < 100.0
+
+
+def test_lasting_conflict_costs_trust_and_peace_brings_it_back():
+    rule = CloningTrust(1.0)
+    state, knobs = rule.init(), KNOBS
+    for _ in range(60):
+        state, knobs = rule(state, outcome(bc_cosine=-0.3), knobs)
+    assert knobs.bc_coef == 0.01
+    for _ in range(200):
+        state, knobs = rule(state, outcome(bc_cosine=0.3), knobs)
+    assert knobs.bc_coef == 1.0
+    assert rule(state, outcome(), knobs)[1] is knobs
+
+
+def test_gradients_that_disagree_at_random_cost_no_trust():
+    """Without any signal the cosine jumps between −1 and 1."""
+    rule, state, knobs = CloningTrust(1.0), CloningTrust(1.0).init(), KNOBS
+    for i in range(100):
+        state, knobs = rule(state, outcome(bc_cosine=0.9 if i % 2 else -0.9), knobs)
+        assert knobs.bc_coef == 1.0

@@ -1,0 +1,142 @@
+"""Runs with demonstrations: from the command line to the metrics, resumed, and refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from keel import presets
+from keel.apps.demonstrations import record_function, save_demos
+from keel.apps.demonstrations.experts import lean_away
+from keel.cli import main
+from keel.config import Cloning, Config, check
+from keel.errors import InputError
+from keel.training.loop import train
+from keel.training.runner import resume, start
+
+CARTPOLE = presets.preset("CartPole")
+
+
+@pytest.fixture(scope="module")
+def demos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("demos") / "bad"
+    save_demos(record_function("CartPole-v1", lean_away, 4, seed=0), path)
+    return path
+
+
+def config_for(demos: Path, algo: str = "ppo", **cloning: object) -> Config:
+    base = CARTPOLE if algo == "ppo" else presets.preset("default-trpo")
+    return replace(
+        base,
+        env="CartPole-v1",
+        total_steps=1536,
+        rollout_steps=32,
+        envs=replace(base.envs, num=16),
+        region=replace(base.region, minibatch=256),
+        bc=Cloning(demos=str(demos), **cloning),  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("algo", ["ppo", "trpo"])
+@pytest.mark.parametrize("loss", ["plain", "filtered", "weighted"])
+def test_every_region_carries_every_loss(demos: Path, algo: str, loss: str):
+    for iteration in train(config_for(demos, algo, loss=loss)):
+        metrics = iteration.metrics
+        assert metrics["train/kl_exact"] <= metrics["train/max_kl"]
+        assert metrics["train/kl_demos"] >= 0.0
+        assert metrics["train/bc_coef"] <= 1.0
+        if math.isfinite(metrics["train/bc_gradient_ratio"]):
+            assert metrics["train/bc_gradient_ratio"] <= 1.0 + 1e-6
+        assert ("train/bc_share_used" in metrics) == (loss != "plain")
+
+
+def test_an_unbalanced_run_is_warned_of(demos: Path):
+    first = next(train(config_for(demos, coef=100.0, control="fixed")))
+    assert first.metrics["warn/bc_dominates"] > 2.0
+    assert first.metrics["warn/bc_dominates"] == first.metrics["train/bc_gradient_ratio"]
+    by_loss = next(train(config_for(demos, coef=100.0, control="fixed", steer="loss")))
+    assert by_loss.metrics["warn/bc_dominates"] == by_loss.metrics["train/bc_ppo_ratio"]
+
+
+def test_decay_and_the_note_s_rule_turn_the_coefficient(demos: Path):
+    decayed = [
+        i.metrics["train/bc_coef_adjusted"]
+        for i in train(config_for(demos, control="decay", decay=0.5))
+    ]
+    assert decayed == [0.5, 0.25, 0.125]
+    noted = [
+        i.metrics["train/bc_coef_adjusted"]
+        for i in train(config_for(demos, control="adaptive", steer="loss"))
+    ]
+    assert all(0.01 <= x <= 1.0 for x in noted)
+    assert min(noted) < 1.0
+
+
+def test_a_run_with_demonstrations_resumes_exactly(demos: Path, tmp_path: Path):
+    config = replace(config_for(demos), checkpoints=replace(CARTPOLE.checkpoints, every=512))
+    *_, whole = start(config, tmp_path, "whole")
+    partial = start(replace(config, total_steps=1536), tmp_path, "partial")
+    first = next(partial)
+    partial.close()
+    *_, resumed = resume(first.path)
+    for name, value in whole.metrics.items():
+        if not name.startswith("time/"):
+            assert resumed.metrics[name] == pytest.approx(value, nan_ok=True, rel=1e-6), name
+
+
+def test_demonstrations_must_not_change_under_a_run(demos: Path, tmp_path: Path):
+    moved = tmp_path / "demos"
+    save_demos(record_function("CartPole-v1", lean_away, 2, seed=0), moved)
+    running = start(config_for(moved), tmp_path, "run")
+    path = next(running).path
+    running.close()
+    for file in moved.iterdir():
+        file.unlink()
+    moved.rmdir()
+    save_demos(record_function("CartPole-v1", lean_away, 2, seed=1), moved)
+    with pytest.raises(InputError, match="has changed since"):
+        resume(path)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"coef": 2.0}, "bc.coef: needs demonstrations"),
+        ({"demos": "x", "cap": 3.0}, "bc.cap: belongs to bc.loss weighted"),
+        ({"demos": "x", "decay": 0.5}, "bc.decay: belongs to bc.control decay"),
+        ({"demos": "x", "coef": 0.001}, "bc.coef_min: expected at most bc.coef"),
+        ({"demos": "x", "episodes": 0}, "bc.episodes: expected at least 1"),
+        ({"demos": "x", "coef": -1.0}, "bc.coef: expected no negative"),
+    ],
+)
+def test_settings_without_effect_or_sense_are_refused(wrong: dict[str, object], says: str):
+    with pytest.raises(InputError, match=says):
+        check(replace(CARTPOLE, bc=Cloning(**wrong)))  # type: ignore[arg-type]
+
+
+def test_a_policy_with_memory_is_refused():
+    network = replace(CARTPOLE.network, memory="actor")
+    with pytest.raises(InputError, match=r"network\.memory none"):
+        check(replace(CARTPOLE, network=network, bc=Cloning(demos="x")))
+
+
+def test_missing_demonstrations_leave_nothing_behind(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "CartPole-v1", "--bc.demos", "nowhere"]) != 0
+    assert "no demonstrations here" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_from_the_command_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    expert = "keel.apps.demonstrations.experts:swing"
+    assert main(["demos", "record", "MountainCar-v0", "--policy", expert, "--out", "car"]) == 0
+    words = "--total-steps 512 --bc.demos car --bc.loss weighted --bc.cap 5 --name car --json"
+    assert main(["train", "MountainCar-v0", *words.split()]) == 0
+    lines = (tmp_path / "runs/car/seed-0/metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["train/bc_coef"] > 0.0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["steps"] == 512
