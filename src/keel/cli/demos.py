@@ -28,7 +28,7 @@ class Record:
     """
 
     env: Annotated[Positional[str], arg(metavar="ENV")]
-    """A Gymnasium id, or an alias."""
+    """A Gymnasium id, or an alias; one on which the run was not trained must have its spaces."""
     policy: Annotated[str, arg(metavar="RUN|MODULE:FUNCTION")]
     """The folder of a run, or a function from one observation to an action."""
     out: Annotated[Path, arg(metavar="DIR")]
@@ -78,13 +78,10 @@ def _record(options: Record) -> int:
         from keel.training.inspect import open_policy
 
         policy = open_policy(Path(options.policy))
-        if policy.config.env != options.env:
-            raise InputError(
-                f"{options.policy}: was trained on {policy.config.env}, not {options.env}"
-            )
 
         def play(episodes: int, seed: int) -> Demos:
-            return record_policy(policy, episodes, deterministic=options.deterministic, seed=seed)
+            greedy = options.deterministic
+            return record_policy(policy, episodes, env=options.env, deterministic=greedy, seed=seed)
     elif ":" in options.policy:
         function = imported(options.policy)
 

@@ -16,6 +16,7 @@ import keel
 from keel.apps.demonstrations import (
     Demos,
     check_fits,
+    experts,
     from_minari,
     load_demos,
     record_function,
@@ -168,6 +169,69 @@ def test_a_run_is_recorded(tmp_path: Path, memory: str):
     assert "at step 2,048" in found.source
     again = record_policy(policy, 4, seed=1)
     assert (again.action == found.action).all()
+
+
+def test_a_gaussian_is_recorded_as_the_environment_takes_it(tmp_path: Path):
+    """A wide policy draws beyond the bounds nearly always; what is recorded must fit."""
+    *_, last = keel.train(
+        "Pendulum-v1",
+        runs=tmp_path,
+        total_steps=512,
+        rollout_steps=64,
+        network={"log_std": 2.0},
+        region={"minibatch": 64},
+        evaluation={"episodes": 1},
+    )
+    policy = open_policy(last.path)
+    found = record_policy(policy, 2, seed=0)
+    check_fits(found, policy.observation_space, policy.action_space, "demos")
+    assert (np.abs(found.action) == 2.0).mean() > 0.3
+
+
+def test_a_run_shows_what_it_can_where_rewards_are_others(tmp_path: Path):
+    *_, last = keel.train(
+        "MountainCar-v0",
+        runs=tmp_path,
+        total_steps=512,
+        rollout_steps=32,
+        region={"minibatch": 64},
+        evaluation={"episodes": 1},
+    )
+    policy = open_policy(last.path)
+    sparse = "keel.apps.demonstrations.sparse:MountainCarSparse-v0"
+    found = record_policy(policy, 2, env=sparse, seed=0)
+    assert found.env == sparse
+    assert set(found.reward.tolist()) <= {0.0, 1.0}
+    with pytest.raises(InputError, match="was trained on MountainCar-v0, whose observation_space"):
+        record_policy(policy, 1, env="CartPole-v1")
+
+
+@pytest.mark.parametrize(
+    ("env", "expert", "returns"),
+    [
+        ("MountainCar-v0", experts.swing, (-130.0, -100.0)),
+        ("MountainCarContinuous-v0", experts.swing_force, (80.0, 100.0)),
+        ("CartPole-v1", experts.lean_away, (7.0, 12.0)),
+        ("keel.apps.demonstrations.sparse:MountainCarSparse-v0", experts.swing, (1.0, 1.0)),
+    ],
+)
+def test_scripted_experts_are_as_good_and_bad_as_they_say(
+    env: str, expert: Any, returns: tuple[float, float]
+):
+    found = record_function(env, expert, 5, seed=0)
+    assert returns[0] <= min(found.returns)
+    assert max(found.returns) <= returns[1]
+
+
+def test_far_is_beyond_ten_metres():
+    """A push of the whole body is worth nothing before it."""
+    env = gymnasium.make("keel.apps.demonstrations.sparse:HalfCheetahFar-v0")
+    env.reset(seed=0)
+    assert env.step(env.action_space.sample())[1] == 0.0
+    data = env.unwrapped.data  # type: ignore[attr-defined]
+    data.qpos[0] = 10.5
+    assert env.step(np.zeros(6, np.float32))[1] == 1.0
+    env.close()
 
 
 def test_the_command_records_and_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

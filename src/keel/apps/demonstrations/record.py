@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import NDArray
 
 from keel.config import Config
@@ -29,9 +30,15 @@ MOST_STEPS = 1_000_000
 
 
 def record_policy(
-    policy: Policy, episodes: int, *, deterministic: bool = False, seed: int = 0
+    policy: Policy,
+    episodes: int,
+    *,
+    env: str | None = None,
+    deterministic: bool = False,
+    seed: int = 0,
 ) -> Demos:
-    """Whole episodes of a trained policy."""
+    """Whole episodes of a trained policy, on its own environment or on another of the same spaces,
+    such as one with other rewards."""
     agent = policy.agent
     act_with = make_actor(agent, policy.params)
     output = np.zeros((1, agent.dist.outputs), np.float32)
@@ -53,9 +60,27 @@ def record_policy(
             action = sample(agent.dist, output, mask, 1.0, noise)
         return to_env(agent.dist, action)
 
-    envs = make_like(policy.config, 1, seed)
-    found = _record(envs, act, episodes, seed, policy.config.env)
+    own = policy.config.env
+    envs = make_like(dataclasses.replace(policy.config, env=env or own), 1, seed)
+    if env is not None and env != own:
+        _check_same_spaces(envs, policy, env)
+    found = _record(envs, act, episodes, seed, env or own)
     return dataclasses.replace(found, source=f"{policy.path.parent.name} at step {policy.step:,}")
+
+
+def _check_same_spaces(envs: Envs, policy: Policy, env: str) -> None:
+    trained = make_like(policy.config, 1)
+    try:
+        for name in ("observation_space", "action_space"):
+            had, has = getattr(trained, name), getattr(envs, name)
+            if had != has:
+                envs.close()
+                raise InputError(
+                    f"{policy.path.parent}: was trained on {policy.config.env}, whose {name} is "
+                    f"{had}; that of {env} is {has}"
+                )
+    finally:
+        trained.close()
 
 
 def record_function(
@@ -109,8 +134,11 @@ def _played(envs: Envs, act: Act, seed: int) -> Iterator[list[Step]]:
     """Episode by episode, its steps."""
     obs, first = envs.reset(seed), True
     steps: list[Step] = []
+    space = envs.action_space
     for _ in range(MOST_STEPS):
         action = act(obs, first)
+        if isinstance(space, spaces.Box):  # what a Gaussian draws beyond its bounds is never done
+            action = np.clip(action, space.low, space.high)
         step = envs.step(action)
         first = bool(step.ignored[0])
         if not step.ignored[0]:

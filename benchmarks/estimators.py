@@ -1,0 +1,114 @@
+"""Exact KL against its estimates over a whole run of a Gaussian policy: bias, spread, negatives.
+
+python -m benchmarks.estimators [--env HalfCheetah-v5] [--steps 200000]
+
+After every update the exact KL(old‖new) of each state is at hand, and so are the log-ratios of the
+actions that were taken there and learned from. Fresh actions, drawn from the old policy at the same
+states, show what an estimator does where it has not been learned from.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from keel.functional import k1, k2, k3
+from keel.presets import preset_for
+from keel.regions.measure import measure
+from keel.training.loop import iterate
+from keel.training.session import initial_state, open_session
+
+SIZES = (64, 256, 0)
+"""Rows that are averaged; 0: the whole rollout."""
+ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+LEARNED, FRESH = "learned from", "fresh"
+
+
+class Watched:
+    """A region that looks at every update when it is done."""
+
+    def __init__(self, region: Any, seen: Callable[..., None]) -> None:
+        self._region, self._seen = region, seen
+
+    def init(self, agent: Any) -> Any:
+        """As the region."""
+        return self._region.init(agent)
+
+    def update(self, agent: Any, state: Any, rows: Any, *rest: Any) -> Any:
+        """As the region, then look."""
+        after, report = self._region.update(agent, state, rows, *rest)
+        self._seen(agent, after.params, rows)
+        return after, report
+
+
+def relative(agent: Any, params: Tensor, rows: Any, rng: torch.Generator) -> dict[Any, Tensor]:
+    """Estimate / exact − 1 of every chunk of rows, by (estimator, actions, size)."""
+    exact = measure(agent, params, rows, 1.0).kl.double()
+    mean, log_std = rows.behaviour["mean"], rows.behaviour["log_std"]
+    noise = torch.randn(mean.shape, generator=rng)
+    drawn = mean + log_std.exp() * noise
+    fresh = replace(rows, action=drawn, log_prob=agent.dist.log_prob(rows.behaviour, drawn))
+    found = {}
+    order = torch.randperm(len(exact), generator=rng)
+    for kind, data in ((LEARNED, rows), (FRESH, fresh)):
+        new = measure(agent, params, data, 1.0).ratio.raw_log_ratio.double()
+        for name, estimator in ESTIMATORS.items():
+            each = estimator(-new, torch.zeros_like(new))  # of log p − log q, p the old policy
+            for size in SIZES:
+                parts = (
+                    order[: len(order) // size * size].reshape(-1, size) if size else order[None]
+                )
+                true = exact[parts].mean(1)
+                found[name, kind, size] = each[parts].mean(1) / true - 1.0
+    found["exact"] = exact
+    return found
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--env", default="HalfCheetah-v5")
+    parser.add_argument("--steps", type=int, default=200_000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    base = preset_for(options.env)[1]
+    config = replace(base, env=options.env, total_steps=options.steps, seed=options.seed, threads=1)
+    session = open_session(config)
+    rng = torch.Generator().manual_seed(options.seed)
+    tables: list[dict[Any, Tensor]] = []
+    session.region = Watched(  # type: ignore[assignment]
+        session.region, lambda *seen: tables.append(relative(*seen, rng))
+    )
+    state = initial_state(session)
+    try:
+        while state.steps < config.total_steps:
+            state, _, _ = iterate(session, state)
+    finally:
+        session.envs.close()
+    exact = torch.cat([table.pop("exact") for table in tables])
+    below = int((exact < 0.0).sum())
+    print(
+        f"{options.env}, {len(tables)} updates of {config.batch:,} rows; exact KL of a state: mean"
+    )
+    print(f"{exact.mean().item():.4f} nats, least {exact.min().item():.1e}, {below} below 0")
+    print("\n| estimate | actions | rows | bias | spread | negative |")
+    print("|---|---|---:|---:|---:|---:|")
+    for name, kind, size in tables[0]:
+        values = torch.cat([table[name, kind, size] for table in tables])
+        bias, spread = values.mean().item(), values.std().item()
+        error = spread / len(values) ** 0.5
+        negative = (values < -1.0).double().mean().item()
+        rows = f"{size or config.batch:,}"
+        print(
+            f"| {name} | {kind} | {rows} | {bias:+.1%} ± {error:.1%} | {spread:.0%} "
+            f"| {negative:.1%} |"
+        )
+
+
+if __name__ == "__main__":
+    main()
