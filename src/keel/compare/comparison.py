@@ -160,7 +160,7 @@ def compare(
         _group(name, runs, scores, curves[name], first, ends, levels, limits, rng) for name in names
     )
     pairs = tuple(_pair(groups[0], group, limits, rng) for group in groups[1:])
-    notes = tuple(_notes(runs, names, ends, metric, scores))
+    notes = tuple(_notes(runs, groups, ends))
     return Comparison(metric, curve, tasks, ends, levels, groups, pairs, limits, notes)
 
 
@@ -294,13 +294,7 @@ def _middle(values: Values) -> float:
     return float(interquartile_mean(torch.from_numpy(np.ascontiguousarray(values))))
 
 
-def _notes(
-    runs: Sequence[Run],
-    names: Sequence[str],
-    ends: dict[str, int],
-    metric: str,
-    scores: dict[str, dict[str, Tensor]],
-) -> list[str]:
+def _notes(runs: Sequence[Run], groups: Sequence[Group], ends: dict[str, int]) -> list[str]:
     notes = []
     for task, end in ends.items():
         longest = max(int(run.table.step[-1]) for run in runs if run.task == task)
@@ -310,11 +304,9 @@ def _notes(
                 f"{where}compared up to step {end:,}, where the shortest run ends; "
                 f"the longest has {longest:,}"
             )
-    if any(
-        not s.kl_is_exact for s in (stability_of([r for r in runs if r.group == n]) for n in names)
-    ):
+    if not all(group.stability.kl_is_exact for group in groups):
         notes.append("some KLs are the estimates of foreign logs, not exact values")
-    few = min(len(x) for group in scores.values() for x in group.values())
+    few = min(len(x) for group in groups for x in group.scores.values())
     if few < TRIMMED_FROM:
         notes.append(f"fewer than {TRIMMED_FROM} runs a side: means and Student's t decide")
     return notes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,9 +13,7 @@ from keel.compare.comparison import Comparison, Group
 from keel.compare.tables import number, signed
 from keel.functional import performance_profile
 from keel.look import BLUE, GREEN, GREY, INK, ORANGE, new_figure, tidy
-from keel.runs import RunError
-from keel.runs.drawing import short
-from keel.runs.files import replace_file
+from keel.runs.drawing import short, write_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -117,10 +114,4 @@ def _profile(axes: Axes, found: Comparison, task: str) -> None:
 
 def write_picture(found: Comparison, path: Path) -> None:
     """As PNG."""
-    data = io.BytesIO()
-    draw(found).savefig(data, format="png")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, data.getvalue())
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error.strerror}") from error
+    write_png(draw(found), path)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keel.look import INK, tidy
+from keel.runs.errors import RunError
+from keel.runs.files import replace_file
 from keel.runs.reader import MetricsTable
 
 if TYPE_CHECKING:
@@ -18,6 +22,17 @@ if TYPE_CHECKING:
 FAR, NEAR = 3.0, 0.12
 """A KL above `FAR` bounds makes the axis logarithmic above the bound, where the region would be a
 hairline; when all stay below `NEAR` bounds, it is logarithmic below, where they would be."""
+
+
+def write_png(figure: Figure, path: Path) -> None:
+    """Whole, or not at all; the folder is made if it is not there."""
+    data = io.BytesIO()
+    figure.savefig(data, format="png")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, data.getvalue())
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def axes_for(figure: Figure, axes: Axes, y: str, x: str = "environment steps") -> Axes:

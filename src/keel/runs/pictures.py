@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +18,8 @@ from keel.runs.drawing import (
     scale_kl,
     told_range,
     verdicts,
+    write_png,
 )
-from keel.runs.errors import RunError
-from keel.runs.files import replace_file
 from keel.runs.line_search import SUCCESS, draw_line_search, draw_searches
 from keel.runs.reader import MetricsTable, read_metrics
 
@@ -46,12 +44,7 @@ def draw_run(path: Path) -> list[Path]:
     if SUCCESS in table.columns:
         drawn[path / "line-search.png"] = draw_line_search(table, title)
     for place, figure in drawn.items():
-        picture = io.BytesIO()
-        figure.savefig(picture, format="png")
-        try:
-            replace_file(place, picture.getvalue())
-        except OSError as error:
-            raise RunError(f"{place}: cannot be written: {error.strerror}") from error
+        write_png(figure, place)
     return list(drawn)
 
 

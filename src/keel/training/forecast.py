@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,7 +15,7 @@ from keel.models import returns
 from keel.models.acting import make_actor
 from keel.models.critics import Histogram, Quantile
 from keel.models.sampling import draw_noise, sample, to_env
-from keel.runs.files import replace_file
+from keel.runs.drawing import write_png
 from keel.training.inspect import Policy, make_like
 
 if TYPE_CHECKING:
@@ -187,9 +186,4 @@ def draw_forecast(found: Forecast, title: str, path: Path) -> None:
     ends = float(found.realised[some].min()), float(found.realised[some].max())
     right.plot(ends, ends, color=GREY, linewidth=1.0, linestyle=(0, (4, 3)))
     figure.suptitle(title, fontsize=13, color=INK, fontweight="bold", x=0.01, ha="left")
-    data = io.BytesIO()
-    figure.savefig(data, format="png")
-    try:
-        replace_file(path, data.getvalue())
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror}") from error
+    write_png(figure, path)
