@@ -119,6 +119,8 @@ class Display(AbstractContextManager["Display"]):
         else:
             clipped = metrics.get("train/clip_fraction", math.nan)
             table.add_row("clip / entropy", f"{clipped:.1%}   {_number(entropy)}")
+        if "train/bc_coef" in metrics:
+            table.add_row("demonstrations", _cloning(metrics))
         explained = metrics.get("train/explained_variance", math.nan)
         back = int(metrics.get("train/rollbacks", 0))
         table.add_row("explained var.", f"{explained:.2f}")
@@ -164,9 +166,19 @@ def plain_line(
         f"{undone} {int(get('train/rollbacks', 0))}  "
         f"{get('time/steps_per_second', math.nan):,.0f} steps/s"
     )
+    if "train/bc_coef" in metrics:
+        line += f"  {_cloning(metrics)}"
     if "eval/return_mean" in metrics:
         line += f"  evaluation {_number(metrics['eval/return_mean'])}"
     return line
+
+
+def _cloning(metrics: dict[str, float]) -> str:
+    """How much demonstrations may say, how hard they pull, and whether the reward agrees."""
+    coef, pull, cosine = (
+        metrics.get(f"train/bc_{name}", math.nan) for name in ("coef", "gradient_ratio", "cosine")
+    )
+    return f"bc {coef:.2g}  pull {pull:.2g}  cosine {cosine:+.2f}"
 
 
 def _number(value: float) -> str:

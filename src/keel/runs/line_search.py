@@ -27,7 +27,7 @@ def draw_line_search(table: MetricsTable, title: str) -> Figure:
     panels = figure.subplots(5, sharex=True, gridspec_kw={"height_ratios": (3, 3, 2, 1.6, 1.6)})
     returns, kl, searches, entropy, weight = panels
     steps = table.step.astype(float)
-    _draw_return(axes_for(figure, returns, "return", x=""), steps, table)
+    draw_return(axes_for(figure, returns, "return", x=""), steps, table)
     _draw_kl(axes_for(figure, kl, "KL(old‖new)", x=""), steps, table)
     draw_searches(axes_for(figure, searches, "line search", x=""), table)
     _draw_weight(axes_for(figure, entropy, "entropy", x=""), steps, column(table, ENTROPY))
@@ -47,8 +47,8 @@ def draw_searches(axes: Axes, table: MetricsTable) -> None:
     steps = table.step.astype(float)
     success, fraction = column(table, SUCCESS), column(table, "train/step_fraction")
     axes.axhspan(0.0, 0.3, color=ORANGE, alpha=0.08, linewidth=0)
-    line(axes, steps, _rolling(success), color=GREEN, linewidth=1.6, label="LS_OK")
-    line(axes, steps, _rolling(fraction), color=INK, linewidth=1.1, label="StepFrac")
+    line(axes, steps, rolling(success), color=GREEN, linewidth=1.6, label="LS_OK")
+    line(axes, steps, rolling(fraction), color=INK, linewidth=1.1, label="StepFrac")
     failed = success == 0.0
     if failed.any():
         axes.plot(steps[failed], 0.0 * steps[failed], "X", color=ORANGE, markersize=6,
@@ -57,7 +57,8 @@ def draw_searches(axes: Axes, table: MetricsTable) -> None:
     axes.legend(loc="lower left", frameon=False, fontsize=8, ncols=3, labelcolor=INK)
 
 
-def _draw_return(axes: Axes, steps: Values, table: MetricsTable) -> None:
+def draw_return(axes: Axes, steps: Values, table: MetricsTable) -> None:
+    """Of training and of evaluations."""
     import numpy as np
 
     mean, score = column(table, "rollout/return_mean"), column(table, "eval/return_mean")
@@ -93,7 +94,7 @@ def _draw_weight(axes: Axes, steps: Values, values: Values) -> None:
     axes.set_ylim(0.0, 1.15 * most or 1.0)
 
 
-def _rolling(values: Values) -> Values:
+def rolling(values: Values) -> Values:
     """The mean of the last `MEMORY` values at every place."""
     import numpy as np
 

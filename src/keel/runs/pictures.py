@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from keel.errors import KeelError
 from keel.look import BLUE, GREEN, GREY, INK, ORANGE, new_figure
+from keel.runs.cloning import COEF, draw_cloning
 from keel.runs.directory import read_config
 from keel.runs.drawing import (
     axes_for,
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 
 
 def draw_run(path: Path) -> list[Path]:
-    """Draw `learning.png` and `trust-region.png` (of TRPO also `line-search.png`) into the folder
-    of a run; returns their paths."""
+    """Draw `learning.png` and `trust-region.png` (of TRPO also `line-search.png`, with
+    demonstrations `demonstrations.png`) into the folder of a run; returns their paths."""
     table = read_metrics(path)
     title = _title(path)
     drawn = {
@@ -43,6 +44,8 @@ def draw_run(path: Path) -> list[Path]:
     }
     if SUCCESS in table.columns:
         drawn[path / "line-search.png"] = draw_line_search(table, title)
+    if COEF in table.columns:
+        drawn[path / "demonstrations.png"] = draw_cloning(table, title)
     for place, figure in drawn.items():
         write_png(figure, place)
     return list(drawn)
@@ -140,7 +143,7 @@ def _title(path: Path) -> str:
     """Environment, name and seed, as far as they are known."""
     folder = path.resolve()
     try:
-        env = f"{read_config(path).get('env', '')}, "
+        env = str(read_config(path).get("env", "")).rpartition(":")[2] + ", "
     except KeelError:
         env = ""
     return f"{env}{folder.parent.name}/{folder.name}"

@@ -13,6 +13,7 @@ from keel import presets
 from keel.apps.demonstrations import record_function, save_demos
 from keel.apps.demonstrations.experts import lean_away
 from keel.cli import main
+from keel.cli.live import plain_line
 from keel.config import Cloning, Config, check
 from keel.errors import InputError
 from keel.training.loop import train
@@ -140,3 +141,10 @@ def test_from_the_command_line(tmp_path, monkeypatch, capsys):
     lines = (tmp_path / "runs/car/seed-0/metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[-1])["train/bc_coef"] > 0.0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["steps"] == 512
+    assert (tmp_path / "runs/car/seed-0/demonstrations.png").stat().st_size > 10_000
+
+
+def test_the_display_says_what_demonstrations_do():
+    metrics = {"train/bc_coef": 0.05, "train/bc_gradient_ratio": 1.0, "train/bc_cosine": -0.25}
+    assert "bc 0.05  pull 1  cosine -0.25" in plain_line(1, 2, metrics)
+    assert "pull" not in plain_line(1, 2, {})
