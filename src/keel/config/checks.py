@@ -142,6 +142,8 @@ def _check_cloning(config: Config) -> None:
         given = getattr(cloning, name) != getattr(type(cloning)(), name)
         if given and getattr(cloning, switch) != value:
             raise InputError(f"bc.{name}: belongs to bc.{switch} {value}")
+    if not cloning.coef > 0.0:
+        raise InputError(f"bc.coef: expected a number above 0, got {cloning.coef:g}")
     if cloning.control != "fixed" and cloning.coef_min > cloning.coef:
         raise InputError(
             f"bc.coef_min: expected at most bc.coef ({cloning.coef:g}), got {cloning.coef_min:g}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from keel.look import BLUE, GREEN, INK, ORANGE, new_figure
+from keel.runs.catalogue.imitation import DOMINATES
 from keel.runs.drawing import axes_for, column, finish, last, line
 from keel.runs.line_search import draw_return, rolling
 from keel.runs.reader import MetricsTable
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COEF, PULL, COSINE = "train/bc_coef", "train/bc_gradient_ratio", "train/bc_cosine"
-DOMINATES = 2.0
 LEAST, MOST = 1e-3, 1e3
 """Ends of the logarithmic axis, where the data do not ask for less."""
 

@@ -21,6 +21,7 @@ from keel.rollout.batch import Learned, Rows, obs_rows, rows_of
 from keel.rollout.collect import Collected
 from keel.rollout.imitation import show
 from keel.rollout.targets import compute_targets
+from keel.runs.catalogue.imitation import DOMINATES
 from keel.training.session import Session, initial_state, open_session, scheduled
 from keel.training.state import WINDOW, TrainState
 from keel.types import Knobs, Rollout, UpdateReport
@@ -156,10 +157,6 @@ def _normalise_reward(
         reward = np.clip(reward, -config.envs.clip_reward, config.envs.clip_reward)
     reward = np.asarray(reward, dtype=np.float32)
     return replace(rollout, reward=torch.from_numpy(reward)), normaliser
-
-
-DOMINATES = 2.0
-"""Note 001: from this ratio on, demonstrations rule."""
 
 
 def _with_demonstrations(

@@ -184,6 +184,16 @@ def test_cloning_makes_what_was_shown_likelier(taught: Setting, natural: bool):
     assert moved > 0.0
 
 
+def test_inductor_takes_demonstrations_too(taught: Setting):
+    """One compiled step equals the eager one."""
+    knobs = Knobs(bc_coef=2.0, max_kl=10.0)
+    region = Certified(Proximal(epochs=1, minibatch=48))
+    eager, _ = taught.update(region, knobs)
+    compiled, report = taught.update(region, knobs, compiled=True)
+    torch.testing.assert_close(compiled.params, eager.params, rtol=1e-4, atol=1e-5)
+    assert report.metrics["train/bc_loss"] > 0.0
+
+
 def test_the_line_search_predicts_with_cloning(taught: Setting):
     """One objective for gradient and acceptance: a short step brings what the gradient says."""
     knobs = Knobs(bc_coef=3.0)

@@ -111,6 +111,7 @@ def test_demonstrations_must_not_change_under_a_run(demos: Path, tmp_path: Path)
         ({"demos": "x", "decay": 0.5}, "bc.decay: belongs to bc.control decay"),
         ({"demos": "x", "coef": 0.001}, "bc.coef_min: expected at most bc.coef"),
         ({"demos": "x", "episodes": 0}, "bc.episodes: expected at least 1"),
+        ({"demos": "x", "coef": 0.0}, "bc.coef: expected a number above 0"),
         ({"demos": "x", "coef": -1.0}, "bc.coef: expected no negative"),
     ],
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from keel.runs.catalogue.metric import MINIBATCHES, ROLLOUT, SETTING, UPDATE, Metric, elsewhere
 
+DOMINATES = 2.0
+"""Note 001: from this ratio on, demonstrations rule."""
 SHOWN = "over the demonstrated steps drawn for the update, before it"
 
 METRICS = (
@@ -42,8 +44,8 @@ METRICS = (
         "bc_coef · ‖∇ cloning‖ / ‖∇ surrogate‖ in the policy's parameters",
         "Who moves the policy: above 1 it is the demonstrations.",
         ROLLOUT,
-        healthy=(0.0, 2.0),
-        healthy_note="above 2 demonstrations rule",
+        healthy=(0.0, DOMINATES),
+        healthy_note="above, demonstrations rule",
     ),
     Metric(
         "train/bc_cosine",
@@ -104,7 +106,7 @@ METRICS = (
         "the ratio that bc.steer names, if above 2",
         "Demonstrations rule the policy: lower bc.coef, or use bc.control adaptive.",
         UPDATE,
-        healthy=(None, 2.0),
+        healthy=(None, DOMINATES),
         healthy_note="note 001: warns above 2",
         aliases=elsewhere(notes="warn/bc_dominates"),
     ),
