@@ -2,6 +2,7 @@
 
     python -m benchmarks.breakout train --runs RUNS [--only ours] [--steps 1e6] [--seed 0]
     python -m benchmarks.breakout gather --runs RUNS     thin their metrics into docs/data/breakout
+    python -m benchmarks.breakout judge --runs RUNS      more games with the last checkpoint of ours
     python -m benchmarks.breakout page                   pictures and page from what is gathered
 
 Training takes hours and may be interrupted: calling it again goes on where it stopped.
@@ -61,6 +62,24 @@ def gather(runs: Path) -> None:
             path = DATA / f"{version.lower()}-{folder.name}.jsonl"
             path.write_text("".join(json.dumps(row) + "\n" for row in thin(lines)))
             print(f"{path.relative_to(ROOT)}: {lines[-1]['step']:,} steps")
+
+
+def judge(runs: Path, games: int) -> None:
+    """Play the last checkpoints of ours, sampled as in training and greedily; keep the scores."""
+    for folder in sorted((runs / VERSIONS["ours"]).glob("seed-*")):
+        scores = {how: _play(folder, games, f"--{how}") for how in ("stochastic", "deterministic")}
+        path = DATA / f"ours-{folder.name}-judged.json"
+        path.write_text(json.dumps({"games": games, **scores}, indent=1) + "\n")
+        print(f"{path.relative_to(ROOT)}: {scores}")
+
+
+def _play(folder: Path, games: int, how: str) -> dict[str, Any]:
+    words = ["--checkpoint", "last", "--episodes", str(games), "--seed", "1", how, "--json"]
+    done = subprocess.run(
+        [KEEL, "evaluate", str(folder), *words], check=True, capture_output=True, text=True
+    )
+    told = json.loads(done.stdout.splitlines()[-1])
+    return {key: told[key] for key in ("checkpoint", "return_mean", "return_std")}
 
 
 def thin(lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -199,6 +218,7 @@ def render(found: dict[str, list[dict[str, Any]]]) -> str:
         "",
         "The TRPO paper reports 10.8 (single path) and 34.2 (vine).",
         "",
+        *_judged(),
         "## Milestones",
         "",
         "Steps until the training return (the last hundred games) got there; what the note "
@@ -218,6 +238,31 @@ def render(found: dict[str, list[dict[str, Any]]]) -> str:
     return "\n".join([*lines, ""])
 
 
+def _judged() -> list[str]:
+    files = sorted(DATA.glob("*-judged.json"))
+    if not files:
+        return []
+    lines = [
+        "More games with the last checkpoint (`python -m benchmarks.breakout judge`), actions "
+        "sampled or the likeliest; mean ± standard error.",
+        "",
+        "| run | agent steps | games | sampled | greedy |",
+        "|---|---|---|---|---|",
+    ]
+    for path in files:
+        told = json.loads(path.read_text())
+        games = told["games"]
+        scores = [
+            f"{told[how]['return_mean']:.1f} ± {told[how]['return_std'] / math.sqrt(games):.1f}"
+            for how in ("stochastic", "deterministic")
+        ]
+        name = path.stem.removesuffix("-judged").replace("-", " ", 1)
+        lines.append(
+            f"| {name} | {told['stochastic']['step']:,} | {games} | {' | '.join(scores)} |"
+        )
+    return [*lines, ""]
+
+
 def _steps(steps: float) -> str:
     if math.isnan(steps):
         return "not reached"
@@ -226,9 +271,10 @@ def _steps(steps: float) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("part", choices=("train", "gather", "page"))
+    parser.add_argument("part", choices=("train", "gather", "judge", "page"))
     parser.add_argument("--runs", type=Path, default=ROOT / "build" / "breakout")
     parser.add_argument("--only", choices=tuple(VERSIONS), help="one version")
+    parser.add_argument("--games", type=int, default=100, help="to judge by")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=float, help="in place of the preset's")
     options = parser.parse_args()
@@ -238,6 +284,8 @@ def main() -> None:
             train(options.runs, version, options.seed, steps)
     if options.part == "gather":
         gather(options.runs)
+    if options.part == "judge":
+        judge(options.runs, options.games)
     if options.part != "train":
         found = load()
         draw(found)
