@@ -1,0 +1,100 @@
+"""The ablations that come with Keel: train them, and write what the pages say about them.
+
+    python -m benchmarks.ablations train --runs RUNS [--only note-001-clamp]
+    python -m benchmarks.ablations gather --runs RUNS   tables and pictures into docs
+
+Training takes hours and may be interrupted: finished runs are never trained twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from keel.ablate.plan import names
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA, IMAGES = ROOT / "docs" / "data" / "ablations", ROOT / "docs" / "images"
+KEEL = str(Path(sys.executable).with_name("keel"))
+
+
+def gather(runs: Path) -> None:
+    """Of every plan whose comparison is there: its numbers, a table of them, and its picture."""
+    DATA.mkdir(parents=True, exist_ok=True)
+    for name in names():
+        found = runs / name / "compare.json"
+        if not found.exists():
+            continue
+        told = json.loads(found.read_text())
+        for group in told["groups"].values():
+            group["runs"] = len(group["runs"])
+        (DATA / f"{name}.json").write_text(json.dumps(told, indent=1) + "\n")
+        (DATA / f"{name}.md").write_text(table(name, told) + "\n", encoding="utf-8")
+        shutil.copy(runs / name / "compare.png", IMAGES / f"{name}.png")
+        print(f"{name}: {len(told['groups'])} variants")
+
+
+def table(name: str, told: dict[str, Any]) -> str:
+    """A row a variant; the first is what the others are compared with."""
+    pairs = {pair["variant"]: pair for pair in told["pairs"]}
+    (task,) = told["tasks"]
+    lines = [
+        f"*`keel ablate {name}`, up to step {told['horizon'][task]:,}*",
+        "",
+        "| variant | return, IQM (95 %) | every seed | change (95 %) | verdict | loss variance "
+        "| non-finite | walked back | worst KL |",
+        "|---|---:|---|---:|---|---:|---:|---:|---:|",
+    ]
+    for variant, group in told["groups"].items():
+        calm, pair = group["stability"], pairs.get(variant)
+        change, verdict = "", "the baseline"
+        if pair is not None:
+            low, high = (_percent(x) for x in pair["relative_interval"])
+            change = f"{_percent(pair['relative'])} ({low} to {high})"
+            verdict = f"**{pair['verdict']}**"
+            if pair["seeds_needed"]:
+                verdict += f"; {pair['seeds_needed']} seeds would tell"
+        low, high = (_score(x) for x in group["interval"])
+        scores = " ".join(_score(x) for x in group["scores"][task])
+        lines.append(
+            f"| {variant} | {_score(group['iqm'])} ({low} to {high}) | {scores} | {change} "
+            f"| {verdict} | {_small(calm['loss_variance'])} | {_score(calm['non_finite'])} "
+            f"| {_score(calm['rollbacks'])} | {_small(calm['worst_kl'])} |"
+        )
+    return "\n".join(lines)
+
+
+def _score(x: float | None) -> str:
+    if x is None:
+        return "–"
+    return f"{x:,.0f}" if abs(x) >= 100 or x == int(x) else f"{x:,.1f}"
+
+
+def _small(x: float | None) -> str:
+    return "–" if x is None or math.isnan(x) else f"{x:.3g}"
+
+
+def _percent(x: float | None) -> str:
+    return "–" if x is None else f"{x:+.0%}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("part", choices=("train", "gather"))
+    parser.add_argument("--runs", type=Path, default=ROOT / "build" / "ablations")
+    parser.add_argument("--only", choices=tuple(names()))
+    options = parser.parse_args()
+    if options.part == "train":
+        for name in [options.only] if options.only else names():
+            subprocess.run([KEEL, "ablate", name, "--runs", str(options.runs)], check=True)
+    gather(options.runs)
+
+
+if __name__ == "__main__":
+    main()
