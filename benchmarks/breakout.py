@@ -2,7 +2,7 @@
 
     python -m benchmarks.breakout train --runs RUNS [--only ours] [--steps 1e6] [--seed 0]
     python -m benchmarks.breakout gather --runs RUNS     thin their metrics into docs/data/breakout
-    python -m benchmarks.breakout judge --runs RUNS      more games with the last checkpoint of ours
+    python -m benchmarks.breakout judge --runs RUNS      more games with our last checkpoint
     python -m benchmarks.breakout page                   pictures and page from what is gathered
 
 Training takes hours and may be interrupted: calling it again goes on where it stopped.
@@ -64,13 +64,13 @@ def gather(runs: Path) -> None:
             print(f"{path.relative_to(ROOT)}: {lines[-1]['step']:,} steps")
 
 
-def judge(runs: Path, games: int) -> None:
-    """Play the last checkpoints of ours, sampled as in training and greedily; keep the scores."""
-    for folder in sorted((runs / VERSIONS["ours"]).glob("seed-*")):
-        scores = {how: _play(folder, games, f"--{how}") for how in ("stochastic", "deterministic")}
-        path = DATA / f"ours-{folder.name}-judged.json"
-        path.write_text(json.dumps({"games": games, **scores}, indent=1) + "\n")
-        print(f"{path.relative_to(ROOT)}: {scores}")
+def judge(runs: Path, seed: int, games: int) -> None:
+    """Play the last checkpoint of ours, sampled as in training and greedily; keep the scores."""
+    folder = runs / VERSIONS["ours"] / f"seed-{seed}"
+    scores = {how: _play(folder, games, f"--{how}") for how in ("stochastic", "deterministic")}
+    path = DATA / f"ours-{folder.name}-judged.json"
+    path.write_text(json.dumps({"games": games, **scores}, indent=1) + "\n")
+    print(f"{path.relative_to(ROOT)}: {scores}")
 
 
 def _play(folder: Path, games: int, how: str) -> dict[str, Any]:
@@ -285,7 +285,7 @@ def main() -> None:
     if options.part == "gather":
         gather(options.runs)
     if options.part == "judge":
-        judge(options.runs, options.games)
+        judge(options.runs, options.seed, options.games)
     if options.part != "train":
         found = load()
         draw(found)

@@ -132,6 +132,13 @@ def _check_cloning(config: Config) -> None:
         )
     if cloning.episodes is not None and cloning.episodes < 1:
         raise InputError(f"bc.episodes: expected at least 1, got {cloning.episodes}")
+    if config.algo == "trpo" and cloning.steer == "loss":
+        raise InputError(
+            "bc.steer: TRPO's surrogate loss is 0 before its one step, and no measure of anything; "
+            "use gradient"
+        )
+    if cloning.control == "fixed" and cloning.coef_min != type(cloning)().coef_min:
+        raise InputError("bc.coef_min: belongs to bc.control decay or adaptive")
     belongs = {
         "temperature": ("loss", "weighted"),
         "cap": ("loss", "weighted"),

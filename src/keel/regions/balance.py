@@ -52,8 +52,8 @@ class LossBalance:
 
 SMOOTHING = 0.95
 """Of the cosine: one rollout's gradient is mostly noise."""
-CONFLICT = -0.1
-"""A smoothed cosine below this is no noise."""
+SURE = 3.0
+"""Standard errors below 0 from which a smoothed cosine is no noise."""
 DISTRUST = 0.8
 """Factor on the trust in demonstrations for every update in conflict."""
 RECOVERY = 1.05
@@ -66,22 +66,27 @@ class CloningTrust:
 
     `imitation.Limit` bounds the pull of an update by its norm. But a rollout's gradient is noisy,
     and its noise averages out while a steady pull does not; so where the smoothed cosine of both
-    gradients stays below 0 the coefficient goes down, step by step, to its floor. It comes back
-    when the conflict is over.
+    gradients is below 0 by more than its own noise, the coefficient goes down, step by step, to its
+    floor. It comes back when the conflict is over.
     """
 
     coef: float
     floor: float = 0.01
 
     def init(self) -> State:
-        """Full trust, no conflict seen."""
-        return {"trust": 1.0, "cosine": 0.0}
+        """Full trust; moments of no cosine at all."""
+        return {"trust": 1.0, "cosine": 0.0, "square": 0.0}
 
     def __call__(self, state: State, outcome: Outcome, knobs: Knobs) -> tuple[State, Knobs]:
         """Turn `bc_coef`."""
-        if not math.isfinite(outcome.bc_cosine):
+        seen = outcome.bc_cosine
+        if not math.isfinite(seen):
             return state, knobs
-        cosine = SMOOTHING * state["cosine"] + (1.0 - SMOOTHING) * outcome.bc_cosine
-        trust = state["trust"] * (DISTRUST if cosine < CONFLICT else RECOVERY)
+        cosine = SMOOTHING * state["cosine"] + (1.0 - SMOOTHING) * seen
+        square = SMOOTHING * state["square"] + (1.0 - SMOOTHING) * seen * seen
+        # of an exponential mean of independent numbers around 0
+        error = math.sqrt((1.0 - SMOOTHING) / (1.0 + SMOOTHING) * square)
+        trust = state["trust"] * (DISTRUST if cosine < -SURE * error else RECOVERY)
         trust = min(1.0, max(trust, self.floor / self.coef))
-        return {"trust": trust, "cosine": cosine}, replace(knobs, bc_coef=self.coef * trust)
+        after = {"trust": trust, "cosine": cosine, "square": square}
+        return after, replace(knobs, bc_coef=self.coef * trust)

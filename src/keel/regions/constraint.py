@@ -20,9 +20,9 @@ from keel.regions.faults import not_finite
 from keel.regions.gate import GATE, check_replay
 from keel.regions.imitation import Limit, cloning_metrics, mean_cloning_loss, pull
 from keel.regions.measure import behaviour_at, chunks, group_mean
-from keel.regions.objective import Objective, wiped
+from keel.regions.objective import Objective
 from keel.regions.stepper import Optimum, Step, initial_optimum
-from keel.rollout.batch import Learned, Rows, Targets, take, take_rows
+from keel.rollout.batch import Learned, Rows, Targets, take, take_rows, wiped
 from keel.types import Knobs, UpdateReport
 
 LANDING = (0.95, 0.985)
@@ -113,16 +113,16 @@ class Constraint:
         attempt = self._step(problem, gradient, rng)
         params = state.params if attempt.step is None else problem.moved(attempt.step, 1.0)
         fit = self.critic(agent, state._replace(params=params), rows, learned, knobs, rng, step)
+        cloned = problem.cloned(state.params)
         metrics = fit.metrics | {
-            "train/policy_loss": -problem.before,
+            "train/policy_loss": -problem.before - knobs.bc_coef * cloned,
             "train/loss": fit.metrics["train/value_loss"] - problem.before,
             "train/policy_gradient_norm": gradient.norm().item(),
             "train/gate_log_ratio": gap,
             "train/damping": knobs.damping,
         }
         if pulled is not None:
-            cloned = problem.cloned(state.params)
-            own = -problem.before - knobs.bc_coef * cloned
+            own = -group_mean(learned.advantage, rows).item()  # the surrogate at ratio 1
             metrics |= cloning_metrics(pulled, knobs, own, cloned)
         return fit.optimum, attempt, metrics
 

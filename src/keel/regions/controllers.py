@@ -31,10 +31,8 @@ class Outcome:
     """the least curvature that its solver met; ≤ 0: the Fisher matrix was not positive definite"""
     bc_loss_ratio: float = math.nan
     """of cloning, with its coefficient, to the policy's own loss; NaN without demonstrations"""
-    bc_gradient_ratio: float = math.nan
-    """the same of the gradients' norms"""
     bc_cosine: float = math.nan
-    """between these gradients"""
+    """between the gradients of both"""
 
 
 class Controller(Protocol):

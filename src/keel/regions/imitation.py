@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from keel.models.agent import Agent
-from keel.regions.measure import CHUNK, CHUNK_PIXELS, chunks
-from keel.rollout.batch import Rows, Shown
+from keel.regions.measure import chunks
+from keel.rollout.batch import Rows, Shown, wiped
 from keel.types import Knobs
 
 
@@ -30,7 +30,7 @@ def mean_cloning_loss(agent: Agent, params: Tensor, shown: Shown, temperature: f
     """The same over all that was shown, piece by piece."""
     total = shown.real.sum().clamp(min=1.0)
     with torch.no_grad():
-        parts = [_part(shown, part) for part in shown_chunks(shown)]
+        parts = [_part(shown, part) for part in chunks(shown)]
         sums = [cloning_loss(agent, params, x, temperature) * x.real.sum() for x in parts]
     return (torch.cat(sums).double().sum() / total).item()
 
@@ -60,11 +60,11 @@ def pull(agent: Agent, params: Tensor, rows: Rows, advantage: Tensor, knobs: Kno
     total = rows.weight.sum().clamp(min=1.0)
 
     def surrogate(part: slice, leaf: Tensor) -> Tensor:
-        obs = {key: x[part] for key, x in rows.obs.items()}
+        counts = rows.weight[part] > 0
+        obs = {key: wiped(x[part], counts) for key, x in rows.obs.items()}
         log_prob = agent.dist.log_prob(
             agent.policy(leaf, obs, knobs.temperature), rows.action[part]
         )
-        counts = rows.weight[part] > 0
         gain = torch.where(counts, log_prob, 0.0) * torch.where(counts, advantage[part], 0.0)
         return -(rows.weight[part] * gain).sum() / total
 
@@ -74,7 +74,7 @@ def pull(agent: Agent, params: Tensor, rows: Rows, advantage: Tensor, knobs: Kno
         return cloning_loss(agent, leaf, some, knobs.temperature).sum() * share
 
     own = _gradient(surrogate, params, chunks(rows), agent.policy_columns)
-    other = _gradient(cloning, params, shown_chunks(shown), agent.policy_columns)
+    other = _gradient(cloning, params, chunks(shown), agent.policy_columns)
     norms = own.norm().item(), other.norm().item()
     product = math.prod(norms)
     cosine = (own @ other).item() / product if product > 0.0 else math.nan
@@ -96,13 +96,6 @@ def _gradient(
     return torch.where(columns, total, 0.0)
 
 
-def shown_chunks(shown: Shown) -> list[slice]:
-    """All that was shown, piece by piece."""
-    pixels = any(x.ndim >= 4 for x in shown.obs.values())
-    size = CHUNK_PIXELS if pixels else CHUNK
-    return [slice(start, start + size) for start in range(0, shown.weight.shape[0], size)]
-
-
 def shown_kl(agent: Agent, old: Tensor, new: Tensor, shown: Shown, temperature: float) -> float:
     """Mean exact KL(old‖new) on the demonstrated states, which the rollout's does not bound."""
     with torch.no_grad():
@@ -113,7 +106,7 @@ def shown_kl(agent: Agent, old: Tensor, new: Tensor, shown: Shown, temperature: 
                     for params in (old, new)
                 )
             )
-            for part in shown_chunks(shown)
+            for part in chunks(shown)
         ]
     return torch.cat(parts).double().mean().item()
 
@@ -135,7 +128,9 @@ class Limit:
         if not before.cloning_norm > 0.0:
             return knobs
         trusted = self.max_ratio * knobs.bc_coef / self.coef
-        most = max(trusted * before.policy_norm / before.cloning_norm, self.floor)
+        most = trusted * before.policy_norm / before.cloning_norm
+        if not most > self.floor:  # or NaN
+            most = self.floor
         return replace(knobs, bc_coef=min(knobs.bc_coef, most))
 
 
@@ -146,7 +141,9 @@ def cloning_metrics(
     weighted = knobs.bc_coef * bc_loss
     by_loss = abs(weighted) / (abs(policy_loss) + 1e-8)
     pulled = knobs.bc_coef * before.cloning_norm
-    by_gradient = pulled / before.policy_norm if before.policy_norm > 0.0 else math.nan
+    by_gradient = math.nan if pulled == 0.0 else math.inf  # with nothing to go by beside it
+    if before.policy_norm != 0.0:
+        by_gradient = pulled / before.policy_norm
     return {
         "train/policy_loss_ppo": policy_loss,
         "train/bc_loss": bc_loss,

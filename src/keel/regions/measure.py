@@ -10,7 +10,7 @@ from torch import Tensor
 from keel.functional import Ratio, policy_ratio
 from keel.functional.divergence import exp_minus_linear
 from keel.models.agent import Agent
-from keel.rollout.batch import Rows
+from keel.rollout.batch import Rows, Shown
 from keel.types import Tree
 
 CHUNK = 4096
@@ -131,8 +131,8 @@ def _measure(
     )
 
 
-def chunks(rows: Rows) -> list[slice]:
+def chunks(rows: Rows | Shown) -> list[slice]:
     """All rows, piece by piece."""
     pixels = any(x.ndim - rows.weight.ndim >= 3 for x in rows.obs.values())
     size = max(1, (CHUNK_PIXELS if pixels else CHUNK) // rows.weight[0].numel())
-    return [slice(start, start + size) for start in range(0, rows.count, size)]
+    return [slice(start, start + size) for start in range(0, rows.weight.shape[0], size)]

@@ -13,7 +13,7 @@ from keel.functional import surrogate as surrogates
 from keel.functional.ratio import MAX_LOG_RATIO
 from keel.models.agent import Agent
 from keel.regions.imitation import cloning_loss
-from keel.rollout.batch import Shown, take, take_rows
+from keel.rollout.batch import Shown, take, take_rows, wiped
 from keel.types import KNOB_INDEX, Tree
 
 SurrogateName = Literal["clip", "symmetric", "unclipped"]
@@ -53,14 +53,6 @@ class Batch(NamedTuple):
             weight=weight,
             shown=None if self.shown is None else self.shown.take(index, real),
         )
-
-
-def wiped(x: Tensor, counts: Tensor) -> Tensor:
-    """Observations of rows that do not count, without numbers that are not finite."""
-    if not x.is_floating_point() or x.shape[: counts.ndim] != counts.shape:
-        return x  # integers are always numbers; a memory belongs to no single row
-    counts = counts.reshape(*counts.shape, *[1] * (x.ndim - counts.ndim))
-    return torch.where(counts, x, x.nan_to_num(0.0, 0.0, 0.0))
 
 
 class Statistics(NamedTuple):

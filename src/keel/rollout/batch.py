@@ -100,6 +100,14 @@ def take_rows(x: Tensor, index: Tensor) -> Tensor:
     return x.index_select(0, index)
 
 
+def wiped(x: Tensor, counts: Tensor) -> Tensor:
+    """Observations of rows that do not count, without numbers that are not finite."""
+    if not x.is_floating_point() or x.shape[: counts.ndim] != counts.shape:
+        return x  # integers are always numbers; a memory belongs to no single row
+    counts = counts.reshape(*counts.shape, *[1] * (x.ndim - counts.ndim))
+    return torch.where(counts, x, x.nan_to_num(0.0, 0.0, 0.0))
+
+
 def minibatches(
     rows: int, size: int, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor]]:

@@ -25,6 +25,8 @@ from keel.errors import InputError
 
 RECORD, TENSORS = "demos.json", "demos.safetensors"
 VERSION = 1
+PARTS = ("action", "reward", "terminated", "truncated")
+"""Tensors beside the observations."""
 
 Array = NDArray[Any]
 
@@ -63,7 +65,8 @@ class Demos:
     def fingerprint(self) -> str:
         """Of all that was seen and done: two sets with the same are the same."""
         digest = hashlib.sha256()
-        arrays = {**self.obs, " action": self.action, " reward": self.reward}
+        arrays = {f"obs/{key}": x for key, x in self.obs.items()}
+        arrays |= {name: getattr(self, name) for name in PARTS}
         for name, x in sorted(arrays.items()):
             digest.update(f"{name} {x.dtype} {x.shape}".encode())
             digest.update(np.ascontiguousarray(x).tobytes())
@@ -109,10 +112,7 @@ def save_demos(demos: Demos, path: Path) -> None:
         raise InputError(f"{path}: exists already; choose another --out")
     check_whole(demos, str(path))
     arrays = {f"obs/{key}": np.ascontiguousarray(x) for key, x in demos.obs.items()}
-    arrays |= {
-        name: np.ascontiguousarray(getattr(demos, name))
-        for name in ("action", "reward", "terminated", "truncated")
-    }
+    arrays |= {name: np.ascontiguousarray(getattr(demos, name)) for name in PARTS}
     record = {
         "version": VERSION,
         "env": demos.env,
@@ -141,6 +141,10 @@ def load_demos(path: Path) -> Demos:
     except Exception as error:  # safetensors has errors of its own
         raise InputError(f"{path}: cannot be read: {error}") from error
     try:
+        if record["version"] != VERSION:
+            raise InputError(
+                f"{path}: version {record['version']}, this Keel reads version {VERSION}"
+            )
         demos = Demos(
             env=str(record["env"]),
             obs={k.removeprefix("obs/"): x for k, x in arrays.items() if k.startswith("obs/")},
@@ -151,7 +155,9 @@ def load_demos(path: Path) -> Demos:
             lengths=tuple(int(n) for n in record["lengths"]),
             source=str(record.get("source", "")),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except InputError:
+        raise
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{path}: not as `keel demos record` writes it: {error!r}") from error
     check_whole(demos, str(path))
     return demos
@@ -159,16 +165,20 @@ def load_demos(path: Path) -> Demos:
 
 def check_whole(demos: Demos, where: str) -> None:
     """Raise unless there is something, all of one length, finite, in whole episodes."""
-    if not demos.steps or not demos.lengths:
-        raise InputError(f"{where}: empty, no step in it")
-    arrays = {f"obs/{key}": x for key, x in demos.obs.items()}
-    arrays |= {name: getattr(demos, name) for name in ("action", "terminated", "truncated")}
     if not demos.obs:
         raise InputError(f"{where}: no observations in it")
+    arrays = {f"obs/{key}": x for key, x in demos.obs.items()}
+    arrays |= {name: getattr(demos, name) for name in PARTS}
+    for name, x in arrays.items():
+        if x.ndim < 1 or (x.ndim > 1 and name in PARTS[1:]):
+            raise InputError(f"{where}: {name} has shape {list(x.shape)}, expected one row a step")
+        if name in PARTS[2:] and x.dtype != np.bool_:
+            raise InputError(f"{where}: {name} is {x.dtype}, expected true or false")
+    if not demos.steps or not demos.lengths:
+        raise InputError(f"{where}: empty, no step in it")
     for name, x in arrays.items():
         if len(x) != demos.steps:
             raise InputError(f"{where}: {name} has {len(x)} rows, reward {demos.steps}")
-    for name, x in {**arrays, "reward": demos.reward}.items():
         if x.dtype.kind != "f":
             continue
         bad = np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(1))
@@ -202,8 +212,9 @@ def check_fits(
             f"{where}: actions have shape {list(demos.action.shape[1:])}, the environment's "
             f"{list(action.shape or ())}"
         )
-    if "action_mask" in demos.obs:
-        _check_legal(demos, where)
+    counted = not isinstance(action, spaces.Box)
+    if counted and demos.action.dtype.kind not in "iu":
+        raise InputError(f"{where}: actions are {demos.action.dtype}, {action} takes whole numbers")
     low, high = _bounds(action)
     outside = ((demos.action < low) | (demos.action > high)).reshape(demos.steps, -1).any(1)
     if outside.any():
@@ -212,14 +223,28 @@ def check_fits(
             f"{where}: {int(outside.sum())} of {demos.steps} actions are outside of {action}; "
             f"the first is {demos.action[step]} at step {step}"
         )
+    if "action_mask" in demos.obs:
+        _check_legal(demos, action, where)
 
 
-def _check_legal(demos: Demos, where: str) -> None:
+def _check_legal(demos: Demos, action: spaces.Space[Any], where: str) -> None:
     """Raise if a mask ruled out what was done: no policy that sees the mask can imitate it."""
-    mask = demos.obs["action_mask"].astype(bool)
-    if mask.ndim != 2 or demos.action.ndim != 1 or int(demos.action.max()) >= mask.shape[1]:
-        return  # of several choices at once, or out of range, which is said elsewhere
-    illegal = np.flatnonzero(~mask[np.arange(demos.steps), demos.action])
+    mask, taken = demos.obs["action_mask"].astype(bool), demos.action
+    if isinstance(action, spaces.MultiDiscrete):
+        width = int(action.nvec.sum())
+        taken = taken + np.append(0, np.cumsum(action.nvec)[:-1])
+    else:
+        width = int(getattr(action, "n", 0))
+    if mask.shape != (demos.steps, width):
+        raise InputError(
+            f"{where}: action_mask has shape {list(mask.shape)}, {action} needs "
+            f"{[demos.steps, width]}"
+        )
+    if isinstance(action, spaces.MultiBinary):
+        legal = ~(taken.astype(bool) & ~mask).any(1)
+    else:
+        legal = np.take_along_axis(mask, taken.reshape(demos.steps, -1), 1).all(1)
+    illegal = np.flatnonzero(~legal)
     if illegal.size:
         raise InputError(
             f"{where}: {illegal.size} of {demos.steps} actions are ruled out by their action_mask; "

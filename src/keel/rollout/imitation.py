@@ -14,6 +14,7 @@ from torch import Tensor
 
 from keel.config import Cloning
 from keel.envs import Envs, Obs
+from keel.envs.spaces import MASK
 from keel.errors import InputError
 from keel.functional import cloning_weight, gae
 from keel.models.agent import Agent
@@ -24,7 +25,7 @@ from keel.rollout.minari_data import from_minari
 
 Array = NDArray[Any]
 MINARI = "minari:"
-CHUNK = 4096
+CHUNK, CHUNK_PIXELS = 4096, 512
 """Steps that the critic looks at in one go."""
 
 
@@ -61,26 +62,28 @@ class Lessons:
         return len(self.reward)
 
 
-def open_lessons(config: Cloning, envs: Envs, agent: Agent) -> Lessons:
-    """Read demonstrations and hold them against what the policy can see and do."""
+def open_lessons(config: Cloning, envs: Envs, agent: Agent, seen: Obs) -> Lessons:
+    """Read demonstrations and hold them against what the policy can see and do.
+
+    `seen` are observations of the run: those of its keys, a mask among them, are learned from.
+    """
     demos = open_demos(config.demos, config.episodes)
     check_fits(demos, envs.observation_space, envs.action_space, config.demos)
     if agent.groups > 1:
         raise InputError("bc.demos: several agents at once cannot learn from demonstrations")
-    keys = set(demos.obs) & {*_keys(envs), "action_mask"}
+    if MASK in seen and MASK not in demos.obs:
+        raise InputError(f"{config.demos}: no {MASK}, which the environment gives with every step")
+    action = from_env(agent.dist, demos.action)
+    if action.dtype.kind == "f":
+        action = action.astype(np.float32)
     return Lessons(
-        obs={key: np.asarray(demos.obs[key]) for key in keys},
-        action=torch.from_numpy(np.ascontiguousarray(from_env(agent.dist, demos.action))),
+        obs={key: np.asarray(x) for key, x in demos.obs.items() if key in seen},
+        action=torch.from_numpy(np.ascontiguousarray(action)),
         reward=demos.reward,
         terminated=torch.from_numpy(demos.terminated),
         truncated=torch.from_numpy(demos.truncated),
         fingerprint=demos.fingerprint,
     )
-
-
-def _keys(envs: Envs) -> set[str]:
-    space = envs.observation_space
-    return set(space.keys()) if hasattr(space, "keys") else {"obs"}
 
 
 def show(
@@ -119,11 +122,11 @@ def show(
             advantage, config.loss, temperature=config.temperature, cap=config.cap
         )
         weight = found.weight.float()
-        metrics = {
-            "train/bc_advantage_mean": advantage.mean().item(),
-            "train/bc_share_used": found.used.item(),
-            "train/bc_share_at_cap": found.at_cap.item(),
-        }
+        metrics["train/bc_advantage_mean"] = advantage.mean().item()
+        if config.loss == "filtered":
+            metrics["train/bc_share_used"] = found.used.item()
+        else:
+            metrics["train/bc_share_at_cap"] = found.at_cap.item()
     action = lessons.action[index].to(device)
     return Shown(obs, action, weight, torch.ones(count, device=device)), metrics
 
@@ -154,8 +157,9 @@ def _returns(
 @torch.no_grad()
 def _values(agent: Agent, params: Tensor, obs: dict[str, Tensor]) -> Tensor:
     count = next(iter(obs.values())).shape[0]
+    size = CHUNK_PIXELS if any(x.ndim >= 4 for x in obs.values()) else CHUNK
     parts = [
-        agent.value(params, {key: x[at : at + CHUNK] for key, x in obs.items()})
-        for at in range(0, count, CHUNK)
+        agent.value(params, {key: x[at : at + size] for key, x in obs.items()})
+        for at in range(0, count, size)
     ]
     return torch.cat(parts)

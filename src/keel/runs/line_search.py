@@ -95,11 +95,14 @@ def _draw_weight(axes: Axes, steps: Values, values: Values) -> None:
 
 
 def rolling(values: Values) -> Values:
-    """The mean of the last `MEMORY` values at every place."""
+    """The mean of what is known of the last `MEMORY` values at every place."""
     import numpy as np
 
     if not values.size:
         return values
-    sums = np.cumsum(np.append(0.0, np.nan_to_num(values)))
+    known = np.isfinite(values)
+    sums = np.cumsum(np.append(0.0, np.where(known, values, 0.0)))
+    counts = np.cumsum(np.append(0, known))
     start = np.maximum(np.arange(1, values.size + 1) - MEMORY, 0)
-    return np.asarray((sums[1:] - sums[start]) / (np.arange(1, values.size + 1) - start))
+    with np.errstate(invalid="ignore"):
+        return np.asarray((sums[1:] - sums[start]) / (counts[1:] - counts[start]))

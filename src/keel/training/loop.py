@@ -233,7 +233,6 @@ def _adapt(
         gain_ratio=report.metrics.get("train/gain_ratio", math.nan),
         curvature_min=report.metrics.get("train/curvature_min", math.nan),
         bc_loss_ratio=report.metrics.get("train/bc_ppo_ratio", math.nan),
-        bc_gradient_ratio=report.metrics.get("train/bc_gradient_ratio", math.nan),
         bc_cosine=report.metrics.get("train/bc_cosine", math.nan),
     )
     states = []

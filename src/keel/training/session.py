@@ -91,7 +91,6 @@ def open_session(config: Config) -> Session:
         threads = config.threads or (_cores() if pixels else 1)
         torch.set_num_threads(threads)
         agent.to(device)
-        lessons = open_lessons(config.bc, envs, agent) if config.bc.demos else None
         if device.type == "cuda":  # a mantissa of 10 bits: replaying would differ from acting
             torch.backends.cudnn.allow_tf32 = False
         region = build_region(config)
@@ -105,6 +104,9 @@ def open_session(config: Config) -> Session:
             np.random.default_rng(seeds.actions),
         )
         collector.begin(collector.obs)
+        lessons = None
+        if config.bc.demos:
+            lessons = open_lessons(config.bc, envs, agent, collector.obs)
         make_actor(agent, agent.initial)  # loads the libraries it needs, whose threads are set now
         if pixels:
             keep_memory()

@@ -19,12 +19,13 @@ from keel.apps.demonstrations import (
     experts,
     from_minari,
     load_demos,
+    record,
     record_function,
     record_policy,
     save_demos,
 )
 from keel.cli import main
-from keel.errors import InputError
+from keel.errors import InputError, KeelError
 from keel.rollout.demos import joined, only
 from keel.training.inspect import open_policy
 
@@ -91,6 +92,9 @@ def test_some_episodes_and_several_sets():
         ({"obs": {"obs": np.full((5, 4), np.inf)}}, "obs/obs is not finite at step 0"),
         ({"lengths": (3, 1)}, "episodes of 4 steps together, but 5 rows"),
         ({"lengths": (2, 3)}, "with its last step"),
+        ({"reward": np.zeros((5, 1))}, r"reward has shape \[5, 1\], expected one row a step"),
+        ({"action": np.float32(1.0)}, r"action has shape \[\]"),
+        ({"terminated": np.zeros(5, np.float32)}, "terminated is float32, expected true or false"),
     ],
 )
 def test_what_is_not_whole_is_not_written(tmp_path: Path, changes: dict[str, Any], message: str):
@@ -110,6 +114,7 @@ BOX = spaces.Box(-1.0, 1.0, (4,))
         (BOX, spaces.Box(-1, 1, (2,)), {}, r"actions have shape \[\], the environment's \[2\]"),
         (BOX, spaces.Discrete(1), {}, "3 of 5 actions are outside .* the first is 1 at step 1"),
         (BOX, spaces.Box(-1, 1, (1,)), {"action": np.full((5, 1), 2.0)}, "5 of 5 actions"),
+        (BOX, spaces.Discrete(2), {"action": np.full(5, 0.5)}, "actions are float64, Discrete"),
     ],
 )
 def test_what_does_not_fit_the_environment_is_named(
@@ -124,7 +129,7 @@ def test_what_does_not_fit_the_environment_is_named(
 
 def test_what_fits_passes():
     check_fits(demos(), BOX, spaces.Discrete(2), "demos")
-    check_fits(demos(action=np.zeros((5, 2))), BOX, spaces.MultiDiscrete([2, 3]), "demos")
+    check_fits(demos(action=np.zeros((5, 2), np.int64)), BOX, spaces.MultiDiscrete([2, 3]), "demos")
 
 
 def test_a_function_is_recorded_as_it_played():
@@ -232,6 +237,25 @@ def test_far_is_beyond_ten_metres():
     data.qpos[0] = 10.5
     assert env.step(np.zeros(6, np.float32))[1] == 1.0
     env.close()
+
+
+def test_another_version_and_an_endless_length_are_named(tmp_path: Path):
+    save_demos(demos(), tmp_path / "demos")
+    file = tmp_path / "demos" / "demos.json"
+    written = json.loads(file.read_text())
+    file.write_text(json.dumps({**written, "version": 99}))
+    with pytest.raises(InputError, match="version 99, this Keel reads version 1"):
+        load_demos(tmp_path / "demos")
+    file.write_text(json.dumps({**written, "lengths": [float("inf")]}))
+    with pytest.raises(InputError, match="not as `keel demos record` writes it"):
+        load_demos(tmp_path / "demos")
+
+
+def test_many_short_episodes_are_no_endless_one(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(record, "MOST_STEPS", 100)
+    assert len(record_function("CartPole-v1", experts.lean_away, 20, seed=0).lengths) == 20
+    with pytest.raises(KeelError, match="did not end within 100 steps"):
+        record_function("Pendulum-v1", torque, 1, seed=0)
 
 
 def test_the_command_records_and_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

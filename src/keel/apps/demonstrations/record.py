@@ -135,7 +135,7 @@ def _played(envs: Envs, act: Act, seed: int) -> Iterator[list[Step]]:
     obs, first = envs.reset(seed), True
     steps: list[Step] = []
     space = envs.action_space
-    for _ in range(MOST_STEPS):
+    while len(steps) < MOST_STEPS:
         action = act(obs, first)
         if isinstance(space, spaces.Box):  # what a Gaussian draws beyond its bounds is never done
             action = np.clip(action, space.low, space.high)

@@ -84,13 +84,14 @@ METRICS = (
     Metric(
         "train/bc_share_used",
         "share of demonstrated steps with a weight above 0",
-        "Falls as the policy outgrows what it was shown.",
+        "Of `bc.loss` filtered: falls as the policy outgrows what it was shown.",
         SHOWN,
     ),
     Metric(
         "train/bc_share_at_cap",
         "share of demonstrated steps at the largest weight",
-        "Many: the temperature is too low, and a few steps are all that is learned.",
+        "Of `bc.loss` weighted. Many: the temperature is too low, and a few steps are all that is "
+        "learned.",
         SHOWN,
         healthy=(0.0, 0.2),
     ),
