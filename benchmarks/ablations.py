@@ -47,9 +47,9 @@ def table(name: str, told: dict[str, Any]) -> str:
     lines = [
         f"*`keel ablate {name}`, up to step {told['horizon'][task]:,}*",
         "",
-        "| variant | return, IQM (95 %) | every seed | change (95 %) | verdict | loss variance "
-        "| non-finite | walked back | worst KL |",
-        "|---|---:|---|---:|---|---:|---:|---:|---:|",
+        "| variant | return, IQM (95 %) | every seed | change (95 %) | verdict | steps/s "
+        "| loss variance | non-finite | walked back | worst KL |",
+        "|---|---:|---|---:|---|---:|---:|---:|---:|---:|",
     ]
     for variant, group in told["groups"].items():
         calm, pair = group["stability"], pairs.get(variant)
@@ -64,7 +64,8 @@ def table(name: str, told: dict[str, Any]) -> str:
         scores = " ".join(_score(x) for x in group["scores"][task])
         lines.append(
             f"| {variant} | {_score(group['iqm'])} ({low} to {high}) | {scores} | {change} "
-            f"| {verdict} | {_small(calm['loss_variance'])} | {_score(calm['non_finite'])} "
+            f"| {verdict} | {_score(1.0 / group['seconds_per_step'])} "
+            f"| {_small(calm['loss_variance'])} | {_score(calm['non_finite'])} "
             f"| {_score(calm['rollbacks'])} | {_small(calm['worst_kl'])} |"
         )
     return "\n".join(lines)
