@@ -262,7 +262,7 @@ def _judged() -> list[str]:
         ]
         name = path.stem.removesuffix("-judged").replace("-", " ", 1)
         lines.append(
-            f"| {name} | {told['stochastic']['step']:,} | {games} | {' | '.join(scores)} |"
+            f"| {name} | {told['stochastic']['checkpoint']:,} | {games} | {' | '.join(scores)} |"
         )
     return [*lines, ""]
 
