@@ -34,6 +34,8 @@ def gather(runs: Path) -> None:
         told = json.loads(found.read_text())
         for group in told["groups"].values():
             group["runs"] = len(group["runs"])
+        for pair in (told, *told["pairs"]):
+            pair.pop("changes", None)  # the plan says it, without the places of this machine
         (DATA / f"{name}.json").write_text(json.dumps(told, indent=1) + "\n")
         (DATA / f"{name}.md").write_text(table(name, told) + "\n", encoding="utf-8")
         shutil.copy(runs / name / "compare.png", IMAGES / f"{name}.png")

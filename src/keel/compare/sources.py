@@ -124,7 +124,8 @@ def _read_keel(path: Path, by: str, names: list[str]) -> Run:
         config = dict(flat(read_config(path)))
     except KeelError:
         config = {}
-    return Run(path, _group(path, by, config), str(config.get("env", "")), table, config)
+    task = str(config.get("env", "")).rpartition(":")[2]  # without the module that registers it
+    return Run(path, _group(path, by, config), task, table, config)
 
 
 def _group(path: Path, by: str, config: Mapping[str, Any]) -> str:

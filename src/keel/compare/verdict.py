@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from keel.functional import Interval, t_interval, trimmed_mean
@@ -33,7 +32,8 @@ class Criteria:
 
 @dataclass(frozen=True)
 class Effect:
-    """A variant against its baseline, relative to the baseline's size, averaged over tasks."""
+    """A variant against its baseline, relative to the baseline's size (`difference`), averaged over
+    tasks."""
 
     estimate: float
     low: float
@@ -81,13 +81,16 @@ def difference(
     *,
     relative: bool = True,
 ) -> Interval:
-    """Mean over tasks of (variant − baseline) / |baseline|, or of the difference itself."""
+    """Mean over tasks of (variant − baseline) / |baseline|, or of the difference itself.
+
+    A baseline of exactly 0 has no size: there the variant's own counts, and the change is ±100 %.
+    """
     trim = 0.25 if min(len(x) for x in (*baseline, *variant)) >= TRIMMED_FROM else 0.0
     parts = []
     for old, new in zip(baseline, variant, strict=True):
         before, after = trimmed_mean(old, trim), trimmed_mean(new, trim)
-        size = float(before.mean.abs()) if relative else 1.0
-        share = 1.0 / (len(baseline) * (size or torch.finfo(torch.float64).tiny))
+        size = float(before.mean.abs() or after.mean.abs()) if relative else 1.0
+        share = 1.0 / (len(baseline) * (size or 1.0))
         parts += [(share, after), (-share, before)]
     return t_interval(*parts, confidence=confidence)
 

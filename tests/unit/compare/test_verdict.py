@@ -32,6 +32,17 @@ def test_a_negative_baseline_keeps_the_sign_of_the_change():
     assert effect.estimate == pytest.approx(0.25)
 
 
+def test_what_is_better_than_nothing_at_all_is_kept():
+    """Five runs that never scored, against five that do: the variant's own size is the measure."""
+    never, scored = scores(*[0.0] * 5), scores(924.5, 933.1, 923.2, 926.8, 925.8)
+    effect = effect_of(never, scored)
+    assert effect.estimate == pytest.approx(1.0)
+    assert decide(effect, CALM, CALM).decision == "keep"
+    assert decide(effect_of(never, never), CALM, CALM).decision == "not distinguishable"
+    worse = effect_of(never, scores(-10.0, -11.0, -9.0, -10.0, -10.0))
+    assert decide(worse, CALM, CALM).decision == "roll back"
+
+
 def test_tasks_count_alike_whatever_their_scale():
     """+10 % of 10 and −10 % of 10,000 are nothing together."""
     old = [torch.full((3,), 10.0), torch.full((3,), 10_000.0)]
