@@ -60,7 +60,7 @@ def table(name: str, told: dict[str, Any]) -> str:
             low, high = (_percent(x) for x in pair["relative_interval"])
             change = f"{_percent(pair['relative'])} ({low} to {high})"
             verdict = f"**{pair['verdict']}**"
-            if pair["seeds_needed"]:
+            if pair["seeds_needed"] and pair["verdict"] == "not distinguishable":
                 verdict += f"; {pair['seeds_needed']} seeds would tell"
         low, high = (_score(x) for x in group["interval"])
         scores = " ".join(_score(x) for x in group["scores"][task])

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keel.config import Config, from_dict, read
+from keel.config import Config, anchored, from_dict, read
 from keel.errors import InputError, choose
 from keel.presets import preset, preset_for
 from keel.runs.directory import check_name
@@ -38,7 +38,7 @@ class Cell:
 
     def config(self, base: Config, seed: int) -> Config:
         """What to train with."""
-        changed = from_dict(nested(self.settings), base)
+        changed = anchored(from_dict(nested(self.settings), base))
         return dataclasses.replace(changed, seed=seed, tag=self.name)
 
 

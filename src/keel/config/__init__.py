@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from keel.config.checks import check
-from keel.config.reading import from_dict, load, read, to_dict
+from keel.config.reading import MINARI, anchored, from_dict, load, read, to_dict
 from keel.config.schema import (
     Advantage,
     Atari,
@@ -22,6 +22,7 @@ from keel.config.schema import (
 )
 
 __all__ = [
+    "MINARI",
     "Advantage",
     "Atari",
     "Backend",
@@ -36,6 +37,7 @@ __all__ = [
     "Network",
     "Region",
     "Stabiliser",
+    "anchored",
     "check",
     "from_dict",
     "load",

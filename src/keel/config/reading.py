@@ -22,6 +22,8 @@ from keel.config.schema import Config
 from keel.errors import InputError
 
 T = TypeVar("T")
+MINARI = "minari:"
+"""Before the name of a data set that is not a folder."""
 
 
 def to_dict(config: Config) -> dict[str, Any]:
@@ -36,6 +38,15 @@ def from_dict(data: Mapping[str, Any], base: Config | None = None) -> Config:
     config = _merge(base if base is not None else Config(), data, "")
     check(config)
     return config
+
+
+def anchored(config: Config) -> Config:
+    """With where demonstrations lie told in full: a run may be resumed from anywhere."""
+    demos = config.bc.demos
+    if not demos or demos.startswith(MINARI):
+        return config
+    cloning = dataclasses.replace(config.bc, demos=str(Path(demos).resolve()))
+    return dataclasses.replace(config, bc=cloning)
 
 
 def load(path: Path, base: Config | None = None) -> Config:

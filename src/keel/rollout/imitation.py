@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from keel.config import Cloning
+from keel.config import MINARI, Cloning
 from keel.envs import Envs, Obs
 from keel.envs.spaces import MASK
 from keel.errors import InputError
@@ -24,7 +24,6 @@ from keel.rollout.demos import Demos, check_fits, load_demos, only
 from keel.rollout.minari_data import from_minari
 
 Array = NDArray[Any]
-MINARI = "minari:"
 CHUNK, CHUNK_PIXELS = 4096, 512
 """Steps that the critic looks at in one go."""
 

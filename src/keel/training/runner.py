@@ -15,12 +15,11 @@ import numpy as np
 from gymnasium import spaces
 from safetensors.torch import save_file
 
-from keel.config import Backend, Config, check, from_dict, to_dict
+from keel.config import Backend, Config, anchored, check, from_dict, to_dict
 from keel.envs import Envs, make_envs
 from keel.errors import InputError
 from keel.models.memory import STARTS
 from keel.regions.faults import NumericError
-from keel.rollout.imitation import MINARI
 from keel.runs.directory import RunDirectory, read_config, run_name
 from keel.runs.environment import read_choices
 from keel.runs.sinks import open_sinks, require_sinks
@@ -81,7 +80,7 @@ def start(
     """Train into a new run directory; nothing is created unless the environments start."""
     check(config)
     require_sinks(config.sinks)
-    config = _anchored(config)
+    config = anchored(config)
     session = open_session(config)
     try:
         directory = RunDirectory.create(
@@ -132,14 +131,6 @@ def _as_chosen(config: Config, path: Path) -> Config:
     if config.threads == 0:
         config = replace(config, threads=int(str(chosen.get("threads", 0))))
     return config
-
-
-def _anchored(config: Config) -> Config:
-    """With where demonstrations lie told in full: a run may be resumed from anywhere."""
-    demos = config.bc.demos
-    if not demos or demos.startswith(MINARI):
-        return config
-    return replace(config, bc=replace(config.bc, demos=str(Path(demos).resolve())))
 
 
 def _check_demos(session: Session, path: Path) -> None:

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from keel.ablate import Job, Plan, at_once, plan_named, read_plan, run_jobs, tasks_of
-from keel.ablate.plan import grid, names
+from keel.ablate.plan import Cell, grid, names
+from keel.apps.demonstrations import record_function, save_demos
+from keel.apps.demonstrations.experts import lean_away
 from keel.cli import main
 from keel.config import Config, Network
 from keel.errors import InputError
@@ -109,6 +111,20 @@ def test_a_cell_is_new_then_finished_and_begun_when_more_is_wanted(tmp_path: Pat
     (again, _) = tasks_of(tiny(2048), tmp_path)
     assert again.state == "new"
     assert (again.path.parent / ".seed-0.1").is_dir()
+
+
+def test_a_finished_cell_with_demonstrations_is_known_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A path as the plan has it, and as the run keeps it, are the same path."""
+    monkeypatch.chdir(tmp_path)
+    save_demos(record_function("CartPole-v1", lean_away, 2, seed=0), Path("shown"))
+    base = Config(env="CartPole-v1", total_steps=1024, rollout_steps=128)
+    plan = Plan("shown", base, (Cell("demos", {"bc.demos": "shown"}),), (0,))
+    (task,) = tasks_of(plan, tmp_path)
+    subprocess.run(task.command(), check=True, capture_output=True)
+    (again,) = tasks_of(plan, tmp_path)
+    assert again.state == "finished"
 
 
 def test_a_cell_that_was_trained_otherwise_is_refused(tmp_path: Path):
