@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from keel.functional import categorical_kl, gaussian_kl, k1, kl_reward, policy_ratio, surrogate
-from keel.regions.controllers import EntropyDecay, Outcome
+from keel.regions.controllers import Decay, Outcome
 from keel.types import Knobs
 
 BIT = log(2.0)
@@ -131,7 +131,7 @@ def test_the_largest_ratio():
 
 def test_an_entropy_bonus_that_hardly_decays():
     """0.05·0.9995ⁿ has fallen by a seventh after 305 updates, and needs 3,219 to reach 0.01."""
-    decay, outcome = EntropyDecay(0.9995, floor=0.01), Outcome(kl=0.0, return_mean=0.0)
+    decay, outcome = Decay("entropy_coef", 0.9995, floor=0.01), Outcome(kl=0.0, return_mean=0.0)
     knobs = Knobs(entropy_coef=0.05)
     trace = [knobs.entropy_coef]
     while knobs.entropy_coef > 0.01:

@@ -10,23 +10,6 @@ from keel.types import Knobs
 
 
 @dataclass(frozen=True)
-class CloningDecay:
-    """coef ← max(floor, coef · decay)."""
-
-    decay: float
-    floor: float
-
-    def init(self) -> State:
-        """Nothing to remember: the knob is the state."""
-        return {}
-
-    def __call__(self, state: State, outcome: Outcome, knobs: Knobs) -> tuple[State, Knobs]:
-        """Turn `bc_coef`."""
-        coef = max(min(self.floor, knobs.bc_coef), knobs.bc_coef * self.decay)
-        return state, replace(knobs, bc_coef=coef)
-
-
-@dataclass(frozen=True)
 class LossBalance:
     """Note 001: keep |coef · BC loss| ≤ max_ratio · |PPO loss|, and coef above a floor.
 

@@ -12,8 +12,14 @@ from torch import Tensor
 from keel.errors import KeelError
 from keel.functional import RatioReport, ratio_report, walk_back
 from keel.models.agent import Agent
-from keel.regions.imitation import shown_kl
-from keel.regions.measure import behaviour_at, exact_kl, group_mean, kl_metrics, measure
+from keel.regions.measure import (
+    behaviour_at,
+    exact_kl,
+    group_mean,
+    kl_metrics,
+    measure,
+    shown_kl,
+)
 from keel.regions.objective import Objective
 from keel.regions.stepper import POLICY, Optimum, Step
 from keel.rollout.batch import Rows, Targets

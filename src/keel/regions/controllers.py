@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 from keel.types import Knobs
 
@@ -107,9 +107,10 @@ class AdaptiveClip:
 
 
 @dataclass(frozen=True)
-class EntropyDecay:
-    """coef ← max(floor, coef · decay) (note 002)."""
+class Decay:
+    """knob ← max(floor, knob · decay): the entropy bonus (note 002), the pull of demonstrations."""
 
+    knob: Literal["entropy_coef", "bc_coef"]
     decay: float
     floor: float
 
@@ -118,9 +119,10 @@ class EntropyDecay:
         return {}
 
     def __call__(self, state: State, outcome: Outcome, knobs: Knobs) -> tuple[State, Knobs]:
-        """Turn `entropy_coef`."""
-        coef = max(min(self.floor, knobs.entropy_coef), knobs.entropy_coef * self.decay)
-        return state, replace(knobs, entropy_coef=coef)
+        """Turn it; a knob that begins below the floor stays where it is."""
+        value: float = getattr(knobs, self.knob)
+        lower = max(min(self.floor, value), value * self.decay)
+        return state, replace(knobs, **{self.knob: lower})
 
 
 @dataclass(frozen=True)

@@ -96,21 +96,6 @@ def _gradient(
     return torch.where(columns, total, 0.0)
 
 
-def shown_kl(agent: Agent, old: Tensor, new: Tensor, shown: Shown, temperature: float) -> float:
-    """Mean exact KL(old‖new) on the demonstrated states, which the rollout's does not bound."""
-    with torch.no_grad():
-        parts = [
-            agent.dist.kl(
-                *(
-                    agent.policy(params, {k: x[part] for k, x in shown.obs.items()}, temperature)
-                    for params in (old, new)
-                )
-            )
-            for part in chunks(shown)
-        ]
-    return torch.cat(parts).double().mean().item()
-
-
 @dataclass(frozen=True)
 class Limit:
     """How hard demonstrations may pull in an update, against the policy's own gradient.

@@ -57,17 +57,32 @@ def exact_kl(agent: Agent, params: Tensor, rows: Rows, temperature: float) -> Te
 
 def drift(agent: Agent, params: Tensor, before: Rows, after: Rows, temperature: float) -> Tensor:
     """Mean exact KL per group, `[G]`, by which other observations alone change the policy."""
-    with torch.no_grad():
-        parts = [
-            agent.dist.kl(
-                *(
-                    agent.policy(params, {k: x[index] for k, x in rows.obs.items()}, temperature)
-                    for rows in (before, after)
-                )
+    kl = kl_between(agent, (params, before), (params, after), temperature)
+    return group_mean(kl, before)
+
+
+def shown_kl(agent: Agent, old: Tensor, new: Tensor, shown: Shown, temperature: float) -> float:
+    """Mean exact KL(old‖new) on the demonstrated states, which the rollout's does not bound."""
+    return kl_between(agent, (old, shown), (new, shown), temperature).double().mean().item()
+
+
+Side = tuple[Tensor, Rows | Shown]
+"""Parameters, and the rows whose observations they are shown."""
+
+
+@torch.no_grad()
+def kl_between(agent: Agent, old: Side, new: Side, temperature: float) -> Tensor:
+    """Exact KL(old‖new) of every row, piece by piece."""
+    parts = [
+        agent.dist.kl(
+            *(
+                agent.policy(params, {k: x[index] for k, x in rows.obs.items()}, temperature)
+                for params, rows in (old, new)
             )
-            for index in chunks(before)
-        ]
-    return group_mean(torch.cat(parts), before)
+        )
+        for index in chunks(old[1])
+    ]
+    return torch.cat(parts)
 
 
 def behaviour_at(agent: Agent, params: Tensor, rows: Rows, temperature: float) -> Tree:

@@ -21,7 +21,7 @@ from keel.models.agent import Agent
 from keel.models.build import build_agent
 from keel.models.networks import CNN
 from keel.regions import dense, dense_critic
-from keel.regions.balance import CloningDecay, CloningTrust, LossBalance
+from keel.regions.balance import CloningTrust, LossBalance
 from keel.regions.certify import Certified, Region
 from keel.regions.constraint import Constraint
 from keel.regions.controllers import (
@@ -29,7 +29,7 @@ from keel.regions.controllers import (
     AdaptivePenalty,
     AdaptiveRate,
     Controller,
-    EntropyDecay,
+    Decay,
     Stabiliser,
     TemperaturePulses,
 )
@@ -296,7 +296,7 @@ def build_controllers(config: Config) -> tuple[Controller, ...]:
         )
     chosen += _cloning_controllers(config)
     if explore.entropy_decay < 1.0:
-        chosen.append(EntropyDecay(explore.entropy_decay, explore.entropy_coef_min))
+        chosen.append(Decay("entropy_coef", explore.entropy_decay, explore.entropy_coef_min))
     if explore.pulses:
         chosen.append(
             TemperaturePulses(
@@ -314,7 +314,7 @@ def _cloning_controllers(config: Config) -> list[Controller]:
     if not cloning.demos or cloning.control == "fixed":
         return []
     if cloning.control == "decay":
-        return [CloningDecay(cloning.decay, cloning.coef_min)]
+        return [Decay("bc_coef", cloning.decay, cloning.coef_min)]
     if cloning.steer == "gradient":
         return [CloningTrust(cloning.coef, cloning.coef_min)]
     return [LossBalance(cloning.coef, cloning.max_ratio, cloning.coef_min)]

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from keel.models.distributions import Categorical, Gaussian
-from keel.regions.balance import CloningDecay, CloningTrust, LossBalance
+from keel.regions.balance import CloningTrust, LossBalance
 from keel.regions.certify import Certified
 from keel.regions.constraint import Constraint, Problem
-from keel.regions.controllers import Outcome
+from keel.regions.controllers import Decay, Outcome
 from keel.regions.critic import CriticFit
 from keel.regions.imitation import (
     Limit,
@@ -23,9 +23,8 @@ from keel.regions.imitation import (
     cloning_loss,
     mean_cloning_loss,
     pull,
-    shown_kl,
 )
-from keel.regions.measure import exact_kl
+from keel.regions.measure import exact_kl, shown_kl
 from keel.regions.objective import Batch, Objective
 from keel.regions.proximal import Proximal
 from keel.regions.stepper import Optimum, make_step
@@ -218,7 +217,7 @@ def outcome(**bc: float) -> Outcome:
 
 
 def test_decay_ends_at_its_floor():
-    rule = CloningDecay(0.5, 0.2)
+    rule = Decay("bc_coef", 0.5, 0.2)
     knobs = KNOBS
     seen = []
     for _ in range(4):
