@@ -44,6 +44,8 @@ class Rollout:
     say which rows begin an episode (`starts`), where it forgets."""
     group_axis: int | None = None
     """The agent axis of `lead`; None means one group."""
+    agents: tuple[str, ...] = ()
+    """their names"""
     temperature: float = 1.0
 
     def to(self, device: torch.device) -> Rollout:
@@ -85,7 +87,8 @@ KNOB_INDEX: Mapping[str, int] = {f.name: i for i, f in enumerate(fields(Knobs))}
 
 @dataclass(frozen=True)
 class UpdateReport:
-    """What an update did to the policy, measured over all rows of its rollout; `[G]` each."""
+    """What an update did to the policy, measured over all rows of its rollout; `[G]` each, one for
+    every row of the parameters."""
 
     kl_exact: Tensor
     """mean KL(old‖new) of the policy that was kept"""
@@ -96,3 +99,5 @@ class UpdateReport:
     verdict: Literal["accepted", "walked_back", "rejected"] = "accepted"
     reason: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    agents: Mapping[str, Tensor] = field(default_factory=dict)
+    """metrics of which every agent has its own, `[A]` each; empty for a single one"""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from keel.config.checks import check
-from keel.config.reading import MINARI, anchored, from_dict, load, read, to_dict
+from keel.config.reading import MINARI, anchored, from_dict, load, options, read, to_dict
 from keel.config.schema import (
     Advantage,
+    Agents,
     Atari,
     Backend,
     Checkpoints,
@@ -15,6 +16,7 @@ from keel.config.schema import (
     Envs,
     Evaluation,
     Explore,
+    Faults,
     Natural,
     Network,
     Region,
@@ -24,6 +26,7 @@ from keel.config.schema import (
 __all__ = [
     "MINARI",
     "Advantage",
+    "Agents",
     "Atari",
     "Backend",
     "Checkpoints",
@@ -33,6 +36,7 @@ __all__ = [
     "Envs",
     "Evaluation",
     "Explore",
+    "Faults",
     "Natural",
     "Network",
     "Region",
@@ -41,6 +45,7 @@ __all__ = [
     "check",
     "from_dict",
     "load",
+    "options",
     "read",
     "to_dict",
 ]

@@ -57,6 +57,7 @@ def check(config: Config) -> None:
         "atari.sticky": config.atari.sticky,
         "natural.max_kl_hold": config.natural.max_kl_hold,
         "bc.decay": config.bc.decay,
+        "faults.epsilon_greedy": config.faults.epsilon_greedy,
     }
     for name, share in shares.items():
         if share > 1.0:

@@ -49,6 +49,17 @@ def anchored(config: Config) -> Config:
     return dataclasses.replace(config, bc=cloning)
 
 
+def options(config: Config) -> dict[str, Any]:
+    """What the environment is made with, of `envs.options`: numbers and true/false as such."""
+    found: dict[str, Any] = {}
+    for part in filter(None, (x.strip() for x in config.envs.options.split(","))):
+        name, equals, value = (x.strip() for x in part.partition("="))
+        if not (equals and name.isidentifier()):
+            raise InputError(f"envs.options: expected name=value, got {part!r}")
+        found[name] = yaml.safe_load(value)
+    return found
+
+
 def load(path: Path, base: Config | None = None) -> Config:
     """A YAML file, read as data only."""
     return from_dict(read(path), base)

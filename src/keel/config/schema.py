@@ -33,6 +33,23 @@ class Envs:
     """Stop at non-finite or misshapen observations and rewards, before they are stored."""
     timeout: float = 60.0
     """Seconds after which a silent worker counts as hung."""
+    options: str = ""
+    """What the environment is made with: name=value, separated by commas."""
+
+
+@dataclass(frozen=True)
+class Agents:
+    """Several agents in one environment."""
+
+    sharing: Literal["none", "all", "kind"] = "none"
+    """Who acts with whose network: each with its own; all with one, which sees who it is; or those
+    of a kind, by the name before the number (wolf_0, wolf_1)."""
+    critic: Literal["central", "own"] = "central"
+    """Whether critics see the state of the whole environment (MAPPO), or what their agents see
+    (IPPO)."""
+    order: Literal["together", "sequential"] = "together"
+    """`sequential`: agents learn one after the other, in random order, each with its advantages
+    weighted by how those before it have changed (HAPPO)."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +74,9 @@ class Atari:
 class Network:
     """The shape of actor and critic."""
 
-    kind: Literal["auto", "mlp", "cnn", "decoupled"] = "auto"
-    """`auto`: a CNN with shared trunk for pixels, else two MLPs."""
+    kind: Literal["auto", "mlp", "cnn", "decoupled", "items"] = "auto"
+    """`auto`: a CNN with shared trunk for pixels, `items` where actions are a choice among the rows
+    of a matrix (each is scored by the same network), else two MLPs."""
     hidden: tuple[int, ...] = (64, 64)
     """Widths of the hidden layers (MLP), or the width of the branches (decoupled)."""
     activation: Literal["tanh", "relu", "gelu"] = "tanh"
@@ -291,6 +309,20 @@ class Cloning:
 
 
 @dataclass(frozen=True)
+class Faults:
+    """What went wrong in note 000, on purpose: to measure it, and to see the gate stop it."""
+
+    wrong_actor: bool = False
+    """Old log-probs come from the first agent's actor, whoever acted."""
+    mask_drift: bool = False
+    """Updates see the mask of the step after."""
+    epsilon_greedy: float = 0.0
+    """This share of the actions is random, with the log-prob of the action that was meant."""
+    interleaved_gae: bool = False
+    """Advantages run through all agents, as if they acted one after the other."""
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """Evaluation episodes beside training, in environments of their own."""
 
@@ -328,6 +360,7 @@ class Config:
     """Steps per environment between updates."""
     envs: Envs = field(default_factory=Envs)
     atari: Atari = field(default_factory=Atari)
+    agents: Agents = field(default_factory=Agents)
     network: Network = field(default_factory=Network)
     critic: Critic = field(default_factory=Critic)
     advantage: Advantage = field(default_factory=Advantage)
@@ -336,6 +369,7 @@ class Config:
     stabiliser: Stabiliser = field(default_factory=Stabiliser)
     explore: Explore = field(default_factory=Explore)
     bc: Cloning = field(default_factory=Cloning)
+    faults: Faults = field(default_factory=Faults)
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     device: str = "auto"

@@ -18,7 +18,7 @@ from keel.envs.faults import (
 from keel.envs.guard import Guarded
 from keel.envs.make import make_envs
 from keel.envs.normalize import ObsNormaliser, RewardNormaliser, RunningMoments
-from keel.envs.protocol import Envs, Obs, Step
+from keel.envs.protocol import Envs, Obs, Step, lead
 from keel.envs.seeding import env_seeds
 from keel.envs.vector import VectorEnvs
 
@@ -45,5 +45,6 @@ __all__ = [
     "WorkerDiedError",
     "check_env",
     "env_seeds",
+    "lead",
     "make_envs",
 ]

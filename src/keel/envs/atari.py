@@ -70,6 +70,8 @@ class AtariEnvs:
     autoreset: Autoreset = "next_step"
     backend = "ale"
 
+    agents: tuple[str, ...] = ()
+
     def __init__(
         self, game: str, num_envs: int, *, threads: int, options: AtariOptions | None = None
     ) -> None:

@@ -11,7 +11,8 @@ from keel.envs.faults import EnvError
 from keel.envs.guard import bounds_of, fields_of
 from keel.envs.make import make_envs
 from keel.envs.protocol import Envs, Obs, Step
-from keel.envs.spaces import MASK, action_layout
+from keel.envs.spaces import action_layout
+from keel.keys import MASK
 
 
 def check_env(

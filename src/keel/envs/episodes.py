@@ -54,3 +54,38 @@ class Episodes:
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         self.total[:] = arrays["episode_total"]
         self.length[:] = arrays["episode_length"]
+
+
+class AgentEpisodes:
+    """The same with several agents: sums `[N, A]`; an episode is over when it is for all."""
+
+    def __init__(self, num_envs: int, agents: int) -> None:
+        self.total = np.zeros((num_envs, agents), dtype=np.float64)
+        self.length = np.zeros(num_envs, dtype=np.int64)
+
+    def clear(self) -> None:
+        self.total[:] = 0.0
+        self.length[:] = 0
+
+    def update(
+        self, reward: np.ndarray, ended: np.ndarray, ignored: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Add one step `[N, A]`; return (index, return, length, return of each agent) of the
+        episodes that `ended` `[N]`."""
+        self.total += reward
+        self.length += 1
+        if ignored is not None:
+            self.length -= ignored
+        index = ended.nonzero()[0]
+        own = self.total[index]
+        finished = index, own.sum(1), self.length[index], own
+        self.total[index] = 0.0
+        self.length[index] = 0
+        return finished
+
+    def save(self) -> dict[str, np.ndarray]:
+        return {"episode_total": self.total.copy(), "episode_length": self.length.copy()}
+
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self.total[:] = arrays["episode_total"]
+        self.length[:] = arrays["episode_length"]

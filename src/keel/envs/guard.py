@@ -16,8 +16,9 @@ import numpy as np
 from gymnasium import spaces
 
 from keel.envs.faults import BadStepError, ClosedEnvError, EnvError, EnvWarning
-from keel.envs.protocol import Autoreset, Envs, Obs, Saved, Step
-from keel.envs.spaces import MASK, action_layout
+from keel.envs.protocol import Autoreset, Envs, Obs, Saved, Step, lead
+from keel.envs.spaces import action_layout
+from keel.keys import MASK
 
 BOUNDS_EVERY = 64
 """Bounds only warn, so after the first steps they are looked at now and then."""
@@ -36,10 +37,11 @@ class Guarded:
         self._masked = False
         self._step = 0
         self._state = "made"
-        rows = envs.num_envs
-        self._action_shape = (rows, *(envs.action_space.shape or ()))
+        self._lead = lead(envs)
+        rows = math.prod(self._lead)
+        self._action_shape = (*self._lead, *(envs.action_space.shape or ()))
         self._sound = [
-            (key, (rows, *(space.shape or ())), space.dtype, _zeros_like(rows, space))
+            (key, (*self._lead, *(space.shape or ())), space.dtype, _zeros_like(rows, space))
             for key, space in self._fields.items()
         ]
         self._rewards = _zeros(rows)
@@ -47,6 +49,10 @@ class Guarded:
     @property
     def num_envs(self) -> int:
         return self.envs.num_envs
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        return self.envs.agents
 
     @property
     def observation_space(self) -> gymnasium.Space[Any]:
@@ -75,7 +81,7 @@ class Guarded:
         self._step = 0
         obs: Obs = self._watched(self.envs.reset, seed)
         with np.errstate(invalid="ignore"):
-            self._check_obs(obs, self.num_envs, None)
+            self._check_obs(obs, self._lead, None)
         self._state, self._masked = "running", MASK in obs
         return obs
 
@@ -96,11 +102,11 @@ class Guarded:
             )
         with np.errstate(invalid="ignore"):  # 0 · ∞, of which we shall speak ourselves
             if not self._is_sound(step):
-                self._check_obs(step.obs, self.num_envs, None)
+                self._check_obs(step.obs, self._lead, None)
                 self._check_finite("reward", step.reward, None)
             if step.final_obs is not None:
                 index, final = step.final_obs
-                self._check_obs(final, len(index), index)
+                self._check_obs(final, (len(index), *self._lead[1:]), index)
         return step
 
     def close(self) -> None:
@@ -129,7 +135,7 @@ class Guarded:
                 return False
             if zeros is not None and array.ravel("K").dot(zeros) != 0.0:
                 return False
-        return bool(step.reward.dot(self._rewards) == 0.0)
+        return bool(step.reward.ravel("K").dot(self._rewards) == 0.0)
 
     def _watched(self, call: Any, argument: Any) -> Any:
         """A failed environment is of no use any more: close it, and what is beside it."""
@@ -139,10 +145,10 @@ class Guarded:
             self.close()
             raise
 
-    def _check_obs(self, obs: Obs, rows: int, index: np.ndarray | None) -> None:
+    def _check_obs(self, obs: Obs, lead: tuple[int, ...], index: np.ndarray | None) -> None:
         for key, space in self._fields.items():
             array = obs[key]
-            shape = (rows, *(space.shape or ()))
+            shape = (*lead, *(space.shape or ()))
             if array.shape != shape:
                 raise self._bad(f"{key}: expected shape {list(shape)}, got {list(array.shape)}")
             if array.dtype != space.dtype:
@@ -181,15 +187,17 @@ class Guarded:
         )
 
     def _check_mask(self, mask: np.ndarray, index: np.ndarray | None) -> None:
-        shape = (mask.shape[0], self._actions.choices)
+        shape = (mask.shape[0], *self._lead[1:], self._actions.choices)
         if mask.dtype != bool or mask.shape != shape:
             raise self._bad(
                 f"{MASK}: expected bool {list(shape)}, got {mask.dtype} {list(mask.shape)}"
             )
-        legal = self._actions.legal(mask)
-        if np.count_nonzero(legal) < mask.shape[0]:
-            row = int(np.argmin(legal))
-            what = "every action" if not mask[row].any() else "everything of one choice"
+        flat = mask.reshape(-1, mask.shape[-1])
+        legal = self._actions.legal(flat)
+        if np.count_nonzero(legal) < len(flat):
+            worst = int(np.argmin(legal))
+            row = worst // math.prod(self._lead[1:])
+            what = "every action" if not flat[worst].any() else "everything of one choice"
             raise self._bad(f"{MASK} forbids {what}", row if index is None else int(index[row]))
 
     def _check_action(self, action: np.ndarray) -> None:

@@ -18,7 +18,8 @@ import numpy as np
 from keel.envs.episodes import Episodes
 from keel.envs.faults import BadStepError, EnvError, EnvRaisedError
 from keel.envs.protocol import Autoreset, Obs, Step
-from keel.envs.spaces import GROUP, MASK, ActionLayout, ObsLayout, open_mask
+from keel.envs.spaces import ActionLayout, ObsLayout, open_mask
+from keel.keys import GROUP, MASK
 from keel.resources import expect_memory
 
 Env = gymnasium.Env[Any, Any]

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import gymnasium
@@ -18,7 +19,8 @@ from keel.envs.atari import AtariEnvs, AtariOptions
 from keel.envs.faults import EnvError, EnvWarning, MissingExtraError
 from keel.envs.guard import Guarded
 from keel.envs.lanes import Env
-from keel.envs.names import atari_game, find_spec, unknown
+from keel.envs.multi import ParallelEnvs
+from keel.envs.names import Parallel, atari_game, find_spec, parallel, unknown
 from keel.envs.pool import PoolEnvs, import_envpool
 from keel.envs.protocol import Autoreset, Envs
 from keel.envs.sync import SyncEnvs
@@ -98,7 +100,9 @@ def make_envs(
     otherwise. `envs.backend` says which it became; a detour is told by an `EnvWarning`.
 
     Args:
-        env_id: a Gymnasium id, `module:Name-v0`, an Atari alias (`Breakout`) or an EnvPool task.
+        env_id: a Gymnasium id, `module:Name-v0`, an Atari alias (`Breakout`), an EnvPool task, or
+            for several agents `module:parallel_env`, a function that makes a PettingZoo Parallel
+            environment.
         seed: for backends that are seeded when they are made; otherwise `reset` decides.
         env_kwargs: for the environment, `max_episode_steps` included.
         wrappers: Gymnasium wrappers for each environment; sync and async only.
@@ -137,8 +141,30 @@ def make_envs(
         atari=atari or AtariOptions(),
         guard=guard,
     )
-    envs = _auto(request) if backend == "auto" else _make(backend, request)
+    several = parallel(env_id)
+    if several is not None:
+        envs: Envs = _parallel(several, backend, request)
+    else:
+        envs = _auto(request) if backend == "auto" else _make(backend, request)
     return Guarded(envs) if guard else envs
+
+
+def _parallel(several: Parallel, backend: str, request: _Request) -> Envs:
+    """All copies in one, where somebody wrote them so; else one after the other."""
+    choose("backend", backend, ("auto", "vector", "sync"))
+    if request.wrappers or request.autoreset == "same_step":
+        raise InputError(
+            "wrappers, autoreset: are Gymnasium's; this environment has several agents"
+        )
+    try:
+        if several.make_many is not None and backend != "sync":
+            envs: Envs = several.make_many(request.num_envs, **request.kwargs)
+            return envs
+        if backend == "vector":
+            raise InputError(f"backend: {request.env_id} has no vector form; use sync")
+        return ParallelEnvs(partial(several.make, **request.kwargs), request.num_envs)
+    except TypeError as error:
+        raise InputError(f"{request.env_id}: {error}") from error
 
 
 def _make(backend: str, request: _Request) -> Envs:

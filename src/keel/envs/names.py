@@ -7,12 +7,13 @@ import importlib
 import importlib.util
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from keel.envs.faults import EnvError, UnknownEnvError
+from keel.envs.faults import EnvError, MissingExtraError, UnknownEnvError
 
 ATARI_GAMES = """
 Adventure AirRaid Alien Amidar Assault Asterix Asteroids Atlantis BankHeist BattleZone BeamRider
@@ -24,6 +25,41 @@ SpaceInvaders StarGunner Tennis TimePilot Tutankham UpNDown Venture VideoPinball
 YarsRevenge Zaxxon
 """.split()  # noqa: SIM905
 """Games with an alias of their own; any other game of the ALE goes by `ALE/Name-v5`."""
+
+
+PARALLEL = {
+    "land": "keel.apps.land:parallel_env",
+    "simple_spread": "mpe2.simple_spread_v3:parallel_env",
+    "simple_speaker_listener": "mpe2.simple_speaker_listener_v4:parallel_env",
+}
+"""Environments with several agents that have an alias; any other goes by `module:parallel_env`."""
+
+
+class Parallel(NamedTuple):
+    """How a PettingZoo Parallel environment is made."""
+
+    make: Callable[..., Any]
+    """one of them"""
+    make_many: Callable[..., Any] | None
+    """`(num_envs, …) -> Envs`, the module's `vector_env`, where it has one"""
+
+
+def parallel(env_id: str) -> Parallel | None:
+    """The environment with several agents of this name; None for one that has no such form."""
+    full = PARALLEL.get(env_id, env_id)
+    module, _, name = full.rpartition(":")
+    if not module or not name.isidentifier():
+        return None
+    try:
+        found = importlib.import_module(module)
+    except ImportError as error:
+        if env_id in PARALLEL:
+            raise MissingExtraError(env_id, "multi-agent") from error
+        raise EnvError(f"{env_id}: cannot import {module!r}: {error}") from error
+    make = getattr(found, name, None)
+    if not callable(make):
+        raise EnvError(f"{env_id}: {module!r} has no function {name!r}")
+    return Parallel(make, getattr(found, "vector_env", None))
 
 
 def atari_game(env_id: str) -> str | None:
@@ -54,7 +90,7 @@ def find_spec(env_id: str) -> EnvSpec | None:
 
 def unknown(env_id: str, more: Iterable[str] = ()) -> UnknownEnvError:
     """The error for a name that nobody knows, with up to three near names."""
-    known = sorted({*gymnasium.registry, *ATARI_GAMES, *more})
+    known = sorted({*gymnasium.registry, *ATARI_GAMES, *PARALLEL, *more})
     lowered = {name.lower(): name for name in reversed(known)}
     near = difflib.get_close_matches(env_id.lower(), lowered, n=3, cutoff=0.5)
     hint = f"; did you mean {', '.join(lowered[name] for name in near)}?" if near else "."

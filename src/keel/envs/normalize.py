@@ -149,9 +149,10 @@ class RewardNormaliser:
 
     @classmethod
     def for_envs(
-        cls, num_envs: int, gamma: float = 0.99, clip: float | None = 10.0
+        cls, lead: int | tuple[int, ...], gamma: float = 0.99, clip: float | None = 10.0
     ) -> RewardNormaliser:
-        return cls(np.zeros(num_envs), no_moments(), gamma, clip)
+        """For N environments, or for N environments with A agents each: one scale for all."""
+        return cls(np.zeros(lead), no_moments(), gamma, clip)
 
     def apply_rollout(
         self, reward: np.ndarray, done: np.ndarray, weight: np.ndarray | None = None
@@ -168,7 +169,8 @@ class RewardNormaliser:
         """
         if reward.shape != done.shape or reward.shape[1:] != self.total.shape:
             raise ShapeError(
-                f"reward: expected [T, {len(self.total)}] like done, got {list(reward.shape)} "
+                f"reward: expected [T, {', '.join(map(str, self.total.shape))}] like done, got "
+                f"{list(reward.shape)} "
                 f"and {list(done.shape)}"
             )
         sums = np.empty(reward.shape, dtype=np.float64)

@@ -18,7 +18,8 @@ from keel.envs.episodes import Episodes
 from keel.envs.faults import EnvError, MissingExtraError, UnsupportedSpaceError
 from keel.envs.protocol import Autoreset, Obs, Saved, Step
 from keel.envs.seeding import env_seeds
-from keel.envs.spaces import MASK, action_layout, observation_layout, open_mask
+from keel.envs.spaces import action_layout, observation_layout, open_mask
+from keel.keys import MASK
 
 
 class PoolEnvs:
@@ -30,6 +31,8 @@ class PoolEnvs:
 
     autoreset: Autoreset = "next_step"
     backend = "envpool"
+
+    agents: tuple[str, ...] = ()
 
     def __init__(
         self,

@@ -48,6 +48,13 @@ class Step(NamedTuple):
     """`[E]` float64: the sum of raw rewards (neither normalised nor clipped)."""
     episode_length: np.ndarray
     """`[E]` int64: in steps of the agent."""
+    agent_return: np.ndarray | None = None
+    """`[E, A]` float64: each agent's own; `episode_return` is their sum."""
+
+
+def lead(envs: Envs) -> tuple[int, ...]:
+    """N, or N and A: the axes before an observation's own."""
+    return (envs.num_envs, len(envs.agents)) if envs.agents else (envs.num_envs,)
 
 
 class Envs(Protocol):
@@ -59,6 +66,12 @@ class Envs(Protocol):
 
     @property
     def num_envs(self) -> int: ...
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """The names of the agents in each environment; empty where there is only one, without a
+        name. With names, everything that is `[N]` in `Step` and has N first in `Obs` and in actions
+        is `[N, A]`, but for what it says of episodes: an episode is all agents' together."""
 
     @property
     def observation_space(self) -> gymnasium.Space[Any]:

@@ -30,10 +30,8 @@ from gymnasium import Space, spaces
 
 from keel.envs.faults import BadStepError, UnsupportedSpaceError
 from keel.envs.protocol import Obs
+from keel.keys import MASK
 
-MASK = "action_mask"
-GROUP = "group"
-"""What an environment may say in its info about every row: the group it belongs to, from 0."""
 MOST_CHANNELS = 16
 """Of a picture: four frames in colour are twelve."""
 
@@ -124,14 +122,18 @@ class ObsLayout:
             )
 
 
-def observation_layout(space: Space[Any]) -> ObsLayout:
-    """The layout of a single observation space, or an `UnsupportedSpaceError` that names it."""
+def observation_layout(space: Space[Any], *, matrices: bool = False) -> ObsLayout:
+    """The layout of a single observation space, or an `UnsupportedSpaceError` that names it.
+
+    With `matrices`, Boxes of rank 2 are not flattened.
+    """
     if not isinstance(space, spaces.Dict):
-        return ObsLayout((_field("obs", space),), plain=True)
-    return ObsLayout(tuple(_field(key, inner) for key, inner in space.items()), plain=False)
+        return ObsLayout((_field("obs", space, matrices),), plain=True)
+    fields = tuple(_field(key, inner, matrices) for key, inner in space.items())
+    return ObsLayout(fields, plain=False)
 
 
-def _field(key: str, space: Space[Any]) -> Field:
+def _field(key: str, space: Space[Any], matrices: bool) -> Field:
     if key == MASK and isinstance(space, spaces.Box | spaces.MultiBinary):
         shape, dtype = space.shape, np.dtype(space.dtype)
         return Field(key, shape, dtype, (math.prod(shape),), np.dtype(bool), None)
@@ -149,6 +151,8 @@ def _field(key: str, space: Space[Any]) -> Field:
         return Field(key, space.shape, np.dtype(space.dtype), flat, np.dtype(np.float32), box)
     if isinstance(space, spaces.Box) and space.dtype.kind in "fiub":
         shape, dtype = _box_shape(space)
+        if matrices and len(space.shape) == 2 and dtype == np.float32:
+            shape = space.shape
         last = _has_channels_last(space)
         bounds = [np.moveaxis(x, -1, 0) if last else x for x in (space.low, space.high)]
         low, high = (bound.reshape(shape).astype(dtype) for bound in bounds)

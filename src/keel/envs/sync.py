@@ -20,6 +20,8 @@ class SyncEnvs:
 
     backend = "gymnasium sync"
 
+    agents: tuple[str, ...] = ()
+
     def __init__(
         self, factory: Callable[[], Env], num_envs: int, autoreset: Autoreset = "next_step"
     ) -> None:

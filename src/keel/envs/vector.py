@@ -12,11 +12,14 @@ from keel.envs import snapshot
 from keel.envs.episodes import Episodes
 from keel.envs.protocol import Autoreset, Obs, Saved, Step
 from keel.envs.seeding import env_seeds
-from keel.envs.spaces import GROUP, MASK, action_layout, observation_layout, open_mask
+from keel.envs.spaces import action_layout, observation_layout, open_mask
+from keel.keys import GROUP, MASK
 
 
 class VectorEnvs:
     """NEXT_STEP and SAME_STEP as they come; DISABLED is reset here, which makes it same_step."""
+
+    agents: tuple[str, ...] = ()
 
     def __init__(self, venv: VectorEnv[Any, Any, Any], backend: str = "gymnasium vector") -> None:
         self._venv = venv

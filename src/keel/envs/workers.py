@@ -57,6 +57,8 @@ class AsyncEnvs:
 
     backend = "gymnasium async"
 
+    agents: tuple[str, ...] = ()
+
     def __init__(
         self,
         factory: Callable[[], Env],

@@ -41,16 +41,35 @@ def make_actor(agent: Agent, params: Tensor) -> Act:
     network = agent.network
     if agent.memory:
         return _remembering_actor(agent, params)
-    if agent.groups == 1 and isinstance(network, Separate) and network.is_small:
-        return _compiled_actor(agent, network, params)
+    if isinstance(network, Separate) and network.is_small:
+        if agent.members == (0,):
+            return _compiled_actor(agent, network, params[0])
+        if agent.groups > 1:
+            return _compiled_actors(agent, network, params)
     return _torch_actor(agent, params)
+
+
+def _compiled_actors(agent: Agent, network: Separate, params: Tensor) -> Act:
+    """One after the other: each has its own parameters, and its own column of `[N, A, …]`."""
+    (key,) = network.encoder.shapes
+    acts = [_compiled_actor(agent, network, row) for row in agent.of_agents(params)]
+
+    def act(obs: Obs, out: Array) -> Acted:
+        x = np.ascontiguousarray(np.moveaxis(obs[key], 1, 0))
+        for a, one in enumerate(acts):
+            own = np.empty((out.shape[0], out.shape[2]), np.float32)
+            one({key: x[a]}, own)
+            out[:, a] = own
+        return Acted()
+
+    return act
 
 
 def _compiled_actor(agent: Agent, network: Separate, params: Tensor) -> Act:
     from keel.models import kernels  # numba is a second and 100 MB, which others need not pay
 
     (key,) = network.encoder.shapes
-    row = params[0].cpu().numpy()
+    row = params.cpu().numpy()
     start = agent.layout.slice_of("actor.layers.0.weight").start
     sizes = network.actor.sizes
     tanh = network.actor.act_name == "tanh"

@@ -2,12 +2,13 @@
 
 With everything in one matrix an optimizer step is a handful of vector operations, a copy is one
 copy, and "per agent" (gradient clipping, KL bound, early stop, walk-back) means per row. A single
-agent is the case G = 1.
+agent is the case G = 1. Of A agents several may act with the same row: `members` says who does.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from keel.errors import InputError
+from keel.keys import MASK
 from keel.models import returns
 from keel.models.critics import Critic, Scalar
 from keel.models.distributions import Dist
@@ -79,11 +81,21 @@ class Agent:
     """A network, what its outputs mean, and where its parameters lie. Holds no parameters."""
 
     def __init__(
-        self, network: nn.Module, dist: Dist, groups: int = 1, critic: Critic | None = None
+        self,
+        network: nn.Module,
+        dist: Dist,
+        groups: int = 1,
+        critic: Critic | None = None,
+        members: Sequence[int] | None = None,
+        rows: Sequence[str] = (),
     ) -> None:
         self.dist = dist
         self.critic: Critic = critic or Scalar()
         self.groups = groups
+        self.members = tuple(range(groups)) if members is None else tuple(members)
+        """`[A]`: the row of the matrix that each agent acts with"""
+        self.rows = tuple(rows)
+        """`[G]`: what the rows are called, where there are several"""
         parameters = dict(network.named_parameters())
         if self.critic.normalised:
             parameters[returns.NAME] = nn.Parameter(torch.tensor(returns.FRESH))
@@ -109,9 +121,10 @@ class Agent:
         )
 
     def outputs(self, params: Tensor, obs: Tree, part: Part = "both") -> Outputs:
-        """The network at `params` `[G, P]`; several groups have axis 1 of `obs`, `[R, G, …]`."""
+        """The network at `params` `[G, P]`; several agents have axis 1 of `obs`, `[R, A, …]`."""
         if self.groups == 1:
             return self._one(params[0], obs, part)
+        params = self.of_agents(params)
 
         def given(row: Tensor, seen: Tree) -> tuple[Tensor, ...]:
             policy, value, _ = self._one(row, seen, part)
@@ -132,11 +145,37 @@ class Agent:
         result: Outputs = torch.func.functional_call(self.network, tree, (obs, part))
         return result
 
+    def named(self, params: Tensor) -> Tree:
+        """The parameters `[G, P]` by name; those of several rows behind the name of their row."""
+        if self.groups == 1:
+            return self.layout.unflatten(params[0])
+        return {
+            f"{row}.{name}": x
+            for row, own in zip(self.rows, params, strict=True)
+            for name, x in self.layout.unflatten(own).items()
+        }
+
     def alone(self) -> Agent:
         """The same network as a single agent: one row of the matrix at a time."""
         agent = copy.copy(self)
-        agent.groups = 1
+        agent.groups, agent.members = 1, (0,)
         return agent
+
+    def of_agents(self, x: Tensor) -> Tensor:
+        """What belongs to the rows of the matrix, `[G, …]`, for every agent, `[A, …]`."""
+        if self.members == tuple(range(self.groups)):
+            return x
+        return x[torch.tensor(self.members, device=x.device)]
+
+    def worst(self, x: Tensor) -> Tensor:
+        """The largest of what agents have, `[A]`, among those who share a row, `[G]`; NaN wins."""
+        if self.members == tuple(range(self.groups)):
+            return x
+        return torch.stack([x[[*self.who(row)]].max() for row in range(self.groups)])
+
+    def who(self, row: int) -> tuple[int, ...]:
+        """The agents that act with this row of the matrix."""
+        return tuple(a for a, own in enumerate(self.members) if own == row)
 
     def critic_inputs(self, params: Tensor, obs: Tree) -> Tree:
         """What the critic's own parameters stand on: observations, or what the trunk makes of them.
@@ -146,7 +185,8 @@ class Agent:
         tree = self.layout.unflatten(params[0].detach())
         trunk = {k.removeprefix("trunk."): x for k, x in tree.items() if k.startswith("trunk.")}
         with torch.no_grad():
-            x = self.network.encoder(obs)  # type: ignore[operator]
+            encoder = getattr(self.network, "critic_encoder", self.network.encoder)
+            x = encoder(obs)  # type: ignore[operator]
             if trunk:
                 x = torch.func.functional_call(self.network.trunk, trunk, (x,))  # type: ignore[arg-type]
         return {FEATURES: x, **{key: obs[key] for key in (CRITIC, STARTS) if key in obs}}
@@ -166,7 +206,7 @@ class Agent:
         """The policy's distribution at every row."""
         output = self.outputs(params, obs, "actor").policy
         assert output is not None
-        return self.dist.params(output, obs.get("action_mask"), temperature)
+        return self.dist.params(output, obs.get(MASK), temperature)
 
     def raw_value(self, params: Tensor, obs: Tree) -> Tensor:
         """The critic's raw output at every row, `[*lead, Q]`."""
@@ -181,18 +221,22 @@ class Agent:
     def value_of(self, params: Tensor, raw: Tensor) -> Tensor:
         """The value in units of reward, `[*lead]`, of the critic's raw output."""
         value = self.critic.value(raw)
-        return returns.in_reward(params, value) if self.critic.normalised else value
+        if not self.critic.normalised:
+            return value
+        return returns.in_reward(self.of_agents(params), value)
 
     def target_of(self, params: Tensor, target: Tensor) -> Tensor:
         """A target in units of reward as the critic is to learn it."""
-        return returns.in_units(params, target) if self.critic.normalised else target
+        if not self.critic.normalised:
+            return target
+        return returns.in_units(self.of_agents(params), target)
 
     def evaluate(self, params: Tensor, obs: Tree, temperature: float | Tensor = 1.0) -> Evaluation:
         """Policy and value at every row, in one pass."""
         policy, value, _ = self.outputs(params, obs)
         assert policy is not None
         assert value is not None
-        return Evaluation(self.dist.params(policy, obs.get("action_mask"), temperature), value)
+        return Evaluation(self.dist.params(policy, obs.get(MASK), temperature), value)
 
 
 def _where_the_critic_begins(layout: Layout) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,10 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+from keel.config import Agents, Network
 from keel.config import Critic as CriticConfig
-from keel.config import Network
 from keel.errors import InputError
+from keel.keys import AGENT, STATE
 from keel.models.agent import Agent
 from keel.models.critics import Critic, Histogram, Quantile, Scalar
 from keel.models.distributions import (
@@ -24,6 +25,7 @@ from keel.models.distributions import (
     MultiCategorical,
     SquashedGaussian,
 )
+from keel.models.items import Layout, Pooled, Scorer
 from keel.models.memory import Recurrent, Tower
 from keel.models.networks import (
     CNN,
@@ -46,22 +48,28 @@ def build_agent(
     config: Network,
     seed: int,
     critic: CriticConfig | None = None,
+    agents: Sequence[str] = (),
+    many: Agents | None = None,
 ) -> Agent:
-    """The agent for one environment's spaces; its initial weights depend on `seed` alone."""
+    """The agent for one environment's spaces; its initial weights depend on `seed` alone.
+
+    With the names of several `agents`, a row of parameters for each, or for those that share one.
+    """
     generator = torch.Generator().manual_seed(seed)
     returns = build_critic(critic or CriticConfig())
     values = returns.outputs
     dist = build_dist(action, squash=config.squash)
-    head = _head(dist, config)
+    if agents:
+        return _build_many(observation, dist, returns, config, generator, agents, many or Agents())
     shapes, classes = _layout(observation)
     pixels = [key for key, shape in shapes.items() if len(shape) == 3]
-    kind = config.kind if config.kind != "auto" else "cnn" if pixels else "mlp"
+    kind = _kind(config, shapes, dist)
     if kind == "cnn" and (len(pixels) != 1 or len(shapes) != 1):
         raise InputError(
             f"network.kind: a CNN needs one image and nothing else, the observation is {shapes}; "
             "take `--network.kind mlp`"
         )
-    encoder = Flatten(shapes, classes)
+    encoder, head = Flatten(shapes, classes), _head(dist, config)
     network: nn.Module
     if kind == "cnn":
         scale = 1.0 / 255.0 if _kind_of(observation, pixels[0]) == np.uint8 else 1.0
@@ -70,11 +78,122 @@ def build_agent(
         network = _remembering(kind, encoder, head, values, config, generator)
     elif kind == "decoupled":
         network = _decoupled(encoder, head, values, config, generator)
+    elif kind == "items":
+        network = _choosing(shapes, shapes, classes, dist, values, config, generator)
     else:
         network = Separate(encoder, config.hidden, config.activation, head, values, generator)
     if config.state_std and isinstance(dist, Gaussian | SquashedGaussian):
         _start_std(network, config.log_std)
     return Agent(network, dist, critic=returns)
+
+
+def _build_many(
+    observation: spaces.Space[Any],
+    dist: Dist,
+    returns: Critic,
+    config: Network,
+    generator: torch.Generator,
+    agents: Sequence[str],
+    many: Agents,
+) -> Agent:
+    """A network for every row of parameters; critics may see more than actors."""
+    shapes, classes = _layout(observation)
+    kind = _kind(config, shapes, dist)
+    if kind not in ("mlp", "items") or config.memory != "none":
+        raise InputError(
+            f"network: several agents have networks of kind mlp or items without memory, not "
+            f"{kind}" + ("" if config.memory == "none" else " with memory")
+        )
+    rows, members = sharing(agents, many.sharing)
+    hidden = {STATE} | (set() if len(rows) < len(agents) else {AGENT})
+    seen = {key: shape for key, shape in shapes.items() if key not in hidden}
+    known = dict(seen)
+    if many.critic == "central" and STATE in shapes:
+        known = {STATE: shapes[STATE], **seen}
+
+    def network() -> nn.Module:
+        if kind == "items":
+            return _choosing(seen, known, classes, dist, returns.outputs, config, generator)
+        made = Separate(
+            Flatten(seen, classes),
+            config.hidden,
+            config.activation,
+            _head(dist, config),
+            returns.outputs,
+            generator,
+            None if known == seen else Flatten(known, classes),
+        )
+        if config.state_std and isinstance(dist, Gaussian | SquashedGaussian):
+            _start_std(made, config.log_std)
+        return made
+
+    made = [Agent(network(), dist, critic=returns) for _ in rows]
+    agent = Agent(made[0].network, dist, len(rows), returns, members, rows)
+    agent.initial = torch.cat([one.initial for one in made])
+    return agent
+
+
+def sharing(agents: Sequence[str], how: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The rows of parameters by name, and the row of each agent."""
+    if how == "none":
+        return tuple(agents), tuple(range(len(agents)))
+    kinds = ["all" if how == "all" else name.rstrip("0123456789").rstrip("_-") for name in agents]
+    rows = tuple(dict.fromkeys(kinds))
+    return rows, tuple(rows.index(kind) for kind in kinds)
+
+
+def _kind(config: Network, shapes: dict[str, tuple[int, ...]], dist: Dist) -> str:
+    """The kind of network that is asked for, or that fits."""
+    ranks = [len(shape) for shape in shapes.values()]
+    if config.kind == "auto":
+        if 3 in ranks:
+            return "cnn"
+        return "items" if _items(shapes, dist) is not None else "mlp"
+    if config.kind == "items" and _items(shapes, dist) is None:
+        raise InputError(
+            "network.kind items: needs Discrete actions and one matrix in the observation, with as "
+            f"many rows as there are items to choose from; this observation is {shapes}"
+        )
+    return config.kind
+
+
+def _items(shapes: dict[str, tuple[int, ...]], dist: Dist) -> str | None:
+    """The key of the matrix whose rows are what an action chooses from."""
+    found = [key for key, shape in shapes.items() if len(shape) == 2]
+    if len(found) != 1 or not isinstance(dist, Categorical):
+        return None
+    count = shapes[found[0]][0]
+    return found[0] if dist.n >= count and dist.n % count < count else None
+
+
+def _choosing(
+    seen: dict[str, tuple[int, ...]],
+    known: dict[str, tuple[int, ...]],
+    classes: dict[str, int],
+    dist: Dist,
+    values: int,
+    config: Network,
+    generator: torch.Generator,
+) -> Branched:
+    """Items are scored one by one; the critic looks at all of them."""
+    key = _items(seen, dist)
+    assert key is not None
+    (count, features), width = seen[key], config.hidden[-1]
+    each, others = divmod(dist.outputs, count)
+
+    def encoder(parts: dict[str, tuple[int, ...]]) -> tuple[Flatten, Layout]:
+        flat = Flatten({k: v for k, v in parts.items() if k != key} | {key: parts[key]}, classes)
+        return flat, Layout(flat.size - count * features, count, features)
+
+    (eye, own), (wide, all_) = encoder(seen), encoder(known)
+    return Branched(
+        eye,
+        nn.Identity(),
+        Scorer(own, width, each, others, config.activation, generator),
+        Pooled(all_, width, values, config.activation, generator),
+        Head(dist.outputs, None),
+        None if known == seen else wide,
+    )
 
 
 def build_critic(config: CriticConfig) -> Critic:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from keel.functional import fisher_vector_product
+from keel.keys import MASK
 from keel.models.agent import Agent
 from keel.models.distributions import Categorical, Gaussian
 from keel.models.linearised import linear_policy
@@ -73,7 +74,7 @@ def _compiled(
         kernel = kernels_natural.gaussian_product
         rest = net, room, inverse, (place.start, free), spare
     else:
-        mask = obs.get("action_mask")
+        mask = obs.get(MASK)
         mask = None if mask is None else mask.reshape(rows, outputs)
         p = agent.dist.params(output, mask, temperature)["logits"].softmax(-1).numpy()
         kernel = kernels_natural.categorical_product

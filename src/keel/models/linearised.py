@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from keel.functional.natural import Linear, linearise
+from keel.keys import MASK
 from keel.models.agent import Agent
 from keel.models.memory import torch_operations
 from keel.models.networks import CNN, MLP, Branched
@@ -22,7 +23,7 @@ from keel.types import Tree
 
 def linear_policy(agent: Agent, policy: Tensor, obs: Tree, temperature: float) -> Linear:
     """The distribution's parameters at `obs`, as a function of the policy's parameters `[P]`."""
-    mask = obs.get("action_mask")
+    mask = obs.get(MASK)
     outputs = _linear_outputs(agent, policy, obs)
     raw = outputs.outputs["output"]
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from keel.errors import InputError, choose
+from keel.keys import MASK
 from keel.types import Tree
 
 Part = Literal["both", "actor", "critic"]
@@ -26,7 +27,7 @@ NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 """Filters, size and stride of the convolutions of Mnih et al. 2015."""
 SMALL = ((16, 8, 4), (32, 4, 2))
 """Those of Mnih et al. 2013: with 256 features a third of the arithmetic."""
-SPACE_KEYS_IGNORED = ("action_mask",)
+SPACE_KEYS_IGNORED = (MASK,)
 
 
 class Outputs(NamedTuple):
@@ -212,7 +213,10 @@ def widen(means: Tensor, log_std: Tensor) -> Tensor:
 
 
 class Separate(nn.Module):
-    """Actor and critic with nothing in common: two MLPs."""
+    """Actor and critic with nothing in common: two MLPs.
+
+    The critic sees what the actor does, or more (`critic_encoder`).
+    """
 
     def __init__(
         self,
@@ -222,12 +226,15 @@ class Separate(nn.Module):
         head: Head,
         values: int,
         generator: torch.Generator,
+        critic_encoder: Flatten | None = None,
     ) -> None:
         super().__init__()
         self.encoder = encoder
+        self.critic_encoder = critic_encoder or encoder
         self.head = head
+        seen = self.critic_encoder.size
         self.actor = MLP((encoder.size, *hidden, head.outputs), act, generator, last_gain=0.01)
-        self.critic = MLP((encoder.size, *hidden, values), act, generator, last_gain=1.0)
+        self.critic = MLP((seen, *hidden, values), act, generator, last_gain=1.0)
 
     @property
     def is_small(self) -> bool:
@@ -241,13 +248,15 @@ class Separate(nn.Module):
 
     def pure(self, params: Tree, obs: Tree, part: Part = "both") -> Outputs:
         """`forward` with other parameters; `torch.func.functional_call` would take 0.3 ms more."""
-        x = self.encoder(obs)
-        policy = value = None
+        policy = value = x = None
         if part != "critic":
+            x = self.encoder(obs)
             policy = self.actor.pure(params, "actor", x)
             if self.head.log_std is not None:
                 policy = widen(policy, params["head.log_std"])
         if part != "actor":
+            if x is None or self.critic_encoder is not self.encoder:
+                x = self.critic_encoder(obs)
             value = self.critic.pure(params, "critic", x)
         return Outputs(policy, value)
 
@@ -255,23 +264,33 @@ class Separate(nn.Module):
 class Branched(nn.Module):
     """A trunk that may be nothing, and two branches: actor and critic.
 
-    With a CNN for a trunk the usual choice for pixels; with `Projection` that of note 004.
+    With a CNN for a trunk the usual choice for pixels; with `Projection` that of note 004. Where
+    the critic sees more than the actor (`critic_encoder`), there is no trunk.
     """
 
     def __init__(
-        self, encoder: nn.Module, trunk: nn.Module, actor: nn.Module, critic: nn.Module, head: Head
+        self,
+        encoder: nn.Module,
+        trunk: nn.Module,
+        actor: nn.Module,
+        critic: nn.Module,
+        head: Head,
+        critic_encoder: nn.Module | None = None,
     ) -> None:
         super().__init__()
-        self.encoder, self.trunk = encoder, trunk
+        self.encoder, self.critic_encoder, self.trunk = encoder, critic_encoder or encoder, trunk
         self.head, self.actor, self.critic = head, actor, critic
 
     def forward(self, obs: Tree, part: Part = "both") -> Outputs:
         """Both, or the part asked for."""
-        x = self.trunk(self.encoder(obs))
-        return Outputs(
-            None if part == "critic" else self.head(self.actor(x)),
-            None if part == "actor" else self.critic(x),
-        )
+        policy = value = None
+        apart = self.critic_encoder is not self.encoder
+        x = None if apart and part == "critic" else self.trunk(self.encoder(obs))
+        if part != "critic":
+            policy = self.head(self.actor(x))
+        if part != "actor":
+            value = self.critic(self.critic_encoder(obs) if apart else x)
+        return Outputs(policy, value)
 
 
 class Branch(nn.Module):

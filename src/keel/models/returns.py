@@ -42,7 +42,8 @@ def _units(params: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def moved_units(agent: Agent, params: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    """The parameters after an update whose targets had this mean and variance, `[G]` each."""
+    """The parameters after an update whose targets had this mean and variance, `[A]` each."""
+    mean, variance = _pooled(agent, mean, variance)
     shift, scale, seen = params[:, -len(FRESH) :].unbind(1)
     rate = torch.clamp(1.0 / (seen + 1.0), min=RATE)
     new_shift = shift + rate * (mean.to(shift) - shift)
@@ -56,6 +57,16 @@ def moved_units(agent: Agent, params: Tensor, mean: Tensor, variance: Tensor) ->
         _move_last_layer(agent, moved, count, scale / new_scale, (shift - new_shift) / new_scale)
     moved[:, -len(FRESH) :] = torch.stack([new_shift, new_scale, seen + 1.0], 1)
     return moved
+
+
+def _pooled(agent: Agent, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """Moments `[G]` of what the agents that share a row have seen together."""
+    rows = [[*agent.who(row)] for row in range(agent.groups)]
+    if len(rows) == len(mean):
+        return mean, variance
+    means = torch.stack([mean[own].mean() for own in rows])
+    apart = torch.stack([mean[own].var(correction=0) for own in rows])
+    return means, torch.stack([variance[own].mean() for own in rows]) + apart
 
 
 def _move_last_layer(

@@ -90,10 +90,11 @@ class Certified:
             cold = replace(rows, behaviour=behaviour_at(agent, state.params, rows, 1.0))
 
         def larger(kl: Tensor, params: Tensor) -> Tensor:
-            """`[G]` on the CPU: the KL at the temperature that sampled, or without it."""
+            """`[G]` on the CPU: the KL at the temperature that sampled, or without it; of agents
+            that share a row, the largest."""
             if cold is not None:
                 kl = torch.maximum(kl, exact_kl(agent, params, cold, 1.0))
-            return kl.cpu()
+            return agent.worst(kl).cpu()
 
         def kl_at(fraction: Tensor) -> Tensor:
             params = _interpolate(agent, state.params, after.params, fraction)
@@ -112,11 +113,14 @@ class Certified:
         verdict = _verdict(report, fraction)
         ratios = ratio_report(measured.ratio, max_log_ratio=self.region.objective.max_log_ratio)
         quantiles = _ratio_quantiles(measured.ratio.ratio, measured.ratio.weight)
+        entropy, own = group_mean(measured.entropy, rows), dict(report.agents)
+        if rows.group_axis is not None:
+            own |= {"train/kl_exact": group_mean(measured.kl, rows), "train/entropy": entropy}
         metrics = {
             **report.metrics,
             **kl_metrics(measured, rows),
             **quantiles,
-            "train/entropy": group_mean(measured.entropy, rows).mean().item(),
+            "train/entropy": entropy.mean().item(),
             **_warnings(ratios),
             "train/log_ratio_max": ratios.max_abs_log_ratio.item(),
             "train/ratio_min": ratios.ratio_min.item(),
@@ -149,6 +153,7 @@ class Certified:
             verdict=verdict,
             reason=reason,
             metrics=metrics,
+            agents=own,
         )
 
 

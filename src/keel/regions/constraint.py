@@ -13,6 +13,7 @@ from torch import Tensor
 
 from keel.functional import conjugate_gradient, line_search, policy_ratio
 from keel.functional.natural import ConjugateGradient, LineSearch
+from keel.keys import MASK
 from keel.models.agent import Agent
 from keel.models.fisher import fisher_product
 from keel.regions.critic import CriticFit
@@ -22,7 +23,16 @@ from keel.regions.imitation import Limit, cloning_metrics, mean_cloning_loss, pu
 from keel.regions.measure import behaviour_at, chunks, group_mean
 from keel.regions.objective import Objective
 from keel.regions.stepper import Optimum, Step, initial_optimum
-from keel.rollout.batch import Learned, Rows, Targets, take, take_rows, wiped
+from keel.rollout.batch import (
+    Learned,
+    Rows,
+    Targets,
+    mapped,
+    of_members,
+    take,
+    take_rows,
+    wiped,
+)
 from keel.types import Knobs, UpdateReport
 
 LANDING = (0.95, 0.985)
@@ -74,13 +84,13 @@ class Constraint:
         """Improve on one rollout; every group of a stack takes its own step."""
         with torch.no_grad():
             learned = targets(state.params)
-        if agent.groups == 1:
+        if rows.group_axis is None:
             after, attempt, metrics = self._one(agent, state, rows, learned, knobs, rng, step)
             return after, _report([attempt], [metrics])
         states, attempts, tables = [], [], []
         for group in range(agent.groups):
             own = Optimum(*(x[group : group + 1] for x in state))
-            part, lesson = _group(rows, learned, group)
+            part, lesson = of_members(rows, learned, agent.who(group))
             after, attempt, metrics = self._one(agent.alone(), own, part, lesson, knobs, rng, step)
             states.append(after)
             attempts.append(attempt)
@@ -222,12 +232,12 @@ class Problem:
             obs = {key: x[part] for key, x in rows.obs.items()}
             output = agent.outputs_of(tree, obs, "actor").policy
             assert output is not None
-            now = agent.dist.params(output, obs.get("action_mask"), self.knobs.temperature)
+            now = agent.dist.params(output, obs.get(MASK), self.knobs.temperature)
             gain, largest = self._gain(now, part, self._slope)
             (slope,) = torch.autograd.grad(gain / total, leaf)
             gradient += slope
             if not largest <= GATE:  # or NaN
-                looked_at = _mapped(rows, partial(_slice, part))
+                looked_at = mapped(rows, partial(_slice, part))
                 largest = check_replay(agent, self.params, looked_at, self.knobs, gate)
             gap = max(gap, largest)
         self.before = self.value(rows.behaviour, self.params)
@@ -333,29 +343,8 @@ def _land(kl_at: Callable[[float], float], bound: float) -> float:
     return best or scale
 
 
-def _group(rows: Rows, learned: Learned, group: int) -> tuple[Rows, Learned]:
-    """One agent's part of stacked rows `[R, G, …]`."""
-
-    def own(x: Tensor) -> Tensor:
-        return x[:, group]
-
-    return _mapped(rows, own), Learned(*map(own, learned))
-
-
 def _slice(part: slice, x: Tensor) -> Tensor:
     return x[part]
-
-
-def _mapped(rows: Rows, function: Callable[[Tensor], Tensor]) -> Rows:
-    """Rows of a single agent, from all of their tensors alike."""
-    return Rows(
-        obs={key: function(x) for key, x in rows.obs.items()},
-        behaviour={key: function(x) for key, x in rows.behaviour.items()},
-        action=function(rows.action),
-        log_prob=function(rows.log_prob),
-        weight=function(rows.weight),
-        group_axis=None,
-    )
 
 
 def _why_no_direction(found: ConjugateGradient, gradient: Tensor) -> str:

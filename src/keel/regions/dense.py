@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from keel.keys import MASK
 from keel.models.agent import Agent
 from keel.models.distributions import Categorical, Gaussian
 from keel.models.networks import Separate
@@ -31,10 +32,11 @@ def fits(agent: Agent, objective: Objective) -> bool:
     """Whether this step can be taken by the compiled loops."""
     network = agent.network
     return (
-        agent.groups == 1
+        agent.members == (0,)
         and agent.initial.device.type == "cpu"
         and isinstance(network, Separate)
         and isinstance(agent.dist, Categorical | Gaussian)
+        and network.critic_encoder is network.encoder
         and len(network.encoder.shapes) == 1
         and not network.encoder.classes
         and (network.head.log_std is not None) == isinstance(agent.dist, Gaussian)
@@ -244,5 +246,5 @@ class _Shown(NamedTuple):
 
 
 def _mask(obs: Tree) -> NDArray[Any]:
-    legal = obs.get("action_mask")
+    legal = obs.get(MASK)
     return NO_MASK if legal is None else legal.numpy().astype(bool, copy=False)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from keel.errors import KeelError
 from keel.models.agent import Agent
+from keel.regions.diagnosis import cause
 from keel.regions.faults import not_finite
 from keel.regions.objective import Batch
 from keel.rollout.batch import Rows
@@ -47,12 +48,22 @@ def check_replay(
     worst = gap.max().item()
     wrong = gap > _allowed(policy)
     if enforce and bool(wrong.any()):
+        with torch.no_grad():
+            why = cause(
+                agent,
+                params,
+                batch.obs,
+                batch.behaviour,
+                batch.action,
+                batch.log_prob,
+                wrong,
+                knobs.temperature,
+            )
+        why = why[0].upper() + why[1:] if ":" not in why.split(" ")[0] else f"Cause: {why}"
         raise ConsistencyError(
             f"consistency gate: replaying the rollout gives |log-ratio| up to {worst:.3g} "
             f"before any step (allowed {GATE:g}), on {wrong.double().mean():.0%} of the "
-            "rows looked at. The policy that is trained is not the one that sampled: look for "
-            "another mask, network or temperature, dropout, exploration outside the log-prob, or "
-            "observations normalised again"
+            f"rows looked at. The policy that is trained is not the one that sampled. {why}"
         )
     return worst
 

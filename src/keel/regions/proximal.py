@@ -86,7 +86,9 @@ class Proximal:
                 taken.append(_Taken(result.statistics, result.gradient_norm))
                 if not math.isfinite(result.gradient_norm.sum().item()):
                     skipped = self._skip(result, state, batch.take(index, real), skipped + 1)
-                over = self._over(result.statistics.kl) if self.early_stop == "minibatch" else None
+                over = None
+                if self.early_stop == "minibatch":
+                    over = self._over(agent.worst(result.statistics.kl))
                 if over is not None and over.any():
                     # That KL was there before the step: the step is not taken.
                     state = _where(over, state, result.optimum)
@@ -98,7 +100,7 @@ class Proximal:
             kl = taken[-1].statistics.kl
             if self.early_stop == "epoch":
                 kl = torch.stack([r.statistics.kl for r in taken[in_epoch:]]).mean(0)
-                active = active & ~self._over(kl)
+                active = active & ~self._over(agent.worst(kl))
             if self.early_stop != "off" and not active.any():
                 stopped_at, stop_kl = epoch, kl.max().item()
                 break
@@ -112,7 +114,9 @@ class Proximal:
             cloned = torch.stack([t.statistics.bc_loss for t in taken]).mean().item()
             metrics |= cloning_metrics(pulled, knobs, metrics["train/policy_loss"], cloned)
         nothing = torch.zeros(groups, dtype=torch.float64)
-        return state, UpdateReport(nothing, nothing, torch.ones(groups).double(), metrics=metrics)
+        whole_step = torch.ones(groups, dtype=torch.float64)
+        own = {} if rows.group_axis is None else _by_agent(taken)
+        return state, UpdateReport(nothing, nothing, whole_step, metrics=metrics, agents=own)
 
     def _skip(self, result: StepResult, state: Optimum, rows: Batch, skipped: int) -> int:
         """A step that was not taken: after too many, or if not even the loss is finite, stop."""
@@ -173,6 +177,20 @@ class _Taken(NamedTuple):
 
     statistics: Statistics
     gradient_norm: Tensor
+
+
+def _by_agent(taken: list[_Taken]) -> dict[str, Tensor]:
+    """Means over minibatches, `[A]` each."""
+
+    def mean(values: list[Tensor]) -> Tensor:
+        return torch.stack(values).mean(0).double().cpu()
+
+    statistics = [result.statistics for result in taken]
+    return {
+        "train/policy_loss": mean([s.policy_loss for s in statistics]),
+        "train/value_loss": mean([s.value_loss for s in statistics]),
+        "train/clip_fraction": mean([s.clip_fraction for s in statistics]),
+    }
 
 
 def _summary(taken: list[_Taken], max_grad_norm: float) -> dict[str, float]:

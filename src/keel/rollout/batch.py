@@ -6,7 +6,7 @@ language model, takes a whole sequence, so that nothing is ever shuffled inside 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -131,6 +131,18 @@ def in_order(order: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         yield index, real
 
 
+def mapped(rows: Rows, function: Callable[[Tensor], Tensor]) -> Rows:
+    """Rows of a single agent, from all of their tensors alike."""
+    return Rows(
+        obs={key: function(x) for key, x in rows.obs.items()},
+        behaviour={key: function(x) for key, x in rows.behaviour.items()},
+        action=function(rows.action),
+        log_prob=function(rows.log_prob),
+        weight=function(rows.weight),
+        group_axis=None,
+    )
+
+
 class Learned(NamedTuple):
     """What an update learns from, in the order of `rows_of`."""
 
@@ -140,6 +152,15 @@ class Learned(NamedTuple):
     """of the critic, in units of reward"""
     raw: Tensor
     """what the critic said itself, its raw outputs `[R, *rest, Q]`"""
+
+
+def of_members(rows: Rows, learned: Learned, agents: Sequence[int]) -> tuple[Rows, Learned]:
+    """What some agents saw and did, of rows `[R, A, …]`, as rows of a single one: `[R·K, …]`."""
+
+    def own(x: Tensor) -> Tensor:
+        return x[:, agents[0]] if len(agents) == 1 else x[:, [*agents]].flatten(0, 1)
+
+    return mapped(rows, own), Learned(*map(own, learned))
 
 
 Targets = Callable[[Tensor], Learned]

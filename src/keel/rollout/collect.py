@@ -9,9 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from keel.envs import Envs, Obs, ObsNormaliser
+from keel.envs import Envs, Obs, ObsNormaliser, Step, lead
+from keel.errors import InputError
+from keel.keys import MASK
 from keel.models.acting import Acted, blank_memory, make_actor
 from keel.models.agent import Agent
+from keel.models.distributions import Categorical
 from keel.models.memory import STARTS
 from keel.models.sampling import Array, draw_noise, sample, to_env
 from keel.types import Rollout
@@ -22,6 +25,8 @@ class Episodes(NamedTuple):
 
     returns: Array
     lengths: Array
+    agents: Array | None = None
+    """`[E, A]`: the returns of each agent, where there are several"""
 
 
 class Collected(NamedTuple):
@@ -51,6 +56,8 @@ class Collector:
     """what the network remembers, `[N, H]` each"""
     starts: Array = field(default_factory=lambda: np.zeros(0, bool))
     """`[N]` bool: whose `obs` begins an episode"""
+    epsilon: float = 0.0
+    """a fault of note 000: this share of the actions is random, which nobody is told"""
     _store: dict[str, Array] = field(default_factory=dict)
 
     def begin(self, obs: Obs) -> None:
@@ -65,12 +72,12 @@ class Collector:
         """`steps` steps of all environments with the policy at `params`, frozen throughout."""
         act = make_actor(self.agent, params)
         store, steps = self._allocate(normaliser), self.steps
-        finished: list[tuple[Array, Array]] = []
+        finished: list[Step] = []
         finals: list[tuple[Array, Obs]] = []
         dist, recurrent = self.agent.dist, bool(self.agent.memory)
         before = self.memory
         same_step = self.envs.autoreset == "same_step"
-        noise = draw_noise(dist, (steps, self.envs.num_envs), self.rng)
+        noise = draw_noise(dist, (steps, *lead(self.envs)), self.rng)
         acted = Acted()
         kept, raw = _under(store, "obs/"), _under(store, "raw/")
         outputs, actions, rewards = store["output"], store["action"], store["reward"]
@@ -86,8 +93,11 @@ class Collector:
                 x[t] = self.obs[key]
             output = outputs[t]
             acted = act({**seen, **self.memory} if recurrent else seen, output)
-            action = sample(dist, output, seen.get("action_mask"), temperature, noise[t])
+            action = sample(dist, output, seen.get(MASK), temperature, noise[t])
             actions[t] = action
+            if self.epsilon:
+                store["meant"][t] = action
+                action = actions[t] = self._strayed(action, seen.get(MASK))
             if acted.value is not None:
                 store["value"][t] = acted.value
             step = self.envs.step(to_env(dist, action))
@@ -97,7 +107,7 @@ class Collector:
                 where, last = step.final_obs
                 finals.append((where + t * self.envs.num_envs, self._see(last, normaliser)))
             if step.episode_index.size:
-                finished.append((step.episode_return, step.episode_length))
+                finished.append(step)
             self.obs = step.obs
             if acted.memory is not None:
                 self.memory = acted.memory
@@ -113,7 +123,7 @@ class Collector:
         self,
         store: dict[str, Array],
         finals: list[tuple[Array, Obs]],
-        finished: list[tuple[Array, Array]],
+        finished: list[Step],
         temperature: float,
         normaliser: ObsNormaliser | None,
         valued: bool,
@@ -124,14 +134,14 @@ class Collector:
         store["truncated"][:-1] |= lost
         tensors = {name: torch.from_numpy(x) for name, x in store.items()}
         obs = _under(tensors, "obs/")
-        behaviour = self.agent.dist.params(tensors["output"], obs.get("action_mask"), temperature)
+        behaviour = self.agent.dist.params(tensors["output"], obs.get(MASK), temperature)
         last = self._see(self.obs, normaliser)
         if self.agent.memory:
             last = {**last, STARTS: self.starts}
         rollout = Rollout(
             obs=obs,
             action=tensors["action"],
-            log_prob=self.agent.dist.log_prob(behaviour, tensors["action"]),
+            log_prob=self.agent.dist.log_prob(behaviour, tensors.get("meant", tensors["action"])),
             behaviour=behaviour,
             reward=tensors["reward"],
             terminated=tensors["terminated"],
@@ -141,6 +151,8 @@ class Collector:
             final_obs=_stack([obs for _, obs in finals]),
             final_index=_join([index for index, _ in finals]),
             memory={key: torch.from_numpy(x) for key, x in memory.items()} or None,
+            group_axis=2 if self.envs.agents else None,
+            agents=self.envs.agents,
             temperature=temperature,
         )
         return Collected(
@@ -148,36 +160,43 @@ class Collector:
             reward=store["reward"],
             raw_obs=_under(store, "raw/") or None,
             value=tensors["value"] if valued else None,
-            episodes=Episodes(
-                np.concatenate([r for r, _ in finished]) if finished else np.zeros(0),
-                np.concatenate([n for _, n in finished]) if finished else np.zeros(0, np.int64),
-            ),
+            episodes=_ended(finished),
         )
 
     def _allocate(self, normaliser: ObsNormaliser | None) -> dict[str, Array]:
         """Storage of the first rollout serves all later ones."""
         if self._store:
             return self._store
-        lead = (self.steps, self.envs.num_envs)
+        room = (self.steps, *lead(self.envs))
         dist = self.agent.dist
-        some = np.zeros((lead[1], dist.outputs), np.float32)
-        noise = draw_noise(dist, lead[1:], np.random.default_rng(0))
-        action = sample(dist, some, self.obs.get("action_mask"), 1.0, noise)
+        some = np.zeros((*room[1:], dist.outputs), np.float32)
+        noise = draw_noise(dist, room[1:], np.random.default_rng(0))
+        action = sample(dist, some, self.obs.get(MASK), 1.0, noise)
         store = {
-            "output": _aligned((*lead, dist.outputs), np.float32),
+            "output": _aligned((*room, dist.outputs), np.float32),
             "action": np.zeros((self.steps, *action.shape), action.dtype),
-            "value": np.zeros(lead, np.float32),
-            "reward": np.zeros(lead, np.float32),
-            **{name: np.zeros(lead, bool) for name in ("terminated", "truncated", "ignored")},
+            "value": np.zeros(room, np.float32),
+            "reward": np.zeros(room, np.float32),
+            **{name: np.zeros(room, bool) for name in ("terminated", "truncated", "ignored")},
         }
         if self.agent.memory:
-            store[f"obs/{STARTS}"] = np.zeros(lead, bool)
+            store[f"obs/{STARTS}"] = np.zeros(room, bool)
         for key, x in self.obs.items():
             store[f"obs/{key}"] = _frames((self.steps, *x.shape), x.dtype)
             if normaliser is not None and key in normaliser.moments:
                 store[f"raw/{key}"] = np.zeros((self.steps, *x.shape), x.dtype)
+        if self.epsilon:
+            store["meant"] = store["action"].copy()
         self._store = store
         return store
+
+    def _strayed(self, action: Array, mask: Array | None) -> Array:
+        """Discrete actions, a share of them drawn from all that are legal."""
+        if not isinstance(self.agent.dist, Categorical):
+            raise InputError("faults.epsilon_greedy: needs Discrete actions")
+        noise = self.rng.random((*action.shape, self.agent.dist.n))
+        drawn = (noise if mask is None else np.where(mask, noise, -1.0)).argmax(-1)
+        return np.where(self.rng.random(action.shape) < self.epsilon, drawn, action)
 
 
 X = TypeVar("X")
@@ -216,6 +235,17 @@ def _stack(parts: list[Obs]) -> dict[str, Tensor] | None:
     if not parts:
         return None
     return {k: torch.from_numpy(np.concatenate([p[k] for p in parts])) for k in parts[0]}
+
+
+def _ended(steps: list[Step]) -> Episodes:
+    if not steps:
+        return Episodes(np.zeros(0), np.zeros(0, np.int64))
+    own = [step.agent_return for step in steps if step.agent_return is not None]
+    return Episodes(
+        np.concatenate([step.episode_return for step in steps]),
+        np.concatenate([step.episode_length for step in steps]),
+        np.concatenate(own) if own else None,
+    )
 
 
 def _join(parts: list[Array]) -> Tensor | None:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save
 
 from keel.errors import InputError
+from keel.keys import MASK
 
 RECORD, TENSORS = "demos.json", "demos.safetensors"
 VERSION = 1
@@ -223,13 +224,13 @@ def check_fits(
             f"{where}: {int(outside.sum())} of {demos.steps} actions are outside of {action}; "
             f"the first is {demos.action[step]} at step {step}"
         )
-    if "action_mask" in demos.obs:
+    if MASK in demos.obs:
         _check_legal(demos, action, where)
 
 
 def _check_legal(demos: Demos, action: spaces.Space[Any], where: str) -> None:
     """Raise if a mask ruled out what was done: no policy that sees the mask can imitate it."""
-    mask, taken = demos.obs["action_mask"].astype(bool), demos.action
+    mask, taken = demos.obs[MASK].astype(bool), demos.action
     if isinstance(action, spaces.MultiDiscrete):
         width = int(action.nvec.sum())
         taken = taken + np.append(0, np.cumsum(action.nvec)[:-1])

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from keel.config import MINARI, Cloning
 from keel.envs import Envs, Obs
-from keel.envs.spaces import MASK
 from keel.errors import InputError
 from keel.functional import cloning_weight, gae
+from keel.keys import MASK
 from keel.models.agent import Agent
 from keel.models.sampling import from_env
 from keel.rollout.batch import Shown

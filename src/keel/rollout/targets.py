@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,14 +14,15 @@ import torch
 from torch import Tensor
 
 from keel.config import Advantage
-from keel.envs.spaces import GROUP
 from keel.errors import InputError
 from keel.functional import Advantages, gae, normalise
+from keel.keys import GROUP
 from keel.models import returns
 from keel.models.agent import Agent
 from keel.models.critics import Histogram, Quantile, Scalar, calibration, draw
 from keel.models.memory import CRITIC, STARTS
 from keel.rollout.batch import Learned, as_rows, obs_rows
+from keel.rollout.faults import interleaved
 from keel.types import Rollout
 
 
@@ -31,15 +33,17 @@ def compute_targets(
     config: Advantage,
     value: Tensor | None = None,
     rng: torch.Generator | None = None,
+    interleave: bool = False,
 ) -> tuple[Learned, dict[str, float]]:
     """Advantages and targets with the critic at `params`, as `rows_of` orders them; statistics.
 
     `value` `[T, N]` saves a pass where the values of the rollout are already known. With `rng` a
-    distributional critic is to learn samples of the return, else its λ-returns.
+    distributional critic is to learn samples of the return, else its λ-returns. `interleave` is a
+    fault of note 000.
     """
     said = _outputs(agent, params, rollout, value)
     values = said.map(lambda raw: agent.value_of(params, raw))
-    raw = _gae(rollout, values, config.gamma, config.lam)
+    raw = _gae(rollout, values, config.gamma, config.lam, interleaved if interleave else gae)
     group = group_of(rollout, config)
     scaled = normalise(
         raw.advantage,
@@ -51,6 +55,9 @@ def compute_targets(
     )
     statistics = _statistics(raw, scaled.advantage, rollout.weight, values.rows)
     statistics["train/advantage_sign_flips"] = float(scaled.sign_flips)
+    for a, name in enumerate(rollout.agents):
+        own = [x[:, :, a] for x in (raw.target, rollout.weight, values.rows)]
+        statistics[f"train/explained_variance/{name}"] = _explained(*own)
     target = raw.target
     if isinstance(agent.critic, Quantile | Histogram):
         if rng is not None:
@@ -67,6 +74,9 @@ def group_of(rollout: Rollout, config: Advantage) -> Tensor | None:
     if config.normalise != "group" and not (config.normalise == "robust" and config.group):
         return None
     if not config.group:
+        if GROUP not in rollout.obs and rollout.group_axis is not None:
+            agents = torch.arange(rollout.weight.shape[rollout.group_axis])
+            return agents.to(rollout.weight.device).expand(rollout.weight.shape)
         if GROUP not in rollout.obs:
             raise InputError(
                 "advantage.normalise group: the environment names no group; give info['group'] "
@@ -113,8 +123,14 @@ class _Said(NamedTuple):
         return _Said(*map(function, self))
 
 
-def _gae(rollout: Rollout, values: _Said, gamma: float, lam: float | Tensor) -> Advantages:
-    return gae(
+def _gae(
+    rollout: Rollout,
+    values: _Said,
+    gamma: float,
+    lam: float | Tensor,
+    estimate: Callable[..., Advantages] = gae,
+) -> Advantages:
+    return estimate(
         rollout.reward,
         values.rows,
         values.last,
@@ -142,7 +158,7 @@ def _sampled(
 
     def sample(raw: Tensor) -> Tensor:
         drawn = draw(critic, raw, rng)
-        return returns.in_reward(params, drawn) if critic.normalised else drawn
+        return returns.in_reward(agent.of_agents(params), drawn) if critic.normalised else drawn
 
     rows, last = sample(said.rows), sample(said.last)
     # what follows a row is the next row: one sample for both, but for truncated episodes
@@ -175,9 +191,9 @@ def _outputs(agent: Agent, params: Tensor, rollout: Rollout, known: Tensor | Non
         obs[STARTS] = torch.zeros(len(rollout.final_index), 1, device=rows.device)
         if memory is not None:  # each goes on from the state after its row
             obs[CRITIC] = memory.flatten(0, 1)[rollout.final_index]
-    outputs = rows.shape[-1]
-    final = agent.raw_value(params, obs).reshape(-1, outputs)
-    mended = following.reshape(-1, outputs).index_copy(0, rollout.final_index, final)
+    single = rows.shape[2:]  # of one environment: `[Q]`, or `[A, Q]`
+    final = agent.raw_value(params, obs).reshape(-1, *single)
+    mended = following.reshape(-1, *single).index_copy(0, rollout.final_index, final)
     return _Said(rows, last, mended.reshape(rows.shape))
 
 
@@ -199,16 +215,21 @@ def _statistics(raw: Advantages, scaled: Tensor, weight: Tensor, value: Tensor) 
     counted = weight > 0
     before, after = raw.advantage[counted], scaled[counted]
     target, predicted = raw.target[counted], value[counted]
-    spread = target.var()
-    unexplained = (target - predicted).var() / spread if spread > 0 else torch.tensor(torch.nan)
     return {
         **_describe("train/advantage_raw", before),
         **_describe("train/advantage", after),
         "train/target_mean": target.mean().item(),
         "train/target_std": target.std().item(),
         "train/value_mean": predicted.mean().item(),
-        "train/explained_variance": 1.0 - unexplained.item(),
+        "train/explained_variance": _explained(raw.target, weight, value),
     }
+
+
+def _explained(target: Tensor, weight: Tensor, value: Tensor) -> float:
+    counted = weight > 0
+    target, value = target[counted], value[counted]
+    spread = target.var()
+    return 1.0 - ((target - value).var() / spread).item() if spread > 0 else math.nan
 
 
 def _describe(name: str, x: Tensor) -> dict[str, float]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from keel.envs import Envs, ObsNormaliser
+from keel.envs import Envs, ObsNormaliser, lead
+from keel.keys import MASK
 from keel.models.acting import blank_memory, make_actor
 from keel.models.agent import Agent
 from keel.models.memory import STARTS
@@ -22,10 +25,13 @@ class Score(NamedTuple):
 
     returns: list[float]
     lengths: list[int]
+    agents: Mapping[str, list[float]] = MappingProxyType({})
+    """returns of each of several agents, whose sum is the episode's"""
 
     def metrics(self) -> dict[str, float]:
         """As the registry names them."""
         return {
+            **{f"eval/return_mean/{who}": float(np.mean(x)) for who, x in self.agents.items()},
             "eval/return_mean": float(np.mean(self.returns)),
             "eval/return_std": float(np.std(self.returns)),
             "eval/length_mean": float(np.mean(self.lengths)),
@@ -51,20 +57,22 @@ def evaluate(
     rng = np.random.default_rng(seed)
     act = make_actor(agent, params)
     obs = envs.reset(seed)
-    output = np.zeros((envs.num_envs, agent.dist.outputs), np.float32)
+    rows = lead(envs)
+    output = np.zeros((*rows, agent.dist.outputs), np.float32)
     memory, starts = blank_memory(agent, envs.num_envs), np.ones(envs.num_envs, bool)
     returns: list[list[float]] = [[] for _ in range(envs.num_envs)]
     lengths: list[list[int]] = [[] for _ in range(envs.num_envs)]
+    each: list[list[np.ndarray]] = [[] for _ in range(envs.num_envs)]
     for _ in range(MAX_EPISODE):
         seen = obs if normaliser is None else normaliser.apply(obs)
-        mask = seen.get("action_mask")
+        mask = seen.get(MASK)
         if memory:
             seen = {**seen, **memory, STARTS: starts}
         memory = act(seen, output).memory or {}
         if deterministic:
             action = mode(agent.dist, output, mask)
         else:
-            noise = draw_noise(agent.dist, (envs.num_envs,), rng)
+            noise = draw_noise(agent.dist, rows, rng)
             action = sample(agent.dist, output, mask, 1.0, noise)
         step = envs.step(to_env(agent.dist, action))
         obs, starts = step.obs, step.ignored
@@ -74,8 +82,13 @@ def evaluate(
         for index, total, length in ended:
             returns[index].append(float(total))
             lengths[index].append(int(length))
+        if step.agent_return is not None:
+            for index, own in zip(step.episode_index, step.agent_return, strict=True):
+                each[index].append(own)
         if step.episode_index.size and min(map(len, returns)) >= quota:
             break
     flat_returns = [x for row in returns for x in row[:quota]][:episodes]
     flat_lengths = [x for row in lengths for x in row[:quota]][:episodes]
-    return Score(flat_returns, flat_lengths)
+    flat_each = [x for row in each for x in row[:quota]][:episodes]
+    agents = {who: [float(x[a]) for x in flat_each] for a, who in enumerate(envs.agents)}
+    return Score(flat_returns, flat_lengths, agents)

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from keel import __version__
 from keel.envs import MissingExtraError
 from keel.errors import InputError, KeelError
+from keel.keys import MASK
 from keel.models.distributions import Bernoulli, Gaussian, MultiCategorical, SquashedGaussian
 from keel.models.memory import ACTOR, STARTS, Recurrent
 from keel.models.returns import NAME as UNITS
@@ -37,7 +38,6 @@ from keel.models.sampling import mode, to_env
 from keel.training.inspect import Policy
 from keel.types import Tree
 
-MASK = "action_mask"
 MEMORY, NEXT_MEMORY = "memory", "next_memory"
 TOLERANCE = 1e-4
 """Largest difference from torch, relative to the largest output: float32 rounding is 1e-6."""

@@ -74,7 +74,7 @@ class Camera:
     def __init__(self, envs: Envs, shoot: Callable[[Obs], np.ndarray], rate: float) -> None:
         self.num_envs, self.backend, self.autoreset = envs.num_envs, envs.backend, envs.autoreset
         self.observation_space, self.action_space = envs.observation_space, envs.action_space
-        self.save, self.close = envs.save, envs.close
+        self.agents, self.save, self.close = envs.agents, envs.save, envs.close
         self.rate = rate
         self.frames: list[np.ndarray] = []
         self._envs, self._shoot = envs, shoot

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from keel.errors import InputError, KeelError
+from keel.keys import MASK
 from keel.look import BLUE, GREEN, GREY, INK, ORANGE, new_figure, tidy
 from keel.models import returns
 from keel.models.acting import make_actor
@@ -99,7 +100,7 @@ def forecast(policy: Policy, *, seed: int = 0, steps: int = STEPS) -> Forecast:
                 said.append(returns.in_reward(policy.params, critic.quantiles(raw)).numpy()
                             if critic.normalised else critic.quantiles(raw).numpy())  # fmt: skip
             noise = draw_noise(agent.dist, (ENVS,), rng)
-            action = sample(agent.dist, output, seen.get("action_mask"), 1.0, noise)
+            action = sample(agent.dist, output, seen.get(MASK), 1.0, noise)
             step = envs.step(to_env(agent.dist, action))
             rewards.append(_as_learned(policy, step.reward))
             ended.append(step.terminated)

@@ -12,16 +12,16 @@ import gymnasium
 import numpy as np
 from torch import Tensor
 
-from keel.config import Config, from_dict
-from keel.envs import Envs, ObsNormaliser, RewardNormaliser, make_envs
+from keel.config import Config, from_dict, options
+from keel.envs import Envs, ObsNormaliser, RewardNormaliser, lead, make_envs
 from keel.errors import InputError, KeelError
+from keel.keys import MASK
 from keel.models.agent import Agent
-from keel.models.build import build_agent
 from keel.runs.directory import CHECKPOINTS, RECORD, read_config, read_record
 from keel.training.checkpoint import Checkpoint, check_shapes, load
 from keel.training.evaluate import Score, evaluate
 from keel.training.runner import EVALUATION_ENVS
-from keel.training.session import atari_options
+from keel.training.session import agent_for, atari_options
 from keel.training.state import arrays
 
 
@@ -72,11 +72,12 @@ def open_policy(path: Path, checkpoint: str | int | None = None) -> Policy:
     envs = make_like(config, 1)
     try:
         observation, action = envs.observation_space, envs.action_space
-        masked = "action_mask" in envs.reset(0)
+        masked = MASK in envs.reset(0)
+        agent = agent_for(config, envs, 0)
+        reward_scale = _reward_scale(config, found, envs)
     finally:
         envs.close()
-    agent = build_agent(observation, action, config.network, 0, config.critic)
-    expected = agent.layout.unflatten(agent.initial[0])
+    expected = agent.named(agent.initial)
     check_shapes(f"{found.path}: its weights and {config.env}", found.weights, expected)
     normaliser = None
     if config.envs.normalise_obs:
@@ -92,14 +93,15 @@ def open_policy(path: Path, checkpoint: str | int | None = None) -> Policy:
         observation_space=observation,
         action_space=action,
         masked=masked,
-        reward_scale=_reward_scale(config, found),
+        reward_scale=reward_scale,
     )
 
 
-def _reward_scale(config: Config, found: Checkpoint) -> float:
+def _reward_scale(config: Config, found: Checkpoint, envs: Envs) -> float:
     if not config.envs.normalise_reward:
         return 1.0
-    fresh = RewardNormaliser.for_envs(config.envs.num, config.advantage.gamma)
+    rows = (config.envs.num, *lead(envs)[1:])
+    fresh = RewardNormaliser.for_envs(rows, config.advantage.gamma)
     known = fresh.restore(arrays(found.tensors, "reward_normaliser/"))
     return float(np.sqrt(known.moments.variance + known.epsilon))
 
@@ -164,5 +166,6 @@ def make_like(config: Config, num: int, seed: int = 0, **atari: Any) -> Envs:
         seed=seed,
         guard=config.envs.guard,
         timeout=config.envs.timeout,
+        env_kwargs=options(config),
         atari=replace(atari_options(config), **atari),
     )

@@ -19,6 +19,7 @@ from keel.regions.controllers import Outcome
 from keel.regions.measure import drift, group_moments
 from keel.rollout.batch import Learned, Rows, obs_rows, rows_of
 from keel.rollout.collect import Collected
+from keel.rollout.faults import broken
 from keel.rollout.imitation import show
 from keel.rollout.targets import compute_targets
 from keel.runs.catalogue.imitation import DOMINATES
@@ -72,7 +73,7 @@ def iterate(
     )
     rollout, reward_normaliser = _normalise_reward(collected, state, config)
     sampled = time.perf_counter()
-    rollout = rollout.to(session.device)
+    rollout = broken(rollout.to(session.device), session.agent, state.optimum.params, config.faults)
     rows = rows_of(rollout)
     noted: dict[str, float] = {}
     acted = None if collected.value is None else collected.value.to(session.device)
@@ -83,7 +84,13 @@ def iterate(
     def targets(params: Tensor) -> Learned:
         known = None if noted else acted  # later epochs ask the critic as it is then
         learned, statistics = compute_targets(
-            session.agent, params, rollout, config.advantage, known, sampling
+            session.agent,
+            params,
+            rollout,
+            config.advantage,
+            known,
+            sampling,
+            config.faults.interleaved_gae,
         )
         noted.update({k: v for k, v in statistics.items() if k not in noted})
         first.append(learned.target)
@@ -126,6 +133,7 @@ def iterate(
         **report.metrics,
         **shown,
         **_cloning_metrics(report, config, next_knobs),
+        **_agent_metrics(session, report, collected),
         "train/kl_normaliser": kl_normaliser,
         "train/rollbacks": float(state.rollbacks),
         "train/learning_rate": knobs.learning_rate,
@@ -141,6 +149,21 @@ def iterate(
         "time/steps_per_second": config.batch / (ended - started),
     }
     return state, report, metrics
+
+
+def _agent_metrics(
+    session: Session, report: UpdateReport, collected: Collected
+) -> dict[str, float]:
+    """What each of several agents has for itself, as NAME/AGENT."""
+    names, own = session.envs.agents, dict(report.agents)
+    returns = collected.episodes.agents
+    if returns is not None:
+        own["rollout/return_mean"] = torch.from_numpy(returns.mean(0))
+    return {
+        f"{key}/{name}": value.item()
+        for key, values in own.items()
+        for name, value in zip(names, values, strict=True)
+    }
 
 
 def _normalise_reward(

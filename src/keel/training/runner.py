@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium import spaces
 from safetensors.torch import save_file
 
-from keel.config import Backend, Config, anchored, check, from_dict, to_dict
+from keel.config import Backend, Config, anchored, check, from_dict, options, to_dict
 from keel.envs import Envs, make_envs
 from keel.errors import InputError
 from keel.models.memory import STARTS
@@ -226,6 +226,7 @@ def _evaluate(
                 guard=config.envs.guard,
                 timeout=config.envs.timeout,
                 atari=atari_options(config),
+                env_kwargs=options(config),
             )
         )
     score = evaluate(
@@ -248,7 +249,7 @@ def _save(session: Session, state: TrainState, path: Path) -> None:
     tensors, data = pack(
         state, collector.rng, session.shuffle, collector.obs, memory, session.envs.save()
     )
-    weights = session.agent.layout.unflatten(state.optimum.params[0].cpu())
+    weights = session.agent.named(state.optimum.params.cpu())
     data["saved"], data["spaces"] = time.time(), _spaces(session)
     save(path, state.steps, tensors, weights, data, keep=session.config.checkpoints.keep)
 

@@ -13,8 +13,8 @@ import torch
 from gymnasium import spaces
 from threadpoolctl import threadpool_limits
 
-from keel.config import Config
-from keel.envs import AtariOptions, Envs, ObsNormaliser, RewardNormaliser, make_envs
+from keel.config import Config, options
+from keel.envs import AtariOptions, Envs, ObsNormaliser, RewardNormaliser, lead, make_envs
 from keel.errors import InputError
 from keel.models.acting import make_actor
 from keel.models.agent import Agent
@@ -37,6 +37,7 @@ from keel.regions.critic import CriticFit, CriticObjective
 from keel.regions.imitation import Limit
 from keel.regions.objective import Objective, SurrogateName
 from keel.regions.proximal import Proximal
+from keel.regions.sequential import Sequential
 from keel.regions.stepper import Loss, Step, make_step
 from keel.resources import expect_memory, keep_memory
 from keel.rollout.collect import Collector
@@ -80,13 +81,12 @@ def open_session(config: Config) -> Session:
         guard=config.envs.guard,
         timeout=config.envs.timeout,
         atari=atari_options(config),
+        env_kwargs=options(config),
     )
     try:
         _expect_memory(config, envs)
         torch.set_num_threads(1)  # initial weights must not depend on how many threads there are
-        agent = build_agent(
-            envs.observation_space, envs.action_space, config.network, seeds.network, config.critic
-        )
+        agent = agent_for(config, envs, seeds.network)
         pixels = _sees_pixels(agent)
         threads = config.threads or (_cores() if pixels else 1)
         torch.set_num_threads(threads)
@@ -95,13 +95,14 @@ def open_session(config: Config) -> Session:
             torch.backends.cudnn.allow_tf32 = False
         region = build_region(config)
         compiled = _compile(config, agent, region.region, device)
-        step = _step(agent, region.region, compiled)
+        step = _step(agent, region.region, bool(envs.agents), compiled)
         collector = Collector(
             envs,
             agent,
             config.rollout_steps,
             envs.reset(seeds.envs),
             np.random.default_rng(seeds.actions),
+            epsilon=config.faults.epsilon_greedy,
         )
         collector.begin(collector.obs)
         lessons = None
@@ -138,6 +139,19 @@ def open_session(config: Config) -> Session:
     )
 
 
+def agent_for(config: Config, envs: Envs, seed: int) -> Agent:
+    """The agent, or the agents, for these environments."""
+    return build_agent(
+        envs.observation_space,
+        envs.action_space,
+        config.network,
+        seed,
+        config.critic,
+        envs.agents,
+        config.agents,
+    )
+
+
 def atari_options(config: Config) -> AtariOptions:
     """How the environments show their games; their rewards stay raw, the loop clips them."""
     return AtariOptions(**dataclasses.asdict(config.atari))
@@ -150,7 +164,7 @@ def _expect_memory(config: Config, envs: Envs) -> None:
     numbers = sum(
         math.prod(part.shape or ()) * (part.dtype or np.dtype("f4")).itemsize for part in parts
     )
-    row = numbers * (2 if config.envs.normalise_obs else 1) + 128
+    row = (numbers * (2 if config.envs.normalise_obs else 1) + 128) * max(1, len(envs.agents))
     expect_memory(
         f"a rollout of {config.rollout_steps} steps × {config.envs.num} environments",
         row * config.batch,
@@ -171,7 +185,7 @@ def initial_state(session: Session) -> TrainState:
             ObsNormaliser.for_space(envs.observation_space) if config.envs.normalise_obs else None
         ),
         reward_normaliser=(
-            RewardNormaliser.for_envs(envs.num_envs, config.advantage.gamma)
+            RewardNormaliser.for_envs(lead(envs), config.advantage.gamma)
             if config.envs.normalise_reward
             else None
         ),
@@ -254,7 +268,7 @@ def build_region(config: Config) -> Certified:
             gate=region.gate,
             limit=limit,
         )
-        return Certified(constraint, enforce=region.certify)
+        return Certified(_in_order(config, constraint), enforce=region.certify)
     proximal = Proximal(
         epochs=region.epochs,
         minibatch=minibatch,
@@ -266,7 +280,11 @@ def build_region(config: Config) -> Certified:
         gate=region.gate,
         limit=limit,
     )
-    return Certified(proximal, enforce=region.certify)
+    return Certified(_in_order(config, proximal), enforce=region.certify)
+
+
+def _in_order(config: Config, region: Region) -> Region:
+    return Sequential(region) if config.agents.order == "sequential" else region
 
 
 def build_controllers(config: Config) -> tuple[Controller, ...]:
@@ -346,11 +364,16 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _step(agent: Agent, region: Region, compiled: bool) -> Step:
-    """One step of Adam: on the whole objective, or on the critic alone."""
+def _step(agent: Agent, region: Region, many: bool, compiled: bool) -> Step:
+    """One step of Adam: on the whole objective, or on the critic alone; of all agents together, or
+    of one alone where they learn one after the other."""
     loss: Loss
+    axis = 1 if many and isinstance(region, Proximal) else None
+    if isinstance(region, Sequential):
+        agent, region = agent.alone(), region.region
     if isinstance(region, Constraint):
         loss, norm = region.critic.objective, region.critic.max_grad_norm
+        agent = agent.alone()  # a stack of critics is fitted one by one
         if dense_critic.fits(agent, region.critic.objective) and not compiled:
             return dense_critic.DenseCriticStep(agent, max_grad_norm=norm)
     else:
@@ -358,7 +381,7 @@ def _step(agent: Agent, region: Region, compiled: bool) -> Step:
         loss, norm = region.objective, region.max_grad_norm
         if dense.fits(agent, region.objective) and not compiled:
             return dense.make_dense_step(agent, region.objective, max_grad_norm=norm)
-    return make_step(agent, loss, group_axis=None, max_grad_norm=norm, compiled=compiled)
+    return make_step(agent, loss, group_axis=axis, max_grad_norm=norm, compiled=compiled)
 
 
 def _compile(config: Config, agent: Agent, region: Region, device: torch.device) -> bool:
@@ -366,6 +389,8 @@ def _compile(config: Config, agent: Agent, region: Region, device: torch.device)
     (unrolled, they compile for minutes), and not for CNNs, which are bound by arithmetic."""
     if config.compile != "auto":
         return config.compile == "on"
+    if isinstance(region, Sequential):
+        agent, region = agent.alone(), region.region
     own = (
         dense_critic.fits(agent, region.critic.objective)
         if isinstance(region, Constraint)

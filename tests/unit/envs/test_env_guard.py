@@ -19,7 +19,7 @@ NONE = np.zeros(0, dtype=np.int64)
 class Scripted:
     """Environments that give whatever a test puts into them."""
 
-    num_envs, backend = 3, "scripted"
+    num_envs, agents, backend = 3, (), "scripted"
     autoreset: Any = "next_step"
 
     def __init__(self, action_space: Any = None) -> None:

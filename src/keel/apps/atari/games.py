@@ -24,7 +24,7 @@ class Twins:
     def __init__(self, seen: Envs, shown: Envs) -> None:
         self.num_envs, self.backend, self.autoreset = seen.num_envs, seen.backend, seen.autoreset
         self.observation_space, self.action_space = seen.observation_space, seen.action_space
-        self.save = seen.save
+        self.agents, self.save = seen.agents, seen.save
         self._seen, self._shown = seen, shown
         self.picture = np.zeros((1, 1, 3), np.uint8)
 

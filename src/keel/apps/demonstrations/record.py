@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from keel.config import Config
 from keel.envs import Envs, make_envs
 from keel.errors import InputError, KeelError
+from keel.keys import MASK
 from keel.models.acting import blank_memory, make_actor
 from keel.models.memory import STARTS
 from keel.models.sampling import draw_noise, mode, sample, to_env
@@ -48,7 +49,7 @@ def record_policy(
     def act(obs: dict[str, Array], first: bool) -> Array:
         nonlocal memory
         seen = obs if policy.normaliser is None else policy.normaliser.apply(obs)
-        mask = seen.get("action_mask")
+        mask = seen.get(MASK)
         if agent.memory:
             memory = blank_memory(agent, 1) if first else memory
             seen = {**seen, **memory, STARTS: np.array([first])}

@@ -1,0 +1,304 @@
+"""Many copies of a PettingZoo Parallel environment, with an axis of their own for agents.
+
+Agents may die before the others, and their spaces may differ in size: vectors are padded with
+zeros, choices that an agent does not have are masked. What a padded or dead agent does is ignored.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from keel.envs.episodes import AgentEpisodes
+from keel.envs.faults import BadStepError, EnvError, EnvRaisedError, UnsupportedSpaceError
+from keel.envs.protocol import Autoreset, Obs, Saved, Step
+from keel.envs.seeding import env_seeds
+from keel.envs.spaces import ActionLayout, ObsLayout, action_layout, observation_layout
+from keel.keys import AGENT, MASK, STATE
+
+ParallelEnv = Any
+"""`pettingzoo.ParallelEnv`; the package is optional, and its types say little."""
+
+
+class ParallelEnvs:
+    """`num_envs` environments made by `make`, stepped one after the other.
+
+    Beside what each agent observes, `obs` holds its number (`agent`) and what a centralised critic
+    may see (`state`): the environment's own `state()`, or all observations side by side.
+    """
+
+    autoreset: Autoreset = "next_step"
+    backend = "pettingzoo"
+
+    def __init__(self, make: Callable[[], ParallelEnv], num_envs: int) -> None:
+        self._envs = [make() for _ in range(num_envs)]
+        self.num_envs = num_envs
+        first = self._envs[0]
+        self.agents: tuple[str, ...] = tuple(map(str, first.possible_agents))
+        names = self._names
+        self._plan = _plan([(first.observation_space(x), first.action_space(x)) for x in names])
+        self.action_space = self._plan.action
+        self._seeds = [0] * num_envs
+        self._steps = np.zeros(num_envs, np.int64)
+        self._pending = np.zeros(num_envs, bool)
+        self._alive = np.zeros((num_envs, len(self.agents)), bool)
+        self._episodes = AgentEpisodes(num_envs, len(self.agents))
+        self._masked = self._plan.masked
+        self._state = self._find_state(first)
+        parts = dict(self._plan.observation.items())
+        parts[AGENT] = spaces.Discrete(len(self.agents))
+        parts[STATE] = spaces.Box(-np.inf, np.inf, (self._state,), np.float32)
+        self.observation_space = spaces.Dict(parts)
+        self._obs = self._blank()
+
+    @property
+    def _names(self) -> list[Any]:
+        return list(self._envs[0].possible_agents)
+
+    def reset(self, seed: int) -> Obs:
+        self._seeds = env_seeds(seed, self.num_envs)
+        self._obs = self._blank()
+        self._episodes.clear()
+        self._pending[:] = False
+        for index in range(self.num_envs):
+            self._begin(index, self._seeds[index])
+        return self._seen()
+
+    def step(self, action: np.ndarray) -> Step:
+        lead = self._alive.shape
+        reward = np.zeros(lead, np.float64)
+        terminated, truncated = np.zeros(lead, bool), np.zeros(lead, bool)
+        ignored = ~self._alive
+        over = np.zeros(self.num_envs, bool)
+        resting = self._pending.copy()
+        for index in range(self.num_envs):
+            if resting[index]:
+                ignored[index] = True
+                self._begin(index, None)
+                continue
+            over[index] = self._advance(
+                index, action[index], reward[index], terminated[index], truncated[index]
+            )
+        self._pending = over
+        finished = self._episodes.update(reward, over, resting)
+        obs = self._seen()
+        return Step(obs, reward.astype(np.float32), terminated, truncated, ignored, None, *finished)
+
+    def close(self) -> None:
+        for env in self._envs:
+            env.close()
+
+    def save(self) -> Saved | None:
+        """PettingZoo's environments have no state that could be kept."""
+        return None
+
+    def load(self, arrays: Mapping[str, np.ndarray], data: Mapping[str, Any]) -> None:
+        raise EnvError("pettingzoo: environments cannot be put back where they were")
+
+    def _begin(self, index: int, seed: int | None) -> None:
+        with self._watched(index):
+            given, info = self._envs[index].reset(seed=seed)
+        self._steps[index] = 0
+        self._alive[index] = [name in given for name in self._names]
+        self._store(index, given, info)
+
+    def _advance(
+        self,
+        index: int,
+        action: np.ndarray,
+        reward: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+    ) -> bool:
+        """One step of one environment into `[A]` arrays; whether its episode is over."""
+        env, alive = self._envs[index], self._alive[index]
+        chosen = {
+            name: self._plan.actions[a].encode(self._plan.cut(a, action[a]))[0]
+            for a, name in enumerate(self._names)
+            if alive[a]
+        }
+        with self._watched(index):
+            given, rewards, ended, cut, info = env.step(chosen)
+        self._steps[index] += 1
+        self._store(index, given, info)
+        for a, name in enumerate(self._names):
+            if alive[a]:
+                reward[a] = rewards.get(name, 0.0)
+                terminated[a] = bool(ended.get(name, True))
+                truncated[a] = bool(cut.get(name, False)) and not terminated[a]
+        left = {str(name) for name in env.agents}
+        self._alive[index] = [name in left for name in self.agents]
+        over = not left
+        if over:  # whoever was still there ends with the episode
+            truncated |= alive & ~terminated
+        return over
+
+    def _store(self, index: int, given: Mapping[Any, Any], info: Mapping[Any, Any]) -> None:
+        for a, name in enumerate(self._names):
+            own = {key: self._obs[key][index, a] for key in self._plan.keys}
+            if name not in given:
+                for x in own.values():
+                    x[...] = 0
+                continue
+            try:
+                read = self._plan.layouts[a].read(given[name], ())
+            except BadStepError as error:
+                raise BadStepError(f"environment {index}, {name}: {error}") from error
+            for key, x in own.items():
+                _fit(x, read[key])
+            if MASK in self._obs:
+                mask = self._obs[MASK][index, a]
+                mask[:] = self._plan.choices(a)
+                legal = read.get(MASK, (info.get(name) or {}).get(MASK))
+                if legal is not None:
+                    mask[: len(legal)] &= np.asarray(legal, bool)
+        if self._state:
+            self._obs[STATE][index] = self._told(index, given)
+        if MASK in self._obs:
+            mask = self._obs[MASK][index]
+            mask[~mask.any(-1)] = True  # the dead, and those whose episode is over
+
+    def _told(self, index: int, given: Mapping[Any, Any]) -> np.ndarray:
+        if self._has_state:
+            with self._watched(index):
+                return np.asarray(self._envs[index].state(), np.float32).reshape(-1)
+        return np.concatenate([self._obs[key][index].reshape(-1) for key in self._plan.keys])
+
+    def _find_state(self, env: ParallelEnv) -> int:
+        """How many numbers a centralised critic sees; asks an environment that was begun."""
+        given, info = env.reset(seed=0)
+        self._masked |= any(MASK in (info.get(name) or {}) for name in given)
+        try:
+            told = np.asarray(env.state(), np.float32).reshape(-1)
+        except (NotImplementedError, AttributeError):
+            told = None
+        self._has_state = told is not None
+        if told is not None:
+            return int(told.size)
+        shapes = [self._plan.observation[key].shape or (1,) for key in self._plan.keys]
+        return len(self.agents) * int(sum(np.prod(shape) for shape in shapes))
+
+    def _blank(self) -> Obs:
+        lead = (self.num_envs, len(self.agents))
+        obs: Obs = {
+            key: np.zeros((*lead, *(space.shape or ())), space.dtype)
+            for key, space in self.observation_space.items()
+        }
+        obs[AGENT][:] = np.arange(len(self.agents))
+        if self._masked:
+            obs[MASK] = np.ones((*lead, self._plan.width), bool)
+        return obs
+
+    def _seen(self) -> Obs:
+        return {key: x.copy() for key, x in self._obs.items()}
+
+    @contextmanager
+    def _watched(self, index: int) -> Iterator[None]:
+        """The environment's own errors, with what reproduces them."""
+        try:
+            yield
+        except EnvError:
+            raise
+        except Exception as error:
+            raise EnvRaisedError(
+                f"raised {type(error).__name__}: {error}",
+                index,
+                self._seeds[index],
+                int(self._steps[index]),
+                traceback.format_exc(),
+            ) from error
+
+
+class _Plan(NamedTuple):
+    """How the spaces of all agents become one."""
+
+    layouts: list[ObsLayout]
+    actions: list[ActionLayout]
+    observation: spaces.Dict
+    action: Space[Any]
+    width: int
+    """of a mask"""
+    masked: bool
+    """whether some agents lack choices, or say which are legal"""
+
+    @property
+    def keys(self) -> list[str]:
+        return list(self.observation)
+
+    def choices(self, agent: int) -> np.ndarray:
+        """`[width]` bool: what this agent can do at all."""
+        return np.arange(self.width) < self.actions[agent].choices
+
+    def cut(self, agent: int, action: np.ndarray) -> np.ndarray:
+        """One agent's action `[1, …]`; of a padded vector, what is its own."""
+        shape = self.actions[agent].space.shape or ()
+        return np.asarray(action)[None, : shape[0]] if shape else np.asarray(action)[None]
+
+
+def _plan(given: Sequence[tuple[Space[Any], Space[Any]]]) -> _Plan:
+    layouts = [observation_layout(seen, matrices=True) for seen, _ in given]
+    actions = [action_layout(done) for _, done in given]
+    keys = [field.key for field in layouts[0].fields if field.key != MASK]
+    for layout in layouts:
+        found = [field.key for field in layout.fields if field.key != MASK]
+        if found != keys:
+            raise UnsupportedSpaceError(
+                f"agents observe different things: {keys} and {found}; give all of them the same "
+                "keys (vectors may differ in length)"
+            )
+    observation = spaces.Dict({key: _widest(key, layouts) for key in keys})
+    action = _widest_action([layout.space for layout in actions])
+    width = max(layout.choices for layout in actions)
+    says = any(field.key == MASK for layout in layouts for field in layout.fields)
+    differ = len({layout.choices for layout in actions}) > 1
+    return _Plan(layouts, actions, observation, action, width, says or differ)
+
+
+def _widest(key: str, layouts: Sequence[ObsLayout]) -> Space[Any]:
+    """A space that holds the observations of all agents under `key`."""
+    found = [field.space for x in layouts for field in x.fields if field.key == key]
+    first = found[0]
+    assert first is not None
+    if all(space == first for space in found):
+        return first
+    if isinstance(first, spaces.Discrete) and all(isinstance(x, spaces.Discrete) for x in found):
+        return spaces.Discrete(max(int(space.n) for space in found))  # type: ignore[union-attr]
+    shapes = [space.shape for space in found if isinstance(space, spaces.Box)]
+    if len(shapes) < len(found) or len({x.dtype for x in found if x is not None}) > 1:
+        raise UnsupportedSpaceError(f"observation {key!r}: agents have different kinds of spaces")
+    if any(len(shape) != 1 for shape in shapes) and len(set(shapes)) > 1:
+        raise UnsupportedSpaceError(
+            f"observation {key!r}: agents have shapes {sorted(set(shapes))}; only vectors can be "
+            "padded"
+        )
+    size = max(shape[0] for shape in shapes)
+    return spaces.Box(-np.inf, np.inf, (size, *shapes[0][1:]), np.float32)
+
+
+def _widest_action(found: Sequence[Space[Any]]) -> Space[Any]:
+    """A space that holds the actions of all agents."""
+    if all(space == found[0] for space in found):
+        return found[0]
+    if all(isinstance(space, spaces.Discrete) for space in found):
+        return spaces.Discrete(max(int(space.n) for space in found))  # type: ignore[attr-defined]
+    if all(isinstance(x, spaces.Box) and x.shape == found[0].shape for x in found):
+        low = np.minimum.reduce([x.low for x in found])  # type: ignore[attr-defined]
+        high = np.maximum.reduce([x.high for x in found])  # type: ignore[attr-defined]
+        return spaces.Box(low, high, found[0].shape, np.float32)  # each clips to its own bounds
+    raise UnsupportedSpaceError(
+        f"agents act in different spaces: {', '.join(sorted({str(x) for x in found}))}; Discrete "
+        "ones may differ in size, others must be of one shape"
+    )
+
+
+def _fit(room: np.ndarray, x: np.ndarray) -> None:
+    """`x` into the beginning of `room`; the rest stays 0."""
+    if room.shape == x.shape:
+        room[...] = x
+    else:
+        room[: len(x)] = x

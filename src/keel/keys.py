@@ -1,0 +1,10 @@
+"""Keys of observations that mean something to Keel; all others are the environment's own."""
+
+MASK = "action_mask"
+"""bool `[…, K]`: what is legal."""
+GROUP = "group"
+"""What an environment may say in its info about every row: the group it belongs to, from 0."""
+AGENT = "agent"
+"""int64 `[N, A]`: the number of each of several agents."""
+STATE = "state"
+"""float32 `[N, A, S]`: what a centralised critic sees, and actors do not."""

@@ -1,0 +1,128 @@
+"""Why a replay is not what was sampled: the causes that leave a trace, each tried in turn."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from keel.keys import MASK
+from keel.models.agent import Agent
+from keel.types import Tree
+
+CLOSE = 1e-3
+"""|log-ratio| up to which two log-probabilities are the same."""
+NEARLY_ALL = 0.99
+
+
+def cause(
+    agent: Agent,
+    params: Tensor,
+    obs: Tree,
+    behaviour: Tree,
+    action: Tensor,
+    stored: Tensor,
+    wrong: Tensor,
+    temperature: float,
+) -> str:
+    """What the rows `[R, …]` that are `wrong` have in common, and what to do about it."""
+    return (
+        _another_mask(obs, behaviour, wrong)
+        or _another_actor(agent, params, obs, action, stored, wrong, temperature)
+        or _another_action(agent, params, obs, behaviour, action, wrong, temperature)
+        or _another_temperature(agent, params, obs, behaviour, wrong, temperature)
+        or "look for another network, dropout, or observations that were normalised again"
+    )
+
+
+def _another_mask(obs: Tree, behaviour: Tree, wrong: Tensor) -> str:
+    mask, logits = obs.get(MASK), behaviour.get("logits")
+    if mask is None or logits is None or logits.shape != mask.shape:
+        return ""
+    changed = ((logits > -torch.inf) != mask.bool()).any(-1)
+    if not bool((changed & wrong).any()) or _share(changed, wrong) < 0.5:
+        return ""
+    return (
+        f"mask_drift: on {_percent(changed)} of the rows other actions are legal now than when "
+        "they were sampled. Store the mask with the step it belongs to, and learn with that one"
+    )
+
+
+def _another_actor(
+    agent: Agent,
+    params: Tensor,
+    obs: Tree,
+    action: Tensor,
+    stored: Tensor,
+    wrong: Tensor,
+    temperature: float,
+) -> str:
+    if agent.groups == 1:
+        return ""
+    for row, name in enumerate(agent.rows):
+        same = params[row : row + 1].expand_as(params)
+        by_row = agent.dist.log_prob(agent.policy(same, obs, temperature), action)
+        matches = (by_row - stored).abs() <= CLOSE
+        if _share(matches, wrong) < NEARLY_ALL:
+            continue
+        others = [agent.rows[own] for a, own in enumerate(agent.members) if wrong[:, a].any()]
+        return (
+            f"wrong_actor: the old log-probs of {', '.join(dict.fromkeys(others))} are those of "
+            f"{name}'s actor. Take each agent's log-prob from the network it acts with"
+        )
+    return ""
+
+
+def _another_action(
+    agent: Agent,
+    params: Tensor,
+    obs: Tree,
+    behaviour: Tree,
+    action: Tensor,
+    wrong: Tensor,
+    temperature: float,
+) -> str:
+    """The distribution is right, the action is not the one that was drawn from it."""
+    now = agent.policy(params, obs, temperature)
+    same = agent.dist.log_prob(behaviour, action) - agent.dist.log_prob(now, action)
+    if _share(same.abs() <= CLOSE, wrong) < NEARLY_ALL:
+        return ""
+    return (
+        f"epsilon_greedy: the policy is the same, but on {_percent(wrong)} of the rows the action "
+        "is not the one that the log-prob belongs to: exploration outside of the policy. Explore "
+        "by the entropy bonus or the temperature, which are part of the distribution"
+    )
+
+
+def _another_temperature(
+    agent: Agent, params: Tensor, obs: Tree, behaviour: Tree, wrong: Tensor, temperature: float
+) -> str:
+    logits = behaviour.get("logits")
+    if logits is None:
+        return ""
+    now = agent.policy(params, obs, temperature)["logits"]
+    legal = (logits > -torch.inf) & (now > -torch.inf) & wrong[..., None]
+    a, b = _centred(logits, legal)[legal], _centred(now, legal)[legal]
+    if not b.numel() or not bool(b.square().sum() > 0):
+        return ""
+    factor = (a * b).sum() / b.square().sum()
+    if not bool(factor > 0) or bool((a - factor * b).abs().max() > CLOSE):
+        return ""
+    return (
+        f"temperature: the actions were drawn at {temperature / factor.item():.3g}, the update "
+        f"replays them at {temperature:.3g}. Use one for both"
+    )
+
+
+def _centred(logits: Tensor, legal: Tensor) -> Tensor:
+    """Minus their mean over what is legal: all that softmax sees."""
+    counted = torch.where(legal, logits, 0.0)
+    mean = counted.sum(-1, keepdim=True) / legal.sum(-1, keepdim=True).clamp(min=1)
+    return counted - mean
+
+
+def _share(condition: Tensor, among: Tensor) -> float:
+    return (condition & among).sum().item() / max(1, among.sum().item())
+
+
+def _percent(condition: Tensor) -> str:
+    return f"{condition.double().mean().item():.0%}"

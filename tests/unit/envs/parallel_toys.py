@@ -1,0 +1,76 @@
+"""PettingZoo environments whose every number is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from pettingzoo import ParallelEnv
+
+
+class Countdown(ParallelEnv):  # type: ignore[type-arg]
+    """`long` lives for five steps and has three choices; `short` dies after two and has two.
+
+    A reward is the number of the step plus the action; observations are the step, as often as the
+    agent has numbers. `long` may never do what it did last.
+    """
+
+    metadata = {"name": "countdown"}  # noqa: RUF012
+    possible_agents = ["long", "short"]  # noqa: RUF012
+    lives = {"long": 5, "short": 2}  # noqa: RUF012
+    sizes = {"long": 3, "short": 2}  # noqa: RUF012
+
+    def __init__(self, cut: bool = False, fail_at: int = -1) -> None:
+        self.cut, self.fail_at = cut, fail_at
+        self.agents: list[str] = []
+        self.time, self.last, self.begun = 0, -1, 0
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Box(0.0, 9.0, (self.sizes[agent],), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(self.sizes[agent])
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.agents = list(self.possible_agents)
+        self.time, self.last = 0, -1
+        self.begun += 1
+        return self._see(self.agents), self._info(self.agents)
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        assert set(actions) == set(self.agents)
+        if self.time == self.fail_at:
+            raise RuntimeError("the machine is on fire")
+        acted = list(self.agents)
+        self.time += 1
+        self.last = int(actions["long"])
+        rewards = {name: float(self.time + actions[name]) for name in acted}
+        over = {name: self.time >= self.lives[name] for name in acted}
+        no = dict.fromkeys(acted, False)
+        self.agents = [name for name in acted if not over[name]]
+        ends = (no, over) if self.cut else (over, no)
+        return self._see(acted), rewards, *ends, self._info(acted)
+
+    def _see(self, names: list[str]) -> dict[str, Any]:
+        return {name: np.full(self.sizes[name], self.time, np.float32) for name in names}
+
+    def _info(self, names: list[str]) -> dict[str, Any]:
+        return {
+            name: {"action_mask": np.arange(3) != self.last} if name == "long" else {}
+            for name in names
+        }
+
+
+class Stated(Countdown):
+    """The same with a state of its own."""
+
+    def state(self) -> np.ndarray:
+        return np.array([self.time, 7.0], np.float32)
+
+
+class Mixed(Countdown):
+    """One agent counts, the other is moved."""
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(2) if agent == "long" else spaces.Box(-1.0, 1.0, (2,), np.float32)

@@ -1,0 +1,188 @@
+"""Several agents in one region: shared rows, one after the other, and the gate that names faults."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+
+from keel.models.agent import Agent
+from keel.regions.certify import Certified
+from keel.regions.gate import ConsistencyError
+from keel.regions.measure import exact_kl, group_mean, measure
+from keel.regions.proximal import Proximal
+from keel.regions.sequential import Sequential
+from keel.regions.stepper import Optimum, initial_optimum, make_step
+from keel.rollout.batch import Learned, Rows, of_members
+from keel.types import Knobs, UpdateReport
+
+from .conftest import SMALL, Setting
+
+FAST = Knobs(learning_rate=0.05, max_kl=0.01)
+
+
+def sharing(agents: Setting, members: tuple[int, ...]) -> Setting:
+    """The same rows, with some of the three agents on one row of parameters."""
+    made = Agent(agents.agent.network, agents.agent.dist, max(members) + 1, None, members)
+    params = agents.optimum.params[: made.groups]
+    with torch.no_grad():
+        behaviour = made.policy(params, agents.rows.obs)
+    log_prob = made.dist.log_prob(behaviour, agents.rows.action)
+    rows = replace(agents.rows, behaviour=behaviour, log_prob=log_prob)
+    return Setting(made, rows, agents.targets, initial_optimum(params))
+
+
+@pytest.mark.parametrize("members", [(0, 0, 0), (0, 1, 0), (0, 1, 2)])
+def test_the_bound_holds_for_every_agent_whoever_shares(
+    agents: Setting, members: tuple[int, ...]
+) -> None:
+    shared = sharing(agents, members)
+    after, report = shared.update(Certified(SMALL), FAST)
+    kl = exact_kl(shared.agent, after.params, shared.rows, 1.0)
+    assert kl.shape == (3,)
+    assert bool((kl <= FAST.max_kl).all())
+    assert report.verdict == "walked_back"
+    assert report.alpha.shape == (len(set(members)),)
+    assert torch.allclose(report.agents["train/kl_exact"], kl)
+    assert torch.allclose(report.kl_exact, shared.agent.worst(kl))
+
+
+def test_a_shared_row_takes_the_smallest_share_that_any_of_its_agents_allows(
+    agents: Setting,
+) -> None:
+    shared = sharing(agents, (0, 0, 0))
+    free, _ = shared.update(Certified(SMALL, enforce=False), FAST)
+    requested = exact_kl(shared.agent, free.params, shared.rows, 1.0)
+    _, report = shared.update(Certified(SMALL), FAST)
+    assert report.kl_requested.item() == pytest.approx(requested.max().item(), rel=1e-9)
+    assert report.kl_exact.item() == pytest.approx(0.98 * FAST.max_kl, rel=0.05)
+
+
+def test_agents_have_metrics_of_their_own(agents: Setting) -> None:
+    _, report = agents.update(Certified(SMALL), Knobs())
+    names = {"policy_loss", "value_loss", "clip_fraction", "kl_exact", "entropy"}
+    assert {f"train/{name}" for name in names} == set(report.agents)
+    for key, own in report.agents.items():
+        assert own.shape == (3,)
+        if key != "train/kl_exact":  # whose roll-up is the largest
+            assert report.metrics[key] == pytest.approx(own.mean().item(), rel=1e-5, abs=1e-6)
+
+
+def single_step(agents: Setting, region: Proximal):  # type: ignore[no-untyped-def]
+    return make_step(
+        agents.agent.alone(),
+        region.objective,
+        group_axis=None,
+        max_grad_norm=region.max_grad_norm,
+        compiled=False,
+    )
+
+
+def sequentially(agents: Setting, seed: int = 0) -> tuple[Optimum, UpdateReport]:
+    return Sequential(SMALL).update(
+        agents.agent,
+        agents.optimum,
+        agents.rows,
+        agents.targets,
+        Knobs(learning_rate=0.01),
+        torch.Generator().manual_seed(seed),
+        single_step(agents, SMALL),
+    )
+
+
+def test_in_sequence_each_learns_from_what_those_before_it_became(agents: Setting) -> None:
+    """The same by hand: a permutation, and a product of ratios on the advantages."""
+    found, _ = sequentially(agents)
+    rng = torch.Generator().manual_seed(0)
+    order = torch.randperm(3, generator=rng).tolist()
+    learned, knobs = agents.targets(agents.optimum.params), Knobs(learning_rate=0.01)
+    weight, step, alone = torch.ones(96), single_step(agents, SMALL), agents.agent.alone()
+    for a in order:
+        rows, own = of_members(agents.rows, learned, (a,))
+        taught = own._replace(advantage=own.advantage * weight)
+        start = Optimum(*(x[a : a + 1] for x in agents.optimum))
+        after, _ = SMALL.update(alone, start, rows, lambda _, x=taught: x, knobs, rng, step)
+        assert torch.equal(found.params[a], after.params[0])
+        ratio = measure(alone, after.params, rows, 1.0).ratio
+        weight = weight * torch.where(rows.weight > 0, ratio.ratio, 1.0)
+    assert not torch.allclose(weight, torch.ones(96))
+
+
+def test_in_sequence_the_bound_holds_too(agents: Setting) -> None:
+    region = Certified(Sequential(SMALL))
+    after, report = region.update(
+        agents.agent,
+        agents.optimum,
+        agents.rows,
+        agents.targets,
+        FAST,
+        torch.Generator().manual_seed(0),
+        single_step(agents, SMALL),
+    )
+    assert bool((exact_kl(agents.agent, after.params, agents.rows, 1.0) <= FAST.max_kl).all())
+    assert report.agents["train/clip_fraction"].shape == (3,)
+
+
+def test_of_members_keeps_rows_together() -> None:
+    x = torch.arange(12).reshape(4, 3).float()
+    rows = Rows({"obs": x[..., None]}, {}, x, x, torch.ones(4, 3), 1)
+    found, learned = of_members(rows, Learned(x, x, x[..., None]), (0, 2))
+    assert found.action.tolist() == [0, 2, 3, 5, 6, 8, 9, 11]
+    assert found.group_axis is None
+    assert learned.raw.shape == (8, 1)
+
+
+def stopped(agents: Setting, rows: Rows, pattern: str) -> None:
+    broken = copy.copy(agents)
+    broken.rows = rows
+    with pytest.raises(ConsistencyError, match=pattern):
+        broken.update(Certified(SMALL), Knobs())
+
+
+def named(agents: Setting) -> Setting:
+    agents.agent.rows = ("industry", "education", "council")
+    return agents
+
+
+def test_another_agents_actor_is_named(agents: Setting) -> None:
+    agents = named(agents)
+    first = agents.optimum.params[:1].expand_as(agents.optimum.params)
+    with torch.no_grad():
+        behaviour = agents.agent.policy(first, agents.rows.obs)
+    log_prob = agents.agent.dist.log_prob(behaviour, agents.rows.action)
+    rows = replace(agents.rows, behaviour=behaviour, log_prob=log_prob)
+    stopped(agents, rows, "wrong_actor: the old log-probs of education, council are .* industry's")
+
+
+def test_exploration_outside_of_the_policy_is_named(agents: Setting) -> None:
+    strayed = torch.rand(agents.rows.action.shape) < 0.2
+    action = torch.where(strayed, (agents.rows.action + 1) % 3, agents.rows.action)
+    stopped(named(agents), replace(agents.rows, action=action), "epsilon_greedy: .* of the rows")
+
+
+def test_another_mask_is_named(agents: Setting) -> None:
+    mask = torch.ones(96, 3, 3, dtype=torch.bool)
+    mask.scatter_(-1, ((agents.rows.action + 1) % 3)[..., None], False)
+    rows = replace(agents.rows, obs=agents.rows.obs | {"action_mask": mask})
+    stopped(named(agents), rows, "mask_drift: on 100% of the rows other actions are legal")
+
+
+def test_another_temperature_is_named(agents: Setting) -> None:
+    behaviour = {"logits": agents.rows.behaviour["logits"] / 2.0}
+    log_prob = agents.agent.dist.log_prob(behaviour, agents.rows.action)
+    rows = replace(agents.rows, behaviour=behaviour, log_prob=log_prob)
+    stopped(named(agents), rows, "temperature: the actions were drawn at 2, the update .* at 1")
+
+
+def test_what_leaves_no_trace_is_not_named(agents: Setting) -> None:
+    behaviour = {"logits": torch.randn(96, 3, 3)}
+    log_prob = agents.agent.dist.log_prob(behaviour, agents.rows.action)
+    rows = replace(agents.rows, behaviour=behaviour, log_prob=log_prob)
+    stopped(named(agents), rows, "Look for another network, dropout")
+
+
+def test_group_means_skip_what_does_not_count(agents: Setting) -> None:
+    x = torch.where(agents.rows.weight > 0, 2.0, torch.nan)
+    assert group_mean(x, agents.rows).tolist() == [2.0, 2.0, 2.0]
