@@ -28,7 +28,7 @@ YarsRevenge Zaxxon
 
 
 PARALLEL = {
-    "land": "keel.apps.land:parallel_env",
+    "land": "keel.apps.land.vector:parallel_env",
     "simple_spread": "mpe2.simple_spread_v3:parallel_env",
     "simple_speaker_listener": "mpe2.simple_speaker_listener_v4:parallel_env",
 }

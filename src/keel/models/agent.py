@@ -20,12 +20,10 @@ from keel.keys import MASK
 from keel.models import returns
 from keel.models.critics import Critic, Scalar
 from keel.models.distributions import Dist
+from keel.models.items import FEATURES, ITEMS, LEGAL, Choosing
 from keel.models.memory import CRITIC, STARTS
 from keel.models.networks import Outputs, Part, Separate
 from keel.types import Tree
-
-FEATURES = "features"
-"""What `Agent.critic_inputs` gives the critic to see."""
 
 
 class Evaluation(NamedTuple):
@@ -125,6 +123,8 @@ class Agent:
         if self.groups == 1:
             return self._one(params[0], obs, part)
         params = self.of_agents(params)
+        if isinstance(self.network, Choosing):
+            return self._one_by_one(params, obs, part)
 
         def given(row: Tensor, seen: Tree) -> tuple[Tensor, ...]:
             policy, value, _ = self._one(row, seen, part)
@@ -133,6 +133,19 @@ class Agent:
         found = list(torch.vmap(given, in_dims=(0, 1), out_dims=1)(params, obs))
         policy = None if part == "critic" else found.pop(0)
         return Outputs(policy, found[0] if found else None)
+
+    def _one_by_one(self, params: Tensor, obs: Tree, part: Part) -> Outputs:
+        """Where every agent has work of another shape."""
+        found = [
+            self._one(row, {key: x[:, a] for key, x in obs.items()}, part)
+            for a, row in enumerate(params)
+        ]
+        policies = [x.policy for x in found if x.policy is not None]
+        values = [x.value for x in found if x.value is not None]
+        return Outputs(
+            torch.stack(policies, 1) if policies else None,
+            torch.stack(values, 1) if values else None,
+        )
 
     def _one(self, row: Tensor, obs: Tree, part: Part) -> Outputs:
         return self.outputs_of(self.layout.unflatten(row), obs, part)
@@ -182,6 +195,8 @@ class Agent:
 
         Of one group; the trunk is frozen.
         """
+        if isinstance(self.network, Choosing):
+            return self.network.critic_view(obs)
         tree = self.layout.unflatten(params[0].detach())
         trunk = {k.removeprefix("trunk."): x for k, x in tree.items() if k.startswith("trunk.")}
         with torch.no_grad():
@@ -195,10 +210,12 @@ class Agent:
         """Raw outputs `[*lead, Q]` of the critic's own parameters `[1, C]` on `critic_inputs`."""
         named = self.critic_layout.unflatten(own[0])
         tree = {k.removeprefix("critic."): x for k, x in named.items() if k != returns.NAME}
-        given = (inputs[FEATURES],)
+        given: list[Tensor | None] = [
+            inputs[key] for key in (FEATURES, ITEMS, LEGAL) if key in inputs
+        ]
         if STARTS in inputs:
-            given = (*given, inputs.get(CRITIC), inputs[STARTS])  # type: ignore[assignment]
-        found = torch.func.functional_call(self.network.critic, tree, given)  # type: ignore[arg-type]
+            given += [inputs.get(CRITIC), inputs[STARTS]]
+        found = torch.func.functional_call(self.network.critic, tree, tuple(given))  # type: ignore[arg-type]
         value: Tensor = found[0] if isinstance(found, tuple) else found
         return value
 

@@ -25,7 +25,7 @@ from keel.models.distributions import (
     MultiCategorical,
     SquashedGaussian,
 )
-from keel.models.items import Layout, Pooled, Scorer
+from keel.models.items import Choosing
 from keel.models.memory import Recurrent, Tower
 from keel.models.networks import (
     CNN,
@@ -174,25 +174,20 @@ def _choosing(
     values: int,
     config: Network,
     generator: torch.Generator,
-) -> Branched:
-    """Items are scored one by one; the critic looks at all of them."""
+) -> Choosing:
     key = _items(seen, dist)
     assert key is not None
-    (count, features), width = seen[key], config.hidden[-1]
-    each, others = divmod(dist.outputs, count)
-
-    def encoder(parts: dict[str, tuple[int, ...]]) -> tuple[Flatten, Layout]:
-        flat = Flatten({k: v for k, v in parts.items() if k != key} | {key: parts[key]}, classes)
-        return flat, Layout(flat.size - count * features, count, features)
-
-    (eye, own), (wide, all_) = encoder(seen), encoder(known)
-    return Branched(
-        eye,
-        nn.Identity(),
-        Scorer(own, width, each, others, config.activation, generator),
-        Pooled(all_, width, values, config.activation, generator),
-        Head(dist.outputs, None),
-        None if known == seen else wide,
+    rest = {k: v for k, v in seen.items() if k != key}
+    return Choosing(
+        Flatten(rest, classes),
+        key,
+        (seen[key][0], seen[key][1]),
+        dist.outputs,
+        config.hidden,
+        config.activation,
+        values,
+        generator,
+        None if known == seen else Flatten({k: v for k, v in known.items() if k != key}, classes),
     )
 
 

@@ -2,60 +2,56 @@
 
 Every item is scored by the same small network, which also sees what is true of all of them. So the
 number of parameters does not grow with the number of items, and what was learned about one holds
-for all: a map on which they lie otherwise is no new task.
+for all: a map on which they lie otherwise is no new task. Items of which nothing is legal are left
+out, which in a game that fills up is most of the work.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from keel.models.networks import Activation, activation, orthogonal
+from keel.keys import MASK
+from keel.models.networks import MLP, Activation, Flatten, Outputs, Part, activation, orthogonal
+from keel.types import Tree
 
-
-class Layout(NamedTuple):
-    """A flat observation: `context` numbers, then `items` × `features`."""
-
-    context: int
-    items: int
-    features: int
-
-    def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """`[*lead, context]` and `[*lead, items, features]`."""
-        items = x[..., self.context :].reshape(*x.shape[:-1], self.items, self.features)
-        return x[..., : self.context], items
+FEATURES, ITEMS, LEGAL = "features", "items", "legal"
+"""What `Agent.critic_inputs` gives a critic to see; the last two, if it looks at items."""
 
 
 class Embedding(nn.Module):
     """Two layers over every item, which see the context as well; then all items together."""
 
     def __init__(
-        self, layout: Layout, width: int, act: Activation, generator: torch.Generator
+        self,
+        context: int,
+        features: int,
+        width: int,
+        act: Activation,
+        generator: torch.Generator,
     ) -> None:
         super().__init__()
-        self.layout, self.width = layout, width
+        self.pooled = width + context
+        """numbers that say what all items are like together"""
         self.act = activation(act)
-        self.item = nn.Linear(layout.features, width)
-        self.context = nn.Linear(layout.context, width, bias=False)
+        self.item = nn.Linear(features, width)
+        self.context = nn.Linear(context, width, bias=False)
         self.second = nn.Linear(width, width)
         for layer in (self.item, self.context, self.second):
             orthogonal(layer, math.sqrt(2.0), generator)
 
-    @property
-    def pooled(self) -> int:
-        """Numbers that say what all items are like together."""
-        return 2 * self.width + self.layout.context
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """`[*lead, items, width]`, and `[*lead, pooled]`: mean, largest, and the context."""
-        context, items = self.layout.split(x)
-        # the context's part is one product for all items, not one for each
-        h = self.act(self.item(items) + self.context(context)[..., None, :])
+    def forward(self, context: Tensor, items: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+        """Of items `[M, F]` that belong to `row` `[M]` of the context `[B, C]`: `[M, width]`, and
+        `[B, pooled]`: their mean, and the context."""
+        # the context's part is one product for all items of a row, not one for each
+        h = self.act(self.item(items) + self.context(context).index_select(0, row))
         h = self.act(self.second(h))
-        return h, torch.cat([h.mean(-2), h.amax(-2), context], -1)
+        total = h.new_zeros(len(context), h.shape[1]).index_add(0, row, h)
+        count = torch.bincount(row, minlength=len(context)).clamp(min=1)
+        return h, torch.cat([total / count[:, None], context], -1)
 
 
 class Scorer(nn.Module):
@@ -63,7 +59,8 @@ class Scorer(nn.Module):
 
     def __init__(
         self,
-        layout: Layout,
+        context: int,
+        features: int,
         width: int,
         each: int,
         others: int,
@@ -72,19 +69,21 @@ class Scorer(nn.Module):
     ) -> None:
         super().__init__()
         self.act = activation(act)
-        self.embedding = Embedding(layout, width, act, generator)
+        self.embedding = Embedding(context, features, width, act, generator)
         self.score = nn.Linear(width, each)
-        self.pool = nn.Linear(self.embedding.pooled, width)
-        self.other = nn.Linear(width, others)
         orthogonal(self.score, 0.01, generator)
-        orthogonal(self.pool, math.sqrt(2.0), generator)
-        orthogonal(self.other, 0.01, generator)
+        self.other = None
+        if others:
+            sizes = (self.embedding.pooled, width, others)
+            self.other = MLP(sizes, act, generator, last_gain=0.01)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """`[*lead, items · each + others]`, item by item."""
-        items, pooled = self.embedding(x)
-        other = self.other(self.act(self.pool(pooled)))
-        return torch.cat([self.score(items).flatten(-2), other], -1)
+    def forward(self, context: Tensor, items: Tensor, legal: Tensor | None) -> Tensor:
+        """`[B, items · each + others]`, item by item; 0 for items that are left out."""
+        rows, index, chosen = _chosen(items, legal)
+        h, pooled = self.embedding(context, chosen, rows)
+        room = h.new_zeros(items.shape[0] * items.shape[1], self.score.out_features)
+        logits = room.index_copy(0, index, self.score(h)).reshape(len(items), -1)
+        return logits if self.other is None else torch.cat([logits, self.other(pooled)], -1)
 
 
 class Pooled(nn.Module):
@@ -92,22 +91,97 @@ class Pooled(nn.Module):
 
     def __init__(
         self,
-        layout: Layout,
+        context: int,
+        features: int,
         width: int,
         outputs: int,
         act: Activation,
         generator: torch.Generator,
     ) -> None:
         super().__init__()
-        self.act = activation(act)
-        self.embedding = Embedding(layout, width, act, generator)
-        self.pool = nn.Linear(self.embedding.pooled, width)
-        self.last = nn.Linear(width, outputs)
-        orthogonal(self.pool, math.sqrt(2.0), generator)
-        orthogonal(self.last, 1.0, generator)
+        self.embedding = Embedding(context, features, width, act, generator)
+        self.last = MLP((self.embedding.pooled, width, outputs), act, generator, last_gain=1.0)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """`[*lead, outputs]`."""
-        _, pooled = self.embedding(x)
-        value: Tensor = self.last(self.act(self.pool(pooled)))
+    def forward(self, context: Tensor, items: Tensor, legal: Tensor | None = None) -> Tensor:
+        """`[B, outputs]`."""
+        rows, _, chosen = _chosen(items, legal)
+        value: Tensor = self.last(self.embedding(context, chosen, rows)[1])
         return value
+
+
+def _chosen(items: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows of legal items, their places among all, and what is known of them `[M, F]`."""
+    if legal is None:
+        legal = torch.ones(items.shape[:2], dtype=torch.bool, device=items.device)
+    index = legal.flatten().nonzero().squeeze(1)
+    rows = torch.div(index, items.shape[1], rounding_mode="floor")
+    return rows, index, items.flatten(0, 1).index_select(0, index)
+
+
+class Choosing(nn.Module):
+    """An actor that scores items, and a critic: of the same items, or of the state alone, which is
+    many times cheaper.
+
+    How many items are looked at depends on the masks: shapes that differ from call to call can be
+    neither compiled nor stacked, so `Agent` takes one agent after the other.
+    """
+
+    def __init__(
+        self,
+        encoder: Flatten,
+        key: str,
+        shape: tuple[int, int],
+        actions: int,
+        hidden: Sequence[int],
+        act: Activation,
+        values: int,
+        generator: torch.Generator,
+        critic_encoder: Flatten | None = None,
+    ) -> None:
+        super().__init__()
+        (self.count, features), width = shape, hidden[-1]
+        self.key, self.encoder = key, encoder
+        self.each, others = divmod(actions, self.count)
+        self.actor = Scorer(encoder.size, features, width, self.each, others, act, generator)
+        self.critic_encoder = critic_encoder
+        self.critic: nn.Module
+        if critic_encoder is None:
+            self.critic = Pooled(encoder.size, features, width, values, act, generator)
+        else:
+            self.critic = MLP((critic_encoder.size, *hidden, values), act, generator, last_gain=1.0)
+
+    def forward(self, obs: Tree, part: Part = "both") -> Outputs:
+        """Both, or the part asked for."""
+        items = obs[self.key].float()
+        lead = items.shape[:-2]
+        given: tuple[Tensor, Tensor, Tensor | None] | None = None
+        if part != "critic" or self.critic_encoder is None:
+            context = self.encoder(obs).reshape(-1, self.encoder.size)
+            given = context, items.reshape(-1, *items.shape[-2:]), self._legal(obs)
+        policy = value = None
+        if part != "critic":
+            assert given is not None
+            policy = self.actor(*given).reshape(*lead, -1)
+        if part != "actor":
+            if self.critic_encoder is not None:
+                value = self.critic(self.critic_encoder(obs))
+            else:
+                assert given is not None
+                value = self.critic(*given).reshape(*lead, -1)
+        return Outputs(policy, value)
+
+    def critic_view(self, obs: Tree) -> Tree:
+        """What the critic is given, of rows `[B, …]`."""
+        if self.critic_encoder is not None:
+            return {FEATURES: self.critic_encoder(obs)}
+        legal = self._legal(obs)
+        given = {FEATURES: self.encoder(obs), ITEMS: obs[self.key].float()}
+        return given if legal is None else given | {LEGAL: legal}
+
+    def _legal(self, obs: Tree) -> Tensor | None:
+        """`[B, items]` bool: of which anything may be done."""
+        mask = obs.get(MASK)
+        if mask is None:
+            return None
+        flat = mask.bool().reshape(-1, mask.shape[-1])[:, : self.count * self.each]
+        return flat.reshape(-1, self.count, self.each).any(-1)

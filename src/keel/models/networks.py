@@ -264,33 +264,23 @@ class Separate(nn.Module):
 class Branched(nn.Module):
     """A trunk that may be nothing, and two branches: actor and critic.
 
-    With a CNN for a trunk the usual choice for pixels; with `Projection` that of note 004. Where
-    the critic sees more than the actor (`critic_encoder`), there is no trunk.
+    With a CNN for a trunk the usual choice for pixels; with `Projection` that of note 004.
     """
 
     def __init__(
-        self,
-        encoder: nn.Module,
-        trunk: nn.Module,
-        actor: nn.Module,
-        critic: nn.Module,
-        head: Head,
-        critic_encoder: nn.Module | None = None,
+        self, encoder: nn.Module, trunk: nn.Module, actor: nn.Module, critic: nn.Module, head: Head
     ) -> None:
         super().__init__()
-        self.encoder, self.critic_encoder, self.trunk = encoder, critic_encoder or encoder, trunk
+        self.encoder, self.trunk = encoder, trunk
         self.head, self.actor, self.critic = head, actor, critic
 
     def forward(self, obs: Tree, part: Part = "both") -> Outputs:
         """Both, or the part asked for."""
-        policy = value = None
-        apart = self.critic_encoder is not self.encoder
-        x = None if apart and part == "critic" else self.trunk(self.encoder(obs))
-        if part != "critic":
-            policy = self.head(self.actor(x))
-        if part != "actor":
-            value = self.critic(self.critic_encoder(obs) if apart else x)
-        return Outputs(policy, value)
+        x = self.trunk(self.encoder(obs))
+        return Outputs(
+            None if part == "critic" else self.head(self.actor(x)),
+            None if part == "actor" else self.critic(x),
+        )
 
 
 class Branch(nn.Module):

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from keel.models.agent import FEATURES, Agent
+from keel.models.agent import Agent
+from keel.models.items import FEATURES
 from keel.models.networks import Separate
 from keel.regions.critic import CriticObjective
 from keel.regions.objective import Batch, Statistics

@@ -19,6 +19,7 @@ from keel.errors import InputError
 from keel.models.acting import make_actor
 from keel.models.agent import Agent
 from keel.models.build import build_agent
+from keel.models.items import Choosing
 from keel.models.networks import CNN
 from keel.regions import dense, dense_critic
 from keel.regions.balance import CloningTrust, LossBalance
@@ -386,7 +387,11 @@ def _step(agent: Agent, region: Region, many: bool, compiled: bool) -> Step:
 
 def _compile(config: Config, agent: Agent, region: Region, device: torch.device) -> bool:
     """Whether torch should compile the step: not where our own loops take it, not for sequences
-    (unrolled, they compile for minutes), and not for CNNs, which are bound by arithmetic."""
+    (unrolled, they compile for minutes), not for CNNs, which are bound by arithmetic, and not where
+    every minibatch has another shape."""
+    ragged = isinstance(agent.network, Choosing)
+    if ragged and config.compile == "on":
+        raise InputError("compile: a network of items has no fixed shapes; leave it at auto")
     if config.compile != "auto":
         return config.compile == "on"
     if isinstance(region, Sequential):
@@ -396,7 +401,7 @@ def _compile(config: Config, agent: Agent, region: Region, device: torch.device)
         if isinstance(region, Constraint)
         else dense.fits(agent, region.objective)
     )
-    if own or agent.memory or _sees_pixels(agent):
+    if own or ragged or agent.memory or _sees_pixels(agent):
         return False
     minibatches = -(-config.batch // config.region.minibatch)
     steps = config.iterations * config.region.epochs * minibatches

@@ -7,6 +7,7 @@ from gymnasium import spaces
 from keel.config import Agents, Network
 from keel.errors import InputError
 from keel.models.build import build_agent, sharing
+from keel.models.items import Pooled, Scorer
 
 OBSERVATION = spaces.Dict(
     {
@@ -54,6 +55,41 @@ def test_logits_follow_their_items() -> None:
     two_each = before[..., :12].unflatten(-1, (6, 2))[:, :, order].flatten(-2)
     assert torch.allclose(after[..., :12], two_each, atol=1e-6)
     assert torch.allclose(after[..., 12], before[..., 12], atol=1e-6)
+
+
+def test_items_of_which_nothing_is_legal_are_not_looked_at() -> None:
+    made, obs = agent(), tree(7, 2)
+    params = made.initial + 0.3 * torch.randn(made.initial.shape)
+    legal = torch.rand(7, 2, 6) < 0.5
+    legal[0, 0] = False  # a row that can only wait
+    mask = torch.cat([legal.repeat_interleave(2, -1), torch.ones(7, 2, 1, dtype=torch.bool)], -1)
+    known = made.policy(params, obs | {"action_mask": mask})["logits"]
+    strange = torch.where(legal[..., None], obs["parcels"], 1e6)
+    told = made.policy(params, obs | {"action_mask": mask, "parcels": strange})["logits"]
+    assert torch.equal(known, told)
+    assert torch.equal(known == -torch.inf, ~mask)
+    # each is scored as if it were alone: only the wait depends on the others
+    everything = made.outputs(params, obs).policy
+    assert torch.allclose(known[..., :12][mask[..., :12]], everything[..., :12][mask[..., :12]])
+
+
+@pytest.mark.parametrize("kind", ["scorer", "pooled"])
+def test_gradients_are_those_of_finite_differences(kind: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    made: torch.nn.Module = (
+        Scorer(3, 4, 8, 2, 1, "tanh", generator)
+        if kind == "scorer"
+        else Pooled(3, 4, 8, 2, "tanh", generator)
+    ).double()
+    context, items = torch.randn(5, 3).double(), torch.randn(5, 6, 4).double()
+    legal = torch.rand(5, 6) < 0.6
+    names = [name for name, _ in made.named_parameters()]
+
+    def outputs(*parts: torch.Tensor) -> torch.Tensor:
+        tree = dict(zip(names, parts, strict=True))
+        return torch.func.functional_call(made, tree, (context, items, legal))
+
+    assert torch.autograd.gradcheck(outputs, tuple(made.parameters()))
 
 
 def test_every_agent_acts_with_its_own_row() -> None:

@@ -1,4 +1,4 @@
-"""Several agents in one region: shared rows, one after the other, and the gate that names faults."""
+"""Several agents in one region: shared rows, one after the other, a gate that names faults."""
 
 from __future__ import annotations
 
