@@ -1,0 +1,236 @@
+"""The best that all developers together can do on a small map, by mixed-integer programming.
+
+Without externalities money is linear in what is begun where and when: revenue is a concave function
+of capacity, debt a convex one of cash, and more cash never hurts. So the optimum of the linear
+program with whole buildings is the optimum of the game.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import coo_matrix
+
+from keel.apps.land.arrays import Array, World
+from keel.apps.land.games import Games
+from keel.apps.land.maps import draw_map
+from keel.apps.land.rules import CONSTRUCTION, LEAST_LEVEL, SMALL, Rules
+from keel.errors import InputError, KeelError
+
+GAP = 0.005
+"""The share of the optimum by which a plan may fall short of it."""
+MOST_PARCELS = 24
+MARGIN = 1e-4
+"""Of money, by which a plan stays inside the credit line, lest a rounding error breaks it."""
+
+Term = tuple[int, float]
+"""A column of the program, and its coefficient."""
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """The best plan that was found, and how good it is."""
+
+    seed: int
+    npv: float
+    """of all developers together, in thousands"""
+    bound: float
+    """which no plan exceeds"""
+    gap: float
+    """(bound − npv) / npv, at most `GAP` unless time ran out"""
+    seconds: float
+    actions: Array
+    """`[months, A]`: the plan, for `Games.step`"""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One building that might be begun."""
+
+    agent: int
+    parcel: int
+    size: int
+    month: int
+    outlay: float
+
+    @property
+    def operates(self) -> int:
+        """Its first month of income, which may lie after the end."""
+        return self.month + CONSTRUCTION[self.size]
+
+
+class Program:
+    """Columns: x (0 or 1) for each choice, then for each developer and month revenue, debt, whether
+    it is bankrupt after the month (0 or 1), and cash before it (one month more)."""
+
+    def __init__(self, rules: Rules, world: World) -> None:
+        self.rules, self.choices = rules, list_choices(rules, world)
+        self.price = world.price[0]
+        agents, months = rules.agents, rules.months
+        count = len(self.choices)
+        self._revenue, self._debt = count, count + agents * months
+        self._bankrupt = count + 2 * agents * months
+        self._cash = count + 3 * agents * months
+        self.columns = self._cash + agents * (months + 1)
+        self._terms: list[tuple[int, int, float]] = []
+        self._low: list[float] = []
+        self._high: list[float] = []
+        self._constrain()
+
+    def revenue(self, agent: int, month: int) -> int:
+        """Its column."""
+        return self._revenue + agent * self.rules.months + month
+
+    def debt(self, agent: int, month: int) -> int:
+        """Its column."""
+        return self._debt + agent * self.rules.months + month
+
+    def bankrupt(self, agent: int, month: int) -> int:
+        """Its column."""
+        return self._bankrupt + agent * self.rules.months + month
+
+    def cash(self, agent: int, month: int) -> int:
+        """Its column."""
+        return self._cash + agent * (self.rules.months + 1) + month
+
+    def objective(self) -> Array:
+        """What each column adds to the net present value of all."""
+        rules, gamma = self.rules, self.rules.gamma
+        value = np.zeros(self.columns)
+        for column, choice in enumerate(self.choices):
+            trade, size = rules.trades[choice.agent], choice.size
+            operating = range(choice.operates, rules.months)
+            upkeep = trade.running[size] + trade.rent[size]
+            worn = max(0.0, 1.0 - len(operating) / rules.life)
+            kept = rules.residual * trade.cost[size] * worn + self.price[choice.parcel]
+            value[column] = gamma**rules.months * kept - gamma**choice.month * choice.outlay
+            value[column] -= upkeep * sum(gamma**month for month in operating)
+        for agent in range(rules.agents):
+            for month in range(rules.months):
+                value[self.revenue(agent, month)] = gamma**month
+                value[self.debt(agent, month)] = -rules.interest * gamma**month
+        return value
+
+    def _add(self, terms: Iterable[Term], low: float, high: float) -> None:
+        row = len(self._low)
+        self._terms += ((row, column, value) for column, value in terms)
+        self._low.append(low)
+        self._high.append(high)
+
+    def _constrain(self) -> None:
+        for parcel in range(self.rules.parcels):
+            here = [i for i, choice in enumerate(self.choices) if choice.parcel == parcel]
+            self._add(((i, 1.0) for i in here), 0.0, 1.0)
+        for agent, trade in enumerate(self.rules.trades):
+            self._add([(self.cash(agent, 0), 1.0)], trade.cash, trade.cash)
+            own = [(i, choice) for i, choice in enumerate(self.choices) if choice.agent == agent]
+            for month in range(self.rules.months):
+                self._demand(agent, month, own)
+                self._money(agent, month, own)
+
+    def _demand(self, agent: int, month: int, own: list[tuple[int, Choice]]) -> None:
+        """Revenue lies below each of the three lines of which demand is the lowest."""
+        trade, slopes = self.rules.trades[agent], self.rules.slopes
+        first, second = trade.demand
+        at_zero = (0.0, (slopes[0] - slopes[1]) * first)
+        heights = (*at_zero, at_zero[1] + (slopes[1] - slopes[2]) * second)
+        operating = [(i, trade.revenue[c.size]) for i, c in own if c.operates <= month]
+        for slope, height in zip(slopes, heights, strict=True):
+            terms = [(i, -slope * revenue) for i, revenue in operating]
+            self._add([(self.revenue(agent, month), 1.0), *terms], -np.inf, height)
+
+    def _money(self, agent: int, month: int, own: list[tuple[int, Choice]]) -> None:
+        """Cash from month to month; one building a month, within the credit line, unless broke."""
+        rules, trade = self.rules, self.rules.trades[agent]
+        now, then = self.cash(agent, month), self.cash(agent, month + 1)
+        begun = [(i, choice.outlay) for i, choice in own if choice.month == month]
+        upkeep = [
+            (i, trade.running[c.size] + trade.rent[c.size]) for i, c in own if c.operates <= month
+        ]
+        line, deep = MARGIN - rules.credit, self._deepest(agent)
+        before = [] if month == 0 else [(self.bankrupt(agent, month - 1), 1.0)]
+        after = self.bankrupt(agent, month)
+        self._add([*((i, 1.0) for i, _ in begun), *before], 0.0, 1.0)
+        spent = ((i, -outlay) for i, outlay in begun)
+        self._add([(now, 1.0), *spent, *((b, deep) for b, _ in before)], line, np.inf)
+        self._add([(then, 1.0), (after, deep)], line, np.inf)
+        self._add([(after, 1.0), *((b, -1.0) for b, _ in before)], 0.0, np.inf)
+        self._add([(self.debt(agent, month), 1.0), (now, 1.0)], 0.0, np.inf)
+        earned, owed = self.revenue(agent, month), self.debt(agent, month)
+        flow = [(earned, -1.0), (owed, rules.interest), *begun, *upkeep]
+        self._add([(then, 1.0), (now, -1.0), *flow], 0.0, 0.0)
+
+    def _deepest(self, agent: int) -> float:
+        """How far below the credit line a bankrupt developer can get: upkeep of all that it can
+        own, month for month, without revenue and with interest."""
+        rules, trade = self.rules, self.rules.trades[agent]
+        upkeep = max(map(sum, zip(trade.running, trade.rent, strict=True)))
+        grown = (1.0 + rules.interest) ** rules.months
+        return (upkeep * rules.parcels * rules.months + rules.credit) * grown
+
+    def solve(self, seconds: float) -> Any:
+        """scipy's result."""
+        rows, columns, values = zip(*self._terms, strict=True)
+        shape = len(self._low), self.columns
+        matrix = coo_matrix((values, (rows, columns)), shape).tocsr()
+        count, whole = len(self.choices), np.zeros(self.columns)
+        whole[:count] = whole[self._bankrupt : self._cash] = 1.0
+        low, high = np.zeros(self.columns), np.where(whole > 0.0, 1.0, np.inf)
+        low[self._cash :] = -np.inf
+        return milp(
+            -self.objective(),
+            constraints=LinearConstraint(matrix, self._low, self._high),
+            integrality=whole,
+            bounds=Bounds(low, high),
+            options={"time_limit": seconds, "mip_rel_gap": GAP},
+        )
+
+
+def list_choices(rules: Rules, world: World) -> list[Choice]:
+    """Every building that level allows, in every month, by every developer."""
+    price, level = world.price[0] + world.zone[0], world.level[0]
+    return [
+        Choice(agent, parcel, size, month, trade.cost[size] + float(price[parcel]))
+        for agent, trade in enumerate(rules.trades)
+        for parcel in range(rules.parcels)
+        for size in range(3)
+        if level[parcel] >= LEAST_LEVEL[size]
+        for month in range(rules.months)
+    ]
+
+
+def find_optimum(seed: int, rules: Rules = SMALL, seconds: float = 60.0) -> Optimum:
+    """The plan with the highest net present value of all developers together, within `GAP`."""
+    if rules.externalities:
+        raise InputError("optimum: only without externalities is the game linear")
+    if rules.parcels > MOST_PARCELS:
+        raise InputError(f"optimum: at most {MOST_PARCELS} parcels, got {rules.parcels}")
+    begin = time.perf_counter()
+    program = Program(rules, draw_map(rules, seed))
+    result = program.solve(seconds)
+    if result.x is None:
+        raise KeelError(f"optimum: no plan within {seconds:g} s: {result.message}")
+    actions = np.full((rules.months, rules.agents), rules.wait)
+    for column in np.flatnonzero(result.x[: len(program.choices)] > 0.5):
+        choice = program.choices[column]
+        actions[choice.month, choice.agent] = 3 * choice.parcel + choice.size
+    npv, bound = -float(result.fun), -float(result.mip_dual_bound)
+    gap = (bound - npv) / abs(npv) if npv else 0.0
+    return Optimum(seed, npv, bound, gap, time.perf_counter() - begin, actions)
+
+
+def replay(optimum: Optimum, rules: Rules = SMALL) -> float:
+    """The net present value of all developers when the game plays the plan."""
+    games = Games(rules, 1)
+    games.begin([0], [optimum.seed])
+    total, discount = 0.0, 1.0
+    for action in optimum.actions:
+        month = games.step(action[None])
+        total += discount * float((month.flow + rules.gamma * month.kept).sum())
+        discount *= rules.gamma
+    return total

@@ -1,0 +1,144 @@
+"""Playing a policy over maps, and what came of it in numbers that JSON can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from keel.apps.land.arrays import Array, Month
+from keel.apps.land.baselines import Baseline
+from keel.apps.land.games import Games
+from keel.apps.land.maps import check_seeds
+from keel.apps.land.optimum import Optimum
+from keel.apps.land.rules import CONSTRUCTION, LEAST_LEVEL, SIZES, Rules
+from keel.errors import InputError
+
+
+@dataclass(frozen=True)
+class Report:
+    """Means over maps, unless it says otherwise; money in thousands."""
+
+    policy: str
+    maps: tuple[int, ...]
+    """their seeds"""
+    npv: dict[str, float]
+    """of each developer: exact, whatever the rewards were"""
+    npv_by_map: dict[str, tuple[float, ...]]
+    total: float
+    """net present value of all developers together"""
+    total_by_map: tuple[float, ...]
+    welfare: float
+    """mean net present value × (1 − Gini), as Sen (1976) has it: what is shared counts for more"""
+    gini: float
+    """of the developers' net present values, where a loss counts as 0"""
+    sizes: dict[str, float]
+    """shares of S, M and L among all buildings"""
+    sizes_by_level: dict[str, dict[str, float]]
+    """the same, on parcels of level 3, 4 and 5"""
+    buildings: dict[str, float]
+    """that each developer began in a game"""
+    never_operated: float
+    """share of buildings begun too late to earn anything"""
+    bankruptcies: dict[str, float]
+    """share of the games in which a developer went bankrupt"""
+    conflicts: float
+    """wishes in a game that lost to another's"""
+    refused: float
+    """illegal wishes in a game"""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def play(
+    policy: Baseline, rules: Rules, seeds: ArrayLike, *, name: str = "policy", seed: int = 0
+) -> Report:
+    """A whole game on the map of each of `seeds`, all developers played by `policy`.
+
+    >>> from keel.apps.land.baselines import wait
+    >>> play(wait, Rules(), [1_000_000]).total
+    0.0
+    """
+    maps = check_seeds(np.asarray(seeds))
+    if not maps.size:
+        raise InputError("seeds: expected at least one map")
+    games, rng = Games(rules, maps.size), np.random.default_rng(seed)
+    games.begin(np.arange(maps.size), maps)
+    months = [games.step(policy(games, rng)) for _ in range(rules.months)]
+    return _report(name, games, months)
+
+
+def _report(name: str, games: Games, months: list[Month]) -> Report:
+    rules, maps = games.rules, games.count
+    npv = net_present_value(months, rules)
+    begun = np.stack([month.begun for month in months])  # [T, E, A]
+    when, game, agent = np.nonzero(begun != rules.wait)
+    wish = begun[when, game, agent]
+    size, level = wish % 3, games.world.level[game, wish // 3]
+    late = when + np.array(CONSTRUCTION)[size] >= rules.months
+    inequality = gini(npv)
+    return Report(
+        policy=name,
+        maps=tuple(games.seeds.tolist()),
+        npv=_by_name(rules, npv.mean(0)),
+        npv_by_map={key: tuple(npv[:, k].tolist()) for k, key in enumerate(rules.names)},
+        total=float(npv.sum(-1).mean()),
+        total_by_map=tuple(npv.sum(-1).tolist()),
+        welfare=float((npv.mean(-1) * (1.0 - inequality)).mean()),
+        gini=float(inequality.mean()),
+        sizes=shares(size),
+        sizes_by_level={str(low): shares(size[level == low]) for low in LEAST_LEVEL},
+        buildings=_by_name(rules, np.bincount(agent, minlength=rules.agents) / maps),
+        never_operated=float(late.mean()) if late.size else 0.0,
+        bankruptcies=_by_name(rules, games.state.bankrupt.mean(0)),
+        conflicts=sum(int(month.conflict.sum()) for month in months) / maps,
+        refused=sum(int(month.refused.sum()) for month in months) / maps,
+    )
+
+
+def _by_name(rules: Rules, values: Array) -> dict[str, float]:
+    return {name: float(value) for name, value in zip(rules.names, values, strict=True)}
+
+
+def net_present_value(months: Sequence[Month], rules: Rules) -> Array:
+    """`[E, A]`, in thousands: of the cash flows of whole games, and of what is left after them."""
+    total = np.zeros_like(months[0].flow)
+    for k, month in enumerate(months):
+        total += rules.gamma**k * (month.flow + rules.gamma * month.kept)
+    return total
+
+
+def gini(npv: Array) -> Array:
+    """`[E]` of `[E, A]`: 0 if all have the same, (A − 1) / A if one has all; losses count as 0.
+
+    >>> gini(np.array([[5.0, 5.0], [10.0, 0.0], [-1.0, -2.0]])).tolist()
+    [0.0, 0.5, 0.0]
+    """
+    held = np.maximum(npv, 0.0)
+    apart = np.abs(held[:, :, None] - held[:, None, :]).mean((1, 2))
+    mean = held.mean(-1)
+    inequality: Array = np.divide(apart, 2.0 * mean, out=np.zeros_like(mean), where=mean > 0.0)
+    return inequality
+
+
+def shares(size: Array) -> dict[str, float]:
+    """Of S, M and L among buildings; 0 for all where there are none."""
+    count = np.bincount(size, minlength=len(SIZES)) / max(1, size.size)
+    return {name: float(share) for name, share in zip(SIZES, count, strict=True)}
+
+
+def percent_of_optimum(report: Report, optima: Sequence[Optimum]) -> float:
+    """What a policy reached of the optimum over the same maps, in percent."""
+    if [optimum.seed for optimum in optima] != list(report.maps):
+        raise InputError("optimum: expected those of the maps that were played, in that order")
+    return 100.0 * sum(report.total_by_map) / sum(optimum.npv for optimum in optima)
+
+
+def held_out_gap(trained: Report, held_out: Report) -> float:
+    """The share of the total on maps of training that is missing on maps held out."""
+    return (trained.total - held_out.total) / abs(trained.total) if trained.total else 0.0

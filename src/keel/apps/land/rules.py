@@ -1,0 +1,232 @@
+"""What the game is made of: who builds what, what it costs and brings, and how neighbours matter.
+
+Money is in thousands, time in months. Nothing here changes during a game.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from keel.errors import InputError, choose
+
+SIZES = ("S", "M", "L")
+LEAST_LEVEL = (3, 4, 5)
+"""The least level of a parcel for each size."""
+CONSTRUCTION = (1, 2, 4)
+"""Months from the first payment until a building operates, for each size."""
+AHEAD = max(CONSTRUCTION) - 1
+"""Months after which all that is being built today operates: one has passed when it is seen."""
+
+Reward = Literal["npv", "legacy"]
+Triple = tuple[float, float, float]
+"""A number for each size."""
+
+
+@dataclass(frozen=True)
+class Trade:
+    """What one kind of developer builds."""
+
+    name: str
+    cost: Triple
+    revenue: Triple
+    """a month, while demand lasts"""
+    running: Triple
+    rent: Triple
+    cash: float
+    """at the beginning"""
+    demand: tuple[float, float]
+    """monthly revenue up to which demand pays in full, and up to which it pays in half"""
+    pollutes: Triple = (0.0, 0.0, 0.0)
+    """the share of income that an operating building takes from neighbours that suffer"""
+    adorns: Triple = (0.0, 0.0, 0.0)
+    """the share that an operating building adds to the price of land around it"""
+    suffers: bool = False
+
+
+INDUSTRY = Trade(
+    "industry",
+    cost=(900.0, 1500.0, 2400.0),
+    revenue=(180.0, 320.0, 520.0),
+    running=(100.0, 180.0, 300.0),
+    rent=(25.0, 45.0, 70.0),
+    cash=15_000.0,
+    demand=(2_600.0, 4_200.0),
+    pollutes=(0.05, 0.08, 0.12),
+)
+"""Note 000's industry to the number; the other trades, and all demand, are ours."""
+EDUCATION = Trade(
+    "education",
+    cost=(700.0, 1300.0, 2200.0),
+    revenue=(120.0, 235.0, 410.0),
+    running=(55.0, 105.0, 180.0),
+    rent=(20.0, 35.0, 55.0),
+    cash=10_000.0,
+    demand=(1_500.0, 2_600.0),
+    adorns=(0.02, 0.04, 0.07),
+    suffers=True,
+)
+COUNCIL = Trade(
+    "council",
+    cost=(500.0, 1000.0, 1800.0),
+    revenue=(80.0, 165.0, 310.0),
+    running=(35.0, 70.0, 130.0),
+    rent=(10.0, 20.0, 35.0),
+    cash=10_000.0,
+    demand=(1_200.0, 2_000.0),
+    adorns=(0.04, 0.07, 0.11),
+)
+HOUSING = Trade(
+    "housing",
+    cost=(800.0, 1450.0, 2300.0),
+    revenue=(140.0, 265.0, 440.0),
+    running=(70.0, 130.0, 215.0),
+    rent=(20.0, 35.0, 55.0),
+    cash=10_000.0,
+    demand=(1_800.0, 3_000.0),
+    suffers=True,
+)
+TRADES = {trade.name: trade for trade in (INDUSTRY, EDUCATION, COUNCIL, HOUSING)}
+
+LEGACY_SCALES = (500.0, 2_000.0, 3_000.0)
+"""What note 000 divided its reward by, one after the other."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """One variant of the game.
+
+    >>> Rules().actions  # three sizes on each of 48 parcels, or wait
+    145
+    """
+
+    trades: tuple[Trade, ...] = (INDUSTRY, EDUCATION, COUNCIL)
+    rows: int = 6
+    columns: int = 8
+    months: int = 30
+    rate: float = 0.008
+    """a month, by which money is discounted"""
+    credit: float = 3_000.0
+    """how far cash may fall below 0"""
+    interest: float = 0.012
+    """a month, on the debt with which it began"""
+    slopes: Triple = (1.0, 0.5, 0.1)
+    """of revenue in the three parts of demand"""
+    reach: float = 1.2
+    """parcels over which pollution and prestige fall by a factor e"""
+    least_income: float = 0.4
+    """of a building that suffers, however polluted"""
+    residual: float = 0.7
+    """of its cost is what a new building is worth after the last month; land keeps its price"""
+    life: float = 240.0
+    """months of operation in which that goes to 0"""
+    externalities: bool = True
+    """whether neighbours feel pollution and prestige"""
+    welfare: float = 0.0
+    """share of the reward that is the mean of all developers' own"""
+    scale: float = 1_000.0
+    """by which rewards are divided"""
+    reward: Reward = "npv"
+    """cash flow, whose discounted sum is the net present value; or what note 000 paid"""
+    late_build_npv: bool = False
+    """A fault of note 000: a building brings twelve undiscounted months of income on the day it is
+    begun, though it may be the last; what it then earns is no longer part of the reward."""
+    reward_clip: bool = False
+    """A fault of note 000: rewards are cut at ±1."""
+
+    def __post_init__(self) -> None:
+        if not 2 <= len(self.trades) <= len(TRADES):
+            raise InputError(f"agents: expected 2 to {len(TRADES)}, got {len(self.trades)}")
+        if len({trade.name for trade in self.trades}) < len(self.trades):
+            raise InputError("agents: each trade may be there once")
+        for name in ("rows", "columns", "months", "scale", "reach", "life"):
+            if getattr(self, name) <= 0:
+                raise InputError(f"{name}: expected more than 0, got {getattr(self, name)}")
+        for name in ("rate", "credit", "interest", "residual"):
+            if getattr(self, name) < 0.0:
+                raise InputError(f"{name}: expected at least 0, got {getattr(self, name)}")
+        for name in ("welfare", "least_income"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise InputError(f"{name}: expected 0 to 1, got {getattr(self, name)}")
+        choose("reward", self.reward, ("npv", "legacy"))
+        if self.reward == "legacy" and self.scale not in LEGACY_SCALES:
+            known = ", ".join(f"{scale:g}" for scale in LEGACY_SCALES)
+            raise InputError(f"scale: note 000 knew {known}, got {self.scale:g}")
+
+    @property
+    def agents(self) -> int:
+        """A."""
+        return len(self.trades)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the developers."""
+        return tuple(trade.name for trade in self.trades)
+
+    @property
+    def parcels(self) -> int:
+        """P."""
+        return self.rows * self.columns
+
+    @property
+    def actions(self) -> int:
+        """Every size on every parcel, `3 * parcel + size`, or wait, which is the last."""
+        return 3 * self.parcels + 1
+
+    @property
+    def wait(self) -> int:
+        """The action that does nothing; always legal."""
+        return 3 * self.parcels
+
+    @property
+    def gamma(self) -> float:
+        """The discount at which the return is the net present value."""
+        return 1.0 / (1.0 + self.rate)
+
+    def digest(self) -> str:
+        """Sixteen digits that tell these rules from others."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+FULL = Rules()
+SMALL = Rules(rows=3, columns=4, externalities=False, welfare=1.0)
+"""Twelve parcels without neighbours that matter: its optimum is within reach of a solver."""
+VARIANTS = {"full": FULL, "small": SMALL}
+
+
+def make_rules(
+    variant: str = "full", agents: int | Sequence[str] | None = None, **changes: Any
+) -> Rules:
+    """A variant with so many of `TRADES`, or those named, and with other fields of `Rules`.
+
+    >>> make_rules(agents=("industry", "housing"), welfare=0.5).names
+    ('industry', 'housing')
+    """
+    rules = VARIANTS[choose("variant", variant, VARIANTS)]
+    unknown = set(changes) - set(asdict(rules))
+    if unknown:
+        choose("option", sorted(unknown)[0], asdict(rules))
+    if changes.get("reward") == "legacy":
+        changes.setdefault("scale", LEGACY_SCALES[-1])
+    if isinstance(agents, int):
+        changes["trades"] = tuple(TRADES.values())[:agents]
+    elif agents is not None:
+        changes["trades"] = tuple(TRADES[choose("agents", name, TRADES)] for name in agents)
+    return replace(rules, **changes)
+
+
+def note_000(scale: float = 3_000.0) -> Rules:
+    """The full game with the reward of note 000, and the two faults that belong to it.
+
+    Of that reward the note gives a formula and three ranges,
+
+        NPV (−1500 … 3000) + progress (0 … 15) − budget penalty (0 … 500),
+
+    and says that it was divided by 500, then 2000, then 3000. How the parts were computed is
+    reconstructed, in `keel.apps.land.kernels.legacy_pay`.
+    """
+    return make_rules(reward="legacy", scale=scale, late_build_npv=True, reward_clip=True)

@@ -1,0 +1,126 @@
+"""`LandDev-v0` as Keel trains on it: all games in one array, without a Python loop over them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from keel.apps.land.arrays import Array
+from keel.apps.land.env import parallel_env
+from keel.apps.land.games import Games
+from keel.apps.land.maps import MapSet, map_seeds
+from keel.apps.land.rules import Rules, make_rules
+from keel.apps.land.sight import OWN, PARCEL, look, state_names
+from keel.envs.protocol import Autoreset, Obs, Saved, Step
+from keel.keys import AGENT, MASK, STATE
+
+__all__ = ["LandEnvs", "parallel_env", "vector_env"]
+
+NOBODY = np.zeros(0, np.int64)
+
+
+class LandEnvs:
+    """`num_envs` games; a finished one begins at once on another map.
+
+    Returns of episodes are discounted as the reward wants it: with the reward "npv" they are net
+    present values over the scale, for each developer its own.
+    """
+
+    autoreset: Autoreset = "same_step"
+    backend = "land"
+
+    def __init__(self, rules: Rules, num_envs: int, maps: MapSet = "train") -> None:
+        self.rules, self.num_envs, self.maps = rules, num_envs, maps
+        self.agents = rules.names
+        self._games = Games(rules, num_envs)
+        self._rng = np.random.default_rng(0)
+        self._total = np.zeros((num_envs, rules.agents))
+        self.action_space = spaces.Discrete(rules.actions)
+        self.observation_space = spaces.Dict(
+            {
+                "own": _box(len(OWN)),
+                "parcels": _box(rules.parcels, len(PARCEL)),
+                AGENT: spaces.Discrete(rules.agents),
+                STATE: _box(len(state_names(rules))),
+            }
+        )
+
+    def reset(self, seed: int) -> Obs:
+        self._rng = np.random.default_rng(seed)
+        self._total[:] = 0.0
+        self._games.begin(np.arange(self.num_envs), self._draw(self.num_envs))
+        return observe(self._games)
+
+    def step(self, action: np.ndarray) -> Step:
+        discount = self.rules.gamma ** self._games.state.month[:, None]
+        month = self._games.step(action)
+        self._total += discount * month.reward
+        over = month.done.nonzero()[0]
+        returns, length = NOBODY.astype(np.float64), NOBODY
+        own = np.zeros((0, self.rules.agents))
+        if over.size:
+            own = self._total[over]
+            returns, length = own.sum(1), np.full(over.size, self.rules.months)
+            self._total[over] = 0.0
+            self._games.begin(over, self._draw(over.size))
+        lead = month.reward.shape
+        return Step(
+            obs=observe(self._games),
+            reward=month.reward.astype(np.float32),
+            terminated=np.repeat(month.done[:, None], lead[1], 1),
+            truncated=np.zeros(lead, bool),
+            ignored=np.zeros(lead, bool),
+            final_obs=None,
+            episode_index=over,
+            episode_return=returns,
+            episode_length=length,
+            agent_return=own,
+        )
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def save(self) -> Saved | None:
+        arrays, data = self._games.save()
+        return arrays | {"total": self._total.copy()}, data | {
+            "maps": self._rng.bit_generator.state
+        }
+
+    def load(self, arrays: Mapping[str, np.ndarray], data: Mapping[str, Any]) -> None:
+        self._games.load(arrays, data)
+        self._total[:] = arrays["total"]
+        self._rng.bit_generator.state = data["maps"]
+
+    def _draw(self, count: int) -> Array:
+        return map_seeds(self.maps, count, self._rng)
+
+
+def observe(games: Games) -> Obs:
+    """What all developers see of all games, as `LandEnvs` gives it."""
+    seen, agents = look(games), games.rules.agents
+    return {
+        "own": seen.own,
+        "parcels": seen.parcels,
+        AGENT: np.tile(np.arange(agents), (games.count, 1)),
+        STATE: np.repeat(seen.state[:, None], agents, 1),
+        MASK: seen.mask.copy(),
+    }
+
+
+def vector_env(
+    num_envs: int,
+    *,
+    variant: str = "full",
+    agents: int | Sequence[str] | None = None,
+    maps: MapSet = "train",
+    **changes: Any,
+) -> LandEnvs:
+    """`num_envs` games at once, with the options of `parallel_env`."""
+    return LandEnvs(make_rules(variant, agents, **changes), num_envs, maps)
+
+
+def _box(*shape: int) -> spaces.Box:
+    return spaces.Box(-np.inf, np.inf, shape, np.float32)
