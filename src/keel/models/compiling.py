@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +18,23 @@ NAMES = ("critics.py", "compiling.py", "gru.py")
 SOURCES = (*sorted(HERE.glob("kernels*.py")), *(HERE / name for name in NAMES))
 
 
-def cache_folder() -> Path:
+def cache_folder(sources: Sequence[Path] = SOURCES) -> Path:
     """Of this version of the loops; below NUMBA_CACHE_DIR if that is set."""
-    digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in SOURCES)).hexdigest()
-    return Path(os.environ.get("NUMBA_CACHE_DIR") or HERE / "__pycache__") / f"loops-{digest[:12]}"
+    digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()
+    beside = sources[0].parent / "__pycache__"
+    return Path(os.environ.get("NUMBA_CACHE_DIR") or beside) / f"loops-{digest[:12]}"
 
 
-def _decorator(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def keeping(
+    sources: Sequence[Path], **options: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator for loops in one of `sources`, which are all files that they call into."""
+
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         from numba import config, njit
 
         before = getattr(config, "CACHE_DIR", "")
-        config.CACHE_DIR = str(cache_folder())  # type: ignore[attr-defined]
+        config.CACHE_DIR = str(cache_folder(sources))  # type: ignore[attr-defined]
         try:  # if nothing can be written there, numba looks for another place
             loop: Callable[..., Any] = njit(cache=True, nogil=True, error_model="numpy", **options)(
                 function
@@ -41,7 +46,7 @@ def _decorator(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., A
     return decorate
 
 
-compiled = _decorator()
-vectorised = _decorator(fastmath={"reassoc", "contract"})
+compiled = keeping(SOURCES)
+vectorised = keeping(SOURCES, fastmath={"reassoc", "contract"})
 """Where sums may be reordered, without which no loop over a sum becomes a vector. Not where numbers
 are asked whether they are finite: numba asks by x − x = 0, which reordering makes true of all."""

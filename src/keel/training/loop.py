@@ -23,7 +23,8 @@ from keel.rollout.faults import broken
 from keel.rollout.imitation import show
 from keel.rollout.targets import compute_targets
 from keel.runs.catalogue.imitation import DOMINATES
-from keel.training.session import Session, initial_state, open_session, scheduled
+from keel.training.regions import scheduled
+from keel.training.session import Session, initial_state, open_session
 from keel.training.state import WINDOW, TrainState
 from keel.types import Knobs, Rollout, UpdateReport
 

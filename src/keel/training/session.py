@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -22,30 +22,20 @@ from keel.models.build import build_agent
 from keel.models.items import Choosing
 from keel.models.networks import CNN
 from keel.regions import dense, dense_critic
-from keel.regions.balance import CloningTrust, LossBalance
 from keel.regions.certify import Certified, Region
 from keel.regions.constraint import Constraint
 from keel.regions.controllers import (
-    AdaptiveClip,
-    AdaptivePenalty,
-    AdaptiveRate,
     Controller,
-    Decay,
-    Stabiliser,
-    TemperaturePulses,
 )
-from keel.regions.critic import CriticFit, CriticObjective
-from keel.regions.imitation import Limit
-from keel.regions.objective import Objective, SurrogateName
 from keel.regions.proximal import Proximal
 from keel.regions.sequential import Sequential
 from keel.regions.stepper import Loss, Step, make_step
 from keel.resources import expect_memory, keep_memory
 from keel.rollout.collect import Collector
 from keel.rollout.imitation import Lessons, open_lessons
+from keel.training.regions import build_controllers, build_region, initial_knobs
 from keel.training.seeding import Seeds, spread
 from keel.training.state import TrainState
-from keel.types import Knobs
 
 COMPILE_PAYS = 12_000
 """Optimizer steps from which compiling (about 20 s, cold) has earned itself back."""
@@ -191,158 +181,6 @@ def initial_state(session: Session) -> TrainState:
             else None
         ),
     )
-
-
-def initial_knobs(config: Config) -> Knobs:
-    """The knobs before anything turned them."""
-    region = config.region
-    clip = 0.2 if region.clip is None else region.clip
-    return Knobs(
-        learning_rate=region.learning_rate,
-        clip_low=clip,
-        clip_high=clip if region.clip_high is None else region.clip_high,
-        entropy_coef=config.explore.entropy_coef,
-        kl_coef=region.kl_coef,
-        max_kl=region.max_kl,
-        damping=config.natural.damping,
-        bc_coef=config.bc.coef if config.bc.demos else 0.0,
-    )
-
-
-def scheduled(knobs: Knobs, config: Config, steps: int) -> Knobs:
-    """The knobs of this iteration: schedules follow environment steps."""
-    left = max(0.0, 1.0 - steps / config.total_steps)
-    end = config.natural.max_kl_end
-    if config.algo == "trpo" and end is not None:
-        knobs = replace(knobs, max_kl=min(knobs.max_kl, _planned_bound(config, end, 1.0 - left)))
-    if config.region.schedule == "constant" or config.region.adaptive_rate:
-        return knobs
-    return replace(knobs, learning_rate=config.region.learning_rate * left)
-
-
-def _planned_bound(config: Config, end: float, done: float) -> float:
-    """`max_kl` after the share `done` of the run: held, then on its way to `end`."""
-    natural, start = config.natural, config.region.max_kl
-    if done <= natural.max_kl_hold:
-        return start
-    way = (done - natural.max_kl_hold) / (1.0 - natural.max_kl_hold)
-    if natural.max_kl_schedule == "geometric":
-        return float(start * (end / start) ** way)
-    return end + (start - end) * (1.0 - way)
-
-
-def build_region(config: Config) -> Certified:
-    """The trust region that the configuration asks for."""
-    region = config.region
-    objective = Objective(
-        surrogate=_surrogate(config),
-        dual_clip=region.dual_clip,
-        value_coef=region.value_coef,
-        value_clip=region.value_clip,
-        max_log_ratio=region.max_log_ratio,
-        penalise=region.kl_coef > 0.0 or region.adaptive_kl,
-        track_kl=region.early_stop != "off",
-        kl_measure=region.kl_measure,
-        entropy_bonus=config.explore.entropy_coef > 0.0 or config.explore.entropy_floor is not None,
-        entropy_floor=config.explore.entropy_floor,
-    )
-    remembers = config.network.memory != "none"  # then a row is a sequence of `rollout_steps`
-    minibatch = max(1, region.minibatch // config.rollout_steps) if remembers else region.minibatch
-    adaptive = config.bc.control == "adaptive" and config.bc.steer == "gradient"
-    limit = Limit(config.bc.coef, config.bc.max_ratio, config.bc.coef_min) if adaptive else None
-    if config.algo == "trpo":
-        natural = config.natural
-        constraint = Constraint(
-            cg_iters=natural.cg_iters,
-            fisher_fraction=natural.fisher_fraction,
-            backtrack_iters=natural.backtrack_iters,
-            backtrack_coeff=natural.backtrack_coeff,
-            accept_ratio=natural.accept_ratio,
-            land=natural.land,
-            objective=objective,
-            critic=CriticFit(
-                region.epochs,
-                minibatch,
-                region.max_grad_norm,
-                CriticObjective(region.value_clip),
-            ),
-            gate=region.gate,
-            limit=limit,
-        )
-        return Certified(_in_order(config, constraint), enforce=region.certify)
-    proximal = Proximal(
-        epochs=region.epochs,
-        minibatch=minibatch,
-        early_stop=region.early_stop,
-        target_kl=region.target_kl,
-        recompute_advantages=config.advantage.recompute,
-        max_grad_norm=region.max_grad_norm,
-        objective=objective,
-        gate=region.gate,
-        limit=limit,
-    )
-    return Certified(_in_order(config, proximal), enforce=region.certify)
-
-
-def _in_order(config: Config, region: Region) -> Region:
-    return Sequential(region) if config.agents.order == "sequential" else region
-
-
-def build_controllers(config: Config) -> tuple[Controller, ...]:
-    """The adaptive rules that are switched on."""
-    region, explore = config.region, config.explore
-    chosen: list[Controller] = []
-    if region.adaptive_kl and region.target_kl is not None:
-        chosen.append(AdaptivePenalty(region.target_kl))
-    if region.adaptive_rate and region.target_kl is not None:
-        chosen.append(AdaptiveRate(region.target_kl))
-    if region.adaptive_clip and region.target_kl is not None:
-        chosen.append(AdaptiveClip(region.target_kl, initial_knobs(config).clip_high))
-    stabiliser = config.stabiliser
-    if config.algo == "trpo" and stabiliser.ls_fail_threshold:
-        chosen.append(
-            Stabiliser(
-                max_kl=region.max_kl,
-                damping=config.natural.damping,
-                threshold=stabiliser.ls_fail_threshold,
-                max_kl_decay=stabiliser.max_kl_decay,
-                min_max_kl=stabiliser.min_max_kl,
-                damping_growth=stabiliser.damping_growth,
-                max_damping=stabiliser.max_damping,
-                min_gain=stabiliser.min_gain,
-                recovery=stabiliser.recovery,
-            )
-        )
-    chosen += _cloning_controllers(config)
-    if explore.entropy_decay < 1.0:
-        chosen.append(Decay("entropy_coef", explore.entropy_decay, explore.entropy_coef_min))
-    if explore.pulses:
-        chosen.append(
-            TemperaturePulses(
-                explore.pulse_interval,
-                explore.pulse_magnitude,
-                explore.stagnation_threshold,
-                explore.stagnation_memory,
-            )
-        )
-    return tuple(chosen)
-
-
-def _cloning_controllers(config: Config) -> list[Controller]:
-    cloning = config.bc
-    if not cloning.demos or cloning.control == "fixed":
-        return []
-    if cloning.control == "decay":
-        return [Decay("bc_coef", cloning.decay, cloning.coef_min)]
-    if cloning.steer == "gradient":
-        return [CloningTrust(cloning.coef, cloning.coef_min)]
-    return [LossBalance(cloning.coef, cloning.max_ratio, cloning.coef_min)]
-
-
-def _surrogate(config: Config) -> SurrogateName:
-    if config.region.clip is None:
-        return "unclipped"
-    return "symmetric" if config.region.symmetric else "clip"
 
 
 def _device(name: str) -> torch.device:

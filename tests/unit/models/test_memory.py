@@ -19,7 +19,8 @@ from keel.regions.measure import exact_kl
 from keel.rollout.batch import rows_of
 from keel.rollout.collect import Collector
 from keel.rollout.targets import compute_targets
-from keel.training.session import build_region, open_session
+from keel.training.regions import build_region
+from keel.training.session import open_session
 from keel.types import Knobs, Rollout
 
 BOX = spaces.Box(-1.0, 1.0, (3,))

@@ -17,8 +17,8 @@ from keel.config import Config, check, from_dict, to_dict
 from keel.errors import InputError
 from keel.presets import preset
 from keel.training.loop import train
+from keel.training.regions import build_controllers, initial_knobs, scheduled
 from keel.training.runner import resume, start
-from keel.training.session import build_controllers, initial_knobs, scheduled
 
 TINY: dict[str, Any] = {
     "algo": "trpo",
