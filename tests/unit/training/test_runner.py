@@ -46,6 +46,12 @@ def finish(run: Iterator[Progress]) -> Progress:
 
 
 PENDULUM = {"env": "Pendulum-v1", "envs": {"normalise_obs": True, "normalise_reward": True}}
+LAND = {
+    "env": "land",
+    "envs": {"num": 8, "options": "variant=small", "normalise_obs": True, "normalise_reward": True},
+    "network": {"hidden": [8]},
+    "advantage": {"normalise": "group"},
+}
 VARIANTS: dict[str, dict[str, Any]] = {
     "CartPole": {},
     "evaluations on the way": {"evaluation": {"episodes": 1, "every": 192}},
@@ -70,6 +76,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "network": {"kind": "decoupled", "memory": "critic", "memory_size": 8, "features": 16}
     },
     "state-dependent deviations": PENDULUM | {"network": {"state_std": True}},
+    "three developers": LAND,
+    "three developers of one network": LAND | {"agents": {"sharing": "all"}},
+    "three developers in turn": LAND
+    | {"agents": {"order": "sequential"}, "critic": {"normalise": "on"}},
 }
 
 
