@@ -152,7 +152,7 @@ class Agent:
 
     def outputs_of(self, tree: Tree, obs: Tree, part: Part = "both") -> Outputs:
         """The same from parameters by name; what is not asked for needs none."""
-        if isinstance(self.network, Separate):
+        if isinstance(self.network, Separate | Choosing):
             return self.network.pure(tree, obs, part)
         tree = {name: x for name, x in tree.items() if name != returns.NAME}
         result: Outputs = torch.func.functional_call(self.network, tree, (obs, part))

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from keel.keys import MASK
 from keel.models.networks import MLP, Activation, Flatten, Outputs, Part, activation, orthogonal
@@ -43,12 +44,15 @@ class Embedding(nn.Module):
         for layer in (self.item, self.context, self.second):
             orthogonal(layer, math.sqrt(2.0), generator)
 
-    def forward(self, context: Tensor, items: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+    def pure(
+        self, params: Tree, prefix: str, context: Tensor, items: Tensor, row: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Of items `[M, F]` that belong to `row` `[M]` of the context `[B, C]`: `[M, width]`, and
         `[B, pooled]`: their mean, and the context."""
         # the context's part is one product for all items of a row, not one for each
-        h = self.act(self.item(items) + self.context(context).index_select(0, row))
-        h = self.act(self.second(h))
+        known = linear(context, params[f"{prefix}.context.weight"])
+        h = self.act(_layer(params, f"{prefix}.item", items) + known.index_select(0, row))
+        h = self.act(_layer(params, f"{prefix}.second", h))
         total = h.new_zeros(len(context), h.shape[1]).index_add(0, row, h)
         count = torch.bincount(row, minlength=len(context)).clamp(min=1)
         return h, torch.cat([total / count[:, None], context], -1)
@@ -77,13 +81,18 @@ class Scorer(nn.Module):
             sizes = (self.embedding.pooled, width, others)
             self.other = MLP(sizes, act, generator, last_gain=0.01)
 
-    def forward(self, context: Tensor, items: Tensor, legal: Tensor | None) -> Tensor:
+    def pure(
+        self, params: Tree, prefix: str, context: Tensor, items: Tensor, legal: Tensor | None
+    ) -> Tensor:
         """`[B, items · each + others]`, item by item; 0 for items that are left out."""
         rows, index, chosen = _chosen(items, legal)
-        h, pooled = self.embedding(context, chosen, rows)
+        h, pooled = self.embedding.pure(params, f"{prefix}.embedding", context, chosen, rows)
         room = h.new_zeros(items.shape[0] * items.shape[1], self.score.out_features)
-        logits = room.index_copy(0, index, self.score(h)).reshape(len(items), -1)
-        return logits if self.other is None else torch.cat([logits, self.other(pooled)], -1)
+        scores = _layer(params, f"{prefix}.score", h)
+        logits = room.index_copy(0, index, scores).reshape(len(items), -1)
+        if self.other is None:
+            return logits
+        return torch.cat([logits, self.other.pure(params, f"{prefix}.other", pooled)], -1)
 
 
 class Pooled(nn.Module):
@@ -104,9 +113,20 @@ class Pooled(nn.Module):
 
     def forward(self, context: Tensor, items: Tensor, legal: Tensor | None = None) -> Tensor:
         """`[B, outputs]`."""
+        named: Tree = {f"critic.{name}": x for name, x in self.named_parameters()}
+        return self.pure(named, "critic", context, items, legal)
+
+    def pure(
+        self, params: Tree, prefix: str, context: Tensor, items: Tensor, legal: Tensor | None
+    ) -> Tensor:
+        """`forward` with other parameters."""
         rows, _, chosen = _chosen(items, legal)
-        value: Tensor = self.last(self.embedding(context, chosen, rows)[1])
-        return value
+        _, pooled = self.embedding.pure(params, f"{prefix}.embedding", context, chosen, rows)
+        return self.last.pure(params, f"{prefix}.last", pooled)
+
+
+def _layer(params: Tree, name: str, x: Tensor) -> Tensor:
+    return linear(x, params[f"{name}.weight"], params[f"{name}.bias"])
 
 
 def _chosen(items: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -144,7 +164,7 @@ class Choosing(nn.Module):
         self.each, others = divmod(actions, self.count)
         self.actor = Scorer(encoder.size, features, width, self.each, others, act, generator)
         self.critic_encoder = critic_encoder
-        self.critic: nn.Module
+        self.critic: Pooled | MLP
         if critic_encoder is None:
             self.critic = Pooled(encoder.size, features, width, values, act, generator)
         else:
@@ -152,6 +172,10 @@ class Choosing(nn.Module):
 
     def forward(self, obs: Tree, part: Part = "both") -> Outputs:
         """Both, or the part asked for."""
+        return self.pure(dict(self.named_parameters()), obs, part)
+
+    def pure(self, params: Tree, obs: Tree, part: Part = "both") -> Outputs:
+        """`forward` with other parameters; `torch.func.functional_call` took a quarter of it."""
         items = obs[self.key].float()
         lead = items.shape[:-2]
         given: tuple[Tensor, Tensor, Tensor | None] | None = None
@@ -161,13 +185,14 @@ class Choosing(nn.Module):
         policy = value = None
         if part != "critic":
             assert given is not None
-            policy = self.actor(*given).reshape(*lead, -1)
+            policy = self.actor.pure(params, "actor", *given).reshape(*lead, -1)
         if part != "actor":
-            if self.critic_encoder is not None:
-                value = self.critic(self.critic_encoder(obs))
+            if isinstance(self.critic, MLP):
+                assert self.critic_encoder is not None
+                value = self.critic.pure(params, "critic", self.critic_encoder(obs))
             else:
                 assert given is not None
-                value = self.critic(*given).reshape(*lead, -1)
+                value = self.critic.pure(params, "critic", *given).reshape(*lead, -1)
         return Outputs(policy, value)
 
     def critic_view(self, obs: Tree) -> Tree:

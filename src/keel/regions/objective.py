@@ -13,7 +13,7 @@ from keel.functional import surrogate as surrogates
 from keel.functional.ratio import MAX_LOG_RATIO
 from keel.models.agent import Agent
 from keel.regions.imitation import cloning_loss
-from keel.rollout.batch import Shown, take, take_rows, wiped
+from keel.rollout.batch import Shown, take, take_rows
 from keel.types import KNOB_INDEX, Tree
 
 SurrogateName = Literal["clip", "symmetric", "unclipped"]
@@ -36,14 +36,14 @@ class Batch(NamedTuple):
     def take(self, index: Tensor, real: Tensor) -> Batch:
         """Some rows; `real` is 0 for padding.
 
-        What rows of weight 0 hold is wiped (of observations, what is not finite): a zero weight
-        alone would still multiply their NaN in the backward pass.
+        What rows of weight 0 hold is wiped: a zero weight alone would still multiply their NaN in
+        the backward pass. Of observations, what is not finite was wiped by who made the batch.
         """
         weight = take_rows(self.weight, index)
         weight = weight * real.reshape(-1, *[1] * (weight.ndim - 1))
         counts = weight > 0
         return Batch(
-            obs={key: wiped(x, counts) for key, x in take(self.obs, index).items()},
+            obs=take(self.obs, index),
             behaviour=take(self.behaviour, index),
             action=take_rows(self.action, index),
             log_prob=take_rows(self.log_prob, index),

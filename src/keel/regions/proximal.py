@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from keel.regions.gate import GATE, check_replay
 from keel.regions.imitation import Limit, Pull, cloning_metrics, pull
 from keel.regions.objective import Batch, Objective, Statistics
 from keel.regions.stepper import Optimum, Step, StepResult, initial_optimum
-from keel.rollout.batch import Rows, Targets, minibatches
+from keel.rollout.batch import Rows, Targets, minibatches, wiped
 from keel.types import Knobs, Tree, UpdateReport
 
 EarlyStop = Literal["off", "minibatch", "epoch"]
@@ -137,8 +137,10 @@ def _batch(
     """All rows with what they teach; the value clip is around the values of the first epoch."""
     with torch.no_grad():
         learned = targets(params)
+    if before is None:
+        rows = replace(rows, obs=_without_nan(rows))
     return Batch(
-        obs=rows.obs,
+        obs=rows.obs if before is None else before.obs,
         behaviour=rows.behaviour,
         action=rows.action,
         log_prob=rows.log_prob,
@@ -148,6 +150,14 @@ def _batch(
         weight=rows.weight,
         shown=rows.shown,
     )
+
+
+def _without_nan(rows: Rows) -> Tree:
+    """Observations; those of rows that do not count may hold anything, and must hold numbers."""
+    counts = rows.weight > 0
+    if bool(counts.all()):
+        return rows.obs
+    return {key: wiped(x, counts) for key, x in rows.obs.items()}
 
 
 def _tensors(rows: Batch) -> Tree:

@@ -76,7 +76,7 @@ def test_items_of_which_nothing_is_legal_are_not_looked_at() -> None:
 @pytest.mark.parametrize("kind", ["scorer", "pooled"])
 def test_gradients_are_those_of_finite_differences(kind: str) -> None:
     generator = torch.Generator().manual_seed(0)
-    made: torch.nn.Module = (
+    made = (
         Scorer(3, 4, 8, 2, 1, "tanh", generator)
         if kind == "scorer"
         else Pooled(3, 4, 8, 2, "tanh", generator)
@@ -87,7 +87,7 @@ def test_gradients_are_those_of_finite_differences(kind: str) -> None:
 
     def outputs(*parts: torch.Tensor) -> torch.Tensor:
         tree = dict(zip(names, parts, strict=True))
-        return torch.func.functional_call(made, tree, (context, items, legal))
+        return made.pure({f"it.{k}": x for k, x in tree.items()}, "it", context, items, legal)
 
     assert torch.autograd.gradcheck(outputs, tuple(made.parameters()))
 
