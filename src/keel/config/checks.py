@@ -63,6 +63,8 @@ def check(config: Config) -> None:
         if share > 1.0:
             raise InputError(f"{name}: expected a number from 0 to 1, got {share}")
     _check_critic(config)
+    if config.faults.wrong_actor and (config.algo != "ppo" or config.agents.order != "together"):
+        raise InputError("faults.wrong_actor: is a fault of PPO whose agents learn together")
     _check_trpo(config)
     _check_cloning(config)
     region = config.region

@@ -313,7 +313,7 @@ class Faults:
     """What went wrong in note 000, on purpose: to measure it, and to see the gate stop it."""
 
     wrong_actor: bool = False
-    """Old log-probs come from the first agent's actor, whoever acted."""
+    """Updates replay everybody's actions with the first agent's network, and without the mask."""
     mask_drift: bool = False
     """Updates see the mask of the step after."""
     epsilon_greedy: float = 0.0

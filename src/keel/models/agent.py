@@ -174,6 +174,12 @@ class Agent:
         agent.groups, agent.members = 1, (0,)
         return agent
 
+    def each_its_own(self) -> Agent:
+        """The same network with a row for every agent: parameters `[A, P]`."""
+        agent = copy.copy(self)
+        agent.groups, agent.members = len(self.members), tuple(range(len(self.members)))
+        return agent
+
     def of_agents(self, x: Tensor) -> Tensor:
         """What belongs to the rows of the matrix, `[G, …]`, for every agent, `[A, …]`."""
         if self.members == tuple(range(self.groups)):
@@ -184,7 +190,8 @@ class Agent:
         """The largest of what agents have, `[A]`, among those who share a row, `[G]`; NaN wins."""
         if self.members == tuple(range(self.groups)):
             return x
-        return torch.stack([x[[*self.who(row)]].max() for row in range(self.groups)])
+        rows = [x[[*self.who(row)]] for row in range(self.groups)]
+        return torch.stack([own.max() if len(own) else x.new_zeros(()) for own in rows])
 
     def who(self, row: int) -> tuple[int, ...]:
         """The agents that act with this row of the matrix."""

@@ -26,8 +26,8 @@ def cause(
 ) -> str:
     """What the rows `[R, …]` that are `wrong` have in common, and what to do about it."""
     return (
-        _another_mask(obs, behaviour, wrong)
-        or _another_actor(agent, params, obs, action, stored, wrong, temperature)
+        _another_actor(agent, params, obs, behaviour, action, stored, wrong, temperature)
+        or _another_mask(obs, behaviour, wrong)
         or _another_action(agent, params, obs, behaviour, action, wrong, temperature)
         or _another_temperature(agent, params, obs, behaviour, wrong, temperature)
         or "look for another network, dropout, or observations that were normalised again"
@@ -51,25 +51,35 @@ def _another_actor(
     agent: Agent,
     params: Tensor,
     obs: Tree,
+    behaviour: Tree,
     action: Tensor,
     stored: Tensor,
     wrong: Tensor,
     temperature: float,
 ) -> str:
+    """Whose network gives the log-probs that were stored, with what was legal then."""
     if agent.groups == 1:
         return ""
+    if MASK in obs and "logits" in behaviour:
+        obs = obs | {MASK: behaviour["logits"] > -torch.inf}
+    plain = agent.each_its_own()
+    guilty = []
     for row, name in enumerate(agent.rows):
         same = params[row : row + 1].expand_as(params)
-        by_row = agent.dist.log_prob(agent.policy(same, obs, temperature), action)
+        by_row = agent.dist.log_prob(plain.policy(same, obs, temperature), action)
         matches = (by_row - stored).abs() <= CLOSE
-        if _share(matches, wrong) < NEARLY_ALL:
-            continue
-        others = [agent.rows[own] for a, own in enumerate(agent.members) if wrong[:, a].any()]
-        return (
-            f"wrong_actor: the old log-probs of {', '.join(dict.fromkeys(others))} are those of "
-            f"{name}'s actor. Take each agent's log-prob from the network it acts with"
-        )
-    return ""
+        guilty += [
+            (name, agent.rows[own])
+            for a, own in enumerate(agent.members)
+            if own != row and wrong[:, a].any() and _share(matches[:, a], wrong[:, a]) > NEARLY_ALL
+        ]
+    if not guilty:
+        return ""
+    told = ", ".join(f"{actor}'s by {network}'s" for actor, network in dict.fromkeys(guilty))
+    return (
+        f"wrong_actor: actions are replayed by another agent's network than took them ({told}). "
+        "Take each agent's log-prob from the network it acts with, under the mask it acted with"
+    )
 
 
 def _another_action(

@@ -2,38 +2,40 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from keel.config import Faults
+from keel.errors import InputError
 from keel.functional import Advantages, gae
 from keel.keys import MASK
 from keel.models.agent import Agent
 from keel.types import Rollout
 
 
-def broken(rollout: Rollout, agent: Agent, params: Tensor, faults: Faults) -> Rollout:
-    """The rollout as a program with these faults would have stored it."""
+def broken(rollout: Rollout, faults: Faults) -> Rollout:
+    """The rollout as a program with these faults would learn from it."""
+    if MASK not in rollout.obs:
+        return rollout
     if faults.wrong_actor:
-        rollout = _by_the_first(rollout, agent, params)
-    if faults.mask_drift and MASK in rollout.obs:
-        rollout = replace(rollout, obs=rollout.obs | {MASK: _drifted(rollout)})
+        return replace(rollout, obs=rollout.obs | {MASK: torch.ones_like(rollout.obs[MASK])})
+    if faults.mask_drift:
+        return replace(rollout, obs=rollout.obs | {MASK: _drifted(rollout)})
     return rollout
 
 
-def _by_the_first(rollout: Rollout, agent: Agent, params: Tensor) -> Rollout:
-    """Everybody's old distribution by the first agent's actor."""
-    same = params[:1].expand_as(params)
-    with torch.no_grad():
-        flat = {key: x.flatten(0, 1) for key, x in rollout.obs.items()}
-        found = agent.policy(same, flat, rollout.temperature)
-        behaviour = {
-            key: x.reshape(*rollout.log_prob.shape, *x.shape[2:]) for key, x in found.items()
-        }
-    log_prob = agent.dist.log_prob(behaviour, rollout.action)
-    return replace(rollout, behaviour=behaviour, log_prob=log_prob)
+def learner(agent: Agent, faults: Faults) -> Agent:
+    """The agent as the update has it: with a fault of note 000, the first's network for all."""
+    if not faults.wrong_actor:
+        return agent
+    if agent.groups == 1:
+        raise InputError("faults.wrong_actor: needs agents with networks of their own")
+    confused = copy.copy(agent)
+    confused.members = (0,) * len(agent.members)
+    return confused
 
 
 def _drifted(rollout: Rollout) -> Tensor:

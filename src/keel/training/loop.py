@@ -74,7 +74,7 @@ def iterate(
     )
     rollout, reward_normaliser = _normalise_reward(collected, state, config)
     sampled = time.perf_counter()
-    rollout = broken(rollout.to(session.device), session.agent, state.optimum.params, config.faults)
+    rollout = broken(rollout.to(session.device), config.faults)
     rows = rows_of(rollout)
     noted: dict[str, float] = {}
     acted = None if collected.value is None else collected.value.to(session.device)
@@ -99,7 +99,7 @@ def iterate(
 
     rows, shown = _with_demonstrations(session, state, rows, reward_normaliser)
     optimum, report = session.region.update(
-        session.agent, state.optimum, rows, targets, knobs, session.shuffle, session.step
+        session.learner, state.optimum, rows, targets, knobs, session.shuffle, session.step
     )
     if session.agent.critic.normalised:
         optimum = optimum._replace(

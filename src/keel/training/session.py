@@ -32,6 +32,7 @@ from keel.regions.sequential import Sequential
 from keel.regions.stepper import Loss, Step, make_step
 from keel.resources import expect_memory, keep_memory
 from keel.rollout.collect import Collector
+from keel.rollout.faults import learner
 from keel.rollout.imitation import Lessons, open_lessons
 from keel.training.regions import build_controllers, build_region, initial_knobs
 from keel.training.seeding import Seeds, spread
@@ -57,6 +58,8 @@ class Session:
     device: torch.device
     choices: dict[str, object]
     """what was decided automatically: backend, compile, threads, device"""
+    learner: Agent
+    """as the update has it: the agent, unless a fault is asked for"""
     lessons: Lessons | None = None
     """demonstrations, if there are any"""
 
@@ -86,7 +89,8 @@ def open_session(config: Config) -> Session:
             torch.backends.cudnn.allow_tf32 = False
         region = build_region(config)
         compiled = _compile(config, agent, region.region, device)
-        step = _step(agent, region.region, bool(envs.agents), compiled)
+        learns = learner(agent, config.faults)
+        step = _step(learns, region.region, bool(envs.agents), compiled)
         collector = Collector(
             envs,
             agent,
@@ -126,6 +130,7 @@ def open_session(config: Config) -> Session:
         step=step,
         device=device,
         choices=choices,
+        learner=learns,
         lessons=lessons,
     )
 

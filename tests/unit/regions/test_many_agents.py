@@ -148,12 +148,18 @@ def named(agents: Setting) -> Setting:
 
 def test_another_agents_actor_is_named(agents: Setting) -> None:
     agents = named(agents)
+    agents.agent.members = (0, 0, 2)  # what education did is replayed by industry's network
+    stopped(agents, agents.rows, r"wrong_actor: .* \(education's by industry's\)")
+
+
+def test_old_log_probs_of_another_agent_are_named(agents: Setting) -> None:
+    agents = named(agents)
     first = agents.optimum.params[:1].expand_as(agents.optimum.params)
     with torch.no_grad():
         behaviour = agents.agent.policy(first, agents.rows.obs)
     log_prob = agents.agent.dist.log_prob(behaviour, agents.rows.action)
     rows = replace(agents.rows, behaviour=behaviour, log_prob=log_prob)
-    stopped(agents, rows, "wrong_actor: the old log-probs of education, council are .* industry's")
+    stopped(agents, rows, r"wrong_actor: .* \(industry's by education's, industry's by council's\)")
 
 
 def test_exploration_outside_of_the_policy_is_named(agents: Setting) -> None:
