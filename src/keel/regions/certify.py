@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from keel.errors import KeelError
-from keel.functional import RatioReport, ratio_report, walk_back
+from keel.functional import Ratio, RatioReport, ratio_report, walk_back
 from keel.models.agent import Agent
 from keel.regions.measure import (
     behaviour_at,
@@ -114,8 +114,13 @@ class Certified:
         ratios = ratio_report(measured.ratio, max_log_ratio=self.region.objective.max_log_ratio)
         quantiles = _ratio_quantiles(measured.ratio.ratio, measured.ratio.weight)
         entropy, own = group_mean(measured.entropy, rows), dict(report.agents)
+        outside = group_mean(_outside(measured.ratio, knobs), rows)
         if rows.group_axis is not None:
-            own |= {"train/kl_exact": group_mean(measured.kl, rows), "train/entropy": entropy}
+            own |= {
+                "train/kl_exact": group_mean(measured.kl, rows),
+                "train/entropy": entropy,
+                "train/ratio_outside": outside,
+            }
         metrics = {
             **report.metrics,
             **kl_metrics(measured, rows),
@@ -123,6 +128,7 @@ class Certified:
             "train/entropy": entropy.mean().item(),
             **_warnings(ratios),
             "train/log_ratio_max": ratios.max_abs_log_ratio.item(),
+            "train/ratio_outside": outside.mean().item(),
             "train/ratio_min": ratios.ratio_min.item(),
             "train/ratio_max": ratios.ratio_max.item(),
             "train/effective_sample_size": ratios.effective_sample_size.item(),
@@ -194,6 +200,12 @@ def _walk(agent: Agent, old: Optimum, new: Optimum, fraction: Tensor) -> Optimum
         second=torch.where(none, old.second, new.second),
         steps=torch.where(nothing & kinds, old.steps, new.steps),
     )
+
+
+def _outside(ratio: Ratio, knobs: Knobs) -> Tensor:
+    """1 for ratios beyond the clip range, whatever their advantage."""
+    low, high = 1.0 - knobs.clip_low, 1.0 + knobs.clip_high
+    return ((ratio.ratio < low) | (ratio.ratio > high)).double()
 
 
 def _warnings(ratios: RatioReport) -> dict[str, float]:

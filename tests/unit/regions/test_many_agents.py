@@ -62,7 +62,7 @@ def test_a_shared_row_takes_the_smallest_share_that_any_of_its_agents_allows(
 
 def test_agents_have_metrics_of_their_own(agents: Setting) -> None:
     _, report = agents.update(Certified(SMALL), Knobs())
-    names = {"policy_loss", "value_loss", "clip_fraction", "kl_exact", "entropy"}
+    names = {"policy_loss", "value_loss", "clip_fraction", "kl_exact", "entropy", "ratio_outside"}
     assert {f"train/{name}" for name in names} == set(report.agents)
     for key, own in report.agents.items():
         assert own.shape == (3,)
