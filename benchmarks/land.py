@@ -1,0 +1,179 @@
+"""LandDev-v0: train five seeds of both variants, judge them on held-out maps, write the tables.
+
+    python -m benchmarks.land train --runs RUNS [--only small] [--seeds 0 1 2 3 4]
+    python -m benchmarks.land judge --runs RUNS [--maps 50]   into docs/data/land.json
+    python -m benchmarks.land page                            tables and pictures from that
+
+Training may be interrupted: finished seeds are never trained twice, begun ones go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import t as student
+
+from keel.apps.land import (
+    BASELINES,
+    FULL,
+    SMALL,
+    find_optimum,
+    held_out,
+    play,
+    record_game,
+    write_city,
+    write_film,
+)
+from keel.apps.land.learned import learned, rules_of
+from keel.training.inspect import open_policy
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA, TABLE = ROOT / "docs" / "data" / "land.json", ROOT / "docs" / "data" / "land.md"
+IMAGES = ROOT / "docs" / "images"
+KEEL = str(Path(sys.executable).with_name("keel"))
+VARIANTS = {"full": "", "small": "variant=small"}
+RULES = {"full": FULL, "small": SMALL}
+
+
+def train(runs: Path, variant: str, seed: int) -> None:
+    """One seed, or the rest of it."""
+    folder = runs / f"land-{variant}" / f"seed-{seed}"
+    if (folder / "checkpoints").is_dir():
+        if json.loads((folder / "run.json").read_text()).get("status") == "finished":
+            return
+        command = [KEEL, "resume", str(folder)]
+    else:
+        command = [KEEL, "train", "land", "--seed", str(seed), "--runs", str(runs)]
+        command += ["--name", f"land-{variant}", "--envs.options", VARIANTS[variant]]
+    subprocess.run(command, check=True)
+
+
+def judge(runs: Path, maps: int) -> None:
+    """Everybody on the same held-out maps."""
+    told: dict[str, Any] = {}
+    for variant, rules in RULES.items():
+        seeds = held_out(maps)
+        reports = {
+            name: play(player, rules, seeds, name=name).to_dict()
+            for name, player in BASELINES.items()
+        }
+        for folder in sorted((runs / f"land-{variant}").glob("seed-*")):
+            policy = open_policy(folder, "last")
+            report = play(learned(policy), rules_of(policy), seeds, name=folder.name)
+            reports[folder.name] = report.to_dict()
+            print(f"{variant} {folder.name}: {report.total:,.0f}")
+        told[variant] = {"maps": maps, "reports": reports}
+    small = [find_optimum(int(seed), SMALL) for seed in held_out(maps)]
+    told["small"]["optimum"] = [found.npv for found in small]
+    told["small"]["gap"] = max(found.gap for found in small)
+    DATA.write_text(json.dumps(told, indent=1) + "\n")
+    _draw(runs)
+
+
+def _draw(runs: Path) -> None:
+    """One city of ours, and its months."""
+    folder = sorted((runs / "land-full").glob("seed-*"))[0]
+    policy = open_policy(folder, "last")
+    story = record_game(learned(policy), rules_of(policy), int(held_out(1)[0]))
+    write_city(story, IMAGES / "land.png")
+    write_film(story, IMAGES / "land.gif")
+
+
+def paired(ours: list[list[float]], other: list[float]) -> tuple[float, float, float]:
+    """The mean over seeds of the change against `other` over the same maps, as a share of it, with
+    the 95 % interval of Student's t over seeds."""
+    level = statistics.fmean(other)
+    gains = [statistics.fmean(a - b for a, b in zip(x, other, strict=True)) / level for x in ours]
+    mean = statistics.fmean(gains)
+    if len(gains) < 2:
+        return mean, math.nan, math.nan
+    half = student.ppf(0.975, len(gains) - 1) * statistics.stdev(gains) / math.sqrt(len(gains))
+    return mean, mean - half, mean + half
+
+
+def page() -> None:
+    """Tables from what was judged."""
+    told = json.loads(DATA.read_text())
+    TABLE.write_text("\n".join([*_full(told["full"]), "", *_small(told["small"])]) + "\n")
+    print(TABLE.read_text())
+
+
+def _full(told: dict[str, Any]) -> list[str]:
+    reports = told["reports"]
+    seeds = [name for name in reports if name.startswith("seed-")]
+    lines = [
+        f"Full game, {told['maps']} held-out maps, net present value in thousands:",
+        "",
+        "| who | total | industry | education | council | S / M / L | Gini | conflicts |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, report in reports.items():
+        own = " | ".join(f"{x:,.0f}" for x in report["npv"].values())
+        sizes = " / ".join(f"{x:.0%}" for x in report["sizes"].values())
+        lines.append(
+            f"| {name} | {report['total']:,.0f} | {own} | {sizes} | {report['gini']:.2f} "
+            f"| {report['conflicts']:.1f} |"
+        )
+    ours = [reports[name]["total_by_map"] for name in seeds]
+    greedy = max(("greedy-npv", "greedy-roi"), key=lambda name: reports[name]["total"])
+    lines += ["", "| against | change of the total, mean of seeds (95 %) |", "|---|---:|"]
+    for name in (greedy, "beam"):
+        mean, low, high = paired(ours, reports[name]["total_by_map"])
+        lines.append(f"| {name} | {mean:+.1%} ({low:+.1%} to {high:+.1%}) |")
+    lines += ["", "What stands on parcels of each level, mean of seeds:", ""]
+    lines += ["| level | S | M | L |", "|---|---:|---:|---:|"]
+    for level in reports[seeds[0]]["sizes_by_level"]:
+        shares = [
+            statistics.fmean(reports[name]["sizes_by_level"][level][size] for name in seeds)
+            for size in ("S", "M", "L")
+        ]
+        lines.append(f"| {level} | " + " | ".join(f"{x:.0%}" for x in shares) + " |")
+    return lines
+
+
+def _small(told: dict[str, Any]) -> list[str]:
+    best = sum(told["optimum"])
+    lines = [
+        f"Small game, {told['maps']} held-out maps; the optimum by MILP, largest gap "
+        f"{told['gap']:.2%}:",
+        "",
+        "| who | total | of the optimum |",
+        "|---|---:|---:|",
+        f"| optimum | {best / told['maps']:,.0f} | 100% |",
+    ]
+    lines += [
+        f"| {name} | {report['total']:,.0f} | {sum(report['total_by_map']) / best:.1%} |"
+        for name, report in told["reports"].items()
+    ]
+    return lines
+
+
+def main() -> None:
+    """What the first word says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("action", choices=("train", "judge", "page"))
+    parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--only", choices=VARIANTS)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--maps", type=int, default=50)
+    args = parser.parse_args()
+    if args.action == "train":
+        for seed in args.seeds:
+            for variant in (args.only,) if args.only else VARIANTS:
+                train(args.runs, variant, seed)
+    elif args.action == "judge":
+        judge(args.runs, args.maps)
+        page()
+    else:
+        page()
+
+
+if __name__ == "__main__":
+    main()
