@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, TypeVar
 
@@ -75,23 +78,53 @@ def run_jobs(
 ) -> None:
     """Run all of them, `limit` at a time; `done` hears of each, `tick` what runs meanwhile.
 
-    When interrupted, all that run are told to stop, which lets them save what they have.
+    When interrupted or terminated, all that run are told to stop, which lets them save what they
+    have.
     """
     waiting = list(commands)
     running: dict[Key, _Running] = {}
     try:
-        while waiting or running:
-            while waiting and len(running) < limit:
-                key, command = waiting.pop(0)
-                running[key] = _Running(command())
-            tick(list(running))
-            for key, child in list(running.items()):
-                if (job := child.ended()) is not None:
-                    del running[key]
-                    done(key, job)
-            time.sleep(pause if running else 0.0)
+        with _terminable():
+            _work_through(waiting, running, limit, done, tick, pause)
     finally:
         for child in running.values():
             child.process.terminate()
         for child in running.values():
             child.process.wait()
+
+
+def _work_through(
+    waiting: list[tuple[Key, Callable[[], list[str]]]],
+    running: dict[Key, _Running],
+    limit: int,
+    done: Callable[[Key, Job], None],
+    tick: Callable[[list[Key]], None],
+    pause: float,
+) -> None:
+    while waiting or running:
+        while waiting and len(running) < limit:
+            key, command = waiting.pop(0)
+            running[key] = _Running(command())
+        tick(list(running))
+        for key, child in list(running.items()):
+            if (job := child.ended()) is not None:
+                del running[key]
+                done(key, job)
+        time.sleep(pause if running else 0.0)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends this process by an exception, so that those it has started end with it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)

@@ -156,7 +156,8 @@ def test_jobs_run_side_by_side_and_report_how_they_ended():
     assert seen["c"] == Job(0, "1\n", "")
 
 
-def test_an_interrupt_stops_the_processes(tmp_path: Path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_processes(tmp_path: Path, number: signal.Signals):
     told = tmp_path / "pid"
     script = (
         "import os, pathlib, time\n"
@@ -168,9 +169,9 @@ def test_an_interrupt_stops_the_processes(tmp_path: Path):
         deadline = time.monotonic() + 20.0
         while not (told.is_file() and told.read_text()) and time.monotonic() < deadline:
             time.sleep(0.05)
-        raise KeyboardInterrupt
+        signal.raise_signal(number)
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
         run_jobs([("a", lambda: [sys.executable, "-c", script])], 1, lambda *_: None, interrupt)
     with pytest.raises(ProcessLookupError):
         os.kill(int(told.read_text()), signal.SIGCONT)
