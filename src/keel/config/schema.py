@@ -75,8 +75,8 @@ class Network:
     """The shape of actor and critic."""
 
     kind: Literal["auto", "mlp", "cnn", "decoupled", "items"] = "auto"
-    """`auto`: a CNN with shared trunk for pixels, `items` where actions are a choice among the rows
-    of a matrix (each is scored by the same network), else two MLPs."""
+    """`auto`: a CNN with shared trunk for pixels, else two MLPs. `items`: actions choose among the
+    rows of a matrix, each of which is scored by the same network."""
     hidden: tuple[int, ...] = (64, 64)
     """Widths of the hidden layers (MLP), or the width of the branches (decoupled)."""
     activation: Literal["tanh", "relu", "gelu"] = "tanh"

@@ -146,9 +146,7 @@ def _kind(config: Network, shapes: dict[str, tuple[int, ...]], dist: Dist) -> st
     """The kind of network that is asked for, or that fits."""
     ranks = [len(shape) for shape in shapes.values()]
     if config.kind == "auto":
-        if 3 in ranks:
-            return "cnn"
-        return "items" if _items(shapes, dist) is not None else "mlp"
+        return "cnn" if 3 in ranks else "mlp"
     if config.kind == "items" and _items(shapes, dist) is None:
         raise InputError(
             "network.kind items: needs Discrete actions and one matrix in the observation, with as "

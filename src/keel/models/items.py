@@ -39,20 +39,23 @@ class Embedding(nn.Module):
         """numbers that say what all items are like together"""
         self.act = activation(act)
         self.item = nn.Linear(features, width)
-        self.context = nn.Linear(context, width, bias=False)
+        self.context = nn.Linear(context, width, bias=False) if context else None
         self.second = nn.Linear(width, width)
         for layer in (self.item, self.context, self.second):
-            orthogonal(layer, math.sqrt(2.0), generator)
+            if layer is not None:
+                orthogonal(layer, math.sqrt(2.0), generator)
 
     def pure(
         self, params: Tree, prefix: str, context: Tensor, items: Tensor, row: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Of items `[M, F]` that belong to `row` `[M]` of the context `[B, C]`: `[M, width]`, and
         `[B, pooled]`: their mean, and the context."""
-        # the context's part is one product for all items of a row, not one for each
-        known = linear(context, params[f"{prefix}.context.weight"])
-        h = self.act(_layer(params, f"{prefix}.item", items) + known.index_select(0, row))
-        h = self.act(_layer(params, f"{prefix}.second", h))
+        h = _layer(params, f"{prefix}.item", items)
+        if self.context is not None:
+            # one product for all items of a row, not one for each
+            known = linear(context, params[f"{prefix}.context.weight"])
+            h = h + known.index_select(0, row)
+        h = self.act(_layer(params, f"{prefix}.second", self.act(h)))
         total = h.new_zeros(len(context), h.shape[1]).index_add(0, row, h)
         count = torch.bincount(row, minlength=len(context)).clamp(min=1)
         return h, torch.cat([total / count[:, None], context], -1)
@@ -180,7 +183,9 @@ class Choosing(nn.Module):
         lead = items.shape[:-2]
         given: tuple[Tensor, Tensor, Tensor | None] | None = None
         if part != "critic" or self.critic_encoder is None:
-            context = self.encoder(obs).reshape(-1, self.encoder.size)
+            context = items.new_zeros(math.prod(lead), 0)
+            if self.encoder.size:
+                context = self.encoder(obs).reshape(-1, self.encoder.size)
             given = context, items.reshape(-1, *items.shape[-2:]), self._legal(obs)
         policy = value = None
         if part != "critic":

@@ -29,7 +29,7 @@ def actions(envs: Envs, count: int) -> list[np.ndarray]:
 
 
 def flat(step: Step) -> list[np.ndarray]:
-    return [*step.obs.values(), *step[1:5], *step[6:]]
+    return [*step.obs.values(), *step[1:5], *step[6:9]]
 
 
 @pytest.mark.parametrize(("name", "backend"), CASES)

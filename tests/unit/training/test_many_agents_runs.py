@@ -32,7 +32,7 @@ def small(**changes: Any) -> Config:
             "rollout_steps": 30,
             "compile": "off",
             "envs": {"num": 8, "options": "variant=small"},
-            "network": {"hidden": [16]},
+            "network": {"kind": "items", "hidden": [16]},
             "advantage": {"gamma": 1 / 1.008, "normalise": "group"},
             "region": {"minibatch": 60, "epochs": 4, "learning_rate": 0.01},
             "evaluation": {"episodes": 4},

@@ -49,7 +49,7 @@ PENDULUM = {"env": "Pendulum-v1", "envs": {"normalise_obs": True, "normalise_rew
 LAND = {
     "env": "land",
     "envs": {"num": 8, "options": "variant=small", "normalise_obs": True, "normalise_reward": True},
-    "network": {"hidden": [8]},
+    "network": {"kind": "items", "hidden": [8]},
     "advantage": {"normalise": "group"},
 }
 VARIANTS: dict[str, dict[str, Any]] = {
