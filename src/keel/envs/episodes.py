@@ -82,10 +82,3 @@ class AgentEpisodes:
         self.total[index] = 0.0
         self.length[index] = 0
         return finished
-
-    def save(self) -> dict[str, np.ndarray]:
-        return {"episode_total": self.total.copy(), "episode_length": self.length.copy()}
-
-    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        self.total[:] = arrays["episode_total"]
-        self.length[:] = arrays["episode_length"]

@@ -40,7 +40,7 @@ class ParallelEnvs:
         self.num_envs = num_envs
         first = self._envs[0]
         self.agents: tuple[str, ...] = tuple(map(str, first.possible_agents))
-        names = self._names
+        names = self._names = list(first.possible_agents)
         self._plan = _plan([(first.observation_space(x), first.action_space(x)) for x in names])
         self.action_space = self._plan.action
         self._seeds = [0] * num_envs
@@ -55,10 +55,6 @@ class ParallelEnvs:
         parts[STATE] = spaces.Box(-np.inf, np.inf, (self._state,), np.float32)
         self.observation_space = spaces.Dict(parts)
         self._obs = self._blank()
-
-    @property
-    def _names(self) -> list[Any]:
-        return list(self._envs[0].possible_agents)
 
     def reset(self, seed: int) -> Obs:
         self._seeds = env_seeds(seed, self.num_envs)
@@ -116,7 +112,7 @@ class ParallelEnvs:
         truncated: np.ndarray,
     ) -> bool:
         """One step of one environment into `[A]` arrays; whether its episode is over."""
-        env, alive = self._envs[index], self._alive[index]
+        env, alive = self._envs[index], self._alive[index].copy()
         chosen = {
             name: self._plan.actions[a].encode(self._plan.cut(a, action[a]))[0]
             for a, name in enumerate(self._names)
@@ -175,7 +171,7 @@ class ParallelEnvs:
         self._masked |= any(MASK in (info.get(name) or {}) for name in given)
         try:
             told = np.asarray(env.state(), np.float32).reshape(-1)
-        except (NotImplementedError, AttributeError):
+        except NotImplementedError:  # what PettingZoo's own base class says where there is none
             told = None
         self._has_state = told is not None
         if told is not None:

@@ -69,6 +69,16 @@ class Stated(Countdown):
         return np.array([self.time, 7.0], np.float32)
 
 
+class Vanishing(Countdown):
+    """Ends without telling anybody: neither terminated nor truncated, the agents are just gone."""
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        seen, rewards, *_, info = super().step(actions)
+        self.agents = []
+        no = dict.fromkeys(actions, False)
+        return seen, rewards, no, no, info
+
+
 class Mixed(Countdown):
     """One agent counts, the other is moved."""
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from parallel_toys import Countdown, Mixed, Stated
+from parallel_toys import Countdown, Mixed, Stated, Vanishing
 
 from keel.envs import BadStepError, EnvError, EnvRaisedError, UnsupportedSpaceError, make_envs
 from keel.envs.guard import Guarded
@@ -61,6 +61,12 @@ def test_the_row_after_a_truncation_holds_the_final_observation() -> None:
     assert steps[1].truncated[0].tolist() == [False, True]
     assert steps[1].obs["obs"][0, 1].tolist() == [2.0, 2.0, 0.0]
     assert steps[2].ignored[0].tolist() == [False, True]
+
+
+def test_agents_that_vanish_with_their_episode_are_cut_off() -> None:
+    step = play(_begun(Vanishing), 1)[0]
+    assert step.truncated[0].tolist() == [True, True]
+    assert step.episode_index.tolist() == [0]
 
 
 def test_an_episode_is_all_agents_together() -> None:
