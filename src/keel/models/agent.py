@@ -85,15 +85,15 @@ class Agent:
         groups: int = 1,
         critic: Critic | None = None,
         members: Sequence[int] | None = None,
-        rows: Sequence[str] = (),
+        row_names: Sequence[str] = (),
     ) -> None:
         self.dist = dist
         self.critic: Critic = critic or Scalar()
         self.groups = groups
         self.members = tuple(range(groups)) if members is None else tuple(members)
         """`[A]`: the row of the matrix that each agent acts with"""
-        self.rows = tuple(rows)
-        """`[G]`: what the rows are called, where there are several"""
+        self.row_names = tuple(row_names)
+        """`[G]`, where there are several"""
         parameters = dict(network.named_parameters())
         if self.critic.normalised:
             parameters[returns.NAME] = nn.Parameter(torch.tensor(returns.FRESH))
@@ -164,7 +164,7 @@ class Agent:
             return self.layout.unflatten(params[0])
         return {
             f"{row}.{name}": x
-            for row, own in zip(self.rows, params, strict=True)
+            for row, own in zip(self.row_names, params, strict=True)
             for name, x in self.layout.unflatten(own).items()
         }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -14,62 +16,54 @@ CLOSE = 1e-3
 NEARLY_ALL = 0.99
 
 
-def cause(
-    agent: Agent,
-    params: Tensor,
-    obs: Tree,
-    behaviour: Tree,
-    action: Tensor,
-    stored: Tensor,
-    wrong: Tensor,
-    temperature: float,
-) -> str:
-    """What the rows `[R, …]` that are `wrong` have in common, and what to do about it."""
-    return (
-        _another_actor(agent, params, obs, behaviour, action, stored, wrong, temperature)
-        or _another_mask(obs, behaviour, wrong)
-        or _another_action(agent, params, obs, behaviour, action, wrong, temperature)
-        or _another_temperature(agent, params, obs, behaviour, wrong, temperature)
-        or "look for another network, dropout, or observations that were normalised again"
+class Replay(NamedTuple):
+    """Rows `[R, …]` whose replay was looked at."""
+
+    agent: Agent
+    params: Tensor
+    obs: Tree
+    behaviour: Tree
+    action: Tensor
+    stored: Tensor
+    """the log-probs that came with the actions"""
+    wrong: Tensor
+    """bool: where the replay gives others"""
+    temperature: float
+
+    def policy(self) -> Tree:
+        """As it is replayed."""
+        return self.agent.policy(self.params, self.obs, self.temperature)
+
+
+@torch.no_grad()
+def cause(replay: Replay) -> str:
+    """What the rows that are wrong have in common, and what to do about it."""
+    found = (
+        _another_actor(replay)
+        or _another_mask(replay)
+        or _another_action(replay)
+        or _another_temperature(replay)
     )
+    if found:
+        return f"Cause: {found}"
+    return "Look for another network, dropout, or observations that were normalised again"
 
 
-def _another_mask(obs: Tree, behaviour: Tree, wrong: Tensor) -> str:
-    mask, logits = obs.get(MASK), behaviour.get("logits")
-    if mask is None or logits is None or logits.shape != mask.shape:
-        return ""
-    changed = ((logits > -torch.inf) != mask.bool()).any(-1)
-    if not bool((changed & wrong).any()) or _share(changed, wrong) < 0.5:
-        return ""
-    return (
-        f"mask_drift: on {_percent(changed)} of the rows other actions are legal now than when "
-        "they were sampled. Store the mask with the step it belongs to, and learn with that one"
-    )
-
-
-def _another_actor(
-    agent: Agent,
-    params: Tensor,
-    obs: Tree,
-    behaviour: Tree,
-    action: Tensor,
-    stored: Tensor,
-    wrong: Tensor,
-    temperature: float,
-) -> str:
+def _another_actor(replay: Replay) -> str:
     """Whose network gives the log-probs that were stored, with what was legal then."""
+    agent, obs, wrong = replay.agent, replay.obs, replay.wrong
     if agent.groups == 1:
         return ""
-    if MASK in obs and "logits" in behaviour:
-        obs = obs | {MASK: behaviour["logits"] > -torch.inf}
+    if MASK in obs and "logits" in replay.behaviour:
+        obs = obs | {MASK: replay.behaviour["logits"] > -torch.inf}
     plain = agent.each_its_own()
     guilty = []
-    for row, name in enumerate(agent.rows):
-        same = params[row : row + 1].expand_as(params)
-        by_row = agent.dist.log_prob(plain.policy(same, obs, temperature), action)
-        matches = (by_row - stored).abs() <= CLOSE
+    for row, name in enumerate(agent.row_names):
+        same = replay.params[row : row + 1].expand_as(replay.params)
+        by_row = agent.dist.log_prob(plain.policy(same, obs, replay.temperature), replay.action)
+        matches = (by_row - replay.stored).abs() <= CLOSE
         guilty += [
-            (name, agent.rows[own])
+            (name, agent.row_names[own])
             for a, own in enumerate(agent.members)
             if own != row and wrong[:, a].any() and _share(matches[:, a], wrong[:, a]) > NEARLY_ALL
         ]
@@ -82,19 +76,24 @@ def _another_actor(
     )
 
 
-def _another_action(
-    agent: Agent,
-    params: Tensor,
-    obs: Tree,
-    behaviour: Tree,
-    action: Tensor,
-    wrong: Tensor,
-    temperature: float,
-) -> str:
+def _another_mask(replay: Replay) -> str:
+    mask, logits = replay.obs.get(MASK), replay.behaviour.get("logits")
+    if mask is None or logits is None or logits.shape != mask.shape:
+        return ""
+    changed = ((logits > -torch.inf) != mask.bool()).any(-1)
+    if _share(changed, replay.wrong) < 0.5:
+        return ""
+    return (
+        f"mask_drift: on {_percent(changed)} of the rows other actions are legal now than when "
+        "they were sampled. Store the mask with the step it belongs to, and learn with that one"
+    )
+
+
+def _another_action(replay: Replay) -> str:
     """The distribution is right, the action is not the one that was drawn from it."""
-    now = agent.policy(params, obs, temperature)
-    same = agent.dist.log_prob(behaviour, action) - agent.dist.log_prob(now, action)
-    if _share(same.abs() <= CLOSE, wrong) < NEARLY_ALL:
+    log_prob, wrong = replay.agent.dist.log_prob, replay.wrong
+    gap = log_prob(replay.behaviour, replay.action) - log_prob(replay.policy(), replay.action)
+    if _share(gap.abs() <= CLOSE, wrong) < NEARLY_ALL:
         return ""
     return (
         f"epsilon_greedy: the policy is the same, but on {_percent(wrong)} of the rows the action "
@@ -103,14 +102,12 @@ def _another_action(
     )
 
 
-def _another_temperature(
-    agent: Agent, params: Tensor, obs: Tree, behaviour: Tree, wrong: Tensor, temperature: float
-) -> str:
-    logits = behaviour.get("logits")
+def _another_temperature(replay: Replay) -> str:
+    logits, temperature = replay.behaviour.get("logits"), replay.temperature
     if logits is None:
         return ""
-    now = agent.policy(params, obs, temperature)["logits"]
-    legal = (logits > -torch.inf) & (now > -torch.inf) & wrong[..., None]
+    now = replay.policy()["logits"]
+    legal = (logits > -torch.inf) & (now > -torch.inf) & replay.wrong[..., None]
     a, b = _centred(logits, legal)[legal], _centred(now, legal)[legal]
     if not b.numel() or not bool(b.square().sum() > 0):
         return ""

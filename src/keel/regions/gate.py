@@ -11,7 +11,7 @@ from torch import Tensor
 
 from keel.errors import KeelError
 from keel.models.agent import Agent
-from keel.regions.diagnosis import cause
+from keel.regions.diagnosis import Replay, cause
 from keel.regions.faults import not_finite
 from keel.regions.objective import Batch
 from keel.rollout.batch import Rows
@@ -48,22 +48,21 @@ def check_replay(
     worst = gap.max().item()
     wrong = gap > _allowed(policy)
     if enforce and bool(wrong.any()):
-        with torch.no_grad():
-            why = cause(
-                agent,
-                params,
-                batch.obs,
-                batch.behaviour,
-                batch.action,
-                batch.log_prob,
-                wrong,
-                knobs.temperature,
-            )
-        why = why[0].upper() + why[1:] if ":" not in why.split(" ")[0] else f"Cause: {why}"
+        replay = Replay(
+            agent,
+            params,
+            batch.obs,
+            batch.behaviour,
+            batch.action,
+            batch.log_prob,
+            wrong,
+            knobs.temperature,
+        )
         raise ConsistencyError(
             f"consistency gate: replaying the rollout gives |log-ratio| up to {worst:.3g} "
             f"before any step (allowed {GATE:g}), on {wrong.double().mean():.0%} of the "
-            f"rows looked at. The policy that is trained is not the one that sampled. {why}"
+            "rows looked at. The policy that is trained is not the one that sampled. "
+            f"{cause(replay)}"
         )
     return worst
 

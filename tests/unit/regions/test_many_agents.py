@@ -142,7 +142,7 @@ def stopped(agents: Setting, rows: Rows, pattern: str) -> None:
 
 
 def named(agents: Setting) -> Setting:
-    agents.agent.rows = ("industry", "education", "council")
+    agents.agent.row_names = ("industry", "education", "council")
     return agents
 
 
