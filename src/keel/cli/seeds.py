@@ -69,7 +69,7 @@ def _report(results: dict[int, dict[str, Any]], as_json: bool) -> None:
     whole = {
         "seeds": {str(seed): result for seed, result in sorted(results.items())},
         "iqm": sum(middle) / len(middle),
-        "kl_exact_max": max(r["kl_exact_max"] for r in results.values()),
+        "kl_exact_max": _largest([r["kl_exact_max"] for r in results.values()]),
         "max_kl": max(r["max_kl"] for r in results.values()),
         "rollbacks": sum(r["rollbacks"] for r in results.values()),
     }
@@ -78,6 +78,16 @@ def _report(results: dict[int, dict[str, Any]], as_json: bool) -> None:
         return
     Console().print(
         f"{len(scores)} seeds: IQM {whole['iqm']:,.1f} ({scores[0]:,.1f} to {scores[-1]:,.1f}); "
-        f"largest exact KL {whole['kl_exact_max']:.4f} of {whole['max_kl']:g}",
+        f"largest exact KL {_kl(whole['kl_exact_max'])} of {whole['max_kl']:g}",
         highlight=False,
     )
+
+
+def _largest(found: list[float | None]) -> float | None:
+    """None, which stands for infinite, is the largest."""
+    known = [kl for kl in found if kl is not None]
+    return max(known) if len(known) == len(found) else None
+
+
+def _kl(value: float | None) -> str:
+    return "infinite" if value is None else f"{value:.4f}"

@@ -132,7 +132,7 @@ def summary(newest: Progress) -> dict[str, Any]:
         "run": str(newest.path),
         "steps": state.steps,
         "return_mean": evaluated,
-        "kl_exact_max": state.kl_exact_max,
+        "kl_exact_max": _finite(state.kl_exact_max),  # infinite where a fault rules out an action
         "max_kl": newest.iteration.session.config.region.max_kl,
         "rollbacks": state.rollbacks,
         "steps_per_second": state.steps / state.seconds if state.seconds else None,

@@ -132,3 +132,15 @@ def test_the_command_plays_a_run_beside_the_baselines(
     assert "mean of 2 held-out maps" in capsys.readouterr().out
     assert main(["land", "--baselines", "greedy"]) == 2
     assert "did you mean" in capsys.readouterr().err
+
+
+def test_an_infinite_kl_is_null_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`mask_drift` rules out what was sampled: without gate and bound the KL has no end."""
+    settings = tmp_path / "sick.yaml"
+    settings.write_text(
+        "faults: {mask_drift: true}\nregion: {gate: false, certify: false, minibatch: 60}\n"
+        "envs: {num: 8}\nevaluation: {episodes: 2}\n"
+    )
+    words = ["train", "land", "--config", str(settings), "--total-steps", "480", "--json"]
+    assert main([*words, "--runs", str(tmp_path / "runs")]) == 0
+    assert json.loads(capsys.readouterr().out)["kl_exact_max"] is None
