@@ -13,13 +13,12 @@ import argparse
 import json
 import math
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from scipy.stats import t as student
 
+from benchmarks.seeds import train_seed
 from keel.apps.land import (
     BASELINES,
     FULL,
@@ -37,22 +36,8 @@ from keel.training.inspect import open_policy
 ROOT = Path(__file__).resolve().parents[1]
 DATA, TABLE = ROOT / "docs" / "data" / "land.json", ROOT / "docs" / "data" / "land.md"
 IMAGES = ROOT / "docs" / "images"
-KEEL = str(Path(sys.executable).with_name("keel"))
 VARIANTS = {"full": "", "small": "variant=small"}
 RULES = {"full": FULL, "small": SMALL}
-
-
-def train(runs: Path, variant: str, seed: int) -> None:
-    """One seed, or the rest of it."""
-    folder = runs / f"land-{variant}" / f"seed-{seed}"
-    if (folder / "checkpoints").is_dir():
-        if json.loads((folder / "run.json").read_text()).get("status") == "finished":
-            return
-        command = [KEEL, "resume", str(folder)]
-    else:
-        command = [KEEL, "train", "land", "--seed", str(seed), "--runs", str(runs)]
-        command += ["--name", f"land-{variant}", "--envs.options", VARIANTS[variant]]
-    subprocess.run(command, check=True)
 
 
 def judge(runs: Path, maps: int) -> None:
@@ -179,7 +164,8 @@ def main() -> None:
     if args.action == "train":
         for seed in args.seeds:
             for variant in (args.only,) if args.only else VARIANTS:
-                train(args.runs, variant, seed)
+                options = ("--envs.options", VARIANTS[variant])
+                train_seed(args.runs / f"land-{variant}", "land", seed, *options)
     elif args.action == "judge":
         judge(args.runs, args.maps)
         page()

@@ -136,7 +136,7 @@ class MLP(nn.Module):
         last = len(self.layers) - 1
         for i in range(last + 1):
             weight, bias = (params[f"{prefix}.layers.{i}.{kind}"] for kind in ("weight", "bias"))
-            x = nn.functional.linear(x, weight, bias)
+            x = affine(x, weight, bias)
             if i < last or self.act_last:
                 x = self.act(x)
         return x
@@ -208,8 +208,17 @@ class Head(nn.Module):
 
 
 def widen(means: Tensor, log_std: Tensor) -> Tensor:
-    """Means `[*lead, D]` and log-stds `[D]` side by side."""
+    """Means `[*lead, D]` and log-stds `[D]` side by side; of agents `[A, R, D]` and `[A, D]`."""
+    if log_std.ndim == 2:
+        log_std = log_std[:, None]
     return torch.cat([means, log_std.expand(*means.shape[:-1], -1)], -1)
+
+
+def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """x·Wᵀ + b; with weights of their own for several agents, `[A, R, I]` by `[A, O, I]`."""
+    if weight.ndim == 2:
+        return nn.functional.linear(x, weight, bias)
+    return torch.baddbmm(bias[:, None], x, weight.mT)
 
 
 class Separate(nn.Module):

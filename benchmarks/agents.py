@@ -1,0 +1,136 @@
+"""Independent agents as one batched network, beside a loop over agents, in turn in one process.
+
+    python -m benchmarks.agents [--agents 3 8] [--repeats 9]
+
+Both sides take the same steps (forward, backward, clipping, Adam) on the same rows of
+`simple_spread`, with networks of 64 × 64 and a centralised critic each; a test holds them
+to the same parameters.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+
+from benchmarks.timing import Comparison, compare
+from keel.config import from_dict
+from keel.models.agent import Agent
+from keel.presets import preset_for
+from keel.regions.objective import Batch
+from keel.regions.proximal import Proximal
+from keel.regions.stepper import Optimum, Step, StepResult, make_step
+from keel.rollout.batch import Learned, Rows, of_members, rows_of
+from keel.rollout.targets import compute_targets
+from keel.training.session import Session, initial_state, open_session
+
+
+class Sides:
+    """The same minibatch, ready for both ways."""
+
+    def __init__(self, agents: int, minibatch: int = 256, *, compiled: bool = False) -> None:
+        config = from_dict(
+            {
+                "rollout_steps": 16,
+                "envs": {"num": 64, "options": f"N={agents}"},
+                "agents": {"sharing": "none", "critic": "central"},
+                "compile": "off",
+                "threads": 1,
+            },
+            preset_for("simple_spread")[1],
+        )
+        self.session: Session = open_session(config)
+        state = initial_state(self.session)
+        self.agent, self.optimum = self.session.agent, state.optimum
+        self.knobs = state.knobs.tensor()
+        collected = self.session.collector.collect(state.optimum.params, 1.0, state.obs_normaliser)
+        rollout = collected.rollout
+        rows = rows_of(rollout)
+        learned, _ = compute_targets(self.agent, state.optimum.params, rollout, config.advantage)
+        generator = torch.Generator().manual_seed(0)
+        self.index = torch.randperm(rows.count, generator=generator)[:minibatch]
+        self.real = torch.ones(minibatch)
+        self.session.envs.close()
+        self.together = _batch(rows, learned)
+        self.alone = [
+            _batch(*of_members(rows, learned, (a,))) for a in range(len(self.agent.members))
+        ]
+        region = self.session.region.region
+        assert isinstance(region, Proximal)
+
+        def step(agent: Agent, axis: int | None) -> Step:
+            return make_step(
+                agent,
+                region.objective,
+                group_axis=axis,
+                max_grad_norm=region.max_grad_norm,
+                compiled=compiled,
+            )
+
+        self._batched, self._single = step(self.agent, 1), step(self.agent.alone(), None)
+
+    def batched(self) -> StepResult:
+        """All agents in one pass."""
+        active = torch.ones(self.agent.groups, dtype=torch.bool)
+        return self._batched(self.optimum, self.together, self.index, self.real, self.knobs, active)
+
+    def loop(self) -> list[StepResult]:
+        """One agent after the other."""
+        active = torch.ones(1, dtype=torch.bool)
+        return [
+            self._single(
+                Optimum(*(x[a : a + 1] for x in self.optimum)),
+                batch,
+                self.index,
+                self.real,
+                self.knobs,
+                active,
+            )
+            for a, batch in enumerate(self.alone)
+        ]
+
+
+def _batch(rows: Rows, learned: Learned) -> Batch:
+    return Batch(
+        obs=rows.obs,
+        behaviour=rows.behaviour,
+        action=rows.action,
+        log_prob=rows.log_prob,
+        advantage=learned.advantage,
+        target=learned.target,
+        old_value=learned.raw,
+        weight=rows.weight,
+    )
+
+
+def measure(agents: int, minibatch: int, repeats: int, compiled: bool) -> Comparison:
+    """Median seconds of a step of all agents, both ways."""
+    sides = Sides(agents, minibatch, compiled=compiled)
+    return compare(
+        f"{agents} agents, minibatch {minibatch}{', compiled' * compiled}",
+        sides.batched,
+        sides.loop,
+        repeats=repeats,
+        calls=20,
+    )
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--agents", type=int, nargs="+", default=[3, 8])
+    parser.add_argument("--minibatch", type=int, nargs="+", default=[64, 256])
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--compiled", action="store_true", help="both sides by torch.compile")
+    args = parser.parse_args()
+    for agents in args.agents:
+        for minibatch in args.minibatch:
+            told = measure(agents, minibatch, args.repeats, args.compiled)
+            print(
+                f"{told.name:<38} batched {1e3 * told.ours:6.2f} ms, "
+                f"loop {1e3 * told.peer:6.2f} ms: {told.ratio:.2f}×"
+            )
+
+
+if __name__ == "__main__":
+    main()
