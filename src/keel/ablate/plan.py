@@ -14,7 +14,7 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,12 @@ from keel.config import Config, anchored, from_dict, read
 from keel.errors import InputError, choose
 from keel.presets import preset, preset_for
 from keel.runs.directory import check_name
+from keel.runs.metrics import metric
 from keel.runs.resume import nested
 
 FOLDER = Path(__file__).parent / "plans"
-KEYS = ("about", "env", "preset", "seeds", "settings", "vary", "variants")
+KEYS = ("about", "env", "preset", "seeds", "settings", "vary", "variants", "watch", "stops")
+LAST = -1
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,19 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Watch:
+    """Metrics that a plan shows beside the returns."""
+
+    metrics: Mapping[str, str]
+    """by the titles of their columns"""
+    updates: tuple[int, ...]
+    """after which; -1 is the last"""
+    expected: Mapping[str, Any] = field(default_factory=dict)
+    """what somebody said they would be, by title"""
+    expected_at: int = LAST
+
+
+@dataclass(frozen=True)
 class Plan:
     """All of an ablation."""
 
@@ -51,6 +66,9 @@ class Plan:
     cells: tuple[Cell, ...]
     seeds: tuple[int, ...]
     about: str = ""
+    watch: Watch | None = None
+    stops: tuple[Cell, ...] = ()
+    """cells that are to be stopped at their first update; trained for what they say"""
 
 
 def plan_named(word: str) -> Plan | None:
@@ -86,7 +104,35 @@ def read_plan(path: Path) -> Plan:
     if not isinstance(seeds, list) or not all(type(seed) is int and seed >= 0 for seed in seeds):
         raise InputError(f"{path}: seeds: expected a list of whole numbers, got {seeds!r}")
     about = str(data.get("about", ""))
-    return checked(Plan(check_name(path.stem), base, cells, tuple(seeds), about))
+    stops = _named(path, _mapping(path, data, "stops"))
+    watch = _watch(path, data)
+    name = check_name(path.stem)
+    return checked(Plan(name, base, cells, tuple(seeds), about, watch, stops))
+
+
+def _watch(path: Path, data: Mapping[str, Any]) -> Watch | None:
+    found = _mapping(path, data, "watch")
+    if not found:
+        return None
+    for key in found:
+        choose(f"{path}: watch", str(key), ("metrics", "updates", "expected", "expected_at"))
+    metrics = _mapping(path, found, "metrics")
+    updates = found.get("updates", [LAST])
+    if not metrics:
+        raise InputError(f"{path}: watch.metrics: expected titles and names of metrics")
+    for name in metrics.values():
+        metric(str(name))
+    if not isinstance(updates, list) or not all(type(x) is int and x for x in updates):
+        raise InputError(f"{path}: watch.updates: expected numbers of updates, got {updates!r}")
+    expected = _mapping(path, found, "expected")
+    for title in expected:
+        choose(f"{path}: watch.expected", str(title), tuple(metrics))
+    return Watch(
+        {str(k): str(v) for k, v in metrics.items()},
+        tuple(updates),
+        expected,
+        int(found.get("expected_at", LAST)),
+    )
 
 
 def grid(vary: Mapping[str, Sequence[Any]]) -> tuple[Cell, ...]:
@@ -104,13 +150,13 @@ def grid(vary: Mapping[str, Sequence[Any]]) -> tuple[Cell, ...]:
 
 def checked(plan: Plan) -> Plan:
     """The plan, if every cell of it can be trained and is there once."""
-    labels = [cell.name for cell in plan.cells]
+    labels = [cell.name for cell in (*plan.cells, *plan.stops)]
     twice = {name for name in labels if labels.count(name) > 1}
     if twice:
         raise InputError(f"{plan.name}: {', '.join(sorted(twice))} stands twice")
     if not plan.seeds or len(set(plan.seeds)) < len(plan.seeds):
         raise InputError(f"{plan.name}: seeds: expected different ones, got {list(plan.seeds)}")
-    for cell in plan.cells:
+    for cell in (*plan.cells, *plan.stops):
         try:
             cell.config(plan.base, plan.seeds[0])
         except InputError as error:

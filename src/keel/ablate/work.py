@@ -63,13 +63,14 @@ class Task:
 def tasks_of(plan: Plan, root: Path) -> list[Task]:
     """All runs, seed by seed, so that whole comparisons come early; below `root`/NAME."""
     return [
-        _task(root / plan.name, cell.name, cell.config(plan.base, seed), seed)
+        task_of(root / plan.name, cell.name, cell.config(plan.base, seed), seed)
         for seed in plan.seeds
         for cell in plan.cells
     ]
 
 
-def _task(folder: Path, cell: str, config: Config, seed: int) -> Task:
+def task_of(folder: Path, cell: str, config: Config, seed: int) -> Task:
+    """One run of a cell below `folder`, and how far it is."""
     path = folder / cell / f"seed-{seed}"
     if not path.exists():
         return Task(cell, seed, path, config, "new")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +18,9 @@ from keel.errors import InputError
 
 if TYPE_CHECKING:
     from keel.ablate import Plan, Task
+    from keel.ablate.watch import Watched
     from keel.compare import Comparison
+    from keel.compare.tables import Table
 
 PLANS = "`keel ablate --plans` lists those that come with Keel"
 
@@ -161,6 +163,8 @@ def _train(plan: Plan, tasks: list[Task], options: Ablate) -> list[Task]:
 
 def _compare(plan: Plan, options: Ablate) -> None:
     """The cells side by side: on the terminal, as picture, page and JSON in the folder."""
+    from keel.ablate import watch
+    from keel.ablate.watch import stopped, watched
     from keel.cli.compare import print_comparison, write_files
     from keel.compare import as_json, compare, load_runs
 
@@ -168,10 +172,44 @@ def _compare(plan: Plan, options: Ablate) -> None:
     paths = [folder / cell.name for cell in plan.cells]
     runs = load_runs([str(path) for path in paths if path.is_dir()])
     found: Comparison = compare(runs)
-    text = json.dumps(as_json(found), allow_nan=False)
+    seen, stops = watched(plan, options.runs), stopped(plan, options.runs)
+    told = as_json(found) | (watch.as_json(seen, stops) if seen or stops else {})
+    text = json.dumps(told, allow_nan=False)
+    more = _sections(seen, stops)
     (folder / "compare.json").write_text(text + "\n", encoding="utf-8")
     if options.json:
         print(text)  # noqa: T201
     else:
         print_comparison(found)
-    write_files(found, folder / "compare.png", folder / "compare.html", quiet=options.json)
+        _print_more(more)
+    pages = folder / "compare.png", folder / "compare.html"
+    write_files(found, *pages, quiet=options.json, more=more)
+
+
+def _sections(seen: list[Watched], stops: Mapping[str, str]) -> list[tuple[str, Table]]:
+    """The tables that a plan wants beside the comparison."""
+    from keel.compare.tables import Table, number
+
+    sections = []
+    for table in seen:
+        rows = [(name, *map(number, values)) for name, values in table.rows.items()]
+        if table.expected:
+            rows.insert(0, ("expected", *table.expected))
+        which = "the last update" if table.update < 0 else f"update {table.update}"
+        sections.append((f"After {which}", Table(("group", *table.titles), tuple(rows))))
+    if stops:
+        sections.append(("Stopped", Table(("group", "by what"), tuple(stops.items()))))
+    return sections
+
+
+def _print_more(more: list[tuple[str, Table]]) -> None:
+    from rich.text import Text
+
+    from keel.cli.render import PipedConsole, simple_table
+
+    console = PipedConsole(highlight=False)
+    for title, table in more:
+        console.print()
+        console.print(Text(title, style="bold"))
+        words = (0, 1) if title == "Stopped" else (0,)
+        console.print(simple_table(table.columns, table.rows, left=words))

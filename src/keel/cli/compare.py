@@ -15,6 +15,7 @@ from keel.errors import InputError
 
 if TYPE_CHECKING:
     from keel.compare import Comparison
+    from keel.compare.page import Sections
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,15 @@ def run(args: Sequence[str]) -> int:
     return 0
 
 
-def write_files(found: Comparison, png: Path | None, html: Path | None, *, quiet: bool) -> None:
-    """The picture and the page that were asked for."""
+def write_files(
+    found: Comparison,
+    png: Path | None,
+    html: Path | None,
+    *,
+    quiet: bool,
+    more: Sections = (),
+) -> None:
+    """The picture and the page that were asked for; `more` tables go onto the page."""
     if png is not None:
         from keel.compare.picture import write_picture
 
@@ -89,7 +97,7 @@ def write_files(found: Comparison, png: Path | None, html: Path | None, *, quiet
     if html is not None:
         from keel.compare.page import write_page
 
-        write_page(found, html)
+        write_page(found, html, more)
     for what, path in (("picture", png), ("page", html)):
         if path is not None and not quiet:
             print(f"{what}: {path}")  # noqa: T201

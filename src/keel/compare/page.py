@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from keel.functional import performance_profile
 from keel.look import INK, PALE
 from keel.runs import RunError
 from keel.runs.files import replace_file
+
+Sections = Sequence[tuple[str, Table]]
+"""Titles and tables."""
 
 STYLE = f"""
 body {{ font: 15px/1.5 system-ui, sans-serif; color: {INK}; margin: 0 auto; max-width: 1120px;
@@ -37,16 +41,16 @@ th:first-child, td:first-child {{ text-align: left; }} th {{ font-weight: 600; }
 """
 
 
-def write_page(found: Comparison, path: Path) -> None:
-    """Write it to `path`."""
+def write_page(found: Comparison, path: Path, more: Sections = ()) -> None:
+    """Write it to `path`, with `more` tables under titles of their own."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, page(found).encode())
+        replace_file(path, page(found, more).encode())
     except OSError as error:
         raise RunError(f"{path}: cannot be written: {error.strerror}") from error
 
 
-def page(found: Comparison) -> str:
+def page(found: Comparison, more: Sections = ()) -> str:
     """The HTML; everything that comes from outside is escaped."""
     first, *others = (escape(group.name) for group in found.groups)
     names = f"{', '.join(others)} against {first}" if others else first
@@ -56,6 +60,7 @@ def page(found: Comparison) -> str:
         f"<title>{names}</title><style>{STYLE}</style>",
         f"<h1>{names}</h1><p class=sub>{escape(tables.title(found))}</p>",
         f"<div class=cards>{''.join(map(_card, found.pairs))}</div>",
+        *(f"<h2>{escape(title)}</h2>{_table(table)}" for title, table in more),
         "<h2>What was earned</h2>",
         _table(tables.scores(found)),
         *(_figures(found, task, first=i == 0) for i, task in enumerate(found.tasks)),

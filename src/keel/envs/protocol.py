@@ -50,6 +50,8 @@ class Step(NamedTuple):
     """`[E]` int64: in steps of the agent."""
     agent_return: np.ndarray | None = None
     """`[E, A]` float64: each agent's own; `episode_return` is their sum."""
+    episode_measures: Mapping[str, np.ndarray] | None = None
+    """`[E]` float64 each: what the environment itself has to say of these episodes."""
 
 
 def lead(envs: Envs) -> tuple[int, ...]:

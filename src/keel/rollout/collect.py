@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -27,6 +29,8 @@ class Episodes(NamedTuple):
     lengths: Array
     agents: Array | None = None
     """`[E, A]`: the returns of each agent, where there are several"""
+    measures: Mapping[str, Array] = MappingProxyType({})
+    """`[E]` each: what the environment itself has to say of them"""
 
 
 class Collected(NamedTuple):
@@ -245,7 +249,13 @@ def _ended(steps: list[Step]) -> Episodes:
         np.concatenate([step.episode_return for step in steps]),
         np.concatenate([step.episode_length for step in steps]),
         np.concatenate(own) if own else None,
+        _measures(steps),
     )
+
+
+def _measures(steps: list[Step]) -> dict[str, Array]:
+    told = [step.episode_measures for step in steps if step.episode_measures is not None]
+    return {key: np.concatenate([x[key] for x in told]) for key in (told[0] if told else ())}
 
 
 def _join(parts: list[Array]) -> Tensor | None:

@@ -199,7 +199,8 @@ def _scalars(path: Path) -> dict[str, list[tuple[int, float, float]]]:
 
 
 def _registered(name: str) -> bool:
-    return name in REGISTRY or name.rpartition("/")[0] in REGISTRY
+    known = name in REGISTRY or name.rpartition("/")[0] in REGISTRY
+    return known or name.startswith("env/")
 
 
 def _shown(names: Iterable[str]) -> str:

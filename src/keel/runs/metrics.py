@@ -60,7 +60,12 @@ class Canonical(NamedTuple):
 
 
 def metric(name: str) -> Metric:
-    """The entry of `name`, which may carry an agent as suffix; an `InputError` if there is none."""
+    """The entry of `name`, which may carry an agent as suffix; an `InputError` if there is none.
+
+    What an environment measures itself (`env/share_L`) has one entry for all: `env/*`.
+    """
+    if name.startswith("env/"):
+        return REGISTRY["env/*"]
     found = REGISTRY.get(name) or REGISTRY.get(name.rpartition("/")[0])
     return found or REGISTRY[choose("metric", name, REGISTRY)]
 

@@ -275,4 +275,8 @@ def _episode_metrics(state: TrainState, collected: Collected) -> dict[str, float
         "rollout/length_mean": float(np.mean(state.lengths)) if known else math.nan,
         "rollout/episodes": float(collected.episodes.returns.size),
         "rollout/reward_mean": float(reward.mean()) if reward.size else math.nan,
+        **{
+            f"env/{name}": float(np.nanmean(x)) if np.isfinite(x).any() else math.nan
+            for name, x in collected.episodes.measures.items()
+        },
     }

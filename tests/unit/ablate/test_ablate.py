@@ -70,6 +70,22 @@ def test_variants_have_names_of_their_own(tmp_path: Path):
         ("env: CartPole-v1\nseeds: 3\nvary: {seed: [1]}", "expected a list of whole numbers"),
         ("env: CartPole-v1\nseeds: [1, 1]\nvary: {seed: [1]}", "expected different ones"),
         ("env: CartPole-v1\nvariants: {a: 3}", "variants.a: expected settings"),
+        ("env: CartPole-v1\nvary: {seed: [1]}\nwatch: {metric: {}}", "did you mean 'metrics'"),
+        ("env: CartPole-v1\nvary: {seed: [1]}\nwatch: {updates: [1]}", "watch.metrics: expected"),
+        (
+            "env: CartPole-v1\nvary: {seed: [1]}\nwatch: {metrics: {KL: train/kl_exakt}}",
+            "did you mean 'train/kl_exact'",
+        ),
+        (
+            "env: CartPole-v1\nvary: {seed: [1]}\nwatch: {metrics: {KL: train/kl_exact}, "
+            "updates: [0]}",
+            "expected numbers of updates",
+        ),
+        (
+            "env: CartPole-v1\nvary: {seed: [1]}\nwatch: {metrics: {KL: train/kl_exact}, "
+            "expected: {Kl: 3}}",
+            "'Kl' is not one of KL",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_plan_is_named(tmp_path: Path, text: str, message: str):
@@ -211,3 +227,53 @@ def test_the_command_trains_compares_and_does_nothing_twice(
 def test_bad_input_is_named(words: list[str], message: str, capsys: pytest.CaptureFixture[str]):
     assert main(["ablate", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+WATCHING = """
+env: land
+seeds: [0]
+settings:
+  total_steps: 120
+  rollout_steps: 15
+  envs: {num: 4, options: "variant=small"}
+  network: {hidden: [8]}
+  region: {minibatch: 30, epochs: 1}
+  evaluation: {episodes: 2}
+variants: {plain: {}}
+stops:
+  wrong: {faults.wrong_actor: true}
+  right: {}
+watch:
+  metrics: {KL: train/kl_exact, L: env/share_L}
+  updates: [1, 2, -1, 9]
+  expected: {KL: 0.3}
+  expected_at: 2
+"""
+
+
+def test_a_plan_shows_what_it_watches_and_what_stops_its_cells(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    path = write(tmp_path, WATCHING)
+    assert main(["ablate", str(path), "--runs", str(tmp_path / "runs"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    first, second, last, never = told["watched"]
+    kept = [
+        json.loads(line)
+        for line in (tmp_path / "runs/mine/plain/seed-0/metrics.jsonl").read_text().splitlines()
+    ]
+    assert len(kept) == 2
+    for table, record in ((first, kept[0]), (second, kept[1]), (last, kept[1])):
+        assert table["titles"] == ["KL", "L"]
+        assert table["rows"]["plain"][0] == record["train/kl_exact"]
+    assert first["rows"]["plain"][1] is None  # a game has thirty months, a rollout fifteen
+    assert second["rows"]["plain"][1] == kept[1]["env/share_L"]
+    assert never["rows"]["plain"] == [None, None]
+    assert [table["expected"] for table in told["watched"]] == [[], ["0.3", ""], [], []]
+    assert "wrong_actor" in told["stopped"]["wrong"]
+    assert told["stopped"]["right"] == "nothing: its first update was taken"
+    page = (tmp_path / "runs/mine/compare.html").read_text()
+    assert "After update 2" in page
+    assert "wrong_actor" in page
+    assert main(["ablate", str(path), "--runs", str(tmp_path / "runs")]) == 0
+    assert "After the last update" in capsys.readouterr().out

@@ -12,7 +12,8 @@ from keel.apps.land.arrays import Array
 from keel.apps.land.env import parallel_env
 from keel.apps.land.games import Games
 from keel.apps.land.maps import MapSet, map_seeds
-from keel.apps.land.rules import Rules, make_rules
+from keel.apps.land.report import gini
+from keel.apps.land.rules import SIZES, Rules, make_rules
 from keel.apps.land.sight import OWN, PARCEL, look, state_names
 from keel.envs.protocol import Autoreset, Obs, Saved, Step
 from keel.keys import AGENT, MASK, STATE
@@ -38,6 +39,8 @@ class LandEnvs:
         self._games = Games(rules, num_envs)
         self._rng = np.random.default_rng(0)
         self._total = np.zeros((num_envs, rules.agents))
+        self._npv = np.zeros_like(self._total)
+        self._built = np.zeros((num_envs, len(SIZES)))
         self.action_space = spaces.Discrete(rules.actions)
         self.observation_space = spaces.Dict(
             {
@@ -50,7 +53,8 @@ class LandEnvs:
 
     def reset(self, seed: int) -> Obs:
         self._rng = np.random.default_rng(seed)
-        self._total[:] = 0.0
+        for x in (self._total, self._npv, self._built):
+            x[:] = 0.0
         self._games.begin(np.arange(self.num_envs), self._draw(self.num_envs))
         return observe(self._games)
 
@@ -58,13 +62,17 @@ class LandEnvs:
         discount = self.rules.gamma ** self._games.state.month[:, None]
         month = self._games.step(action)
         self._total += discount * month.reward
+        self._npv += discount * (month.flow + self.rules.gamma * month.kept)
+        game, agent = (month.begun != self.rules.wait).nonzero()
+        np.add.at(self._built, (game, month.begun[game, agent] % len(SIZES)), 1.0)
         over = month.done.nonzero()[0]
         returns, length = NOBODY.astype(np.float64), NOBODY
-        own = np.zeros((0, self.rules.agents))
+        own, measures = np.zeros((0, self.rules.agents)), None
         if over.size:
-            own = self._total[over]
+            own, measures = self._total[over], self._measures(over)
             returns, length = own.sum(1), np.full(over.size, self.rules.months)
-            self._total[over] = 0.0
+            for x in (self._total, self._npv, self._built):
+                x[over] = 0.0
             self._games.begin(over, self._draw(over.size))
         lead = month.reward.shape
         return Step(
@@ -78,20 +86,35 @@ class LandEnvs:
             episode_return=returns,
             episode_length=length,
             agent_return=own,
+            episode_measures=measures,
         )
+
+    def _measures(self, over: Array) -> dict[str, Array]:
+        """Of games that ended: their worth in thousands, and the mix of what was built."""
+        npv, built = self._npv[over], self._built[over]
+        count = built.sum(1)
+        mix = np.where(count[:, None] > 0, built / np.maximum(count, 1.0)[:, None], np.nan)
+        return {
+            "npv": npv.sum(1),
+            "welfare": npv.mean(1) * (1.0 - gini(npv)),
+            "buildings": count,
+            **{f"share_{name}": mix[:, k] for k, name in enumerate(SIZES)},
+        }
 
     def close(self) -> None:
         """Nothing is open."""
 
     def save(self) -> Saved | None:
         arrays, data = self._games.save()
-        return arrays | {"total": self._total.copy()}, data | {
+        kept = {"total": self._total, "npv": self._npv, "built": self._built}
+        return arrays | {name: x.copy() for name, x in kept.items()}, data | {
             "maps": self._rng.bit_generator.state
         }
 
     def load(self, arrays: Mapping[str, np.ndarray], data: Mapping[str, Any]) -> None:
         self._games.load(arrays, data)
-        self._total[:] = arrays["total"]
+        self._total[:], self._npv[:] = arrays["total"], arrays["npv"]
+        self._built[:] = arrays["built"]
         self._rng.bit_generator.state = data["maps"]
 
     def _draw(self, count: int) -> Array:

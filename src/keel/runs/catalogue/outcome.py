@@ -43,6 +43,13 @@ ROLLOUTS = (
         ),
     ),
     Metric(
+        "env/*",
+        "mean over the episodes that ended",
+        "What the environment itself measures, under its own names: `env/npv`, `env/share_L`.",
+        "mean over the episodes of the rollout that know it",
+        "the environment's",
+    ),
+    Metric(
         "rollout/episodes",
         "episodes that ended",
         "In this iteration, not since the start.",

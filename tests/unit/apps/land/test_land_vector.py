@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from keel.apps.land import Games, make_rules
-from keel.apps.land.report import net_present_value
+from keel.apps.land.report import gini, net_present_value
 from keel.apps.land.vector import LandEnvs, vector_env
 from keel.envs import make_envs
 from keel.envs.guard import Guarded
@@ -67,6 +67,15 @@ def test_the_return_of_an_episode_is_the_net_present_value() -> None:
     assert np.allclose(step.agent_return * SMALL.scale, npv, atol=1e-6)
     assert np.allclose(step.episode_return, step.agent_return.sum(1))
     assert step.episode_length.tolist() == [30, 30]
+    told = step.episode_measures
+    assert told is not None
+    assert np.allclose(told["npv"], npv.sum(1), atol=1e-6)
+    assert np.allclose(told["welfare"], npv.mean(1) * (1.0 - gini(npv)), atol=1e-6)
+    begun = np.stack([month.begun for month in months])
+    for game in range(2):
+        wishes = begun[:, game][begun[:, game] != SMALL.wait]
+        assert told["buildings"][game] == wishes.size > 0
+        assert told["share_L"][game] == pytest.approx((wishes % 3 == 2).mean())
 
 
 def test_a_finished_game_goes_on_at_once_on_another_map_of_its_set() -> None:
@@ -76,6 +85,10 @@ def test_a_finished_game_goes_on_at_once_on_another_map_of_its_set() -> None:
     wait = np.full((2, 3), SMALL.wait)
     steps = [envs.step(wait) for _ in range(SMALL.months)]
     assert [s.terminated.all() for s in steps] == [False] * 29 + [True]
+    told = steps[-1].episode_measures
+    assert told is not None
+    assert told["buildings"].tolist() == [0.0, 0.0]
+    assert np.isnan(told["share_S"]).all()
     assert steps[-1].obs["own"].shape == (2, 3, 26)
     assert (envs._games.seeds != before).all()
     assert (envs._games.seeds >= 1_000_000).all()

@@ -1,0 +1,111 @@
+"""What a plan wants to be seen beside the returns: metrics of its cells after some updates, and the
+cells that are meant to be stopped."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from keel.ablate.jobs import Job
+from keel.ablate.plan import Plan
+from keel.ablate.work import task_of
+from keel.runs.files import replace_file
+from keel.runs.reader import read_metrics
+
+STOPS = "stops.json"
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Means over seeds of some metrics, after one update."""
+
+    update: int
+    titles: tuple[str, ...]
+    rows: Mapping[str, tuple[float, ...]]
+    """of every cell; NaN for what no run has written"""
+    expected: tuple[str, ...] = ()
+    """what somebody said they would be; empty if nobody did"""
+
+
+def watched(plan: Plan, root: Path) -> list[Watched]:
+    """The tables of a plan, from what its runs have written below `root`/NAME."""
+    watch = plan.watch
+    if watch is None:
+        return []
+    tables = []
+    for update in watch.updates:
+        rows = {
+            cell.name: tuple(
+                _mean([_value(run, name, update) for run in _runs(plan, root, cell.name)])
+                for name in watch.metrics.values()
+            )
+            for cell in plan.cells
+        }
+        said = watch.expected if update == watch.expected_at else {}
+        expected = tuple(str(said.get(title, "")) for title in watch.metrics) if said else ()
+        tables.append(Watched(update, tuple(watch.metrics), rows, expected))
+    return tables
+
+
+def _runs(plan: Plan, root: Path, cell: str) -> list[Path]:
+    places = [root / plan.name / cell / f"seed-{seed}" for seed in plan.seeds]
+    return [place for place in places if (place / "metrics.jsonl").is_file()]
+
+
+def _value(run: Path, name: str, update: int) -> float:
+    """After the update of this number; -1 is the last one."""
+    column = read_metrics(run, [name]).columns.get(name)
+    if column is None or update > len(column) or not len(column):
+        return math.nan
+    return float(column[update - 1 if update > 0 else update])
+
+
+def _mean(values: list[float]) -> float:
+    known = [x for x in values if not math.isnan(x)]
+    return sum(known) / len(known) if known else math.nan
+
+
+def stopped(plan: Plan, root: Path) -> dict[str, str]:
+    """What stopped each of the cells that are meant to be stopped; found out once.
+
+    One that goes to its end instead is told so: the plan was wrong about it.
+    """
+    place = root / plan.name / STOPS
+    known: dict[str, str] = json.loads(place.read_text()) if place.is_file() else {}
+    for cell in plan.stops:
+        if cell.name in known:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            base = replace(plan.base, total_steps=plan.base.batch)
+            task = task_of(Path(folder), cell.name, cell.config(base, plan.seeds[0]), plan.seeds[0])
+            done = subprocess.run(task.command(), capture_output=True, text=True, check=False)
+        job = Job(done.returncode, done.stdout, done.stderr)
+        known[cell.name] = job.reason if job.status else "nothing: its first update was taken"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(place, json.dumps(known, indent=1).encode())
+    return {cell.name: known[cell.name] for cell in plan.stops}
+
+
+def as_json(tables: list[Watched], stops: Mapping[str, str]) -> dict[str, Any]:
+    """For `compare.json`; NaN is null."""
+    return {
+        "watched": [
+            {
+                "update": table.update,
+                "titles": table.titles,
+                "rows": {
+                    name: [None if math.isnan(x) else x for x in row]
+                    for name, row in table.rows.items()
+                },
+                "expected": table.expected,
+            }
+            for table in tables
+        ],
+        "stopped": dict(stops),
+    }
