@@ -41,6 +41,7 @@ MAY_IMPORT = {
     "training": TRAINING | {"look"},
     "presets": BASE | {"config"},
     "explain": FUNCTIONAL_AND_BASE | {"look"},
+    "integrations": FUNCTIONAL_AND_BASE | {"runs"},
     "compare": FUNCTIONAL_AND_BASE | {"runs", "look"},
     "ablate": TRAINING | {"training"},
     "tune": TRAINING | {"training"},
@@ -163,7 +164,8 @@ PUBLIC = [
 ]
 FUNCTIONAL_NAMES = """
 Advantages Certificate CloningWeight ConjugateGradient Divergence Interval LineSearch Linear Moments
-Normalised Ratio RatioReport Trial TrimmedMean WalkBack aggregate bernoulli_fisher bernoulli_kl
+Normalised Ratio RatioReport TokenLogProb Trial TrimmedMean WalkBack aggregate bernoulli_fisher
+bernoulli_kl
 categorical_entropy categorical_fisher categorical_kl certificate cloning_weight conjugate_gradient
 denominator distribution_kl dr_grpo effective_sample_size empty_moments explained_variance
 fisher_vector_product flatten gae gaussian_fisher gaussian_kl grpo interquartile_mean jensen_shannon
@@ -171,7 +173,7 @@ k1 k2 k3 kl_estimate kl_loss kl_reward kl_terms line_search linearise merge_mome
 multi_categorical_kl n_step normalise performance_profile policy_ratio probability_of_improvement
 ratio_report reinforce_pp reward_to_go rloo squashed_gaussian_kl stratified_bootstrap surrogate
 t_interval token_gae total_variation trimmed_mean unflatten update_moments value vocabulary_kl
-walk_back
+vocabulary_log_prob walk_back
 """.split()  # noqa: SIM905
 
 

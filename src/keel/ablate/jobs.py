@@ -11,9 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
-from keel.config import Config
 from keel.envs.names import atari_game
 
 Key = TypeVar("Key")
@@ -59,12 +58,13 @@ class _Running:
         return Job(status, *texts)
 
 
-def at_once(config: Config) -> int:
+def at_once(config: Any) -> int:
     """A network small enough for one thread leaves the other cores to other runs."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    pixels = config.network.kind == "cnn" or atari_game(config.env) is not None
-    pixels = pixels or "NoFrameskip" in config.env
-    threads = config.threads or ((cores or 1) if pixels else 1)
+    network = getattr(config, "network", None)
+    large = network is None or network.kind == "cnn" or atari_game(config.env) is not None
+    large = large or "NoFrameskip" in config.env
+    threads = config.threads or ((cores or 1) if large else 1)
     return max(1, (cores or 1) // threads)
 
 

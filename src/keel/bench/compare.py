@@ -21,7 +21,7 @@ Caches = tuple[Path, Path]
 
 @dataclass(frozen=True)
 class Result:
-    """Medians of both sides; speeds are steps per second."""
+    """Medians of both sides; speeds are steps per second, of `tokens` tokens per second."""
 
     env: str
     peer_name: str
@@ -31,8 +31,8 @@ class Result:
     ratio: float
     """how many times faster ours is: the median of the pairs"""
     repeats: int
-    floor: float
-    """what the environment and the network's arithmetic alone would allow"""
+    floor: float | None
+    """what the environment and the network's arithmetic alone would allow; not of `tokens`"""
     ours_peak_mb: float
     peer_peak_mb: float
     peer_threads: int
@@ -67,9 +67,10 @@ def bench(
     """`algo` on `env`, ours and the peer in turns of a few iterations, a process each.
 
     Args:
-        algo: ppo or trpo.
-        env: CartPole-v1, HalfCheetah-v5 or Breakout; `keel.bench.settings` holds the details.
-        peer: sb3, sbx or cleanrl for PPO, sb3-contrib for TRPO.
+        algo: ppo, trpo, or tokens: GRPO on a language model.
+        env: CartPole-v1, HalfCheetah-v5 or Breakout; of tokens qwen3-0.8m, a model.
+            `keel.bench.settings` holds the details.
+        peer: sb3, sbx or cleanrl for PPO, sb3-contrib for TRPO, trl for tokens.
         repeats: how often each side is measured; the medians count.
         iterations: measured per repeat, after a warm-up; None: as suits the environment.
         whole: measure whole runs of so many steps, start-up and compiling included.
@@ -84,7 +85,7 @@ def bench(
     workers = workers or Workers()
     workers.check()
     run = _Run(workers, settings, name, tell)
-    floor = run.take("floor", settings, "floor")
+    floor = None if algo == "tokens" else run.take("floor", settings, "floor")
     trials = run.trials(sorted({1, _cores()}))
     threads = max(trials, key=lambda count: trials[count])
     tell(f"{name}: {threads} thread{'s' * (threads > 1)} it is")
@@ -102,14 +103,14 @@ def bench(
         peer=theirs,
         ratio=statistics.median(a.rate / b.rate for a, b in zip(*sides, strict=True)),
         repeats=repeats,
-        floor=floor.rate,
+        floor=None if floor is None else floor.rate,
         ours_peak_mb=max(reading.peak_mb for reading in sides[0]),
         peer_peak_mb=max(reading.peak_mb for reading in sides[1]),
         peer_threads=threads,
         settings=dataclasses.asdict(settings),
         versions={"ours": sides[0][0].versions, "peer": sides[1][0].versions},
         choices=dict(sides[0][0].details.get("choices", {})),
-        floor_details=floor.details,
+        floor_details={} if floor is None else floor.details,
         overhead=_medians([reading.details.get("overhead", {}) for reading in sides[0]]),
         all_ours=[reading.rate for reading in sides[0]],
         all_peer=[reading.rate for reading in sides[1]],
@@ -139,6 +140,11 @@ class _Run:
     peer: str
     tell: Tell
 
+    @property
+    def ours(self) -> str:
+        """The worker of our side."""
+        return "keel-tokens" if self.settings.algo == "tokens" else "keel"
+
     def take(
         self, name: str, settings: Settings, label: str, caches: Caches | None = None
     ) -> Reading:
@@ -147,9 +153,10 @@ class _Run:
             # the rate of a whole run is over its wall time, as its user waits for it
             steps = settings.iterations * settings.batch
             reading = dataclasses.replace(reading, rate=steps / reading.wall)
-            self.tell(f"{label}: {reading.wall:,.1f} s, {reading.rate:,.0f} steps/s")
+            seconds = f"{reading.wall:,.1f} s, "
         else:
-            self.tell(f"{label}: {reading.rate:,.0f} steps/s")
+            seconds = ""
+        self.tell(f"{label}: {seconds}{reading.rate:,.0f} {settings.unit}/s")
         return reading
 
     def trials(self, counts: list[int]) -> dict[int, float]:
@@ -158,7 +165,7 @@ class _Run:
         jobs = [(self.peer, short.replace(threads=count)) for count in counts]
         rates = [reading.rate for reading in self.workers.race(*jobs)]
         for count, rate in zip(counts, rates, strict=True):
-            self.tell(f"{self.peer}, {count} thread(s), trial: {rate:,.0f} steps/s")
+            self.tell(f"{self.peer}, {count} thread(s), trial: {rate:,.0f} {short.unit}/s")
         return dict(zip(counts, rates, strict=True))
 
     def steady(self, threads: int, repeats: int) -> tuple[list[Reading], list[Reading]]:
@@ -167,9 +174,9 @@ class _Run:
         job = self.settings
         for repeat in range(1, repeats + 1):
             mine, other = self.workers.race(
-                ("keel", job), (self.peer, job.replace(threads=threads))
+                (self.ours, job), (self.peer, job.replace(threads=threads))
             )
-            both = f"keel {mine.rate:,.0f}, {self.peer} {other.rate:,.0f} steps/s"
+            both = f"keel {mine.rate:,.0f}, {self.peer} {other.rate:,.0f} {job.unit}/s"
             self.tell(f"{repeat}/{repeats}: {both}, {mine.rate / other.rate:.2f}×")
             ours.append(mine)
             theirs.append(other)
@@ -180,7 +187,7 @@ class _Run:
     ) -> tuple[tuple[list[Reading], list[Reading]], dict[str, float]]:
         """Cold and warm runs in turn; both sides get compile caches of their own."""
         taken: dict[tuple[str, str], list[Reading]] = {}
-        jobs = {"keel": settings, self.peer: settings.replace(threads=threads)}
+        jobs = {self.ours: settings, self.peer: settings.replace(threads=threads)}
         for repeat in range(1, repeats + 1):
             with tempfile.TemporaryDirectory(prefix="keel-bench-") as folder:
                 for state in ("cold", "warm"):
@@ -191,13 +198,13 @@ class _Run:
                         taken.setdefault((name, state), []).append(reading)
         seconds = {
             f"{side}_{state}_seconds": statistics.median(r.wall for r in taken[name, state])
-            for side, name in (("ours", "keel"), ("peer", self.peer))
+            for side, name in (("ours", self.ours), ("peer", self.peer))
             for state in ("cold", "warm")
         }
         for state in ("cold", "warm"):
             peer, ours = seconds[f"peer_{state}_seconds"], seconds[f"ours_{state}_seconds"]
             seconds[f"ratio_{state}"] = peer / ours
-        return (taken["keel", "warm"], taken[self.peer, "warm"]), seconds
+        return (taken[self.ours, "warm"], taken[self.peer, "warm"]), seconds
 
 
 def _medians(tables: list[dict[str, float]]) -> dict[str, float]:

@@ -9,8 +9,33 @@ from typing import Literal
 from keel.errors import InputError, choose
 
 Mode = Literal["steady", "whole"]
-Algo = Literal["ppo", "trpo"]
-PEERS: dict[Algo, tuple[str, ...]] = {"ppo": ("sb3", "sbx", "cleanrl"), "trpo": ("sb3-contrib",)}
+Algo = Literal["ppo", "trpo", "tokens"]
+PEERS: dict[Algo, tuple[str, ...]] = {
+    "ppo": ("sb3", "sbx", "cleanrl"),
+    "trpo": ("sb3-contrib",),
+    "tokens": ("trl",),
+}
+
+
+@dataclass(frozen=True)
+class Language:
+    """A Qwen3 made from its configuration, and what it is asked; embeddings are tied."""
+
+    vocabulary: int = 64
+    """token 0 is padding and 1 the end; neither is ever sampled"""
+    hidden: int = 128
+    layers: int = 4
+    heads: int = 4
+    kv_heads: int = 4
+    head_dim: int = 32
+    intermediate: int = 344
+    prompts: int = 8
+    group: int = 8
+    """answers to a prompt; together they are the `num_envs` sequences of a batch"""
+    prompt_tokens: int = 16
+    """of every prompt; every answer has `rollout_steps`"""
+    beta: float = 0.01
+    """of the KL to the reference, which is the model as it was at first"""
 
 
 @dataclass(frozen=True)
@@ -49,6 +74,8 @@ class Settings:
     """TRPO's; and the same number of Fisher-vector products, on the whole rollout"""
     cg_iters: int = 15
     damping: float = 0.1
+    language: Language | None = None
+    """of `tokens`, whose algorithm is GRPO"""
     mode: Mode = "steady"
     turn: int = 0
     """iterations until it is the other side's turn; 0: it runs alone"""
@@ -57,6 +84,11 @@ class Settings:
     def batch(self) -> int:
         """Steps of an iteration."""
         return self.num_envs * self.rollout_steps
+
+    @property
+    def unit(self) -> str:
+        """What is counted."""
+        return "tokens" if self.algo == "tokens" else "steps"
 
     def replace(self, **changes: object) -> Settings:
         """A copy with some values changed."""
@@ -114,6 +146,25 @@ SETTINGS["trpo"] = {
     ),
     "Breakout": SETTINGS["ppo"]["Breakout"].replace(
         algo="trpo", minibatch=128, epochs=10, learning_rate=1e-3, iterations=2
+    ),
+}
+
+SETTINGS["tokens"] = {
+    # one update on the whole batch, as GRPO has it
+    "qwen3-0.8m": Settings(
+        env="qwen3-0.8m",
+        peer_env="qwen3-0.8m",
+        num_envs=64,
+        rollout_steps=48,
+        minibatch=64 * 48,
+        epochs=1,
+        iterations=12,
+        warmup=2,
+        turn=2,
+        learning_rate=1e-4,
+        max_grad_norm=1.0,
+        algo="tokens",
+        language=Language(),
     ),
 }
 

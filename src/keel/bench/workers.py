@@ -21,6 +21,8 @@ from keel.errors import KeelError
 TURN = "your turn"
 """What a worker says when the other may run (`benchmarks/workers/common.py`)."""
 ROOT = Path(__file__).resolve().parents[3]
+OURS = ("keel", "keel-tokens", "floor")
+"""Workers that our own Python runs."""
 
 
 class BenchError(KeelError):
@@ -69,7 +71,7 @@ class Workers:
             )
 
     def run(self, name: str, settings: Settings, extra: Mapping[str, str] | None = None) -> Reading:
-        """Run worker `name` (`keel`, `floor`, or a peer) on a job, alone."""
+        """Run worker `name` (`keel`, `keel-tokens`, `floor`, or a peer) on a job, alone."""
         with _Worker(self, name, settings.replace(turn=0), extra) as worker:
             worker.go()
             return worker.reading()
@@ -99,7 +101,7 @@ class _Worker:
     def __init__(
         self, workers: Workers, name: str, settings: Settings, extra: Mapping[str, str] | None
     ) -> None:
-        own = name in ("keel", "floor")
+        own = name in OURS
         script = workers.scripts / (
             "floor.py" if name == "floor" else f"run_{name.replace('-', '_')}.py"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 ALIASES = {
     "--max-kl": "--region.max-kl",
@@ -46,13 +46,13 @@ ALIASES = {
 SCIENTIFIC = re.compile(r"^\d+(\.\d+)?[eE]\+?\d+$")
 
 
-def translate(args: Sequence[str]) -> list[str]:
+def translate(args: Sequence[str], aliases: Mapping[str, str] = ALIASES) -> list[str]:
     """Aliases resolved, `--flag=value` split, and 1e6 written out where it is a whole number."""
     result = []
     for arg in args:
         flag, equals, value = arg.partition("=") if arg.startswith("--") else (arg, "", "")
         if flag.startswith("--"):
-            flag = ALIASES.get(flag.replace("_", "-"), flag)
+            flag = aliases.get(flag.replace("_", "-"), flag)
         elif SCIENTIFIC.match(flag) and float(flag).is_integer():
             flag = str(int(float(flag)))
         result += [flag, value] if equals else [flag]

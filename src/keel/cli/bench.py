@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import tyro
 from tyro.conf import arg
@@ -58,7 +58,20 @@ class TRPO(Bench):
     """Whom to measure against; `make peers` installs it."""
 
 
-BENCHES: dict[Algo, type[PPO | TRPO]] = {"ppo": PPO, "trpo": TRPO}
+@dataclass(frozen=True, kw_only=True)
+class Tokens(Bench):
+    """GRPO on a small language model beside a peer: the same model, prompts and answers' lengths.
+
+    Example: keel bench tokens --peer trl
+    """
+
+    env: Annotated[str, arg(name="model", metavar="qwen3-0.8m")] = "qwen3-0.8m"
+    """The model, with the settings that belong to it."""
+    peer: Annotated[str, arg(metavar="trl")] = "trl"
+    """Whom to measure against; `make peers` installs it."""
+
+
+BENCHES: dict[Algo, type[PPO | TRPO | Tokens]] = {"ppo": PPO, "trpo": TRPO, "tokens": Tokens}
 
 
 def run(args: Sequence[str]) -> int:
@@ -66,7 +79,7 @@ def run(args: Sequence[str]) -> int:
     if not args or args[0] in ("-h", "--help"):
         print(_help())  # noqa: T201
         return 0
-    algo: Algo = "trpo" if choose("bench", args[0], BENCHES) == "trpo" else "ppo"
+    algo = cast("Algo", choose("bench", args[0], BENCHES))
     options = tyro.cli(BENCHES[algo], args=list(args[1:]), prog=f"keel bench {algo}")
     from rich.console import Console
 
@@ -97,32 +110,31 @@ def _print(result: Result) -> None:
 
     settings = result.settings
     console = PipedConsole(highlight=False)
-    console.print(
-        f"{settings['algo'].upper()} on {result.env}: "
-        f"{settings['num_envs']} × {settings['rollout_steps']} steps, "
-        f"minibatch {settings['minibatch']}, {settings['epochs']} epochs",
-        style="bold",
-    )
+    console.print(_title(result.env, settings), style="bold")
+    unit = "tokens" if settings["algo"] == "tokens" else "steps"
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("")
-    for column in ("steps/s", "of the floor", "peak MB", "threads"):
+    for column in (f"{unit}/s", "of the floor", "peak MB", "threads"):
         table.add_column(column, justify="right")
     rows = (
         ("keel", result.ours, result.ours_peak_mb, result.choices.get("threads", "")),
         (result.peer_name, result.peer, result.peer_peak_mb, result.peer_threads),
     )
     for name, rate, peak, threads in rows:
-        share = f"{rate / result.floor:.0%}"
+        share = f"{rate / result.floor:.0%}" if result.floor else "–"
         table.add_row(name, f"{rate:,.0f}", share, f"{peak:,.0f}", str(threads))
-    table.add_row("floor", f"{result.floor:,.0f}", "", "", "")
+    if result.floor:
+        table.add_row("floor", f"{result.floor:,.0f}", "", "", "")
     console.print(table)
     if result.whole is not None:
         console.print(_whole(result.whole, settings["iterations"], result))
     if result.overhead:
-        console.print(
-            f"of keel's iterations: {result.overhead['certify']:.1%} exact KL and its company, "
-            f"{result.overhead['guard']:.1%} guard"
+        shares = ", ".join(
+            f"{result.overhead[key]:.1%} {words}"
+            for key, words in (("certify", "exact KL and its company"), ("guard", "guard"))
+            if key in result.overhead
         )
+        console.print(f"of keel's iterations: {shares}")
     if result.updates:
         ours, peer, ratio = (result.updates[key] for key in ("ours", "peer", "ratio"))
         console.print(
@@ -136,6 +148,20 @@ def _print(result: Result) -> None:
     )
 
 
+def _title(env: str, settings: dict[str, Any]) -> str:
+    language = settings["language"]
+    if language is not None:
+        return (
+            f"GRPO on {env}: {language['prompts']} prompts × {language['group']} answers of "
+            f"{settings['rollout_steps']} tokens, β {language['beta']:g}"
+        )
+    return (
+        f"{settings['algo'].upper()} on {env}: "
+        f"{settings['num_envs']} × {settings['rollout_steps']} steps, "
+        f"minibatch {settings['minibatch']}, {settings['epochs']} epochs"
+    )
+
+
 def _whole(seconds: dict[str, float], iterations: int, result: Result) -> str:
     steps = iterations * result.settings["num_envs"] * result.settings["rollout_steps"]
     parts = [
@@ -144,7 +170,8 @@ def _whole(seconds: dict[str, float], iterations: int, result: Result) -> str:
         f"({seconds[f'ratio_{state}']:.2f}×)"
         for state in ("cold", "warm")
     ]
-    return f"a whole run of {steps:,} steps, " + "; ".join(parts)
+    unit = "tokens" if result.settings["algo"] == "tokens" else "steps"
+    return f"a whole run of {steps:,} {unit}, " + "; ".join(parts)
 
 
 def _pairs(result: Result) -> list[tuple[float, float]]:

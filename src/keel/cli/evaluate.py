@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from tyro.conf import Positional, arg
@@ -49,6 +49,15 @@ def run(args: Sequence[str]) -> int:
     options = tyro.cli(Evaluate, args=list(args), prog="keel evaluate")
     if options.deterministic and options.stochastic:
         raise InputError("--deterministic: goes without --stochastic")
+    if _is_language(options.run):
+        from keel.cli import language
+
+        told = language.evaluate(
+            options.run, options.checkpoint, options.episodes, not options.stochastic
+        )
+        text = json.dumps(told, allow_nan=False) if options.json else _told(told)
+        print(text)  # noqa: T201
+        return 0
     from keel.training.film import check_video_path
     from keel.training.inspect import evaluate_policy, open_policy
 
@@ -82,6 +91,29 @@ def run(args: Sequence[str]) -> int:
     }
     print(json.dumps(result, allow_nan=False) if options.json else _text(result))  # noqa: T201
     return 0
+
+
+def _is_language(path: Path) -> bool:
+    """Whether a run is one on tokens; what is no run at all is left to who opens it."""
+    from keel.runs.directory import CONFIG, read_config
+    from keel.training.inspect import find_run
+
+    place = find_run(path)
+    return (place / CONFIG).is_file() and read_config(place).get("env") == "language"
+
+
+def _told(told: Mapping[str, Any]) -> str:
+    how = "the likeliest tokens" if told["deterministic"] else "sampled"
+    shown = zip(told["completions"][:3], told["scores"], strict=False)
+    return "\n".join(
+        [
+            f"{told['env']}, checkpoint of step {told['checkpoint']:,}: "
+            f"{told['episodes']:.0f} held-out prompts, {how}",
+            f"solved  {told['success']:.1%}   reward {told['return_mean']:.3f}   "
+            f"length {told['length_mean']:.1f}",
+            *(f"  {score:.0f}  {text!r}" for text, score in shown),
+        ]
+    )
 
 
 def _film(policy: Policy, path: Path, deterministic: bool, seed: int) -> float:

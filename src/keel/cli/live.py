@@ -7,14 +7,13 @@ import time
 from collections import deque
 from contextlib import AbstractContextManager
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
-
-from keel.config import Config
 
 BARS = "▁▂▃▄▅▆▇█"
 PLAIN_SECONDS = 5.0
@@ -44,7 +43,7 @@ def gauge(value: float, bound: float, width: int = 24) -> Text:
 class Display(AbstractContextManager["Display"]):
     """Shows a run while it goes on."""
 
-    def __init__(self, config: Config, title: str, console: Console, quiet: bool) -> None:
+    def __init__(self, config: Any, title: str, console: Console, quiet: bool) -> None:
         self.config = config
         self.title = title
         self.console = console

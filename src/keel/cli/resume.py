@@ -36,7 +36,12 @@ def run(args: Sequence[str]) -> int:
     from keel.runs.directory import read_config
     from keel.training.runner import resume
 
-    config = from_dict(read_config(options.run))
+    stored = read_config(options.run)
+    if stored.get("env") == "language":
+        from keel.cli import language
+
+        return language.resume(options.run, options.total_steps, options.json, options.quiet)
+    config = from_dict(stored)
     if options.total_steps is not None:
         config = dataclasses.replace(config, total_steps=options.total_steps)
     return drive(resume(options.run, config), config, options.json, options.quiet)

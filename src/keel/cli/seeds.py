@@ -13,10 +13,11 @@ from keel.ablate.jobs import Job, at_once, run_jobs
 from keel.runs.directory import run_name
 
 if TYPE_CHECKING:
+    from keel.cli.language import TrainLanguage
     from keel.cli.train import Train
 
 
-def train_seeds(args: list[str], options: Train) -> int:
+def train_seeds(args: list[str], options: Train | TrainLanguage) -> int:
     """Train every seed; the status is that of the first seed that failed."""
     console = Console(stderr=True)
     name = options.name or run_name(options.config.env, options.config.algo, options.runs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -56,6 +56,10 @@ def run(args: Sequence[str]) -> int:
     if "--presets" in args:
         print("\n".join(names()))  # noqa: T201
         return 0
+    if args and args[0] == "language":
+        from keel.cli import language
+
+        return language.run(args)
     options = parse(translate(args))
     if len(options.seeds) > 1:
         from keel.cli.seeds import train_seeds
@@ -100,8 +104,15 @@ def on_top(base: Config, args: list[str], prog: str) -> Train:
     return dataclasses.replace(options, config=dataclasses.replace(options.config, env=options.env))
 
 
+Finish = Callable[["Progress", Console, bool, bool], None]
+
+
 def drive(
-    progress: Generator[Progress, None, Any], config: Config, as_json: bool, quiet: bool
+    progress: Generator[Progress, None, Any],
+    config: Any,
+    as_json: bool,
+    quiet: bool,
+    sum_up: Finish | None = None,
 ) -> int:
     """Consume a run: show it, stop it on request, sum it up; returns the exit status."""
     from keel.training.signals import graceful_stop
@@ -120,7 +131,7 @@ def drive(
         finally:
             progress.close()
     if newest is not None:
-        finish(newest, console, as_json, quiet)
+        (sum_up or finish)(newest, console, as_json, quiet)
     return stop.exit_code
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from keel.config.checks import check
-from keel.config.reading import MINARI, anchored, from_dict, load, options, read, to_dict
+from keel.config.reading import MINARI, anchored, from_dict, load, merged, options, read, to_dict
 from keel.config.schema import (
     Advantage,
     Agents,
@@ -45,6 +45,7 @@ __all__ = [
     "check",
     "from_dict",
     "load",
+    "merged",
     "options",
     "read",
     "to_dict",

@@ -35,7 +35,7 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 def from_dict(data: Mapping[str, Any], base: Config | None = None) -> Config:
     """Strictly: every key must exist and have its type; what is missing comes from `base`."""
-    config = _merge(base if base is not None else Config(), data, "")
+    config = merged(base if base is not None else Config(), data, "")
     check(config)
     return config
 
@@ -78,7 +78,8 @@ def read(path: Path) -> dict[str, Any]:
     return data
 
 
-def _merge(base: T, data: Mapping[str, Any], prefix: str) -> T:
+def merged(base: T, data: Mapping[str, Any], prefix: str = "") -> T:
+    """A dataclass of settings with changes on top, each of which must exist and have its type."""
     hints = typing.get_type_hints(type(base))
     changes: dict[str, Any] = {}
     for key, value in data.items():
@@ -91,7 +92,7 @@ def _merge(base: T, data: Mapping[str, Any], prefix: str) -> T:
         if dataclasses.is_dataclass(current):
             if not isinstance(value, Mapping):
                 raise InputError(f"{prefix}{name}: expected keys and values, got {value!r}")
-            changes[name] = _merge(current, value, f"{prefix}{name}.")
+            changes[name] = merged(current, value, f"{prefix}{name}.")
         else:
             changes[name] = _convert(hints[name], value, f"{prefix}{name}")
     return dataclasses.replace(base, **changes)  # type: ignore[type-var]

@@ -67,7 +67,7 @@ from keel.functional.statistics import (
     trimmed_mean,
     update_moments,
 )
-from keel.functional.vocabulary import vocabulary_kl
+from keel.functional.vocabulary import TokenLogProb, vocabulary_kl, vocabulary_log_prob
 from keel.functional.walk_back import WalkBack, walk_back
 
 __all__ = [
@@ -83,6 +83,7 @@ __all__ = [
     "Normalised",
     "Ratio",
     "RatioReport",
+    "TokenLogProb",
     "Trial",
     "TrimmedMean",
     "WalkBack",
@@ -140,5 +141,6 @@ __all__ = [
     "update_moments",
     "value",
     "vocabulary_kl",
+    "vocabulary_log_prob",
     "walk_back",
 ]

@@ -1,4 +1,5 @@
-"""Exact token KL over a whole vocabulary, without ever holding tokens × vocabulary numbers.
+"""Log-probs, entropy and exact KL of tokens over a whole vocabulary, without ever holding tokens ×
+vocabulary numbers.
 
 Logits are recomputed from hidden states and the head's weight a few tokens at a time, in the
 forward and again in the backward pass (as Cut Cross-Entropy does for the likelihood, 2024, arXiv
@@ -8,17 +9,72 @@ forward and again in the backward pass (as Cut Cross-Entropy does for the likeli
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from keel.errors import InputError, ShapeError
-from keel.functional._shapes import expect_rank
+from keel.functional._shapes import expect_rank, expect_shape
 from keel.functional.divergence import kl_terms
 
 MAX_ELEMENTS = 1 << 22
 """Logits held at once: 16 MiB in float32; a chunk's temporaries are about twenty times that."""
+
+
+class TokenLogProb(NamedTuple):
+    """Of tokens under a softmax over the vocabulary, `[*lead]` each."""
+
+    log_prob: Tensor
+    entropy: Tensor
+    """of the whole distribution, in nats"""
+
+
+def vocabulary_log_prob(
+    hidden: Tensor, head: Tensor, token: Tensor, *, max_elements: int = MAX_ELEMENTS
+) -> TokenLogProb:
+    """log p(token) and the entropy of p = softmax(hidden · headᵀ), with gradients to both tensors.
+
+    `hidden` is `[*lead, H]`, `head` `[V, H]`, `token` `[*lead]`. With z the logits,
+    ∂ log p / ∂z = e_token − p  and  ∂ entropy / ∂z = −p · (log p + entropy).
+    """
+    _expect_head("hidden", hidden, "head", head)
+    expect_shape("token", token, tuple(hidden.shape[:-1]), "one for each hidden state")
+    rows = max(1, max_elements // head.shape[0])
+    flat, chosen = hidden.reshape(-1, head.shape[1]), token.reshape(-1)
+    log_prob, entropy = _TokenLogProb.apply(flat, head, chosen, rows)  # type: ignore[no-untyped-call]
+    return TokenLogProb(log_prob.reshape(token.shape), entropy.reshape(token.shape))
+
+
+class _TokenLogProb(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, head: Tensor, token: Tensor, rows: int
+    ) -> tuple[Tensor, Tensor]:
+        log_prob, entropy = hidden.new_empty(2, hidden.shape[0]).unbind(0)
+        for part in _chunks(hidden.shape[0], rows):
+            log_p = _log_probs(hidden[part], head, 1.0)
+            log_prob[part] = log_p.gather(1, token[part, None])[:, 0]
+            entropy[part] = -(log_p.exp() * log_p).sum(-1)
+        ctx.save_for_backward(hidden, head, token, entropy)
+        ctx.rows = rows
+        return log_prob, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, head, token, entropy = ctx.saved_tensors
+        result = [
+            torch.zeros_like(x) if need else None
+            for x, need in zip((hidden, head), ctx.needs_input_grad[:2], strict=True)
+        ]
+        to_log_prob, to_entropy = (g[:, None] for g in grads)
+        for part in _chunks(hidden.shape[0], ctx.rows):
+            log_p = _log_probs(hidden[part], head, 1.0)
+            p = log_p.exp()
+            outer = -p * (to_log_prob[part] + to_entropy[part] * (log_p + entropy[part, None]))
+            outer.scatter_add_(1, token[part, None], to_log_prob[part])
+            _accumulate(outer, hidden[part], head, result, part)
+        return (*result, None, None)
 
 
 def vocabulary_kl(
@@ -37,12 +93,7 @@ def vocabulary_kl(
     """
     lead = p_hidden.shape[:-1]
     for side, hidden, head in (("p", p_hidden, p_head), ("q", q_hidden, q_head)):
-        expect_rank(f"{side}_hidden", hidden, 1, "[*lead, H]")
-        if head.ndim != 2 or head.shape[1] != hidden.shape[-1]:
-            raise ShapeError(
-                f"{side}_head: expected [V, {hidden.shape[-1]}] (hidden is "
-                f"{list(hidden.shape)}), got {list(head.shape)}"
-            )
+        _expect_head(f"{side}_hidden", hidden, f"{side}_head", head)
     if q_hidden.shape[:-1] != lead or p_head.shape[0] != q_head.shape[0]:
         raise ShapeError(
             f"q: expected tokens {list(lead)} and a vocabulary of {p_head.shape[0]} (those of p), "
@@ -95,6 +146,15 @@ class _VocabularyKL(torch.autograd.Function):
                 kl = (p * gap).sum(-1, keepdim=True)
                 _accumulate(outer * p * (gap - kl), p_hidden[part], p_head, result[:2], part)
         return (*result, None, None)
+
+
+def _expect_head(name: str, hidden: Tensor, head_name: str, head: Tensor) -> None:
+    expect_rank(name, hidden, 1, "[*lead, H]")
+    if head.ndim != 2 or head.shape[1] != hidden.shape[-1]:
+        raise ShapeError(
+            f"{head_name}: expected [V, {hidden.shape[-1]}] (hidden is "
+            f"{list(hidden.shape)}), got {list(head.shape)}"
+        )
 
 
 def _chunks(total: int, size: int) -> Iterator[slice]:

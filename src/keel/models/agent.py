@@ -102,7 +102,10 @@ class Agent:
         """`[A]`: the row of the matrix that each agent acts with"""
         self.row_names = tuple(row_names)
         """`[G]`, where there are several"""
-        parameters = dict(network.named_parameters())
+        everything = dict(network.named_parameters())
+        # what is frozen beside adapters stays in the module; a network that was here before is
+        # frozen as a whole, and learns as a whole
+        parameters = {k: p for k, p in everything.items() if p.requires_grad} or everything
         if self.critic.normalised:
             parameters[returns.NAME] = nn.Parameter(torch.tensor(returns.FRESH))
         self.layout = Layout(tuple(parameters), tuple(p.shape for p in parameters.values()))

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
+from keel.errors import KeelError
 from keel.types import Knobs
 
 State = Mapping[str, float]
@@ -33,6 +34,8 @@ class Outcome:
     """of cloning, with its coefficient, to the policy's own loss; NaN without demonstrations"""
     bc_cosine: float = math.nan
     """between the gradients of both"""
+    kl_reference: float = math.nan
+    """exact KL(policy‖reference), in the unit of who steers by it; NaN without a reference"""
 
 
 class Controller(Protocol):
@@ -65,6 +68,39 @@ class AdaptivePenalty:
         factor = _factor(outcome.kl, self.target, 1.5, 2.0)
         coef = min(max(knobs.kl_coef * factor, self.low), self.high)
         return state, replace(knobs, kl_coef=coef)
+
+
+@dataclass(frozen=True)
+class ProportionalPenalty:
+    """β ← β·(1 + clip(KL/target − 1, ±0.2)·n/horizon) (Ziegler et al. 2019, arXiv 1909.08593).
+
+    Of the KL to a reference, in the unit of `target`. The factor is never below 0.8: with more
+    samples than the horizon it would turn negative, and β with it. β stays inside its bounds, and a
+    KL that is negative or not finite is a fault, not a reason to lower β.
+    """
+
+    target: float
+    horizon: float
+    samples: int
+    """n: seen in an update"""
+    low: float = 1e-5
+    high: float = 10.0
+
+    def init(self) -> State:
+        """Nothing to remember: the knob is the state."""
+        return {}
+
+    def __call__(self, state: State, outcome: Outcome, knobs: Knobs) -> tuple[State, Knobs]:
+        """Turn `kl_coef`."""
+        kl = outcome.kl_reference
+        if not 0.0 <= kl < math.inf:
+            raise KeelError(
+                f"the KL to the reference is {kl:g}, which no KL can be: an exact KL is never "
+                "negative. Its estimate may be; steer by the exact one"
+            )
+        error = min(max(kl / self.target - 1.0, -0.2), 0.2)
+        factor = 1.0 + error * min(self.samples / self.horizon, 1.0)
+        return state, replace(knobs, kl_coef=min(max(knobs.kl_coef * factor, self.low), self.high))
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,12 @@ class Batch(NamedTuple):
             shown=None if self.shown is None else self.shown.take(index, real),
         )
 
+    def split(self, size: int) -> list[Batch]:
+        """Pieces of at most `size` rows."""
+        rows = torch.arange(len(self.weight), device=self.weight.device)
+        whole = torch.ones_like(rows, dtype=self.weight.dtype)
+        return [self.take(part, whole[: len(part)]) for part in torch.split(rows, size)]
+
 
 class Statistics(NamedTuple):
     """Means over a minibatch, `[G]` each."""

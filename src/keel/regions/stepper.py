@@ -46,8 +46,10 @@ class StepResult(NamedTuple):
 
 
 Step = Callable[[Optimum, Batch, Tensor, Tensor, Tensor, Tensor], StepResult]
-Loss = Callable[[Agent, Tensor, Batch, Tensor, int | None], tuple[Tensor, Statistics]]
-"""(agent, parameters, minibatch, knobs, group axis) → the loss per group, and statistics."""
+Loss = Callable[..., tuple[Tensor, Statistics]]
+"""(agent, parameters, minibatch, knobs, group axis) → the loss per group, and statistics; of
+micro-batches with `total`, what the whole minibatch is divided by."""
+Total = Callable[[Tensor], tuple[Tensor, Statistics]]
 
 
 def initial_optimum(params: Tensor) -> Optimum:
@@ -64,10 +66,13 @@ def make_step(
     group_axis: int | None,
     max_grad_norm: float,
     compiled: bool,
+    micro: int | None = None,
 ) -> Step:
     """A function (optimum, all rows, row numbers, padding mask, knobs, active groups) → result.
 
-    `objective` may take the critic's parameters alone: then these are all there are.
+    `objective` may take the critic's parameters alone: then these are all there are. With `micro`
+    the gradient is added up over that many rows at a time, for models whose activations are large;
+    the objective then says what all of them are divided by (`denominator`).
     """
     # `torch.compile` captures `func.grad` and not `autograd.grad`; eagerly the latter is faster.
     differentiate = _functional if compiled else _autograd
@@ -81,12 +86,24 @@ def make_step(
         active: Tensor,
     ) -> StepResult:
         batch = rows.take(index, real)
+        shared = {} if micro is None else {"total": objective.denominator(batch)}  # type: ignore[attr-defined]
 
-        def total(params: Tensor) -> tuple[Tensor, Statistics]:
-            loss, statistics = objective(agent, params, batch, knobs, group_axis)
-            return loss.sum(), statistics  # rows of the matrix are independent: a sum keeps them so
+        def total_of(part: Batch) -> Total:
+            def total(params: Tensor) -> tuple[Tensor, Statistics]:
+                loss, statistics = objective(agent, params, part, knobs, group_axis, **shared)
+                return loss.sum(), statistics  # rows of the matrix are independent: a sum keeps so
 
-        gradient, statistics = differentiate(total, optimum.params)
+            return total
+
+        if micro is None:
+            gradient, statistics = differentiate(total_of(batch), optimum.params)
+        else:
+            gradient, parts = torch.zeros_like(optimum.params), []
+            for piece in batch.split(micro):
+                added, seen = differentiate(total_of(piece), optimum.params)
+                gradient += added
+                parts.append(seen)
+            statistics = _together(parts)
         norm = gradient.norm(dim=1)
         applied = torch.isfinite(norm) & active
         scale = (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
@@ -104,7 +121,11 @@ def make_step(
     return step
 
 
-Total = Callable[[Tensor], tuple[Tensor, Statistics]]
+def _together(parts: list[Statistics]) -> Statistics:
+    """Of micro-batches: means over one denominator add up; of extremes the largest stays."""
+    sums = Statistics(*(torch.stack(x).sum(0) for x in zip(*parts, strict=True)))
+    largest = torch.stack([part.log_ratio_max for part in parts]).amax(0)  # NaN wins
+    return sums._replace(log_ratio_max=largest)
 
 
 def _autograd(function: Total, params: Tensor) -> tuple[Tensor, Statistics]:

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from keel.errors import choose
-from keel.runs.catalogue import imitation, learning, natural, outcome, trust_region
+from keel.runs.catalogue import imitation, language, learning, natural, outcome, trust_region
 from keel.runs.catalogue.metric import SOURCES, Alias, Metric
 
 __all__ = [
@@ -47,6 +47,7 @@ REGISTRY: Mapping[str, Metric] = _registry(
         *natural.METRICS,
         *learning.METRICS,
         *imitation.METRICS,
+        *language.METRICS,
     )
 )
 """Every metric of Keel, by its name."""

@@ -49,7 +49,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def read_files(folder: Path, manifest: Mapping[str, Any], names: Iterable[str]) -> dict[str, bytes]:
-    """The files `names`, which must be those of the manifest, each of its size and hash.
+    """The files of the manifest, `names` among them, each of its size and hash.
 
     Sizes and the headers of tensor files are checked before a file is read as a whole.
     """
@@ -59,9 +59,10 @@ def read_files(folder: Path, manifest: Mapping[str, Any], names: Iterable[str]) 
     for name in files:
         if Path(name).name != name or "\\" in name or name in ("", ".", ".."):
             raise SealError(f"{MANIFEST} names {name!r}, which is no file of this folder")
-    if set(files) != set(names):
-        raise SealError(f"{MANIFEST} lists {sorted(files)} instead of {sorted(names)}")
-    return {name: _read(folder, name, files[name]) for name in names}
+    missing = set(names) - set(files)
+    if missing:
+        raise SealError(f"{MANIFEST} lists {sorted(files)}, and not {sorted(missing)}")
+    return {name: _read(folder, name, entry) for name, entry in files.items()}
 
 
 def _read(folder: Path, name: str, entry: Any) -> bytes:

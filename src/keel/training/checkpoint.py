@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import safetensors.torch
@@ -79,8 +80,11 @@ def save(
     data: Mapping[str, Any],
     keep: int | None = None,
     protect: Collection[str] = (),
+    more: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Path:
     """Write the checkpoint of `step` and make it the last one; returns its folder.
+
+    `more` files lie beside Keel's own, under the same seal: a model in the format of others.
 
     `directory` is the run, or its `checkpoints`. The newest `keep` remain (all with None), besides
     the best and those whose folder names are in `protect`. Whatever happens, the previous
@@ -90,6 +94,7 @@ def save(
         raise InputError(f"expected step ≥ 0 and keep ≥ 1 (or None), got {step} and {keep}")
     root = _root(directory)
     contents = {
+        **more,
         WEIGHTS: _serialise(weights),
         STATE: _serialise(tensors),
         DATA: plain.dump(data),

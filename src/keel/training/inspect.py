@@ -68,7 +68,7 @@ def open_policy(path: Path, checkpoint: str | int | None = None) -> Policy:
     """
     path = find_run(path)
     config = from_dict(read_config(path))
-    found = _load(path, checkpoint)
+    found = load_checkpoint(path, checkpoint)
     envs = make_like(config, 1)
     try:
         observation, action = envs.observation_space, envs.action_space
@@ -138,7 +138,8 @@ def run_episodes(
     return score
 
 
-def _load(path: Path, checkpoint: str | int | None) -> Checkpoint:
+def load_checkpoint(path: Path, checkpoint: str | int | None) -> Checkpoint:
+    """ "best", "last" or a step; by default the best, or the last where none is marked."""
     if checkpoint is None:
         best = (path / CHECKPOINTS / "best.json").is_file()
         return load(path, "best") if best else load(path)

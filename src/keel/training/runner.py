@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from keel.runs.sinks import open_sinks, require_sinks
 from keel.runs.writer import MetricsWriter
 from keel.training.checkpoint import Checkpoint, check_same, check_shapes, load, mark_best, save
 from keel.training.evaluate import evaluate
-from keel.training.loop import Iteration, run
+from keel.training.loop import run
 from keel.training.session import Session, atari_options, initial_state, open_session
 from keel.training.state import TrainState, arrays, pack, unpack
 
@@ -62,7 +62,8 @@ class ResumeWarning(UserWarning):
 class Progress:
     """One iteration of a run on disk."""
 
-    iteration: Iteration
+    iteration: Any
+    """of environments, or of tokens: a state, a report, a session"""
     metrics: dict[str, float]
     """with `eval/…`, where an evaluation took place"""
     path: Path
@@ -71,7 +72,7 @@ class Progress:
     @property
     def steps(self) -> int:
         """Agent steps so far."""
-        return self.iteration.steps
+        return int(self.iteration.steps)
 
 
 def start(
@@ -146,16 +147,47 @@ def _check_demos(session: Session, path: Path) -> None:
 def _drive(
     session: Session, state: TrainState, directory: RunDirectory
 ) -> Generator[Progress, None, TrainState]:
-    """Everything a finished iteration leaves on the disk is there before it is yielded."""
+    """The loop over environments, kept on the disk."""
     config = session.config
     evaluators: list[Envs] = []
-    loop = run(session, state)
+
+    def close() -> None:
+        for envs in (session.envs, *evaluators):
+            envs.close()
+
+    return keep(
+        run(session, state),
+        state,
+        directory,
+        config,
+        evaluate=lambda now: _evaluate(session, now, evaluators),
+        save=lambda now: _save(session, now, directory.path),
+        close=close,
+    )
+
+
+def keep(
+    loop: Generator[Any, None, Any],
+    state: Any,
+    directory: RunDirectory,
+    config: Any,
+    *,
+    evaluate: Callable[[Any], tuple[Any, dict[str, float]]],
+    save: Callable[[Any], None],
+    close: Callable[[], None],
+    score: str = "eval/return_mean",
+) -> Generator[Progress, None, Any]:
+    """Everything a finished iteration of `loop` leaves on the disk is there before it is yielded.
+
+    `config` says how long, how often to evaluate and to save, and where copies of the metrics go;
+    `score` is what makes a checkpoint the best.
+    """
     saved_at, best = state.steps, state.best_return
     try:
         with (
             directory,
             MetricsWriter(directory.metrics) as writer,
-            closing(open_sinks(config.sinks, directory.path, to_dict(config))) as sinks,
+            closing(open_sinks(config.sinks, directory.path, asdict(config))) as sinks,
             _faults_kept(directory.path),
         ):
             writer.truncate_after(state.steps)
@@ -164,7 +196,7 @@ def _drive(
                 state, metrics = iteration.state.replace(best_return=best), dict(iteration.metrics)
                 done = state.steps >= config.total_steps
                 if done or _is_due(config, state.steps):
-                    state, scores = _evaluate(session, state, evaluators)
+                    state, scores = evaluate(state)
                     metrics |= scores
                     best = state.best_return
                 iteration = replace(iteration, state=state)
@@ -172,29 +204,28 @@ def _drive(
                 words = {"train/verdict": report.verdict, "train/reason": report.reason}
                 writer.write(state.steps, {**metrics, **words})
                 sinks.write(state.steps, metrics)
-                better = metrics.get("eval/return_mean", math.nan) >= state.best_return
+                better = metrics.get(score, math.nan) >= state.best_return
                 if done or better or state.steps - saved_at >= config.checkpoints.every:
                     saved_at = state.steps
                     writer.sync()
-                    _save(session, state, directory.path)
+                    save(state)
                     if better:
                         mark_best(directory.path, state.steps, state.best_return)
                 try:
                     yield Progress(iteration, metrics, directory.path, done)
                 except GeneratorExit:  # left early: nothing that was learned is lost
                     if state.steps > saved_at:
-                        _save(session, state, directory.path)
+                        save(state)
                     raise
     finally:
         loop.close()
-        for envs in (session.envs, *evaluators):
-            envs.close()
+        close()
     return state
 
 
-def _is_due(config: Config, steps: int) -> bool:
+def _is_due(config: Any, steps: int) -> bool:
     """Whether an evaluation falls into the iteration that ended here: the same in a resumed run."""
-    every = config.evaluation.every
+    every: int = config.evaluation.every
     return every > 0 and steps // every > (steps - config.batch) // every
 
 

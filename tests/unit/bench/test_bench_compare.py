@@ -21,7 +21,9 @@ name = os.path.basename(__file__)
 with open({log!r}, "a") as log:
     log.write(name + " " + str(job["threads"]) + " " + job["mode"] + " "
               + os.environ.get("TORCHINDUCTOR_CACHE_DIR", "-") + "\\n")
-rate = {{"run_keel.py": 3000.0, "floor.py": 9000.0}}.get(name, 1000.0 / max(1, job["threads"]))
+rates = {{"run_keel.py": 3000.0, "run_keel_tokens.py": 3000.0, "floor.py": 9000.0}}
+rate = rates.get(name, 1000.0 / max(1, job["threads"]))
+assert (job["language"] is not None) == (job["algo"] == "tokens")
 print("noise that is not an answer")
 print(json.dumps({{"steps_per_second": rate, "peak_mb": 100.0, "versions": {{"torch": "2"}},
                   "choices": {{"threads": 1}}, "update_seconds": 600.0 / rate}}))
@@ -41,6 +43,8 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workers:
         "run_sbx.py",
         "run_cleanrl.py",
         "run_sb3_contrib.py",
+        "run_keel_tokens.py",
+        "run_trl.py",
     ):
         (scripts / name).write_text(text)
     python = tmp_path / ".venv-peers" / "bin" / "python"
@@ -196,7 +200,7 @@ def test_the_command_without_a_name_helps_and_with_a_wrong_one_suggests(
     assert command.run([]) == 0
     assert "keel bench ppo --help" in capsys.readouterr().out
     with pytest.raises(
-        InputError, match="bench: 'pppo' is not one of ppo, trpo; did you mean 'ppo'"
+        InputError, match="bench: 'pppo' is not one of ppo, trpo, tokens; did you mean 'ppo'"
     ):
         command.run(["pppo"])
 
@@ -220,3 +224,77 @@ def test_each_algorithm_has_its_own_peers(fake: Workers) -> None:
         bench("trpo", "HalfCheetah-v5", "sbx", workers=fake)
     with pytest.raises(InputError, match="env"):
         bench("trpo", "CartPole-v1", "sb3-contrib", workers=fake)
+
+
+def test_tokens_stand_beside_trl_without_a_floor(fake: Workers) -> None:
+    lines: list[str] = []
+    result = bench("tokens", "qwen3-0.8m", "trl", repeats=2, tell=lines.append, workers=fake)
+    assert [(name, threads) for name, threads, _, _ in log(fake)] == [
+        ("run_trl.py", "1"),
+        ("run_trl.py", "2"),
+        *[("run_keel_tokens.py", "0"), ("run_trl.py", "1")] * 2,
+    ]
+    assert (result.floor, result.floor_details, result.ratio) == (None, {}, 3.0)
+    assert result.settings["language"]["beta"] == 0.01
+    assert "1/2: keel 3,000, trl 1,000 tokens/s, 3.00×" in lines
+    json.dumps(result.__dict__, allow_nan=False)
+
+
+def test_whole_runs_of_tokens_are_measured_too(fake: Workers) -> None:
+    result = bench("tokens", "qwen3-0.8m", "trl", repeats=1, whole=5000, workers=fake)
+    assert result.settings["iterations"] == 2  # batches of 3,072 tokens
+    assert [name for name, _, mode, _ in log(fake) if mode == "whole"] == [
+        "run_keel_tokens.py",
+        "run_trl.py",
+    ] * 2
+
+
+def test_the_command_counts_tokens(
+    fake: Workers, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "Workers", lambda: fake)
+    assert command.run(["tokens", "--peer", "trl", "--repeats", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "GRPO on qwen3-0.8m: 8 prompts × 8 answers of 48 tokens, β 0.01" in text
+    assert "tokens/s" in text
+    assert "3.00× trl" in text
+    assert command.run(["tokens", "--model", "qwen3-0.8m", "--repeats", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["floor"] is None
+
+
+def test_the_overhead_is_told_as_far_as_it_is_known(
+    fake: Workers, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "Workers", lambda: fake)
+    script = fake.scripts / "run_keel_tokens.py"
+    script.write_text(
+        script.read_text().replace('"choices"', '"overhead": {"certify": 0.07}, "choices"')
+    )
+    assert command.run(["tokens", "--repeats", "1"]) == 0
+    assert "of keel's iterations: 7.0% exact KL and its company\n" in capsys.readouterr().out
+
+
+def test_the_model_has_800_thousand_parameters_and_the_batch_is_its_prompts() -> None:
+    settings = settings_for("qwen3-0.8m", algo="tokens")
+    m = settings.language
+    assert m is not None
+    width, kv = m.heads * m.head_dim, m.kv_heads * m.head_dim
+    attention = m.hidden * (width + 2 * kv) + width * m.hidden + 2 * m.head_dim
+    layer = attention + 3 * m.hidden * m.intermediate + 2 * m.hidden
+    assert m.vocabulary * m.hidden + m.layers * layer + m.hidden == 800_128
+    assert m.prompts * m.group == settings.num_envs
+    assert settings.batch == 64 * 48
+
+
+@pytest.mark.slow
+def test_trl_really_generates_every_token() -> None:
+    """Its worker counts them itself and refuses to answer if one is missing."""
+    workers = Workers()
+    if not (workers.root / ".venv-peers" / ".ready").exists():
+        pytest.skip("the peers are not installed: make peers")
+    job = settings_for("qwen3-0.8m", algo="tokens").replace(iterations=1, warmup=1, threads=1)
+    reading = workers.run("trl", job)
+    assert reading.details["parameters"] == 800_128
+    assert reading.rate > 0
+    assert reading.details["generate_seconds"] > 0
+    assert set(reading.versions) == {"trl", "transformers", "torch"}

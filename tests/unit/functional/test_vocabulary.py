@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from keel.errors import ShapeError
-from keel.functional import categorical_kl, vocabulary_kl
+from keel.functional import categorical_kl, vocabulary_kl, vocabulary_log_prob
 
 
 def inputs(
@@ -170,3 +170,30 @@ def test_a_temperature_must_be_positive() -> None:
     hidden, head = torch.zeros(1, 2), torch.zeros(3, 2)
     with pytest.raises(ValueError, match="temperature: expected a number above 0, got 0"):
         vocabulary_kl(hidden, head, hidden, head, temperature=0.0)
+
+
+# --- log-probs and entropy ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lead", [(), (5,), (2, 3)], ids=str)
+def test_log_prob_and_entropy_are_those_of_the_full_logits(lead: tuple[int, ...]):
+    hidden, head, _, _ = inputs(*lead)
+    token = torch.randint(11, lead, generator=torch.Generator().manual_seed(1))
+    chunked = vocabulary_log_prob(hidden, head, token, max_elements=22)
+    reference = torch.distributions.Categorical(logits=hidden @ head.T)
+    full = reference.log_prob(token), reference.entropy()
+    weights = torch.arange(1.0, 1.0 + token.numel(), dtype=torch.float64).reshape(lead)
+    for ours, theirs in zip(chunked, full, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    ours, theirs = (((x[0] - 0.3 * x[1]) * weights).sum() for x in (chunked, full))
+    torch.testing.assert_close(
+        torch.autograd.grad(ours, (hidden, head)), torch.autograd.grad(theirs, (hidden, head))
+    )
+
+
+def test_a_token_for_each_hidden_state():
+    hidden, head, _, _ = inputs(5)
+    with pytest.raises(ShapeError, match=r"token: expected shape \[5\]"):
+        vocabulary_log_prob(hidden, head, torch.zeros(4, dtype=torch.long))
+    with pytest.raises(ShapeError, match=r"head: expected \[V, 4\]"):
+        vocabulary_log_prob(hidden, head[:, :3], torch.zeros(5, dtype=torch.long))

@@ -1,0 +1,1 @@
+"""Token-level policy optimization for language models."""

@@ -1,0 +1,91 @@
+"""From scores of completions to advantages of tokens: by a critic, or by the group."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from keel.apps.language.config import Language
+from keel.functional import (
+    dr_grpo,
+    grpo,
+    normalise,
+    reward_to_go,
+    rloo,
+    token_gae,
+)
+
+
+class Lesson(NamedTuple):
+    """What an update learns from, `[R, L]` each."""
+
+    advantage: Tensor
+    target: Tensor
+    """of the critic; 0 without one"""
+    raw: Tensor
+    """advantages before they were normalised"""
+
+
+def whole_groups(score: Tensor, valid: Tensor, group: int) -> Tensor:
+    """Scores `[R]` in which those that failed are the mean of their group's others: then they
+    neither move its mean nor say anything themselves; a group of failures is 0."""
+    table, good = score.reshape(-1, group), valid.reshape(-1, group)
+    held = torch.where(good, table, 0.0)
+    mean = held.sum(1, keepdim=True) / good.sum(1, keepdim=True).clamp(min=1)
+    return torch.where(good, table, mean).reshape(-1)
+
+
+def token_rewards(score: Tensor, weight: Tensor, penalty: Tensor) -> Tensor:
+    """−penalty on every token that counts, and the score on the last of them, `[R, L]`."""
+    counts = weight > 0
+    places = torch.arange(weight.shape[1], device=weight.device).expand_as(weight)
+    last = torch.where(counts, places, -1).amax(1, keepdim=True)
+    ends = (places == last) & counts
+    return torch.where(counts, -penalty, 0.0) + torch.where(ends, score[:, None], 0.0)
+
+
+def lesson(
+    config: Language,
+    score: Tensor,
+    weight: Tensor,
+    penalty: Tensor,
+    value: Tensor,
+    baseline: Tensor | None = None,
+) -> Lesson:
+    """Advantages of completions `[R, L]` with scores `[R]`.
+
+    `penalty` is what every token costs (β times the KL to the reference), `value` what the critic
+    says of it, `baseline` `[R]` what the likeliest completion of its prompt scored (ReMax).
+    """
+    rules, group = config.advantage, config.sample.group
+    counts = weight > 0
+    nothing = torch.zeros_like(weight)
+    if config.algo in ("ppo", "reinforce_pp"):
+        reward = token_rewards(score, weight, penalty)
+        if config.algo == "ppo":
+            found = token_gae(reward, value, weight, gamma=rules.gamma, lam=rules.lam)
+            raw, target = found.advantage, found.target
+        else:
+            never = torch.zeros_like(reward, dtype=torch.bool)
+            raw = reward_to_go(reward.T, never.T, gamma=rules.gamma, weight=weight.T).T
+            target = nothing
+        scaled = normalise(raw, "batch", weight=weight, clamp=rules.clamp).advantage
+        return Lesson(scaled, target, raw)
+    total = score - torch.where(counts, penalty, 0.0).sum(1)
+    keys = torch.arange(len(score), device=score.device) // group
+    groups = len(score) // group
+    if config.algo == "grpo":
+        own = grpo(total, keys, groups)
+    elif config.algo == "rloo":
+        own = rloo(total, keys, groups)
+    elif config.algo == "dr_grpo":
+        own = dr_grpo(total, keys, groups)
+    else:  # remax
+        assert baseline is not None
+        own = total - baseline
+    bound = rules.clamp
+    clamped = own if bound is None else own.clamp(-bound, bound)
+    spread = torch.where(counts, clamped[:, None], 0.0)
+    return Lesson(spread, nothing, torch.where(counts, own[:, None], 0.0))

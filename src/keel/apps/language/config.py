@@ -1,0 +1,365 @@
+"""The configuration of a run on tokens: small frozen dataclasses, one per stage.
+
+Nothing here imports torch, so that `--help` stays quick.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, get_args
+
+import yaml
+from tyro.conf import Suppress
+
+from keel.config import Checkpoints, merged
+from keel.errors import InputError
+
+Algo = Literal["ppo", "grpo", "rloo", "reinforce_pp", "remax", "dr_grpo"]
+Place = Literal["none", "reward", "loss", "both"]
+REDUCTIONS = Literal["auto", "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean"]
+
+
+@dataclass(frozen=True)
+class Model:
+    """The language model: one that is there, or a small one made from scratch."""
+
+    path: str = ""
+    """A folder in the format of Hugging Face; by default a model is made."""
+    kind: Literal["qwen3", "llama"] = "qwen3"
+    """The architecture of a model that is made."""
+    hidden: int = 128
+    """Width of its hidden states."""
+    layers: int = 4
+    heads: int = 4
+    """Attention heads, of `hidden` / `heads` numbers each."""
+    positions: int = 256
+    """The longest text it can read."""
+    critic: Literal["auto", "none", "head", "model"] = "auto"
+    """Values by a head on the same trunk, or by a model of their own; `auto`: a head for PPO, none
+    where advantages come from groups."""
+    lora_rank: int = 0
+    """Learn adapters of this rank (needs peft) in place of all parameters; 0: all parameters."""
+    lora_alpha: float = 16.0
+    """Their scale, divided by the rank."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """How completions are drawn."""
+
+    prompts: int = 8
+    """Different prompts per update."""
+    group: int = 8
+    """Completions of each."""
+    max_new_tokens: int = 0
+    """Length of a completion; 0: as much as the task needs."""
+    temperature: float = 1.0
+    top_k: int = 0
+    """Only from the k likeliest tokens; 0: from all."""
+    top_p: float = 1.0
+    """Only from the likeliest tokens that make up this share."""
+    max_importance: float | None = None
+    """Weight tokens by policy over sampler, at most this much: for samplers that are not quite the
+    policy (top-k, top-p, another engine)."""
+    state_masking: bool = True
+    """Do not learn from what tools wrote; without it, that text counts as the policy's own."""
+    tool_calls: int = 4
+    """The most calls of a tool in one completion."""
+
+
+@dataclass(frozen=True)
+class KL:
+    """The pull towards the reference."""
+
+    place: Place = "none"
+    """In the reward (k1), in the loss, in both, or nowhere: then no reference is kept."""
+    coef: float = 0.01
+    """β."""
+    reward: str = "k1"
+    """The estimator in the reward; another than k1 warns."""
+    loss: str = "weighted_k2"
+    """The form in the loss: weighted_k2, ratio_k3, straight_through, or full (exact); on-policy
+    also k2; others warn."""
+    controller: Literal["fixed", "adaptive"] = "fixed"
+    """`adaptive` turns β until the measured KL is `target`."""
+    target: float = 0.1
+    """Of the exact KL(policy‖reference), in nats per `unit`."""
+    horizon: float = 2_000.0
+    """Completions in which β may change by e^±0.2, or thereabouts."""
+    unit: Literal["token", "sequence"] = "token"
+    """Nats per token that the policy wrote, or per completion."""
+    low: float = 1e-5
+    high: float = 10.0
+    """Between these β stays."""
+    refresh: int = 0
+    """Every so many updates the reference becomes the policy; 0: never."""
+    ema: float = 0.0
+    """The reference follows the policy by this share after every update; 0: it stays."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """The trust region and the steps inside of it."""
+
+    max_kl: float = 0.05
+    """Bound on the mean exact KL(old‖new) per token that every update is certified to keep."""
+    certify: bool = True
+    """Walk back what is over the bound; otherwise it is only measured."""
+    gate: bool = True
+    """Stop where replaying a rollout does not give the log-probs it was drawn with."""
+    epochs: int = 1
+    """Passes over the completions of an update."""
+    minibatch: int = 64
+    """Completions per step of Adam."""
+    micro: int = 0
+    """Completions at once on the device; 0: the whole minibatch. The result is the same."""
+    learning_rate: float = 5e-4
+    schedule: Literal["constant", "linear"] = "constant"
+    """`linear` goes to 0."""
+    clip: float | None = 0.2
+    """ε of PPO's clip; None takes it away."""
+    clip_high: float | None = None
+    """Another ε for the upper side (clip-higher)."""
+    dual_clip: float | None = None
+    """Bound on the loss of bad tokens that became likely."""
+    form: Literal["token", "sequence", "cispo"] = "token"
+    """Ratios per token, per sequence (GSPO), or as a clipped weight (CISPO)."""
+    reduction: REDUCTIONS = "auto"
+    """How tokens are averaged; `auto`: over all tokens, for Dr.GRPO by the longest answer."""
+    value_coef: float = 0.5
+    value_clip: float | None = None
+    """How far values may move from what they were."""
+    max_grad_norm: float = 1.0
+    max_log_ratio: float = 10.0
+    """Beyond this, log-ratios are clamped."""
+    target_kl: float | None = None
+    """Stop an update early at 1.5 × this exact KL."""
+    covariance: Literal["none", "clip", "kl"] = "none"
+    """Hold the tokens that drain the entropy: without their gradient (Clip-Cov), or by a penalty
+    (KL-Cov)."""
+    covariance_share: float = 2e-3
+    """How many of them."""
+    entropy_coef: float = 0.0
+
+
+@dataclass(frozen=True)
+class Advantage:
+    """From rewards to what is learned from."""
+
+    gamma: float = 1.0
+    lam: float = 0.95
+    """λ of PPO's GAE along tokens."""
+    clamp: float | None = 10.0
+    """Bound on normalised advantages."""
+
+
+@dataclass(frozen=True)
+class Reward:
+    """Who says how good a completion is."""
+
+    functions: str = ""
+    """`module:function`, separated by commas, in place of the task's verifier; each may carry a
+    weight, `mine:length*0.2`."""
+    timeout: float | None = None
+    """Seconds a function has for one completion; without, it runs inside of this process."""
+    max_failures: float = 0.2
+    """The share of completions that may not be scored before the run stops."""
+    soft_length: int = 0
+    """From this many tokens on a completion costs, up to 1 at its longest; 0: it does not."""
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """Supervised learning before RL: a policy that never succeeds learns nothing from rewards."""
+
+    examples: int = 256
+    """A fixed set of perfect completions; 0: no warm-up."""
+    until: float = 0.3
+    """Stop when this share of held-out prompts is solved by sampling."""
+    epochs: int = 200
+    """Stop after so many passes, whatever is solved."""
+    minibatch: int = 32
+    learning_rate: float = 1e-3
+    every: int = 2
+    """Passes between two looks at how much is solved."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Completions of prompts that were never trained on."""
+
+    every: int = 0
+    """Completions trained on between evaluations; 0: at the beginning and the end."""
+    prompts: int = 200
+    greedy: bool = False
+    """Take the likeliest tokens, in place of sampling."""
+
+
+@dataclass(frozen=True)
+class Language:
+    """A whole run."""
+
+    env: Suppress[str] = "language"
+    task: str = "lookup"
+    """sort, reverse, addition, countdown, parity, lookup, sort-flawed."""
+    task_options: str = ""
+    """What the task is made with: name=value, separated by commas."""
+    algo: Algo = "grpo"
+    """Where advantages come from: a critic (ppo), or the other completions of a prompt."""
+    seed: int = 0
+    total_steps: int = 6_400
+    """Completions."""
+    model: Model = field(default_factory=Model)
+    sample: Sample = field(default_factory=Sample)
+    kl: KL = field(default_factory=KL)
+    region: Region = field(default_factory=Region)
+    advantage: Advantage = field(default_factory=Advantage)
+    reward: Reward = field(default_factory=Reward)
+    warmup: WarmUp = field(default_factory=WarmUp)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    control: bool = True
+    """After the run, train the warmed-up model on its warm-up data with as much computing, and
+    judge it beside."""
+    preflight: bool = True
+    """Before the first update, check what must hold: ratios of 1, no KL to the reference, no
+    difference by padding, micro-batches or shifts."""
+    checkpoints: Checkpoints = field(default_factory=lambda: Checkpoints(every=3_200))
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda`, …"""
+    threads: int = 0
+    """torch's threads; 0: all cores."""
+    tag: str = ""
+    """Stored with the run, for comparing."""
+    log: str = ""
+    """Copies of the metrics, separated by commas: tensorboard, wandb, trackio."""
+
+    @property
+    def sinks(self) -> tuple[str, ...]:
+        """The names in `log`."""
+        return tuple(name.strip() for name in self.log.split(",") if name.strip())
+
+    @property
+    def batch(self) -> int:
+        """Completions per update."""
+        return self.sample.prompts * self.sample.group
+
+    @property
+    def iterations(self) -> int:
+        """Updates until `total_steps` are reached."""
+        return math.ceil(self.total_steps / self.batch)
+
+    @property
+    def critic(self) -> Literal["none", "head", "model"]:
+        """What `model.critic` comes down to."""
+        if self.model.critic == "auto":
+            return "head" if self.algo == "ppo" else "none"
+        return self.model.critic
+
+
+VERL = {"kl_ctrl.type": "controller", "kl_ctrl.kl_coef": "coef", "kl_ctrl.target_kl": "target",
+        "kl_ctrl.horizon": "horizon"}  # fmt: skip
+"""verl's names, as in note 003, for fields of `kl`."""
+
+
+def from_dict(data: Mapping[str, Any], base: Language | None = None) -> Language:
+    """Strictly, like every configuration; verl's `kl_ctrl` and `state_masking` are understood."""
+    given = dict(data)
+    control = given.pop("kl_ctrl", None)
+    if control is not None:
+        if not isinstance(control, Mapping):
+            raise InputError(f"kl_ctrl: expected keys and values, got {control!r}")
+        known = {name.partition(".")[2]: own for name, own in VERL.items()}
+        for key in control:
+            if key not in known:
+                raise InputError(f"kl_ctrl.{key}: expected one of {', '.join(known)}")
+        own = {known[key]: value for key, value in control.items()}
+        given["kl"] = {**own, **given.get("kl", {})}
+    if "state_masking" in given:
+        masking = {"state_masking": given.pop("state_masking")}
+        given["sample"] = {**masking, **given.get("sample", {})}
+    config = merged(base if base is not None else Language(), given)
+    check(config)
+    return config
+
+
+def to_dict(config: Language) -> dict[str, Any]:
+    """As plain data, for YAML."""
+    return asdict(config)
+
+
+def task_options(config: Language) -> dict[str, Any]:
+    """What the task is made with: numbers and true/false as such."""
+    found: dict[str, Any] = {}
+    for part in filter(None, (x.strip() for x in config.task_options.split(","))):
+        name, equals, value = (x.strip() for x in part.partition("="))
+        if not (equals and name.isidentifier()):
+            raise InputError(f"task_options: expected name=value, got {part!r}")
+        found[name] = yaml.safe_load(value)
+    return found
+
+
+def check(config: Language) -> None:
+    """Raise an `InputError` for what cannot be run, before anything is made."""
+    for path, low in _AT_LEAST.items():
+        value = _get(config, path)
+        if value is not None and not value >= low:
+            raise InputError(f"{path}: expected at least {low:g}, got {value:g}")
+    for path in _POSITIVE:
+        value = _get(config, path)
+        if value is not None and not 0.0 < value < math.inf:
+            raise InputError(f"{path}: expected a number above 0, got {value:g}")
+    if config.algo not in get_args(Algo):
+        raise InputError(f"algo: expected one of {', '.join(get_args(Algo))}, got {config.algo!r}")
+    if config.algo in ("grpo", "rloo", "dr_grpo") and config.sample.group < 2:
+        raise InputError(
+            f"sample.group: {config.algo} compares the completions of a prompt with each other and "
+            f"needs 2 or more of them, got {config.sample.group}"
+        )
+    if config.algo == "ppo" and config.critic == "none":
+        raise InputError("model.critic: PPO needs a critic; take head or model, or algo grpo")
+    if config.model.hidden % config.model.heads or config.model.hidden // config.model.heads % 2:
+        raise InputError(
+            f"model.heads: {config.model.hidden} numbers cannot be shared evenly, and by even "
+            f"numbers, among {config.model.heads} heads"
+        )
+    outside = not config.kl.low <= config.kl.coef <= config.kl.high
+    if config.kl.controller == "adaptive" and outside:
+        raise InputError(
+            f"kl.coef: an adaptive β stays between kl.low and kl.high, {config.kl.low:g} and "
+            f"{config.kl.high:g}; it cannot begin at {config.kl.coef:g}"
+        )
+    if config.region.covariance != "none" and config.region.micro:
+        raise InputError(
+            "region.covariance: is taken over a whole minibatch, so it goes without region.micro"
+        )
+    if config.kl.place != "none" and config.kl.refresh and config.kl.ema:
+        raise InputError("kl.refresh: the reference is refreshed, or follows (kl.ema); not both")
+    if config.model.lora_rank and config.critic == "model":
+        raise InputError("model.critic: with adapters the critic is a head, or there is none")
+
+
+_AT_LEAST = {
+    "seed": 0, "total_steps": 1, "sample.prompts": 1, "sample.group": 1, "sample.max_new_tokens": 0,
+    "sample.top_k": 0, "sample.tool_calls": 0, "region.epochs": 1, "region.minibatch": 1,
+    "region.micro": 0, "region.entropy_coef": 0.0, "region.value_coef": 0.0, "kl.coef": 0.0,
+    "kl.refresh": 0, "kl.ema": 0.0, "warmup.examples": 0, "warmup.epochs": 1, "warmup.minibatch": 1,
+    "warmup.every": 1, "evaluation.prompts": 1, "evaluation.every": 0, "model.layers": 1,
+    "model.heads": 1, "model.hidden": 2, "model.lora_rank": 0, "threads": 0,
+    "reward.soft_length": 0,
+}  # fmt: skip
+_POSITIVE = (
+    "region.max_kl", "region.learning_rate", "region.clip", "region.clip_high", "region.dual_clip",
+    "region.max_grad_norm", "region.max_log_ratio", "region.target_kl", "region.value_clip",
+    "sample.temperature", "sample.top_p", "sample.max_importance", "kl.target", "kl.horizon",
+    "warmup.learning_rate", "reward.timeout", "advantage.clamp",
+)  # fmt: skip
+
+
+def _get(config: Language, path: str) -> Any:
+    value: Any = config
+    for name in path.split("."):
+        assert name in {f.name for f in fields(value)}
+        value = getattr(value, name)
+    return value

@@ -1,0 +1,40 @@
+"""Looking at what a run on tokens has learned."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from keel.apps.language.config import from_dict
+from keel.apps.language.judge import judge
+from keel.apps.language.session import open_session
+from keel.apps.language.tasks import held_out
+from keel.errors import InputError
+from keel.runs.directory import read_config
+from keel.training.checkpoint import check_shapes
+from keel.training.inspect import find_run, load_checkpoint
+
+
+def judge_run(
+    path: Path, checkpoint: str | int | None, prompts: int, *, greedy: bool
+) -> dict[str, Any]:
+    """How much the policy of a run solves: "best", "last" or a step; by default the best."""
+    if prompts < 1:
+        raise InputError(f"prompts: expected at least 1, got {prompts}")
+    path = find_run(path)
+    config = dataclasses.replace(from_dict(read_config(path)), preflight=False)
+    found = load_checkpoint(path, checkpoint)
+    session = open_session(config)
+    params = found.tensors["optimum/params"].to(session.device)
+    check_shapes(str(found.path), {"params": params}, {"params": session.agent.initial})
+    verdict = judge(session, params, held_out(session.task, prompts), greedy=greedy)
+    return {
+        "run": str(path),
+        "env": f"{config.env} {config.task}",
+        "checkpoint": found.step,
+        "deterministic": greedy,
+        **{name.removeprefix("eval/"): value for name, value in verdict.metrics().items()},
+        "completions": verdict.texts,
+        "scores": verdict.scores.tolist(),
+    }

@@ -1,0 +1,67 @@
+"""How much a policy solves of prompts it has never been trained on."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from keel.apps.language.session import Session
+from keel.apps.language.tasks import Example
+from keel.rollout.tokens import Sampling
+
+AT_ONCE = 256
+"""Prompts completed together."""
+
+
+class Verdict(NamedTuple):
+    """Of held-out prompts, one completion each."""
+
+    texts: list[str]
+    scores: np.ndarray
+    """by the task's own judgement, `[N]`"""
+    rewards: np.ndarray
+    """by what is trained for; NaN where that failed"""
+    lengths: list[int]
+    """tokens that the policy wrote"""
+
+    @property
+    def success(self) -> float:
+        """The mean score."""
+        return float(self.scores.mean())
+
+    def metrics(self) -> dict[str, float]:
+        """As the registry names them."""
+        known = self.rewards[np.isfinite(self.rewards)]
+        return {
+            "eval/success": self.success,
+            "eval/return_mean": float(known.mean()) if known.size else float("nan"),
+            "eval/return_std": float(known.std()) if known.size else float("nan"),
+            "eval/length_mean": float(np.mean(self.lengths)),
+            "eval/episodes": float(len(self.texts)),
+        }
+
+
+def judge(
+    session: Session, params: Tensor, examples: list[Example], *, greedy: bool | None = None
+) -> Verdict:
+    """Complete every prompt once; depends on parameters and prompts alone."""
+    config = session.config.evaluation
+    greedy = config.greedy if greedy is None else greedy
+    sampling = session.sampling
+    if greedy:
+        sampling = Sampling(sampling.max_new_tokens, temperature=0.0)
+    rng = torch.Generator(session.device).manual_seed(session.seeds.evaluation)
+    texts: list[str] = []
+    lengths: list[int] = []
+    for start in range(0, len(examples), AT_ONCE):
+        part = examples[start : start + AT_ONCE]
+        found = session.complete(params, part, rng, sampling=sampling)
+        texts += session.texts(found)
+        lengths += found.written.sum(1).long().tolist()
+    if session.tools is not None:
+        session.tools.report()  # what was asked here is none of training's business
+    rewards = session.rewards(examples, texts, lengths).score
+    return Verdict(texts, session.true_scores(examples, texts), rewards, lengths)

@@ -1,0 +1,103 @@
+"""The books of the KL: nats spent against old, reference and sampler, per token and per sequence,
+and how far the estimators that others go by are from the exact figure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from keel.functional import k1, k2, k3, vocabulary_kl, vocabulary_log_prob
+from keel.models.language import TokenAgent
+from keel.models.vocabulary import HEAD, HIDDEN
+from keel.regions.measure import chunks
+from keel.rollout.tokens import Completions
+from keel.types import UpdateReport
+
+
+class Reference(NamedTuple):
+    """What the reference says of completions `[R, L]`."""
+
+    log_prob: Tensor
+    hidden: Tensor
+    """`[R, L, H]`, divided by the temperature"""
+    head: Tensor
+    """`[V, H]`"""
+    kl: Tensor
+    """exact KL(policy‖reference) of every token"""
+    per_token: float
+    """its mean over the tokens that count"""
+    per_sequence: float
+    """its sum over a completion, on average"""
+
+
+@torch.no_grad()
+def compare_with(
+    agent: TokenAgent,
+    params: Tensor,
+    reference: Tensor,
+    found: Completions,
+    weight: Tensor,
+    temperature: float,
+) -> Reference:
+    """One pass of the reference; the policy's side is what was kept when it sampled."""
+    rows = found.rows()
+    head, own_head = agent.head(reference), agent.head(params)
+    hidden, log_prob, kl = [], [], []
+    for index in chunks(rows):
+        part = agent.policy(reference, {k: x[index] for k, x in found.obs.items()}, temperature)
+        hidden.append(part[HIDDEN])
+        log_prob.append(vocabulary_log_prob(part[HIDDEN], part[HEAD], found.action[index]).log_prob)
+        kl.append(vocabulary_kl(found.hidden[index], own_head, part[HIDDEN], head))
+    exact = torch.cat(kl)
+    counted = torch.where(weight > 0, exact.double(), 0.0).sum().item()
+    tokens = max(1.0, (weight > 0).sum().item())
+    return Reference(
+        log_prob=torch.cat(log_prob),
+        hidden=torch.cat(hidden),
+        head=head,
+        kl=exact,
+        per_token=counted / tokens,
+        per_sequence=counted / max(1, int((weight > 0).any(1).sum())),
+    )
+
+
+def reference_metrics(reference: Reference, found: Completions, weight: Tensor) -> dict[str, float]:
+    """The exact KL to the reference, and k1, k2, k3 on the same tokens: bias and spread."""
+    counts = weight > 0
+    own = found.log_prob[counts].double(), reference.log_prob[counts].double()
+    told = {
+        "train/kl_reference": reference.per_token,
+        "ledger/reference_token": reference.per_token,
+        "ledger/reference_sequence": reference.per_sequence,
+    }
+    for name, estimate in (("k1", k1), ("k2", k2), ("k3", k3)):
+        values = estimate(*own)
+        if values.numel() > 1:
+            told[f"train/kl_reference_{name}_bias"] = values.mean().item() - reference.per_token
+            told[f"train/kl_reference_{name}_std"] = values.std().item()
+    return told
+
+
+def spending(
+    spent: float, report: UpdateReport, found: Completions, weight: Tensor
+) -> dict[str, float]:
+    """What this update cost, and all of them together; and what lies between sampler and policy.
+
+    With top-k or top-p the sampler draws from the policy's own tokens, normalised again: on them
+    log q − log π is one number, which is the exact KL(sampler‖policy).
+    """
+    counts = weight > 0
+    tokens = (counts.sum() / counts.any(1).sum().clamp(min=1)).item()
+    written = found.written > 0
+    gap = (found.sampler_log_prob - found.log_prob)[written].double()
+    sampler = gap.mean().item() if gap.numel() else 0.0
+    kl = report.kl_exact.max().item()
+    return {
+        "ledger/old_token": kl,
+        "ledger/old_sequence": kl * tokens,
+        "ledger/sampler_token": sampler,
+        "ledger/sampler_sequence": sampler * tokens,
+        "ledger/spent_token": spent,
+    }

@@ -1,0 +1,195 @@
+"""What must hold before the first update; each failure names its cause.
+
+Every check is a pass or two over a handful of completions. They cost a second, and what they find
+would otherwise look like a run that learns badly.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from keel.apps.language.session import Session
+from keel.apps.language.tasks import held_out
+from keel.errors import KeelError
+from keel.functional import aggregate
+from keel.models.language import ATTENTION, TOKENS, WRITTEN
+from keel.regions.stepper import Optimum, initial_optimum
+from keel.regions.token_objective import TokenObjective
+from keel.rollout.tokens import Completions
+from keel.types import Knobs, Tree
+
+TOLERANCE = 1e-3
+"""Of log-probs in float32 that were computed in two ways."""
+ROWS = 4
+
+
+class PreflightError(KeelError):
+    """Something that must hold before training does not."""
+
+
+class Check(NamedTuple):
+    """One thing that must hold."""
+
+    name: str
+    value: float
+    """how far from holding; 0 is perfect"""
+    limit: float
+    cause: str
+    """what to look for where it does not"""
+
+    @property
+    def holds(self) -> bool:
+        """Whether it does."""
+        return self.value <= self.limit
+
+
+def preflight(session: Session, params: Tensor, reference: Tensor | None = None) -> list[Check]:
+    """All checks, on completions of held-out prompts."""
+    examples = held_out(session.task, ROWS)
+    rng = torch.Generator(session.device).manual_seed(session.seeds.evaluation)
+    found = session.complete(params, examples, rng)
+    if session.tools is not None:
+        session.tools.report()
+    again = _log_probs(session, params, found.obs, found)
+    checks = [
+        _dropout(session),
+        Check(
+            "ratio ≡ 1",
+            _gap(again, found.log_prob, found),
+            TOLERANCE,
+            "the model that is trained does not give the log-probs that were sampled: dropout, "
+            "another temperature, shifted labels, a cache that went wrong, or other weights",
+        ),
+        Check(
+            "padding",
+            _gap(_log_probs(session, params, _padded(session, found), found), again, found),
+            TOLERANCE,
+            "padding at the left changes log-probs: attention mask or positions ignore it",
+        ),
+        Check(
+            "shift",
+            _shift(session, params, found),
+            1e-6,
+            "a token's distribution changes with the token, or with what stands behind it: labels "
+            "are off by one, or the model sees the future",
+        ),
+        Check(
+            "micro-batch",
+            _micro(session, params, found),
+            1e-4,
+            "the gradient of a minibatch is not that of its micro-batches together: something is "
+            "averaged per micro-batch",
+        ),
+    ]
+    if reference is not None:
+        kl = _reference_kl(session, params, reference, found)
+        checks.append(
+            Check(
+                "KL to the reference ≡ 0",
+                kl,
+                1e-6,
+                "the reference is not where RL begins: other weights, or another temperature",
+            )
+        )
+    return checks
+
+
+def require(checks: list[Check]) -> None:
+    """Raise a `PreflightError` that names every cause, unless all hold."""
+    failed = [check for check in checks if not check.holds]
+    if failed:
+        told = "; ".join(
+            f"{check.name}: off by {check.value:.3g} (allowed {check.limit:g}): {check.cause}"
+            for check in failed
+        )
+        raise PreflightError(f"preflight: {told}")
+
+
+def _dropout(session: Session) -> Check:
+    """The largest chance with which any part of the model drops what it computes."""
+    active = [
+        module.p
+        for module in session.agent.network.modules()
+        if isinstance(module, nn.Dropout) and module.training
+    ]
+    cause = "dropout is on: what is trained is never what sampled; put the model into eval mode"
+    return Check("dropout off", max(active, default=0.0), 0.0, cause)
+
+
+@torch.no_grad()
+def _log_probs(session: Session, params: Tensor, obs: Tree, found: Completions) -> Tensor:
+    policy = session.agent.policy(params, obs, session.sampling.temperature)
+    return session.agent.dist.log_prob(policy, found.action)
+
+
+def _gap(a: Tensor, b: Tensor, found: Completions) -> float:
+    return torch.where(found.written > 0, a - b, 0.0).abs().max().item()
+
+
+def _padded(session: Session, found: Completions, extra: int = 3) -> Tree:
+    """The same texts with more padding at the left."""
+    rows = found.tokens.shape[0]
+    tokens = found.tokens.new_full((rows, extra), session.pad)
+    return {
+        TOKENS: torch.cat([tokens, found.tokens], 1),
+        ATTENTION: torch.cat([tokens.bool() & False, found.attention], 1),
+        WRITTEN: found.written,
+    }
+
+
+@torch.no_grad()
+def _shift(session: Session, params: Tensor, found: Completions) -> float:
+    """By how many nats a token's distribution notices when it, and all behind it, is exchanged."""
+    agent, temperature = session.agent, session.sampling.temperature
+    length = found.written.shape[1]
+    half = max(1, length // 2)
+    tokens = found.tokens.clone()
+    tokens[:, -half:] = (tokens[:, -half:] + 1) % agent.dist.n  # type: ignore[attr-defined]
+    before, after = (
+        agent.policy(params, {**found.obs, TOKENS: x}, temperature) for x in (found.tokens, tokens)
+    )
+    kl = agent.dist.kl(before, after)[:, : length - half + 1]
+    return torch.where(found.there[:, : length - half + 1] > 0, kl, 0.0).max().item()
+
+
+def _micro(session: Session, params: Tensor, found: Completions) -> float:
+    """Relative distance between the gradient of all rows, and of one row at a time."""
+    from keel.regions.objective import Batch
+    from keel.regions.stepper import make_step
+
+    rows = found.rows()
+    sign = torch.where(torch.arange(len(rows.weight)) % 2 == 0, 1.0, -1.0).to(rows.weight)
+    batch = Batch(
+        obs=rows.obs,
+        behaviour=rows.behaviour,
+        action=rows.action,
+        log_prob=rows.log_prob,
+        advantage=torch.where(rows.weight > 0, sign[:, None], 0.0),
+        target=torch.zeros_like(rows.weight),
+        old_value=torch.zeros_like(rows.weight)[..., None],
+        weight=rows.weight,
+    )
+    objective = TokenObjective(value_coef=0.0)
+    agent = session.agent.sampled_by(params)
+    index = torch.arange(rows.count, device=params.device)
+    given = (index, torch.ones_like(index, dtype=rows.weight.dtype))
+    knobs = Knobs(temperature=session.sampling.temperature).tensor().to(params.device)
+    active = torch.ones(1, dtype=torch.bool, device=params.device)
+    moments: list[Optimum] = []
+    for micro in (None, 1):
+        step = make_step(
+            agent, objective, group_axis=None, max_grad_norm=1e9, compiled=False, micro=micro
+        )
+        moments.append(step(initial_optimum(params), batch, *given, knobs, active).optimum)
+    whole, parts = (x.first for x in moments)
+    return float((whole - parts).norm() / whole.norm().clamp(min=1e-30))
+
+
+@torch.no_grad()
+def _reference_kl(session: Session, params: Tensor, reference: Tensor, found: Completions) -> float:
+    agent, temperature = session.agent, session.sampling.temperature
+    kl = agent.dist.kl(*(agent.policy(x, found.obs, temperature) for x in (params, reference)))
+    return aggregate(kl, found.written).item()

@@ -1,0 +1,33 @@
+"""Settings that come with Keel; `TASK.yaml` is what `--task TASK` starts from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from keel.apps.language.config import Language, from_dict
+from keel.config import read
+from keel.errors import choose
+
+FOLDER = Path(__file__).parent
+
+
+def names() -> list[str]:
+    """Of all presets."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def preset(name: str) -> Language:
+    """The preset of this name."""
+    return from_dict(read(FOLDER / f"{choose('preset', name, names())}.yaml"))
+
+
+def preset_for(task: str, algo: str | None) -> Language:
+    """`TASK-ALGO`, `TASK`, or the defaults; with the task and the algorithm set."""
+    for name in (f"{task}-{algo}", task):
+        if name in names():
+            found = preset(name)
+            break
+    else:
+        found = Language()
+    chosen = {} if algo is None else {"algo": algo}
+    return from_dict({"task": task, **chosen}, found)

@@ -1,0 +1,251 @@
+"""A run on tokens, kept on disk: warm-up, preflight, the loop, checkpoints, and the control."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from keel.apps.language.config import Language, check, from_dict, to_dict
+from keel.apps.language.heatmap import write_heatmap
+from keel.apps.language.judge import judge
+from keel.apps.language.loop import Iteration, State, initial_state, run
+from keel.apps.language.preflight import preflight, require
+from keel.apps.language.session import Session, open_session
+from keel.apps.language.supervised import Told, control, warm_up
+from keel.apps.language.tasks import held_out
+from keel.apps.language.watching import token_table
+from keel.models.language import TokenAgent
+from keel.regions.stepper import Optimum
+from keel.runs.directory import RunDirectory, read_config, run_name
+from keel.runs.files import replace_file
+from keel.runs.sinks import require_sinks
+from keel.training.checkpoint import Checkpoint, check_shapes, load, save
+from keel.training.runner import Progress, keep
+from keel.types import Knobs
+
+MAY_CHANGE = ("total_steps", "checkpoints", "evaluation", "tag", "log", "threads", "device")
+"""What a resumed run may set anew."""
+SCORE = "eval/success"
+SUMMARY = "language.json"
+HEATMAP = "tokens.html"
+
+
+def start(
+    config: Language, root: Path, name: str | None = None, told: Told | None = None
+) -> Generator[Progress, None, State]:
+    """Train into a new run directory; nothing is created unless the model can be made."""
+    check(config)
+    require_sinks(config.sinks)
+    session = open_session(config)
+    directory = RunDirectory.create(
+        root,
+        name or run_name(f"{config.env}-{config.task}", config.algo, root),
+        config.seed,
+        config=to_dict(config),
+        tag=config.tag or None,
+        choices=session.choices,
+    )
+    return _begin(session, directory, told)
+
+
+def _begin(
+    session: Session, directory: RunDirectory, told: Told | None
+) -> Generator[Progress, None, State]:
+    """Warm up and check, then go on as every run does; what fails on the way ends the run."""
+    config = session.config
+    try:
+        optimum, found = warm_up(session, told)
+        state = initial_state(session, optimum)
+        before = judge(session, optimum.params, _looks(session))
+        judged = {k.removeprefix("eval/"): v for k, v in before.metrics().items()}
+        found |= {f"judged_{name}": value for name, value in judged.items()}
+        state = state.replace(
+            warm_up=found, start=optimum.params.clone() if _controlled(config) else None
+        )
+        if config.preflight:
+            require(preflight(session, optimum.params, state.reference))
+    except BaseException:
+        directory.close("failed")
+        raise
+    return (yield from _drive(session, state, directory))
+
+
+def resume(path: Path, changes: Language | None = None) -> Generator[Progress, None, State]:
+    """Go on with a run from its newest good checkpoint."""
+    config = changes or from_dict(read_config(path))
+    check(config)
+    stored = to_dict(from_dict(read_config(path)))
+    directory = RunDirectory.resume(
+        path, config=to_dict(config), stored=stored, may_change=MAY_CHANGE
+    )
+    try:
+        found = load(path)
+        session = open_session(config)
+        state = restore(session, found)
+    except BaseException:
+        directory.close("failed")
+        raise
+    return _drive(session, state, directory)
+
+
+def _drive(
+    session: Session, state: State, directory: RunDirectory
+) -> Generator[Progress, None, State]:
+    last: list[Iteration] = []
+
+    def watched() -> Generator[Iteration, None, State]:
+        loop = run(session, state)
+        for iteration in loop:
+            last[:] = [iteration]
+            yield iteration
+        return state
+
+    def evaluate(now: State) -> tuple[State, dict[str, float]]:
+        verdict = judge(session, now.optimum.params, _looks(session))
+        told = verdict.metrics()
+        if now.steps >= session.config.total_steps:
+            told |= _finish(session, now, directory.path, last[0], told)
+        best = max(now.best_return, told[SCORE])
+        return now.replace(best_return=best), told
+
+    ended: State = yield from keep(
+        watched(),
+        state,
+        directory,
+        session.config,
+        evaluate=evaluate,
+        save=lambda now: store(session, now, directory.path),
+        close=lambda: None,
+        score=SCORE,
+    )
+    return ended
+
+
+def _finish(
+    session: Session, state: State, path: Path, last: Iteration, told: dict[str, float]
+) -> dict[str, float]:
+    """The control, the summary, and pages to look at."""
+    metrics: dict[str, float] = {}
+    summary: dict[str, Any] = {
+        "task": session.config.task,
+        "algo": session.config.algo,
+        "warm_up": state.warm_up,
+        "rl": {**{k.removeprefix("eval/"): v for k, v in told.items()}, "passes": state.passes},
+    }
+    if state.start is not None:
+        _, found = control(session, state.start, state.passes)
+        summary["control"] = found
+        metrics["eval/control_success"] = found["success"]
+    if "judged_success" in state.warm_up:
+        metrics["eval/warmup_success"] = state.warm_up["judged_success"]
+    replace_file(path / SUMMARY, (json.dumps(_plain(summary), indent=1) + "\n").encode())
+    write_heatmap(token_table(session, last, state.optimum.params, path), path / HEATMAP)
+    return metrics
+
+
+def _plain(x: Any) -> Any:
+    if isinstance(x, dict):
+        return {k: _plain(v) for k, v in x.items()}
+    return None if isinstance(x, float) and not math.isfinite(x) else x
+
+
+def _looks(session: Session) -> list[Any]:
+    return held_out(session.task, session.config.evaluation.prompts)
+
+
+def _controlled(config: Language) -> bool:
+    return config.control and config.warmup.examples > 0
+
+
+def store(session: Session, state: State, path: Path) -> None:
+    """A checkpoint: Keel's own state, and the model as `from_pretrained` reads it."""
+    tensors: dict[str, Tensor] = {
+        f"optimum/{name}": x for name, x in state.optimum._asdict().items()
+    }
+    for name, x in (("reference", state.reference), ("start", state.start)):
+        if x is not None:
+            tensors[name] = x
+    tensors |= {"draws": session.draws.get_state(), "shuffle": session.shuffle.get_state()}
+    data = {
+        "steps": state.steps,
+        "iteration": state.iteration,
+        "knobs": state.knobs.__dict__,
+        "rollbacks": state.rollbacks,
+        "kl_exact_max": state.kl_exact_max,
+        "best_return": state.best_return,
+        "seconds": state.seconds,
+        "passes": state.passes,
+        "spent": state.spent,
+        "warm_up": state.warm_up,
+        "examples": session.examples.bit_generator.state,
+        "saved": time.time(),
+    }
+    keep_most = session.config.checkpoints.keep
+    save(
+        path,
+        state.steps,
+        tensors,
+        {},
+        data,
+        keep=keep_most,
+        more=model_files(session, state.optimum),
+    )
+
+
+def model_files(session: Session, optimum: Optimum) -> dict[str, bytes]:
+    """The model and its tokenizer in the format of Hugging Face, file by file."""
+    write_into(session.agent, optimum.params)
+    with tempfile.TemporaryDirectory() as folder:
+        session.agent.network.model.save_pretrained(folder)
+        session.tokenizer.save_pretrained(folder)
+        return {place.name: place.read_bytes() for place in sorted(Path(folder).iterdir())}
+
+
+@torch.no_grad()
+def write_into(agent: TokenAgent, params: Tensor) -> None:
+    """Let the module hold these parameters, for those who use it without the matrix."""
+    own = dict(agent.network.named_parameters())
+    for name, x in agent.layout.unflatten(params[0]).items():
+        own[name].copy_(x)
+
+
+def restore(session: Session, found: Checkpoint) -> State:
+    """The state of a checkpoint; random streams are put back in place."""
+    tensors, data = found.tensors, found.data
+    check_shapes(
+        str(found.path),
+        {"params": tensors["optimum/params"]},
+        {"params": session.agent.initial},
+    )
+    session.draws.set_state(tensors["draws"])
+    session.shuffle.set_state(tensors["shuffle"])
+    session.examples.bit_generator.state = data["examples"]
+    device = session.device
+
+    def held(name: str) -> Tensor | None:
+        return tensors[name].to(device, copy=True) if name in tensors else None
+
+    optimum = {k: held(f"optimum/{k}") for k in Optimum._fields}
+    return State(
+        steps=data["steps"],
+        iteration=data["iteration"],
+        optimum=Optimum(**optimum),  # type: ignore[arg-type]
+        knobs=Knobs(**data["knobs"]),
+        reference=held("reference"),
+        rollbacks=data["rollbacks"],
+        kl_exact_max=data["kl_exact_max"],
+        best_return=data["best_return"],
+        seconds=data["seconds"],
+        passes=data["passes"],
+        spent=data["spent"],
+        start=held("start"),
+        warm_up=data["warm_up"],
+    )

@@ -1,0 +1,106 @@
+"""Supervised learning on perfect completions: the warm-up before RL, and the control beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from keel.apps.language.judge import judge
+from keel.apps.language.session import Session
+from keel.apps.language.tasks import Example, held_out, segments, warmup_data
+from keel.models.language import ATTENTION, TOKENS, WRITTEN
+from keel.regions.stepper import Optimum, initial_optimum
+from keel.regions.supervised import Likelihood, one_pass
+from keel.rollout.batch import Rows
+from keel.rollout.tokens import pad_left
+from keel.types import Knobs
+
+Told = Callable[[dict[str, float]], None]
+"""Called with metrics after every look."""
+
+
+def examples_as_rows(session: Session, examples: Sequence[Example]) -> Rows:
+    """Prompts and perfect answers; only what the policy would write counts, its end included."""
+    tokens, attention = pad_left(
+        [session.encode(example.prompt) for example in examples], session.pad
+    )
+    answers, weights = [], []
+    for example in examples:
+        ids: list[int] = []
+        counts: list[float] = []
+        for text, own in segments(session.task, example):
+            piece = session.encode(text)
+            ids += piece
+            counts += [float(own)] * len(piece)
+        answers.append([*ids, session.eos])
+        weights.append([*counts, 1.0])
+    length = max(map(len, answers))
+    written = torch.zeros(len(answers), length)
+    action = torch.full((len(answers), length), session.pad)
+    there = torch.zeros(len(answers), length, dtype=torch.bool)
+    for row, (ids, counts) in enumerate(zip(answers, weights, strict=True)):
+        action[row, : len(ids)] = torch.tensor(ids)
+        written[row, : len(ids)] = torch.tensor(counts)
+        there[row, : len(ids)] = True
+    obs = {
+        TOKENS: torch.cat([tokens, action], 1),
+        ATTENTION: torch.cat([attention, there], 1),
+        WRITTEN: written,
+    }
+    nothing = torch.zeros_like(written)
+    return Rows(
+        obs={key: x.to(session.device) for key, x in obs.items()},
+        behaviour={},
+        action=action.to(session.device),
+        log_prob=nothing.to(session.device),
+        weight=written.to(session.device),
+        group_axis=None,
+    )
+
+
+def warm_up(session: Session, told: Told | None = None) -> tuple[Optimum, dict[str, float]]:
+    """Imitate until enough is solved; the parameters, and what came of it."""
+    settings = session.config.warmup
+    state = initial_optimum(session.agent.initial)
+    if not settings.examples:
+        return state, {}
+    rows = examples_as_rows(session, warmup_data(session.task, settings.examples, 0))
+    step, knobs = session.step(Likelihood()), Knobs(learning_rate=settings.learning_rate)
+    score, loss, passes, epoch = 0.0, float("nan"), 0.0, 0
+    looks = held_out(session.task, min(100, session.config.evaluation.prompts))
+    for epoch in range(1, settings.epochs + 1):
+        state, loss = one_pass(state, rows, settings.minibatch, knobs, session.shuffle, step)
+        passes += 3.0 * rows.obs[ATTENTION].sum().item()
+        if epoch % settings.every == 0:
+            score = judge(session, state.params, looks).success
+            if told is not None:
+                told({"epoch": float(epoch), "loss": loss, "success": score})
+            if score >= settings.until:
+                break
+    return state, {"epochs": float(epoch), "loss": loss, "success": score, "passes": passes}
+
+
+def control(session: Session, start: Tensor, passes: float) -> tuple[Tensor, dict[str, float]]:
+    """More passes over the warm-up data, until as many tokens went through the model as RL took.
+
+    It begins where RL began, and its best look counts: what more imitation can give at most.
+    """
+    settings = session.config.warmup
+    rows = examples_as_rows(session, warmup_data(session.task, settings.examples, 0))
+    step, knobs = session.step(Likelihood()), Knobs(learning_rate=settings.learning_rate)
+    cost = 3.0 * rows.obs[ATTENTION].sum().item()
+    state, best = initial_optimum(start), start
+    most, epochs = -1.0, max(1, round(passes / cost))
+    looks = held_out(session.task, session.config.evaluation.prompts)
+    every = max(1, epochs // 10)
+    rng = torch.Generator().manual_seed(session.seeds.shuffle)
+    last = 0.0
+    for epoch in range(1, epochs + 1):
+        state, _ = one_pass(state, rows, settings.minibatch, knobs, rng, step)
+        if epoch % every == 0 or epoch == epochs:
+            last = judge(session, state.params, looks).success
+            if last > most:
+                most, best = last, state.params
+    return best, {"epochs": float(epochs), "success": most, "last": last, "passes": epochs * cost}

@@ -1,0 +1,55 @@
+"""The tokens of an update with everything that was measured of them, to be looked at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from keel.apps.language.heatmap import TokenTable
+from keel.apps.language.loop import Iteration
+from keel.apps.language.session import Session
+from keel.regions.measure import measure
+
+
+def token_table(session: Session, last: Iteration, params: Tensor, path: Path) -> TokenTable:
+    """What the last update did to each token; `params` are those it ended with."""
+    seen = last.sampled
+    found, weight = seen.found, seen.rows.weight
+    knobs = last.state.knobs
+    agent = session.agent.sampled_by(seen.before)
+    measured = measure(agent, params, seen.rows, knobs.temperature)
+    advantage, ratio = seen.lesson.advantage, measured.ratio.ratio
+    over = (advantage > 0) & (ratio > 1.0 + knobs.clip_high)
+    under = (advantage < 0) & (ratio < 1.0 - knobs.clip_low)
+    clipped = (over | under) & torch.tensor(session.config.region.clip is not None)
+    reference = None
+    if seen.reference is not None:
+        reference = torch.where(weight > 0, seen.reference.kl, 0.0).cpu().numpy()
+    names = session.tokenizer.convert_ids_to_tokens
+    texts = [
+        [str(name) for name, there in zip(names(ids), row, strict=True) if there]
+        for ids, row in zip(found.action.tolist(), found.there.bool().tolist(), strict=True)
+    ]
+
+    def array(x: Tensor) -> NDArray[Any]:
+        found: NDArray[Any] = torch.where(weight > 0, x, 0.0).cpu().numpy()
+        return found
+
+    return TokenTable(
+        run=f"{path.parent.name}/{path.name}",
+        step=last.state.steps,
+        prompts=[example.prompt for example in seen.examples],
+        tokens=texts,
+        weight=weight.cpu().numpy(),
+        reward=seen.score.cpu().numpy(),
+        kl_old_new=array(measured.kl),
+        kl_reference=reference,
+        log_ratio=array(measured.ratio.raw_log_ratio),
+        advantage=array(advantage),
+        entropy=array(measured.entropy),
+        clipped=clipped.cpu().numpy(),
+    )

@@ -1,0 +1,192 @@
+"""`keel train language`: token-level PPO, GRPO and their kin on a language model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+from rich.console import Console
+from tyro.conf import Positional, arg
+
+from keel.apps.language.config import Language, check, from_dict
+from keel.cli.arguments import find_option, translate
+from keel.config import read
+
+if TYPE_CHECKING:
+    from keel.training.runner import Progress
+
+ALIASES = {
+    "--kl-ctrl.type": "--kl.controller",
+    "--kl-ctrl.kl-coef": "--kl.coef",
+    "--kl-ctrl.target-kl": "--kl.target",
+    "--kl-ctrl.horizon": "--kl.horizon",
+    "--kl-coef": "--kl.coef",
+    "--target-kl": "--kl.target",
+    "--horizon": "--kl.horizon",
+    "--state-masking": "--sample.state-masking",
+    "--no-state-masking": "--sample.no-state-masking",
+    "--max-kl": "--region.max-kl",
+    "--clip-ratio": "--region.clip",
+    "--learning-rate": "--region.learning-rate",
+    "--epochs": "--region.epochs",
+    "--entropy-coef": "--region.entropy-coef",
+    "--gamma": "--advantage.gamma",
+    "--gae-lambda": "--advantage.lam",
+    "--temperature": "--sample.temperature",
+}
+"""verl's and the notes' names for the dotted ones."""
+
+
+@dataclass(frozen=True)
+class TrainLanguage:
+    """Train a language model on a task with a verifier, inside an exact, enforced trust region.
+
+    Examples: keel train language --task lookup --algo grpo
+              keel train language --task addition --algo ppo --kl.place reward
+    """
+
+    env: Annotated[Positional[str], arg(metavar="language")] = "language"
+    preset: str | None = None
+    """Settings to start from; by default those of the task. `keel train language --presets` lists
+    them."""
+    config_file: Annotated[Path | None, arg(name="config", metavar="FILE.yaml")] = None
+    """A YAML file of settings; flags go before it, it goes before the preset."""
+    runs: Path = Path("runs")
+    """Where runs are kept."""
+    name: str | None = None
+    """Name of the run; by default task, algorithm and time."""
+    seeds: tuple[int, ...] = ()
+    """Train several seeds, one after the other or as many at a time as there are cores for."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print one JSON object at the end, and nothing else."""
+    quiet: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Show no progress."""
+    config: Annotated[Language, arg(name="")] = field(default_factory=Language)
+
+
+def run(args: Sequence[str]) -> int:
+    """Train from scratch."""
+    if "--presets" in args:
+        from keel.apps.language.presets import names
+
+        print("\n".join(names()))  # noqa: T201
+        return 0
+    options = parse(translate(args, ALIASES))
+    if len(options.seeds) > 1:
+        from keel.cli.seeds import train_seeds
+
+        return train_seeds(list(args), options)
+    config = options.config
+    if options.seeds:
+        config = dataclasses.replace(config, seed=options.seeds[0])
+    check(config)
+    from keel.apps.language.runner import start
+    from keel.cli.train import drive
+
+    console, shown = Console(), not (options.json or options.quiet)
+    if shown:
+        console.print(f"keel train language: {config.task} by {config.algo}", highlight=False)
+
+    def told(warm: dict[str, float]) -> None:
+        if shown:
+            console.print(
+                f"warm-up, pass {warm['epoch']:.0f}: loss {warm['loss']:.3f}, "
+                f"{warm['success']:.0%} solved",
+                style="dim",
+                highlight=False,
+            )
+
+    progress = start(config, options.runs, options.name, told)
+    return drive(progress, config, options.json, options.quiet, finish)
+
+
+def parse(args: list[str]) -> TrainLanguage:
+    """The options, on top of the preset and the file that they name."""
+    from keel.apps.language.presets import preset, preset_for
+
+    file = find_option(args, "--config")
+    settings = read(Path(file)) if file else {}
+    chosen = find_option(args, "--preset")
+    task = find_option(args, "--task") or settings.get("task")
+    algo = find_option(args, "--algo") or settings.get("algo")
+    base = preset(chosen) if chosen else preset_for(str(task or Language().task), algo)
+    base = from_dict(settings, base)
+    return tyro.cli(TrainLanguage, args=args, default=TrainLanguage(config=base), prog="keel train")
+
+
+def summary(newest: Progress) -> dict[str, Any]:
+    """The last line of `--json`."""
+    state, metrics = newest.iteration.state, newest.metrics
+    return {
+        "run": str(newest.path),
+        "steps": state.steps,
+        "return_mean": metrics.get("eval/success"),
+        "success": metrics.get("eval/success"),
+        "warmup_success": metrics.get("eval/warmup_success"),
+        "control_success": metrics.get("eval/control_success"),
+        "kl_exact_max": state.kl_exact_max,
+        "max_kl": newest.iteration.session.config.region.max_kl,
+        "rollbacks": state.rollbacks,
+        "seconds": state.seconds,
+        **newest.iteration.session.choices,
+    }
+
+
+def finish(newest: Progress, console: Console, as_json: bool, quiet: bool) -> None:
+    """Pictures, and what came of it beside warm-up and control."""
+    from keel.apps.language.picture import draw_language
+    from keel.runs.pictures import draw_run
+
+    config = newest.iteration.session.config
+    target = config.kl.target if config.kl.controller == "adaptive" else None
+    pictures = [draw_language(newest.path, target), *draw_run(newest.path)]
+    told = summary(newest)
+    if as_json:
+        print(json.dumps(told, allow_nan=False))  # noqa: T201
+        return
+    if quiet:
+        return
+    console.soft_wrap = True
+    console.print()
+    for name, key in (
+        ("after the warm-up", "warmup_success"),
+        ("more imitation, equal computing", "control_success"),
+        ("after RL", "success"),
+    ):
+        if told[key] is not None:
+            console.print(f"solved {name}: {told[key]:.1%}", highlight=False)
+    console.print(
+        f"trust region: largest exact KL(old‖new) of any update {told['kl_exact_max']:.4f} nats "
+        f"per token, bound {told['max_kl']:g}; {told['rollbacks']} of "
+        f"{newest.iteration.state.iteration} updates walked back",
+        highlight=False,
+    )
+    console.print(f"run: {newest.path}", highlight=False)
+    page = newest.path / "tokens.html"
+    for what, path in (*(("picture", x) for x in pictures), ("tokens", page)):
+        if path.is_file():
+            console.print(f"{what}: {path}", highlight=False)
+
+
+def resume(run_path: Path, total_steps: int | None, as_json: bool, quiet: bool) -> int:
+    """`keel resume` of a run on tokens."""
+    from keel.apps.language import runner
+    from keel.cli.train import drive
+    from keel.runs.directory import read_config
+
+    config = from_dict(read_config(run_path))
+    if total_steps is not None:
+        config = dataclasses.replace(config, total_steps=total_steps)
+    return drive(runner.resume(run_path, config), config, as_json, quiet, finish)
+
+
+def evaluate(run_path: Path, checkpoint: str | None, prompts: int, greedy: bool) -> dict[str, Any]:
+    """`keel evaluate` of a run on tokens: held-out prompts, one completion each."""
+    from keel.apps.language.inspect import judge_run
+
+    return judge_run(run_path, checkpoint, prompts, greedy=greedy)

@@ -1,0 +1,316 @@
+"""Keel's losses, advantages and KL estimates under verl's own names (verl 0.9).
+
+Importing this module registers them wherever verl is installed; verl does so by itself, in every
+process, with `VERL_USE_EXTERNAL_MODULES=keel.integrations.verl`. Then its configuration may say
+
+    actor_rollout_ref.actor.policy_loss.loss_mode: keel_dual_clip
+    actor_rollout_ref.actor.kl_loss_type: keel_straight_through
+    algorithm.adv_estimator: keel_grpo
+    algorithm.kl_penalty: keel_k1
+
+Numbers are verl's own, except where verl errs:
+
+* tokens that do not count contribute nothing, even if they are NaN; verl's `seq-mean-` reductions
+  multiply by 0, and NaN · 0 is NaN;
+* a log-ratio that is not finite is quarantined and counted; verl clamps it to 20 and trains on a
+  ratio of 5e8;
+* a group of one answer has no baseline, hence no advantage; verl takes its raw score;
+* the estimate of KL that is logged (`actor/keel_kl`) is never negative; `actor/ppo_kl` is k1;
+* k3 keeps its gradient where drift is worst; verl clamps its value at 10;
+* an estimator that does not descend KL in its place warns: k1 or k3 in the loss, k3 in the reward.
+
+verl's KL to the reference is not told the old policy: in a loss these forms are right on the first
+step after a rollout, and miss the ratio on later ones.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from keel.errors import InputError, choose
+from keel.functional import (
+    Ratio,
+    aggregate,
+    denominator,
+    dr_grpo,
+    grpo,
+    k3,
+    kl_loss,
+    kl_reward,
+    policy_ratio,
+    ratio_report,
+    reinforce_pp,
+    rloo,
+    surrogate,
+)
+from keel.functional.reduce import Reduction
+
+PREFIX = "keel_"
+MODES: Mapping[str, Reduction] = {
+    "token-mean": "token-mean",
+    "token-sum": "token-sum",
+    "seq-mean-token-sum": "seq-mean-token-sum",
+    "seq-mean-token-mean": "seq-mean-token-mean",
+    "seq-mean-token-sum-norm": "constant",
+}
+"""verl's `loss_agg_mode`, as `functional.aggregate` calls it."""
+KL_FORMS = ("k1", "k2", "k3", "ratio_k3", "straight_through")
+"""With the prefix, names for `kl_penalty` (in the reward) and `kl_loss_type` (in the loss)."""
+
+
+class Terms(NamedTuple):
+    """What a surrogate sees of a micro-batch; tensors are `[B, L]`."""
+
+    ratio: Ratio
+    log_prob: Tensor
+    advantage: Tensor
+    low: float
+    high: float
+    config: Any
+    """verl's `ActorConfig`"""
+
+
+class Loss(NamedTuple):
+    """Per token, `[B, L]` each."""
+
+    loss: Tensor
+    clipped: Tensor
+    """bool: PPO's clip decided"""
+    cut: Tensor | None = None
+    """bool: the second clip, for bad actions, decided"""
+
+
+def clip(terms: Terms) -> Loss:
+    """PPO's, with `clip_ratio_low` and `clip_ratio_high`."""
+    found = surrogate.clip(terms.ratio.ratio, terms.advantage, terms.low, terms.high)
+    return Loss(found.loss, found.clipped)
+
+
+def dual_clip(terms: Terms) -> Loss:
+    """With `clip_ratio_c`: what verl's `vanilla` computes."""
+    single = clip(terms)
+    bound = float(terms.config.clip_ratio_c)
+    found = surrogate.dual_clip(
+        terms.ratio.ratio, terms.advantage, terms.low, terms.high, bound=bound
+    )
+    return Loss(found.loss, single.clipped, found.clipped & ~single.clipped)
+
+
+def sequence(terms: Terms) -> Loss:
+    """GSPO's: one ratio for a sequence, the geometric mean of its tokens'.
+
+    In its token form (GSPO-token in arXiv 2507.18071): each token has its own advantage's gradient.
+    """
+    whole = surrogate.sequence_log_ratio(terms.ratio.log_ratio, terms.ratio.weight).detach()
+    own = terms.ratio.log_ratio - terms.ratio.log_ratio.detach()
+    found = surrogate.clip((whole + own).exp(), terms.advantage, terms.low, terms.high)
+    return Loss(found.loss, found.clipped)
+
+
+def cispo(terms: Terms) -> Loss:
+    """The weight is clipped, not the gradient."""
+    found = surrogate.cispo(
+        terms.log_prob, terms.ratio.ratio, terms.advantage, terms.low, terms.high
+    )
+    return Loss(found.loss, found.clipped)
+
+
+def unclipped(terms: Terms) -> Loss:
+    """TRPO's surrogate, for those who bound the step in another way."""
+    found = surrogate.unclipped(terms.ratio.ratio, terms.advantage)
+    return Loss(found.loss, found.clipped)
+
+
+def penalty(terms: Terms) -> Loss:
+    """`unclipped`, and `policy_loss.ppo_kl_coef` × KL(old‖new), whose gradient this form has."""
+    found = unclipped(terms)
+    coef = float(terms.config.policy_loss.ppo_kl_coef)
+    return found._replace(loss=found.loss + coef * _kl_old_new(terms.ratio))
+
+
+POLICY_LOSSES: Mapping[str, Callable[[Terms], Loss]] = {
+    "clip": clip,
+    "dual_clip": dual_clip,
+    "sequence": sequence,
+    "cispo": cispo,
+    "unclipped": unclipped,
+    "penalty": penalty,
+}
+
+
+def policy_loss(
+    name: str,
+    old_log_prob: Tensor,
+    log_prob: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    loss_agg_mode: str = "token-mean",
+    config: Any = None,
+    rollout_is_weights: Tensor | None = None,
+) -> tuple[Tensor, dict[str, float]]:
+    """The loss `name` of `POLICY_LOSSES` in the form verl calls, and its metrics.
+
+    Tensors are `[B, L]`; `rollout_is_weights` correct for a sampler that differs from the trainer.
+    """
+    surrogate_of = POLICY_LOSSES[choose("policy loss", name, POLICY_LOSSES)]
+    if config is None:
+        raise InputError(f"{PREFIX}{name}: config is missing; verl's actor passes its own")
+    mask = response_mask.to(log_prob.dtype)
+    ratio = policy_ratio(log_prob, old_log_prob, mask)
+    low, high = (
+        float(config.clip_ratio if bound is None else bound)
+        for bound in (config.clip_ratio_low, config.clip_ratio_high)
+    )
+    found = surrogate_of(Terms(ratio, log_prob, advantages, low, high, config))
+    loss = found.loss if rollout_is_weights is None else found.loss * rollout_is_weights
+    info = config.global_batch_info
+    return mean_loss(loss, ratio.weight, mask, loss_agg_mode, info), _metrics(found, ratio)
+
+
+def mean_loss(
+    loss: Tensor, weight: Tensor, mask: Tensor, mode: str, info: Mapping[str, Any]
+) -> Tensor:
+    """Σ weight · loss over the denominator of the whole batch, as verl's `agg_loss` has it.
+
+    `info` is its `global_batch_info`; without it the denominator is that of this `mask` `[B, L]`.
+    Ranks are averaged afterwards, so the denominator is divided by their number.
+    """
+    reduction = MODES[choose("loss_agg_mode", mode, MODES)]
+    ranks = info.get("dp_size") or 1
+    constant = None
+    if reduction == "constant":
+        constant = float(info.get("loss_scale_factor") or mask.shape[-1])
+    whole = info.get("batch_num_tokens" if reduction == "token-mean" else "global_batch_size")
+    if reduction == "token-sum" or whole is None:
+        if ranks > 1 and reduction != "token-sum":
+            raise InputError(
+                f"loss_agg_mode {mode}: with {ranks} ranks the size of the whole batch is needed; "
+                "verl's actor gives it in global_batch_info"
+            )
+        divisor = denominator(mask, reduction, constant=constant)
+    else:
+        divisor = torch.as_tensor(whole, dtype=loss.dtype, device=loss.device) * (constant or 1.0)
+    return aggregate(
+        loss, weight, reduction, denominator_of_batch=divisor / ranks, constant=constant
+    )
+
+
+def advantage(
+    name: str,
+    token_level_rewards: Tensor,
+    response_mask: Tensor,
+    index: Any = None,
+    config: Any = None,
+    **_: Any,
+) -> tuple[Tensor, Tensor]:
+    """The advantage `name` of `ADVANTAGES` in the form verl calls: `[B, L]`, and again as return.
+
+    The score of an answer is the sum of its rewards; `index` `[B]` names the prompt of each.
+    """
+    compare = ADVANTAGES[choose("advantage", name, ADVANTAGES)]
+    if index is None:
+        raise InputError(f"{PREFIX}{name}: needs the prompt of every answer (uid), got none")
+    score = token_level_rewards.sum(-1)
+    names, group = np.unique(np.asarray(index), return_inverse=True)
+    keys = torch.from_numpy(group.reshape(-1)).to(score.device)
+    mask = response_mask.to(score.dtype)
+    spread = compare(score, keys, len(names)).unsqueeze(-1) * mask
+    return spread, spread
+
+
+def _reinforce_pp(score: Tensor, group: Tensor, groups: int) -> Tensor:
+    return reinforce_pp(score)
+
+
+ADVANTAGES: Mapping[str, Callable[[Tensor, Tensor, int], Tensor]] = {
+    "grpo": grpo,
+    "dr_grpo": dr_grpo,
+    "rloo": rloo,
+    "reinforce_pp": _reinforce_pp,
+    "reinforce_pp_baseline": reinforce_pp,
+}
+
+
+def kl(name: str, log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
+    """The estimate `name` of KL(π‖π_ref) `[B, L]`: a term of the loss where π has a gradient."""
+    choose("KL estimate", name, KL_FORMS)
+    place = kl_loss if log_prob.requires_grad else kl_reward
+    return place(name, log_prob, ref_log_prob)
+
+
+_LOSSES = {name: partial(policy_loss, name) for name in POLICY_LOSSES}
+_ADVANTAGES = {name: partial(advantage, name) for name in ADVANTAGES}
+
+
+def register() -> tuple[str, ...]:
+    """Tell verl of all of them; returns their names. A second call changes nothing."""
+    core = _core_algos()
+    for name, loss in _LOSSES.items():
+        core.register_policy_loss(f"{PREFIX}{name}")(loss)
+    for name, estimate in _ADVANTAGES.items():
+        core.register_adv_est(f"{PREFIX}{name}")(estimate)
+    _extend_kl(core)
+    return tuple(f"{PREFIX}{name}" for name in (*POLICY_LOSSES, *ADVANTAGES, *KL_FORMS))
+
+
+def _core_algos() -> Any:
+    try:
+        core = importlib.import_module("verl.trainer.ppo.core_algos")
+    except ImportError as error:
+        raise InputError(f"verl cannot be imported ({error}): pip install verl") from error
+    needed = ("register_policy_loss", "register_adv_est", "kl_penalty_forward")
+    missing = [name for name in needed if not hasattr(core, name)]
+    if missing:
+        raise InputError(f"verl: {', '.join(missing)} not found; Keel knows verl 0.9")
+    return core
+
+
+def _extend_kl(core: Any) -> None:
+    """Its KL estimates have no registry: the one function they all pass learns new names."""
+    theirs = core.kl_penalty_forward
+    if hasattr(theirs, "without_keel"):
+        return
+
+    def kl_penalty_forward(logprob: Tensor, ref_logprob: Tensor, kl_penalty: str) -> Tensor:
+        if kl_penalty.startswith(PREFIX):
+            return kl(kl_penalty.removeprefix(PREFIX), logprob, ref_logprob)
+        return cast(Tensor, theirs(logprob, ref_logprob, kl_penalty))
+
+    kl_penalty_forward.without_keel = theirs  # type: ignore[attr-defined]
+    core.kl_penalty_forward = kl_penalty_forward
+
+
+def _kl_old_new(ratio: Ratio) -> Tensor:
+    """r − 1 − log r `[B, L]`: of KL(old‖new), since the samples are old's."""
+    return k3(torch.zeros_like(ratio.log_ratio), ratio.log_ratio)
+
+
+@torch.no_grad()
+def _metrics(found: Loss, ratio: Ratio) -> dict[str, float]:
+    """Under verl's names, so that its plots go on, and under Keel's."""
+
+    def mean(x: Tensor) -> float:
+        return float(aggregate(x.to(ratio.weight.dtype), ratio.weight))
+
+    report = ratio_report(ratio)
+    return {
+        "actor/pg_clipfrac": mean(found.clipped),
+        "actor/pg_clipfrac_lower": 0.0 if found.cut is None else mean(found.cut),
+        "actor/ppo_kl": mean(-ratio.log_ratio),
+        "actor/keel_kl": mean(_kl_old_new(ratio)),
+        "actor/keel_ratio_max": float(report.ratio_max),
+        "actor/keel_effective_sample_size": float(report.effective_sample_size),
+        "actor/keel_quarantined": float(report.non_finite_count),
+    }
+
+
+if importlib.util.find_spec("verl") is not None:
+    register()

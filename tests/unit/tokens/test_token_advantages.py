@@ -1,0 +1,95 @@
+"""From scores to advantages of tokens: numbers by hand, and the mask law."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keel.apps.language.advantages import lesson, token_rewards, whole_groups
+from keel.apps.language.config import from_dict
+
+ALGOS = ("ppo", "grpo", "rloo", "reinforce_pp", "remax", "dr_grpo")
+
+
+def config(algo: str, group: int = 2, **advantage):
+    return from_dict({"algo": algo, "sample": {"group": group}, "advantage": advantage})
+
+
+def test_the_score_stands_on_the_last_token_the_policy_wrote() -> None:
+    weight = torch.tensor([[1.0, 0.0, 1.0, 0.0], [1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
+    penalty = torch.full((3, 4), 0.5)
+    found = token_rewards(torch.tensor([2.0, 3.0, 9.0]), weight, penalty)
+    assert found.tolist() == [[-0.5, 0.0, 1.5, 0.0], [-0.5, 2.5, 0.0, 0.0], [0.0] * 4]
+
+
+def test_a_failed_reward_says_nothing() -> None:
+    score = torch.tensor([1.0, 99.0, 3.0, 7.0, 7.0, 7.0])
+    valid = torch.tensor([True, False, True, False, False, False])
+    assert whole_groups(score, valid, 3).tolist() == [1.0, 2.0, 3.0, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("algo", "expected"),
+    [
+        ("dr_grpo", [0.5, -0.5, 0.0, 0.0]),
+        ("rloo", [1.0, -1.0, 0.0, 0.0]),
+        ("grpo", [0.5**0.5, -(0.5**0.5), 0.0, 0.0]),  # std of (1, 0) with n − 1 is √½
+        ("remax", [0.75, -0.25, 0.75, 0.75]),
+    ],
+)
+def test_groups_by_hand(algo: str, expected: list[float]) -> None:
+    score = torch.tensor([1.0, 0.0, 1.0, 1.0])
+    weight, zero = torch.ones(4, 3), torch.zeros(4, 3)
+    found = lesson(config(algo), score, weight, zero, zero, torch.full((4,), 0.25))
+    assert found.advantage[:, 0].tolist() == pytest.approx(expected)
+    assert torch.equal(found.advantage, found.advantage[:, :1].expand(-1, 3))
+
+
+def test_a_penalty_in_the_reward_counts_by_sequence_or_by_token() -> None:
+    weight = torch.tensor([[1.0, 1.0], [1.0, 1.0]])
+    penalty = torch.tensor([[0.1, 0.2], [0.0, 0.0]])
+    zero = torch.zeros(2, 2)
+    found = lesson(config("dr_grpo"), torch.tensor([1.0, 1.0]), weight, penalty, zero)
+    assert found.advantage[:, 0].tolist() == pytest.approx([-0.15, 0.15])
+    raw = lesson(config("reinforce_pp"), torch.tensor([1.0, 1.0]), weight, penalty, zero).raw
+    assert raw.tolist() == [pytest.approx([0.7, 0.8]), pytest.approx([1.0, 1.0])]
+
+
+def test_ppo_is_gae_along_the_tokens() -> None:
+    """γ = 1, λ = ½: δ₂ = 1 − 0.4, δ₁ = 0.4 − 0.2, A₁ = δ₁ + ½·δ₂."""
+    weight = torch.ones(1, 2)
+    value = torch.tensor([[0.2, 0.4]])
+    found = lesson(config("ppo", lam=0.5), torch.tensor([1.0]), weight, torch.zeros(1, 2), value)
+    assert found.raw.tolist() == [pytest.approx([0.5, 0.6])]
+    assert found.target.tolist() == [pytest.approx([0.7, 1.0])]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.sampled_from(ALGOS), st.integers(0, 10_000))
+def test_inserting_tool_text_anywhere_changes_nothing(algo: str, seed: int) -> None:
+    """The mask law: what a tool wrote is worth nothing, costs nothing and stands in no mean."""
+    rng = torch.Generator().manual_seed(seed)
+    rows, length = 4, 5
+    weight = torch.ones(rows, length)
+    weight[:, 3:] = (torch.rand(rows, 2, generator=rng) > 0.5).float()
+    penalty, value = torch.rand(2, rows, length, generator=rng).unbind(0)
+    score, greedy = torch.rand(2, rows, generator=rng).unbind(0)
+    plain = lesson(config(algo), score, weight, penalty, value, greedy)
+    places = [torch.randperm(length + 3, generator=rng)[:length].sort().values for _ in range(rows)]
+    index = torch.stack(places)
+
+    def spread(x: torch.Tensor, fill: float) -> torch.Tensor:
+        return torch.full((rows, length + 3), fill).scatter(1, index, x)
+
+    wide = lesson(
+        config(algo), score, spread(weight, 0.0), spread(penalty, 7.0), spread(value, -9.0), greedy
+    )
+    counts = weight > 0
+    for ours, theirs in zip(wide, plain, strict=True):
+        torch.testing.assert_close(
+            ours.gather(1, index)[counts], theirs[counts], rtol=1e-5, atol=1e-6
+        )
+        hole = spread(weight, 0.0) == 0
+        assert not wide.advantage[hole].any()

@@ -1,0 +1,371 @@
+"""Whole runs on tokens: the bound, the books, preflight, checkpoints, exact resume."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from keel.apps.language import preflight as flights
+from keel.apps.language.config import Language, from_dict, to_dict
+from keel.apps.language.loop import initial_state, run
+from keel.apps.language.preflight import PreflightError, preflight, require
+from keel.apps.language.runner import resume, start, write_into
+from keel.apps.language.session import Session, open_session
+from keel.apps.language.supervised import examples_as_rows
+from keel.apps.language.tasks import warmup_data
+from keel.cli import main
+from keel.errors import EstimatorWarning, InputError
+from keel.models.language import WRITTEN
+from keel.runs.metrics import metric
+from keel.runs.reader import read_metrics
+from keel.training.checkpoint import load
+
+
+def tiny(**changes: Any) -> Language:
+    """Four updates of a very small model."""
+    base = from_dict(
+        {
+            "task": "lookup",
+            "task_options": "letters=1,facts=4",
+            "total_steps": 32,
+            "threads": 1,
+            "model": {"hidden": 16, "layers": 1, "heads": 2},
+            "sample": {"prompts": 2, "group": 4},
+            "region": {"minibatch": 4, "epochs": 2, "learning_rate": 1e-3},
+            "warmup": {"examples": 8, "epochs": 2},
+            "evaluation": {"prompts": 8},
+            "control": False,
+        }
+    )
+    return from_dict(changes, base)
+
+
+@pytest.fixture(scope="module")
+def session() -> Session:
+    return open_session(tiny())
+
+
+@pytest.mark.parametrize("algo", ["ppo", "grpo", "rloo", "reinforce_pp", "remax", "dr_grpo"])
+def test_every_algorithm_keeps_the_bound(algo: str) -> None:
+    kl = {"place": "both" if algo == "ppo" else "loss", "loss": "full"}
+    session = open_session(
+        tiny(
+            algo=algo,
+            kl=kl,
+            region={"max_kl": 1e-4},
+            reward={"functions": f"{__name__}:count_vowels"},
+        )
+    )
+    walked = 0
+    for iteration in run(session, initial_state(session)):
+        metrics = iteration.metrics
+        assert 0.0 <= metrics["train/kl_exact"] <= 1e-4
+        assert metrics["train/gate_log_ratio"] < 1e-3
+        walked += iteration.report.verdict != "accepted"
+        for name in metrics:
+            assert metric(name)
+    assert walked  # the bound had work to do
+
+
+def count_vowels(example: Any, completion: str) -> float:
+    """Some reward that differs among completions of a policy that knows nothing."""
+    return sum(completion.count(x) for x in "aeiouAEIOU13579<") / 8.0
+
+
+@pytest.mark.parametrize("form", ["sequence", "cispo"])
+@pytest.mark.parametrize("covariance", ["none", "clip", "kl"])
+def test_forms_and_covariances_run(form: str, covariance: str) -> None:
+    region = {"form": form, "covariance": covariance, "dual_clip": 3.0, "clip_high": 0.28}
+    session = open_session(tiny(region=region, total_steps=8))
+    (iteration,) = run(session, initial_state(session))
+    assert iteration.metrics["train/kl_exact"] <= 0.05
+
+
+def test_without_a_pull_no_reference_is_kept_or_asked() -> None:
+    session = open_session(tiny(total_steps=8))
+    state = initial_state(session)
+    assert state.reference is None
+    (iteration,) = run(session, state)
+    assert iteration.metrics["train/kl_coef"] == 0.0
+    assert "train/kl_reference" not in iteration.metrics
+
+
+def test_the_books_agree_with_the_policies() -> None:
+    """KL to the reference, exactly and by estimators, against logits that are written out."""
+    session = open_session(tiny(total_steps=8, kl={"place": "loss", "unit": "sequence"}))
+    state = initial_state(session)
+    rng = torch.Generator().manual_seed(0)
+    state = state.replace(
+        reference=state.reference + 0.1 * torch.randn(state.reference.shape, generator=rng)
+    )
+    (iteration,) = run(session, state)
+    found = iteration.sampled.found
+    logits = []
+    for params in (state.optimum.params, state.reference):
+        write_into(session.agent, params)
+        attention = found.attention.long()
+        places = (attention.cumsum(1) - 1).clamp(min=0)
+        out = session.agent.network.model(
+            found.tokens, attention_mask=attention, position_ids=places
+        ).logits
+        logits.append(out[:, -found.written.shape[1] - 1 : -1].detach())
+    p, q = (x.log_softmax(-1) for x in logits)
+    kl = (p.exp() * (p - q)).sum(-1)
+    written = found.written > 0
+    metrics = iteration.metrics
+    assert metrics["ledger/reference_token"] == pytest.approx(kl[written].mean().item(), rel=1e-4)
+    per_sequence = torch.where(written, kl, 0.0).sum(1).mean().item()
+    assert metrics["ledger/reference_sequence"] == pytest.approx(per_sequence, rel=1e-4)
+    chosen = [x.gather(-1, found.action[..., None])[..., 0][written] for x in (p, q)]
+    delta = (chosen[0] - chosen[1]).double()
+    exact = kl[written].mean().item()
+    assert metrics["train/kl_reference_k1_bias"] == pytest.approx(
+        delta.mean().item() - exact, abs=1e-4
+    )
+    k3 = torch.expm1(-delta) + delta
+    assert metrics["train/kl_reference_k3_bias"] == pytest.approx(
+        k3.mean().item() - exact, abs=1e-4
+    )
+    assert metrics["train/kl_reference_k3_std"] == pytest.approx(k3.std().item(), rel=1e-3)
+    assert exact > 0.01
+
+
+def test_k3_in_the_reward_warns() -> None:
+    session = open_session(tiny(total_steps=8, kl={"place": "reward", "reward": "k3"}))
+    with pytest.raises(EstimatorWarning, match="'k3' in the reward"):
+        next(run(session, initial_state(session)))
+
+
+def test_the_adaptive_beta_follows_the_kl_and_is_kept() -> None:
+    kl = {"place": "loss", "controller": "adaptive", "target": 1.0, "horizon": 16.0}
+    session = open_session(tiny(kl=kl))
+    coefs = [it.state.knobs.kl_coef for it in run(session, initial_state(session))]
+    assert coefs == pytest.approx([0.01 * 0.9**n for n in (1, 2, 3, 4)], rel=1e-3)
+
+
+@pytest.mark.parametrize("settings", [{"refresh": 2}, {"ema": 0.5}])
+def test_the_reference_is_refreshed(settings: dict[str, float]) -> None:
+    session = open_session(tiny(kl={"place": "loss", **settings}, total_steps=16))
+    first = initial_state(session)
+    states = [it.state for it in run(session, first)]
+    if "refresh" in settings:
+        assert torch.equal(states[0].reference, first.reference)
+        assert torch.equal(states[1].reference, states[1].optimum.params)
+    else:
+        middle = (first.reference + states[0].optimum.params) / 2
+        torch.testing.assert_close(states[0].reference, middle)
+
+
+def test_tool_text_is_not_learned_from_unless_asked(session: Session) -> None:
+    rows = examples_as_rows(session, warmup_data(session.task, 4, 0))
+    own = rows.weight.sum(1)
+    seen = rows.obs["attention"][:, -rows.weight.shape[1] :].sum(1)
+    assert (own < seen).all()  # the tool's answer stands there, and does not count
+    assert torch.equal(rows.obs[WRITTEN], rows.weight)
+    text = session.decode(rows.action[0].tolist())
+    assert "<result>" in text
+
+
+def test_failed_rewards_are_masked_and_counted(tmp_path: Path) -> None:
+    reward = {"functions": f"{__name__}:fails_on_some", "max_failures": 1.0}
+    session = open_session(tiny(reward=reward, total_steps=8))
+    (iteration,) = run(session, initial_state(session))
+    failed = iteration.metrics["rollout/failures"]
+    assert 0 < failed < 8
+    silent = ~iteration.sampled.rows.weight.bool().any(1)
+    assert silent.sum() == failed
+
+
+def fails_on_some(example: Any, completion: str) -> float:
+    if len(completion) % 2:
+        raise ValueError("odd")
+    return float(len(completion))
+
+
+# --- preflight ----------------------------------------------------------------------------------
+
+
+def test_preflight_finds_nothing_wrong(session: Session) -> None:
+    params = session.agent.initial
+    checks = preflight(session, params, params.clone())
+    assert {c.name for c in checks} == {
+        "dropout off", "ratio ≡ 1", "padding", "shift", "micro-batch", "KL to the reference ≡ 0",
+    }  # fmt: skip
+    require(checks)
+
+
+def sharp(session: Session) -> torch.Tensor:
+    """Parameters at which tokens are far from equally likely, and far from certain."""
+    agent = session.agent
+    tree = agent.layout.unflatten(agent.initial[0].clone())
+    return torch.cat([x.reshape(-1) * (8.0 if x.ndim == 2 else 1.0) for x in tree.values()])[None]
+
+
+def names_of(checks: list[flights.Check]) -> set[str]:
+    return {check.name for check in checks if not check.holds}
+
+
+def test_preflight_names_dropout() -> None:
+    session = open_session(tiny())
+    session.agent.network.add_module("noise", torch.nn.Dropout(0.1))
+    assert names_of(preflight(session, session.agent.initial)) == {"dropout off"}
+    with pytest.raises(PreflightError, match="dropout is on"):
+        require(preflight(session, session.agent.initial))
+
+
+def test_preflight_names_another_reference(session: Session) -> None:
+    params = session.agent.initial
+    assert names_of(preflight(session, params, params * 1.5)) == {"KL to the reference ≡ 0"}
+
+
+def test_preflight_names_a_temperature_that_is_not_in_the_log_probs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session = open_session(tiny(sample={"temperature": 0.5}))
+    honest = flights._log_probs
+
+    def forgetful(session, params, obs, found):
+        plain = dataclasses.replace(session.sampling, temperature=1.0)
+        return honest(dataclasses.replace(session, sampling=plain), params, obs, found)
+
+    params = sharp(session)
+    require(preflight(session, params))
+    monkeypatch.setattr(flights, "_log_probs", forgetful)
+    assert "ratio ≡ 1" in names_of(preflight(session, params))
+
+
+def test_preflight_names_padding_that_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = open_session(tiny())
+    padded = flights._padded
+
+    def careless(session, found, extra=3):
+        obs = padded(session, found, extra)
+        obs["attention"] = torch.ones_like(obs["attention"])
+        return obs
+
+    monkeypatch.setattr(flights, "_padded", careless)
+    assert names_of(preflight(session, sharp(session))) == {"padding"}
+
+
+def test_preflight_names_labels_that_are_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    import keel.models.language as models
+
+    session = open_session(tiny())
+    honest = models._hidden
+
+    def shifted(backbone, obs):
+        length = obs["written"].shape[1]
+        wide = {**obs, "written": torch.zeros(len(obs["tokens"]), length + 1)}
+        found = honest(backbone, {**wide, "tokens": torch.roll(wide["tokens"], -1, 1)})
+        return found[:, -length:]
+
+    monkeypatch.setattr(models, "_hidden", shifted)
+    assert {"ratio ≡ 1", "shift"} <= names_of(preflight(session, sharp(session)))
+
+
+# --- runs on disk -------------------------------------------------------------------------------
+
+
+def test_a_run_resumes_bit_for_bit(tmp_path: Path) -> None:
+    kl = {"place": "loss", "controller": "adaptive"}
+    config = tiny(kl=kl, checkpoints={"every": 8}, algo="ppo")
+    *_, whole = start(config, tmp_path, "whole")
+    part = start(config, tmp_path, "part")
+    next(part), next(part)
+    part.close()
+    *_, rest = resume(tmp_path / "part" / "seed-0")
+    a, b = whole.iteration.state, rest.iteration.state
+    assert torch.equal(a.optimum.params, b.optimum.params)
+    assert torch.equal(a.optimum.second, b.optimum.second)
+    assert a.knobs == b.knobs
+    assert a.knobs.kl_coef != config.kl.coef
+    tables = [read_metrics(tmp_path / name / "seed-0") for name in ("whole", "part")]
+    for name, column in tables[0].columns.items():
+        if not name.startswith("time/"):
+            assert np.array_equal(column, tables[1].columns[name], equal_nan=True), name
+
+
+def test_a_checkpoint_is_a_model_of_hugging_face(tmp_path: Path) -> None:
+    *_, last = start(tiny(), tmp_path, "run")
+    found = load(last.path)
+    model = AutoModelForCausalLM.from_pretrained(found.path)
+    tokenizer = AutoTokenizer.from_pretrained(found.path)
+    session = last.iteration.session
+    tokens = torch.tensor([tokenizer.encode("value of a:")])
+    write_into(session.agent, last.iteration.state.optimum.params)
+    with torch.no_grad():
+        ours = session.agent.network.model(tokens).logits
+        torch.testing.assert_close(model(tokens).logits, ours)
+    again = open_session(tiny(model={"path": str(found.path)}))
+    torch.testing.assert_close(
+        again.agent.initial, last.iteration.state.optimum.params, rtol=0, atol=0
+    )
+
+
+def test_only_adapters_learn(tmp_path: Path) -> None:
+    reward = {"functions": f"{__name__}:count_vowels"}
+    session = open_session(tiny(model={"lora_rank": 2}, total_steps=8, reward=reward))
+    assert all("lora_" in name for name in session.agent.layout.names)
+    (iteration,) = run(session, initial_state(session))
+    assert iteration.metrics["train/gate_log_ratio"] < 1e-3
+    assert not torch.equal(iteration.state.optimum.params, session.agent.initial)
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "train", "language", "--task", "lookup", "--algo", "grpo", "--total-steps", "16",
+        "--threads", "1", "--model.hidden", "16", "--model.layers", "1", "--model.heads", "2",
+        "--sample.prompts", "2", "--sample.group", "4", "--warmup.examples", "8",
+        "--warmup.epochs", "2", "--evaluation.prompts", "8", "--kl.place", "loss",
+        "--kl_ctrl.type", "adaptive", "--kl_coef", "0.02", "--runs", str(tmp_path), "--name", "run",
+    ]  # fmt: skip
+    assert main([*words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told["steps"] == 16
+    assert 0.0 <= told["control_success"] <= 1.0
+    path = tmp_path / "run" / "seed-0"
+    for name in ("language.png", "language.json", "tokens.html", "trust-region.png"):
+        assert (path / name).stat().st_size > 0
+    assert main(["evaluate", str(path), "--episodes", "4"]) == 0
+    assert "4 held-out prompts" in capsys.readouterr().out
+    assert main(["resume", str(path), "--total-steps", "24"]) == 0
+    assert "after RL" in capsys.readouterr().out
+    assert main(["train", "language", "--task", "lokup"]) == 2
+    assert "did you mean 'lookup'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sample": {"group": 1}}, "needs 2 or more of them"),
+        ({"algo": "ppo", "model": {"critic": "none"}}, "PPO needs a critic"),
+        ({"model": {"heads": 3}}, "cannot be shared evenly"),
+        ({"kl": {"controller": "adaptive", "coef": 99.0}}, "cannot begin at 99"),
+        ({"region": {"covariance": "clip", "micro": 2}}, "goes without region.micro"),
+        ({"kl": {"place": "loss", "refresh": 2, "ema": 0.1}}, "not both"),
+        ({"region": {"max_kl": 0.0}}, "region.max_kl: expected a number above 0"),
+        ({"sample": {"prompts": 0}}, "sample.prompts: expected at least 1"),
+        ({"kl_ctrl": {"tipe": "fixed"}}, "kl_ctrl.tipe: expected one of"),
+        ({"kl_ctrl": 3}, "kl_ctrl: expected keys"),
+        ({"region": {"max_lk": 1.0}}, "did you mean region.max_kl"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        tiny(**changes)
+
+
+def test_configurations_survive_being_written() -> None:
+    config = tiny(kl_ctrl={"type": "adaptive", "kl_coef": 0.5}, state_masking=False)
+    assert config.kl.controller == "adaptive"
+    assert not config.sample.state_masking
+    assert from_dict(to_dict(config)) == config
+    assert math.isclose(config.kl.coef, 0.5)
