@@ -10,6 +10,7 @@ to the same parameters.
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import torch
 
@@ -23,6 +24,8 @@ from keel.regions.stepper import Optimum, Step, StepResult, make_step
 from keel.rollout.batch import Learned, Rows, of_members, rows_of
 from keel.rollout.targets import compute_targets
 from keel.training.session import Session, initial_state, open_session
+
+TABLE = Path(__file__).resolve().parents[1] / "docs" / "data" / "agents.md"
 
 
 class Sides:
@@ -122,14 +125,20 @@ def main() -> None:
     parser.add_argument("--minibatch", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--compiled", action="store_true", help="both sides by torch.compile")
+    parser.add_argument("--write", action="store_true", help="into the documentation, too")
     args = parser.parse_args()
+    lines = ["| agents, rows | batched | a loop over agents | |", "|---|---:|---:|---:|"]
     for agents in args.agents:
         for minibatch in args.minibatch:
             told = measure(agents, minibatch, args.repeats, args.compiled)
-            print(
-                f"{told.name:<38} batched {1e3 * told.ours:6.2f} ms, "
-                f"loop {1e3 * told.peer:6.2f} ms: {told.ratio:.2f}×"
+            lines.append(
+                f"| {told.name} | {1e3 * told.ours:.2f} ms | {1e3 * told.peer:.2f} ms "
+                f"| {told.ratio:.2f}× |"
             )
+            print(lines[-1], flush=True)
+    if args.write:
+        before = TABLE.read_text().splitlines() if args.compiled and TABLE.exists() else []
+        TABLE.write_text("\n".join([*before, *(lines[2:] if before else lines)]) + "\n")
 
 
 if __name__ == "__main__":

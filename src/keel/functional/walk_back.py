@@ -28,20 +28,27 @@ class WalkBack(NamedTuple):
     evaluations: int
 
 
-def walk_back(kl_at: Callable[[Tensor], Tensor], bound: float, groups: int = 1) -> WalkBack:
+def walk_back(
+    kl_at: Callable[[Tensor], Tensor],
+    bound: float,
+    groups: int = 1,
+    *,
+    requested: Tensor | None = None,
+) -> WalkBack:
     """The share of each group's step whose *measured* KL is at most `bound`.
 
     `kl_at(fraction)` maps `[G]` to `[G]`: the KL of old + fraction·step, where a group's KL depends
     on its own fraction only. Along a step the KL is nearly quadratic, so
     fraction ← fraction·√(bound/KL) lands almost at once; halving follows where it does not, and 0
     where nothing holds. What is returned was measured, so a KL that is not monotone (or not finite)
-    cannot break the promise.
+    cannot break the promise. The KL of the whole step, where it is known, may be given as
+    `requested`, which saves a measurement.
     """
     if not bound > 0.0:
         raise InputError(f"bound: expected a positive KL, got {bound}")
     fraction = torch.ones(groups, dtype=torch.float64)
-    requested = kl = kl_at(fraction)
-    evaluations = 1
+    evaluations = int(requested is None)
+    requested = kl = kl_at(fraction) if requested is None else requested
     for attempt in range(NEWTON_STEPS + BISECTIONS):
         over = ~(kl <= bound)  # a KL that is NaN is over, too
         if not over.any():

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from keel.errors import InputError
+from keel.models import shared_prefix
 from keel.models.agent import Agent, Evaluation
 from keel.models.critics import Scalar
 from keel.models.networks import Outputs, Part
@@ -68,6 +69,7 @@ class LanguageNetwork(nn.Module):
     def __init__(self, model: PreTrainedModel, critic: CriticKind = "none") -> None:
         super().__init__()
         self.critic_kind = critic
+        self.shares_prompts = shared_prefix.can_share(parts_of(model).backbone)
         setattr(self, "trunk" if critic == "head" else "actor", model)
         width = parts_of(model).head.in_features
         if critic == "head":
@@ -87,11 +89,12 @@ class LanguageNetwork(nn.Module):
         backbone, head = parts_of(self.model)
         hidden = value = None
         if part != "critic" or self.critic_kind == "head":
-            hidden = _hidden(backbone, obs)
+            hidden = _hidden(backbone, obs, self.shares_prompts)
         if part != "actor" and self.critic_kind == "head":
             value = self.critic(hidden)
         if part != "actor" and self.critic_kind == "model":
-            value = self.critic["value"](_hidden(self.critic["model"], obs))  # type: ignore[index]
+            seen = _hidden(self.critic["model"], obs, self.shares_prompts)  # type: ignore[index]
+            value = self.critic["value"](seen)  # type: ignore[index]
         if hidden is not None and head.bias is not None:
             hidden = torch.cat([hidden, torch.ones_like(hidden[..., :1])], -1)
         return Outputs(None if part == "critic" else hidden, value)
@@ -105,9 +108,12 @@ def _value_head(width: int) -> nn.Linear:
     return head
 
 
-def _hidden(backbone: nn.Module, obs: Tree) -> Tensor:
+def _hidden(backbone: nn.Module, obs: Tree, shares_prompts: bool) -> Tensor:
     """`[R, L, H]`: what the model knows before each of the last L tokens."""
     tokens, attention, length = obs[TOKENS], obs[ATTENTION].bool(), obs[WRITTEN].shape[1]
+    if shares_prompts:
+        own = dict(backbone.named_parameters())
+        return shared_prefix.states(backbone, own, tokens, attention, length)
     if bool(attention.all()):  # without a mask attention takes its fast way
         found = backbone(input_ids=tokens, use_cache=False)
     else:

@@ -105,7 +105,7 @@ class Certified:
         fraction, kl = torch.ones_like(requested), requested
         measured_at = walked_at = time.perf_counter()
         if self.enforce and not bool((requested <= knobs.max_kl).all()):
-            found = walk_back(kl_at, knobs.max_kl, groups=requested.shape[0])
+            found = walk_back(kl_at, knobs.max_kl, requested.shape[0], requested=requested)
             fraction, kl, requested = found.fraction, found.kl, found.requested
             after = _walk(agent, state, after, fraction)
             measured = measure(agent, after.params, rows, knobs.temperature)

@@ -90,3 +90,17 @@ def test_the_returned_kl_is_measured_and_inside(
 def test_a_bound_must_be_positive() -> None:
     with pytest.raises(InputError, match="bound: expected a positive KL, got 0"):
         alone(lambda share: share, bound=0.0)
+
+
+def test_what_is_known_of_the_whole_step_is_not_measured_again():
+    asked = []
+
+    def kl_at(fraction):
+        asked.append(fraction.item())
+        return 0.4 * fraction**2
+
+    found = walk_back(kl_at, 0.1, requested=torch.tensor([0.4], dtype=torch.float64))
+    assert 1.0 not in asked
+    assert found.evaluations == len(asked) == 1
+    assert found.requested.item() == 0.4
+    assert found.fraction.item() == pytest.approx((0.98 * 0.1 / 0.4) ** 0.5)

@@ -187,7 +187,7 @@ def test_loops_are_for_small_models_in_float32():
     def chosen(**changes: Any) -> bool:
         decoder = make_decoder(build("llama", **changes), {})
         assert isinstance(decoder, LeanDecoder)
-        return decoder._arrays is not None
+        return decoder._loop is not None
 
     assert chosen()
     assert chosen(hidden_size=288)  # on the one thread of these tests
@@ -199,7 +199,7 @@ def test_loops_are_for_small_models_in_float32():
         torch.set_num_threads(1)
     double = make_decoder(build("llama").double(), {})
     assert isinstance(double, LeanDecoder)
-    assert double._arrays is None
+    assert double._loop is None
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gpt2"])

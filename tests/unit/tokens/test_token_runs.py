@@ -261,10 +261,10 @@ def test_preflight_names_labels_that_are_off_by_one(monkeypatch: pytest.MonkeyPa
     session = open_session(tiny())
     honest = models._hidden
 
-    def shifted(backbone, obs):
+    def shifted(backbone, obs, shares_prompts):
         length = obs["written"].shape[1]
         wide = {**obs, "written": torch.zeros(len(obs["tokens"]), length + 1)}
-        found = honest(backbone, {**wide, "tokens": torch.roll(wide["tokens"], -1, 1)})
+        found = honest(backbone, {**wide, "tokens": torch.roll(wide["tokens"], -1, 1)}, False)
         return found[:, -length:]
 
     monkeypatch.setattr(models, "_hidden", shifted)

@@ -1,0 +1,241 @@
+"""Token-level RL: train what the page on language models shows, and write its tables and pictures.
+
+    python -m benchmarks.language train --runs RUNS [--only lookup addition] [--seeds 0 1 2]
+    python -m benchmarks.language gather --runs RUNS    into docs/data/language.json
+    python -m benchmarks.language page                  tables and pictures from that
+
+Training may be interrupted: finished seeds are never trained twice, begun ones go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.stats import t as student
+
+from benchmarks.seeds import train_seed
+from keel.look import BLUE, GREEN, GREY, INK, ORANGE, new_figure, tidy
+from keel.runs.drawing import write_png
+from keel.runs.reader import read_metrics
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA, FOLDER = ROOT / "docs" / "data" / "language.json", ROOT / "docs" / "data" / "language"
+IMAGES = ROOT / "docs" / "images"
+
+ADAPTIVE = ("--kl.place", "loss", "--kl.loss", "full", "--kl.controller", "adaptive")
+EXPERIMENTS: dict[str, tuple[str, ...]] = {
+    "lookup": ("--task", "lookup"),
+    "lookup-unmasked": ("--task", "lookup", "--no-state-masking", "--no-control"),
+    "addition": ("--task", "addition"),
+    "countdown": ("--task", "countdown"),
+    "lookup-adaptive": ("--task", "lookup", *ADAPTIVE, "--kl.target", "0.2", "--no-control"),
+    "addition-adaptive": ("--task", "addition", *ADAPTIVE, "--kl.target", "0.05", "--no-control"),
+    "hacked": ("--task", "sort-flawed", "--no-control"),
+    "held": ("--task", "sort-flawed", *ADAPTIVE, "--kl.target", "0.02", "--no-control"),
+}
+"""Words of `keel train language`."""
+CURVES = {
+    "success": "rollout/success",
+    "reward": "rollout/return_mean",
+    "kl_reference": "ledger/reference_token",
+    "kl_coef": "train/kl_coef",
+    "kl_exact": "train/kl_exact",
+}
+
+
+def gather(runs: Path) -> None:
+    """What every finished seed came to, and its curves."""
+    told: dict[str, Any] = json.loads(DATA.read_text()) if DATA.exists() else {}
+    for name in EXPERIMENTS:
+        for folder in sorted((runs / name).glob("seed-*")):
+            if not (folder / "language.json").is_file():
+                continue
+            table = read_metrics(folder)
+            some = np.unique(np.linspace(0, len(table) - 1, 100).astype(int))
+            curves = {
+                key: [_plain(float(table.columns[column][i])) for i in some]
+                for key, column in CURVES.items()
+                if column in table.columns
+            }
+            told.setdefault(name, {})[folder.name] = {
+                **json.loads((folder / "language.json").read_text()),
+                "seconds": float(table["time/seconds"][-1]),
+                "updates": len(table),
+                "kl_exact_max": float(np.nanmax(table["train/kl_exact"])),
+                "max_kl": float(table["train/max_kl"][-1]),
+                "half": _second_half(table),
+                "steps": [int(table.step[i]) for i in some],
+                "curves": curves,
+            }
+            print(f"{name} {folder.name}")
+    DATA.write_text(json.dumps(told, indent=1, sort_keys=True) + "\n")
+
+
+def _second_half(table: Any) -> dict[str, float | None]:
+    """Means over the second half of a run."""
+    half = slice(len(table) // 2, None)
+    return {
+        key: _plain(float(np.nanmean(table.columns[column][half])))
+        for key, column in CURVES.items()
+        if column in table.columns
+    }
+
+
+def _plain(x: float) -> float | None:
+    return x if math.isfinite(x) else None
+
+
+def interval(values: list[float]) -> str:
+    """The mean, and the 95 % interval of Student's t over seeds."""
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return f"{mean:.3f}"
+    half = student.ppf(0.975, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return f"{mean:.3f} ({mean - half:.3f} to {mean + half:.3f})"
+
+
+def page() -> None:
+    """Tables and pictures."""
+    told = json.loads(DATA.read_text())
+    FOLDER.mkdir(exist_ok=True)
+    _write("tasks.md", _tasks(told))
+    _write("controller.md", _controller(told))
+    _write("hacking.md", _hacking(told))
+    if any(name in told for name in ("lookup", "addition", "countdown")):
+        _draw_tasks(told)
+    if "hacked" in told and "held" in told:
+        _draw_hacking(told)
+
+
+def _write(name: str, lines: list[str]) -> None:
+    (FOLDER / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print("\n".join(lines), end="\n\n")
+
+
+def _tasks(told: dict[str, Any]) -> list[str]:
+    lines = [
+        "| task | seeds | after the warm-up | more imitation, equal computing | after RL "
+        "| minutes | largest KL / bound |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name in ("lookup", "lookup-unmasked", "addition", "countdown"):
+        runs = list(told.get(name, {}).values())
+        if not runs:
+            continue
+        controls = [run["control"]["success"] for run in runs if "control" in run]
+        minutes = statistics.fmean(run["seconds"] for run in runs) / 60
+        worst = max(run["kl_exact_max"] for run in runs)
+        lines.append(
+            f"| {name} | {len(runs)} "
+            f"| {interval([run['warm_up']['judged_success'] for run in runs])} "
+            f"| {interval(controls) if controls else ''} "
+            f"| **{interval([run['rl']['success'] for run in runs])}** "
+            f"| {minutes:.1f} | {worst:.4f} / {runs[0]['max_kl']:g} |"
+        )
+    return lines
+
+
+TARGETS = {"lookup-adaptive": 0.2, "addition-adaptive": 0.05, "held": 0.02}
+
+
+def _controller(told: dict[str, Any]) -> list[str]:
+    lines = [
+        "| run | target, nats per token | measured, second half | off by | β at the end |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for name, target in TARGETS.items():
+        for seed, run in told.get(name, {}).items():
+            measured = run["half"]["kl_reference"]
+            lines.append(
+                f"| {name}, {seed} | {target:g} | {measured:.4f} | {measured / target - 1:+.0%} "
+                f"| {run['curves']['kl_coef'][-1]:.3g} |"
+            )
+    return lines
+
+
+def _hacking(told: dict[str, Any]) -> list[str]:
+    lines = [
+        "| run | flawed reward | really solved | nats per token from the warm-up |",
+        "|---|---:|---:|---:|",
+    ]
+    for name in ("hacked", "held"):
+        for seed, run in told.get(name, {}).items():
+            start, end = run["warm_up"], run["rl"]
+            kl = run["half"].get("kl_reference")
+            lines.append(
+                f"| {name}, {seed} | {start['judged_return_mean']:.2f} → {end['return_mean']:.2f} "
+                f"| {start['judged_success']:.2f} → {end['success']:.2f} "
+                f"| {'not measured: no reference' if kl is None else f'{kl:.3f}'} |"
+            )
+    return lines
+
+
+def _draw_tasks(told: dict[str, Any]) -> None:
+    names = [name for name in ("lookup", "addition", "countdown") if name in told]
+    figure = new_figure(4.2 * len(names), 3.6)
+    for axes, name in zip(np.atleast_1d(figure.subplots(1, len(names))), names, strict=True):
+        tidy(axes, name, "completions", "share solved in training")
+        for k, (seed, run) in enumerate(told[name].items()):
+            colour = (BLUE, GREEN, INK)[k % 3]
+            success = [math.nan if x is None else x for x in run["curves"]["success"]]
+            axes.plot(run["steps"], success, lw=1.1, color=colour, label=seed)
+        runs = list(told[name].values())
+        for key, colour, label in (
+            ("warm_up", GREY, "warm-up"),
+            ("control", ORANGE, "more imitation"),
+        ):
+            field = "judged_success" if key == "warm_up" else "success"
+            levels = [run[key][field] for run in runs if key in run]
+            if levels:
+                level = statistics.fmean(levels)
+                axes.axhline(level, ls="--", lw=1.2, color=colour, label=label)
+        axes.set_ylim(-0.02, 1.02)
+        axes.legend(fontsize=8, frameon=False)
+    write_png(figure, IMAGES / "language-tasks.png")
+
+
+def _draw_hacking(told: dict[str, Any]) -> None:
+    figure = new_figure(9.6, 3.6)
+    panels = figure.subplots(1, 2)
+    for axes, key, title in zip(
+        panels, ("reward", "success"), ("flawed reward", "really solved"), strict=True
+    ):
+        tidy(axes, title, "completions", "mean over completions")
+        for name, colour in (("hacked", ORANGE), ("held", BLUE)):
+            for k, run in enumerate(told[name].values()):
+                label = {"hacked": "β = 0", "held": "KL held at its target"}[name] if not k else ""
+                values = [math.nan if x is None else x for x in run["curves"][key]]
+                axes.plot(run["steps"], values, lw=1.2, color=colour, label=label or None)
+        axes.set_ylim(-0.02, 1.02)
+        axes.legend(fontsize=8, frameon=False)
+    write_png(figure, IMAGES / "language-hacking.png")
+
+
+def main() -> None:
+    """What the first word says."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("action", choices=("train", "gather", "page"))
+    parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--only", choices=EXPERIMENTS, nargs="+", default=list(EXPERIMENTS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--threads", type=int, default=0)
+    args = parser.parse_args()
+    if args.action == "train":
+        threads = ("--threads", str(args.threads))
+        for seed in args.seeds:
+            for name in args.only:
+                train_seed(args.runs / name, "language", seed, *EXPERIMENTS[name], *threads)
+        return
+    if args.action == "gather":
+        gather(args.runs)
+    page()
+
+
+if __name__ == "__main__":
+    main()

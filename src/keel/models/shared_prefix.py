@@ -1,0 +1,129 @@
+"""The Llama family over groups of completions, with gradients, reading every prompt once.
+
+A group of eight completions of forty tokens shares a prompt of twenty: Hugging Face's forward reads
+it eight times, in the learning pass, for the reference and for the certificate. Here prompts are
+rows of their own, and completions look at the keys and values of theirs. What lies between the
+products is fused: one product for q, k and v, one for gate and up, torch's own norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_attention, silu
+
+from keel.models.decoding_lean import fits, is_plain
+
+Parameters = Mapping[str, Tensor]
+
+
+def can_share(model: Any) -> bool:
+    """Whether a backbone is one of the family, in its plain form and without adapters."""
+    return is_plain(model) and fits(model, dict(model.named_parameters()))
+
+
+def states(
+    model: Any, parameters: Parameters, tokens: Tensor, attention: Tensor, last: int
+) -> Tensor:
+    """What the model knows before each of the `last` tokens, `[R, last, H]`.
+
+    `tokens` and `attention` are `[R, T]`: prompts padded at the left, `last` tokens behind them
+    padded at the right. As the model's own forward, to rounding.
+    """
+    config = model.config
+    width, steps = tokens.shape[1] - last, last - 1
+    seen = attention[:, :width]
+    known = torch.where(seen, tokens[:, :width], -1)
+    shared, member = torch.unique(known, dim=0, return_inverse=True)
+    real = shared >= 0
+    count, rows = len(shared), len(tokens)
+    prompts, written = shared.clamp(min=0), tokens[:, width : width + steps]
+    x = embedding(
+        torch.cat([prompts.flatten(), written.flatten()]), parameters["embed_tokens.weight"]
+    )
+    lengths = real.sum(1)
+    places = torch.cat(
+        [
+            (real.long().cumsum(1) - 1).clamp(min=0).flatten(),
+            (lengths[member, None] + torch.arange(steps, device=tokens.device)).flatten(),
+        ]
+    )
+    cos, sin = (table[0, :, None] for table in model.rotary_emb(x, places[None]))
+    masks = _masks(real, real[member], steps)
+    heads, keys = config.num_attention_heads, config.num_key_value_heads
+    size, scale = model.layers[0].self_attn.head_dim, model.layers[0].self_attn.scaling
+    cut = count * width
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        weight = parameters[name]
+        return rms_norm(x, weight.shape, weight, config.rms_norm_eps)
+
+    def product(x: Tensor, place: str, *names: str) -> Tensor:
+        weights = [parameters[f"{place}.{name}.weight"] for name in names]
+        found = [parameters.get(f"{place}.{name}.bias") for name in names]
+        biases = [bias for bias in found if bias is not None]
+        bias = torch.cat(biases) if biases else None
+        return linear(x, weights[0] if len(weights) == 1 else torch.cat(weights), bias)
+
+    for i in range(len(model.layers)):
+        layer = f"layers.{i}"
+        place = f"{layer}.self_attn"
+        flat = product(
+            norm(x, f"{layer}.input_layernorm.weight"), place, "q_proj", "k_proj", "v_proj"
+        )
+        q, k, v = flat.view(len(x), -1, size).split([heads, keys, keys], 1)
+        if f"{place}.q_norm.weight" in parameters:
+            q, k = norm(q, f"{place}.q_norm.weight"), norm(k, f"{place}.k_norm.weight")
+        q, k = _turned(q, cos, sin), _turned(k, cos, sin)
+        first = [part[:cut].view(count, width, part.shape[1], size) for part in (q, k, v)]
+        then = [part[cut:].view(rows, steps, part.shape[1], size) for part in (q, k, v)]
+        then[1:] = [
+            torch.cat([a.index_select(0, member), b], 1)
+            for a, b in zip(first[1:], then[1:], strict=True)
+        ]
+        attended = torch.cat([_attend(*first, masks[0], scale), _attend(*then, masks[1], scale)])
+        x = x + product(attended, place, "o_proj")
+        inner = norm(x, f"{layer}.post_attention_layernorm.weight")
+        gate, up = product(inner, f"{layer}.mlp", "gate_proj", "up_proj").chunk(2, -1)
+        x = x + product(silu(gate) * up, f"{layer}.mlp", "down_proj")
+    x = norm(x, "norm.weight")
+    begin = x[:cut].view(count, width, x.shape[1])[:, -1:].index_select(0, member)
+    return torch.cat([begin, x[cut:].view(rows, steps, x.shape[1])], 1)
+
+
+def _masks(real: Tensor, seen: Tensor, steps: int) -> tuple[Tensor | None, Tensor]:
+    """Who may look at whom: within prompts `[U, 1, P, P]` (None: all that came before), and from
+    completions `[·, 1, C, P + C]`."""
+    causal = torch.ones(steps, steps, dtype=torch.bool, device=real.device).tril()
+    width = real.shape[1]
+    if bool(real.all()):
+        whole = torch.ones(steps, width, dtype=torch.bool, device=real.device)
+        return None, torch.cat([whole, causal], 1)[None, None]
+    before = torch.ones(width, width, dtype=torch.bool, device=real.device).tril()
+    itself = torch.eye(width, dtype=torch.bool, device=real.device)  # padding has to see something
+    prompts = (before & real[:, None, :]) | itself
+    prefix = seen[:, None, :].expand(-1, steps, -1)
+    return prompts[:, None], torch.cat([prefix, causal.expand(len(seen), -1, -1)], 2)[:, None]
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """From `[B, T, heads, D]` to `[B·T, heads·D]`."""
+    if not q.shape[1]:
+        return q.reshape(0, q.shape[2] * q.shape[3])
+    found = scaled_dot_product_attention(
+        *(x.transpose(1, 2) for x in (q, k, v)),
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scale,
+        enable_gqa=q.shape[2] != k.shape[2],
+    )
+    return found.transpose(1, 2).reshape(q.shape[0] * q.shape[1], -1)
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions, `[N, heads, D]`."""
+    left, right = x.chunk(2, -1)
+    return x * cos + torch.cat([-right, left], -1) * sin
