@@ -74,17 +74,18 @@ def states(
         flat = product(
             norm(x, f"{layer}.input_layernorm.weight"), place, "q_proj", "k_proj", "v_proj"
         )
-        q, k, v = flat.view(len(x), -1, size).split([heads, keys, keys], 1)
+        q, k, v = torch.split(flat.view(len(x), -1, size), [heads, keys, keys], 1)
         if f"{place}.q_norm.weight" in parameters:
             q, k = norm(q, f"{place}.q_norm.weight"), norm(k, f"{place}.k_norm.weight")
         q, k = _turned(q, cos, sin), _turned(k, cos, sin)
         first = [part[:cut].view(count, width, part.shape[1], size) for part in (q, k, v)]
-        then = [part[cut:].view(rows, steps, part.shape[1], size) for part in (q, k, v)]
-        then[1:] = [
-            torch.cat([a.index_select(0, member), b], 1)
-            for a, b in zip(first[1:], then[1:], strict=True)
+        own = _attend(first[0], first[1], first[2], masks[0], scale)
+        past = [
+            torch.cat([seen.index_select(0, member), part[cut:].view(rows, steps, keys, size)], 1)
+            for seen, part in zip(first[1:], (k, v), strict=True)
         ]
-        attended = torch.cat([_attend(*first, masks[0], scale), _attend(*then, masks[1], scale)])
+        after = _attend(q[cut:].view(rows, steps, heads, size), past[0], past[1], masks[1], scale)
+        attended = torch.cat([own, after])
         x = x + product(attended, place, "o_proj")
         inner = norm(x, f"{layer}.post_attention_layernorm.weight")
         gate, up = product(inner, f"{layer}.mlp", "gate_proj", "up_proj").chunk(2, -1)
@@ -114,7 +115,9 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) 
     if not q.shape[1]:
         return q.reshape(0, q.shape[2] * q.shape[3])
     found = scaled_dot_product_attention(
-        *(x.transpose(1, 2) for x in (q, k, v)),
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
         attn_mask=mask,
         is_causal=mask is None,
         scale=scale,
