@@ -38,6 +38,9 @@ def gather(runs: Path) -> None:
             pair.pop("changes", None)  # the plan says it, without the places of this machine
         (DATA / f"{name}.json").write_text(json.dumps(told, indent=1) + "\n")
         (DATA / f"{name}.md").write_text(table(name, told) + "\n", encoding="utf-8")
+        if "watched" in told:
+            text = watched(told) + "\n"
+            (DATA / f"{name}-watched.md").write_text(text, encoding="utf-8")
         shutil.copy(runs / name / "compare.png", IMAGES / f"{name}.png")
         print(f"{name}: {len(told['groups'])} variants")
 
@@ -71,6 +74,36 @@ def table(name: str, told: dict[str, Any]) -> str:
             f"| {_score(calm['rollbacks'])} | {_small(calm['worst_kl'])} |"
         )
     return "\n".join(lines)
+
+
+def watched(told: dict[str, Any]) -> str:
+    """What a plan has watched, a table for each update, and what stopped the cells that must be."""
+    lines = []
+    for found in told["watched"]:
+        which = "the last update" if found["update"] < 0 else f"update {found['update']}"
+        lines += [f"After {which}:", "", f"| variant | {' | '.join(found['titles'])} |"]
+        lines.append("|---" + "|---:" * len(found["titles"]) + "|")
+        if found["expected"]:
+            lines.append(f"| *what the note expects* | {' | '.join(found['expected'])} |")
+        for variant, values in found["rows"].items():
+            lines.append(f"| {variant} | {' | '.join(map(_small_or_score, values))} |")
+        lines.append("")
+    if told["stopped"]:
+        lines += ["| with the gate | what the run says |", "|---|---|"]
+        stopped = told["stopped"].items()
+        lines += [f"| {name} | {_cell(reason)} |" for name, reason in stopped]
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    """Text that may stand in a table."""
+    return text.replace("|", r"\|")
+
+
+def _small_or_score(x: float | str | None) -> str:
+    if x is None or isinstance(x, str):
+        return "–" if x is None else x
+    return f"{x:,.0f}" if abs(x) >= 100 else f"{x:.3g}"
 
 
 def _score(x: float | None) -> str:

@@ -3,6 +3,7 @@
     python -m benchmarks.land train --runs RUNS [--only small] [--seeds 0 1 2 3 4]
     python -m benchmarks.land judge --runs RUNS [--maps 50]   into docs/data/land.json
     python -m benchmarks.land page                            tables and pictures from that
+    python -m benchmarks.land causes --runs RUNS              picture of the ablation land-causes
 
 Training may be interrupted: finished seeds are never trained twice, begun ones go on.
 """
@@ -16,6 +17,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from scipy.stats import t as student
 
 from benchmarks.seeds import train_seed
@@ -31,6 +33,9 @@ from keel.apps.land import (
     write_film,
 )
 from keel.apps.land.learned import learned, rules_of
+from keel.look import BLUE, GREEN, GREY, INK, ORANGE, new_figure, tidy
+from keel.runs.drawing import write_png
+from keel.runs.reader import read_metrics
 from keel.training.inspect import open_policy
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -152,10 +157,42 @@ def _small(told: dict[str, Any]) -> list[str]:
     return lines
 
 
+SUSPECTS = {
+    "batch": ("normalised (the note's cure)", BLUE, "-"),
+    "note": ("the note's settings before it", GREEN, "-"),
+    "none": ("not normalised", GREY, "--"),
+    "wrong-actor": ("wrong actor, normalised", ORANGE, "-"),
+    "wrong-actor-none": ("wrong actor, not normalised", INK, "--"),
+}
+
+
+def causes(runs: Path) -> None:
+    """KL and clipping of some suspects, the mean over seeds."""
+    figure = new_figure(10.0, 4.0)
+    panels = figure.subplots(1, 2)
+    for axes, column, title in zip(
+        panels,
+        ("train/kl_exact", "train/ratio_outside"),
+        ("exact KL(old‖new) of an update, nats", "share of ratios outside of the clip range"),
+        strict=True,
+    ):
+        tidy(axes, title, "update", "")
+        for name, (label, colour, dash) in SUSPECTS.items():
+            folders = sorted((runs / "land-causes" / name).glob("seed-*"))
+            mean = np.mean([read_metrics(folder)[column] for folder in folders], 0)
+            updates = np.arange(1, len(mean) + 1)
+            axes.plot(updates, mean, color=colour, ls=dash, lw=1.6, label=label)
+    panels[0].set_yscale("log")
+    panels[0].axhspan(4.93, 5.69, color=ORANGE, alpha=0.2, lw=0)
+    panels[0].annotate("the note: 4.93 to 5.69", (25, 6.2), fontsize=8, color=ORANGE)
+    panels[0].legend(fontsize=8, frameon=False, loc="center right")
+    write_png(figure, IMAGES / "note-000.png")
+
+
 def main() -> None:
     """What the first word says."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("action", choices=("train", "judge", "page"))
+    parser.add_argument("action", choices=("train", "judge", "page", "causes"))
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--only", choices=VARIANTS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
@@ -169,6 +206,8 @@ def main() -> None:
     elif args.action == "judge":
         judge(args.runs, args.maps)
         page()
+    elif args.action == "causes":
+        causes(args.runs)
     else:
         page()
 

@@ -86,26 +86,33 @@ def stopped(plan: Plan, root: Path) -> dict[str, str]:
             task = task_of(Path(folder), cell.name, cell.config(base, plan.seeds[0]), plan.seeds[0])
             done = subprocess.run(task.command(), capture_output=True, text=True, check=False)
         job = Job(done.returncode, done.stdout, done.stderr)
-        known[cell.name] = job.reason if job.status else "nothing: its first update was taken"
+        known[cell.name] = (
+            job.reason.removeprefix("keel: ")
+            if job.status
+            else "nothing: its first update was taken"
+        )
         place.parent.mkdir(parents=True, exist_ok=True)
         replace_file(place, json.dumps(known, indent=1).encode())
     return {cell.name: known[cell.name] for cell in plan.stops}
 
 
 def as_json(tables: list[Watched], stops: Mapping[str, str]) -> dict[str, Any]:
-    """For `compare.json`; NaN is null."""
+    """For `compare.json`; NaN is null, what is infinite is a word."""
     return {
         "watched": [
             {
                 "update": table.update,
                 "titles": table.titles,
-                "rows": {
-                    name: [None if math.isnan(x) else x for x in row]
-                    for name, row in table.rows.items()
-                },
+                "rows": {name: [_number(x) for x in row] for name, row in table.rows.items()},
                 "expected": table.expected,
             }
             for table in tables
         ],
         "stopped": dict(stops),
     }
+
+
+def _number(x: float) -> float | str | None:
+    if math.isinf(x):
+        return "infinite"
+    return None if math.isnan(x) else x

@@ -208,6 +208,8 @@ def _print_more(more: list[tuple[str, Table]]) -> None:
     from keel.cli.render import PipedConsole, simple_table
 
     console = PipedConsole(highlight=False)
+    if not console.is_terminal:
+        console.width = 200  # a file has room
     for title, table in more:
         console.print()
         console.print(Text(title, style="bold"))
