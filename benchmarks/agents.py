@@ -37,6 +37,7 @@ class Sides:
                 "rollout_steps": 16,
                 "envs": {"num": 64, "options": f"N={agents}"},
                 "agents": {"sharing": "none", "critic": "central"},
+                "network": {"hidden": [64, 64], "activation": "tanh"},
                 "compile": "off",
                 "threads": 1,
             },

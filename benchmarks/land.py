@@ -4,6 +4,7 @@
     python -m benchmarks.land judge --runs RUNS [--maps 50]   into docs/data/land.json
     python -m benchmarks.land page                            tables and pictures from that
     python -m benchmarks.land causes --runs RUNS              picture of the ablation land-causes
+    python -m benchmarks.land speed                           steps of agents a second
 
 Training may be interrupted: finished seeds are never trained twice, begun ones go on.
 """
@@ -14,6 +15,8 @@ import argparse
 import json
 import math
 import statistics
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,7 @@ from keel.apps.land import (
     write_film,
 )
 from keel.apps.land.learned import learned, rules_of
+from keel.apps.land.vector import vector_env
 from keel.look import BLUE, GREEN, GREY, INK, ORANGE, new_figure, tidy
 from keel.runs.drawing import write_png
 from keel.runs.reader import read_metrics
@@ -189,10 +193,34 @@ def causes(runs: Path) -> None:
     write_png(figure, IMAGES / "note-000.png")
 
 
+def speed() -> None:
+    """The game alone, and training on it, by one thread and by two."""
+    envs, rng = vector_env(64), np.random.default_rng(0)
+    obs, rates = envs.reset(0), []
+    actions = (rng.random(obs["action_mask"].shape) * obs["action_mask"]).argmax(-1)
+    for _ in range(10):
+        begun = time.perf_counter()
+        for _ in range(100):
+            envs.step(actions)  # what has become illegal is refused, which costs as much
+        rates.append(100 * actions.size / (time.perf_counter() - begun))
+    print(f"the game alone: {statistics.median(rates):,.0f} steps of agents a second")
+    for threads in (1, 2):
+        with tempfile.TemporaryDirectory() as folder:
+            train_seed(
+                Path(folder) / "speed",
+                "land",
+                0,
+                *("--total-steps", "57600", "--threads", str(threads), "--quiet"),
+            )
+            rate = read_metrics(Path(folder) / "speed" / "seed-0")["time/steps_per_second"]
+        agents = 3 * float(np.median(rate[3:]))
+        print(f"training, {threads} thread(s): {agents:,.0f} steps of agents a second")
+
+
 def main() -> None:
     """What the first word says."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("action", choices=("train", "judge", "page", "causes"))
+    parser.add_argument("action", choices=("train", "judge", "page", "causes", "speed"))
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--only", choices=VARIANTS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
@@ -208,6 +236,8 @@ def main() -> None:
         page()
     elif args.action == "causes":
         causes(args.runs)
+    elif args.action == "speed":
+        speed()
     else:
         page()
 

@@ -19,6 +19,7 @@ from keel.functional import Ratio, aggregate, denominator, kl_loss, policy_ratio
 from keel.functional import surrogate as surrogates
 from keel.functional.ratio import MAX_LOG_RATIO
 from keel.functional.reduce import Reduction
+from keel.functional.vocabulary import MAX_ELEMENTS
 from keel.models.agent import Agent
 from keel.models.vocabulary import HEAD, HIDDEN, Vocabulary
 from keel.regions.objective import Batch, Statistics
@@ -66,6 +67,8 @@ class TokenObjective:
     """measure the exact KL(old‖new) of every minibatch, which early stopping needs"""
     reference_head: Tensor | None = None
     """`[V, H]` of the reference's hidden states"""
+    max_elements: int = MAX_ELEMENTS
+    """logits held at once"""
 
     def denominator(self, batch: Batch) -> Tensor:
         """Of the whole minibatch: what its micro-batches are divided by."""
@@ -153,7 +156,11 @@ class TokenObjective:
         if self.kl == "full":
             assert self.reference_head is not None
             return vocabulary_kl(
-                now[HIDDEN], now[HEAD], batch.obs[REFERENCE_HIDDEN], self.reference_head
+                now[HIDDEN],
+                now[HEAD],
+                batch.obs[REFERENCE_HIDDEN],
+                self.reference_head,
+                max_elements=self.max_elements,
             )
         usable = ratio.weight > 0
         own = torch.where(usable, log_prob, 0.0)

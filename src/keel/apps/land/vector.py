@@ -64,7 +64,8 @@ class LandEnvs:
         self._total += discount * month.reward
         self._npv += discount * (month.flow + self.rules.gamma * month.kept)
         game, agent = (month.begun != self.rules.wait).nonzero()
-        np.add.at(self._built, (game, month.begun[game, agent] % len(SIZES)), 1.0)
+        kind = game * len(SIZES) + month.begun[game, agent] % len(SIZES)
+        self._built += np.bincount(kind, minlength=self._built.size).reshape(self._built.shape)
         over = month.done.nonzero()[0]
         returns, length = NOBODY.astype(np.float64), NOBODY
         own, measures = np.zeros((0, self.rules.agents)), None

@@ -1,0 +1,74 @@
+"""An update over a large vocabulary never holds the logits of a whole batch."""
+
+from __future__ import annotations
+
+import torch
+from token_toys import PROMPTS, qwen
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from keel.models.language import TokenAgent
+from keel.models.vocabulary import Vocabulary
+from keel.regions.certify import Certified
+from keel.regions.proximal import Proximal
+from keel.regions.stepper import initial_optimum, make_step
+from keel.regions.token_objective import REFERENCE_HIDDEN, TokenObjective
+from keel.rollout.batch import Learned
+from keel.rollout.tokens import Sampling, complete
+from keel.types import Knobs
+
+WORDS, MOST = 5_000, 20_000
+
+
+class LargestTensor(TorchDispatchMode):
+    """Watches every operation for the size of what it makes."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        self.elements = max([self.elements, *sizes])
+        return result
+
+
+def test_sampling_learning_and_certifying_stay_below_the_bound() -> None:
+    agent = TokenAgent(qwen(vocab_size=WORDS, hidden_size=16))
+    agent.dist = Vocabulary(WORDS, 16, max_elements=MOST)
+    found = complete(
+        agent,
+        agent.initial,
+        PROMPTS,
+        Sampling(8),
+        torch.Generator().manual_seed(0),
+        group=4,
+        eos=1,
+    )
+    reference = agent.policy(agent.initial, found.obs)
+    rows = found.rows(**{REFERENCE_HIDDEN: reference["hidden"]})
+    learner = agent.sampled_by(agent.initial)
+    learner.dist = Vocabulary(WORDS, 16, agent.head(agent.initial).clone(), max_elements=MOST)
+    objective = TokenObjective(
+        value_coef=0.0, kl="full", reference_head=reference["head"], max_elements=MOST
+    )
+    region = Certified(Proximal(epochs=1, minibatch=12, objective=objective))  # type: ignore[arg-type]
+    step = make_step(learner, objective, group_axis=None, max_grad_norm=1.0, compiled=False)
+    advantage = torch.where(torch.arange(12) % 2 == 0, 1.0, -1.0)[:, None] * rows.weight
+
+    def targets(params: Tensor) -> Learned:
+        return Learned(advantage, torch.zeros_like(advantage), torch.zeros(*advantage.shape, 1))
+
+    whole = int(rows.weight.sum()) * WORDS
+    with LargestTensor() as largest:
+        _, report = region.update(
+            learner,
+            initial_optimum(agent.initial),
+            rows,
+            targets,
+            Knobs(kl_coef=0.1),
+            torch.Generator().manual_seed(0),
+            step,
+        )
+    assert largest.elements <= agent.initial.numel() < whole / 2
+    assert report.kl_exact.item() > 0.0
