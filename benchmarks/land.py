@@ -28,6 +28,7 @@ from keel.apps.land import (
     BASELINES,
     FULL,
     SMALL,
+    Games,
     find_optimum,
     held_out,
     play,
@@ -196,14 +197,22 @@ def causes(runs: Path) -> None:
 def speed() -> None:
     """The game alone, and training on it, by one thread and by two."""
     envs, rng = vector_env(64), np.random.default_rng(0)
-    obs, rates = envs.reset(0), []
-    actions = (rng.random(obs["action_mask"].shape) * obs["action_mask"]).argmax(-1)
-    for _ in range(10):
+    obs, spent = envs.reset(0), {"with what everybody sees": [], "alone": []}
+    games = Games(envs.rules, 64)
+    for step in range(900):
+        if step % envs.rules.months == 0:
+            games.begin(np.arange(64), held_out(64))
+        mask = obs["action_mask"]
+        actions = (rng.random(mask.shape) * mask).argmax(-1)
         begun = time.perf_counter()
-        for _ in range(100):
-            envs.step(actions)  # what has become illegal is refused, which costs as much
-        rates.append(100 * actions.size / (time.perf_counter() - begun))
-    print(f"the game alone: {statistics.median(rates):,.0f} steps of agents a second")
+        obs = envs.step(actions).obs
+        seen = time.perf_counter()
+        games.step(actions)
+        spent["with what everybody sees"].append(seen - begun)
+        spent["alone"].append(time.perf_counter() - seen)
+    for name, seconds in spent.items():
+        rate = actions.size / statistics.median(seconds)
+        print(f"the game {name}: {rate:,.0f} steps of agents a second")
     for threads in (1, 2):
         with tempfile.TemporaryDirectory() as folder:
             train_seed(

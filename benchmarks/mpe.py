@@ -178,8 +178,9 @@ def _draw(told: dict[str, Any]) -> None:
             else:
                 level = statistics.fmean(player["returns"])
                 ax.axhline(level, ls=":", color=GREY)
-                ax.text(2.0, level, name, va="bottom", ha="right", fontsize=8, color=GREY)
-        ax.legend(loc="lower right", fontsize=8, frameon=False)
+                place = (0.99, level), ax.get_yaxis_transform()
+                ax.text(*place[0], name, transform=place[1], va="bottom", ha="right", fontsize=8)
+        ax.legend(loc="center right", fontsize=8, frameon=False)
     write_png(figure, IMAGE)
 
 
