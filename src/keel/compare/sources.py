@@ -124,7 +124,8 @@ def _read_keel(path: Path, by: str, names: list[str]) -> Run:
         config = dict(flat(read_config(path)))
     except KeelError:
         config = {}
-    task = str(config.get("env", "")).rpartition(":")[2]  # without the module that registers it
+    env = str(config.get("env", "")).rpartition(":")[2]  # without the module that registers it
+    task = f"{env} {config['task']}" if "task" in config else env  # of a language model
     return Run(path, _group(path, by, config), task, table, config)
 
 

@@ -338,6 +338,8 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "4 held-out prompts" in capsys.readouterr().out
     assert main(["resume", str(path), "--total-steps", "24"]) == 0
     assert "after RL" in capsys.readouterr().out
+    assert main(["compare", str(tmp_path / "run")]) == 0
+    assert "language lookup: " in capsys.readouterr().out
     assert main(["train", "language", "--task", "lokup"]) == 2
     assert "did you mean 'lookup'" in capsys.readouterr().err
 
