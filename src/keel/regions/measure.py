@@ -10,6 +10,7 @@ from torch import Tensor
 from keel.functional import Ratio, policy_ratio
 from keel.functional.divergence import exp_minus_linear
 from keel.models.agent import Agent
+from keel.models.vocabulary import HEAD
 from keel.rollout.batch import Rows, Shown
 from keel.types import Tree
 
@@ -86,13 +87,13 @@ def kl_between(agent: Agent, old: Side, new: Side, temperature: float) -> Tensor
 
 
 def behaviour_at(agent: Agent, params: Tensor, rows: Rows, temperature: float) -> Tree:
-    """The policy's distributions on all rows."""
+    """The policy's distributions on all rows; a head belongs to none, and the agent knows it."""
     with torch.no_grad():
         parts = [
             agent.policy(params, {k: x[index] for k, x in rows.obs.items()}, temperature)
             for index in chunks(rows)
         ]
-    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+    return {key: torch.cat([part[key] for part in parts]) for key in parts[0] if key != HEAD}
 
 
 def group_mean(x: Tensor, rows: Rows) -> Tensor:

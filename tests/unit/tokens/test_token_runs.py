@@ -75,6 +75,26 @@ def test_every_algorithm_keeps_the_bound(algo: str) -> None:
     assert walked  # the bound had work to do
 
 
+@pytest.mark.parametrize("temperature", [0.7, 1.5])
+def test_the_bound_holds_at_the_temperature_and_without(temperature: float) -> None:
+    session = open_session(
+        tiny(
+            sample={"temperature": temperature},
+            region={"max_kl": 1e-4},
+            reward={"functions": f"{__name__}:count_vowels"},
+        )
+    )
+    state = initial_state(session)
+    for iteration in run(session, state):
+        assert iteration.metrics["train/gate_log_ratio"] < 1e-3
+        assert 0.0 <= iteration.metrics["train/kl_exact"] <= 1e-4
+        seen, after = iteration.sampled, iteration.state.optimum.params
+        for heat in (temperature, 1.0):
+            old, new = (session.agent.policy(x, seen.found.obs, heat) for x in (seen.before, after))
+            kl = session.agent.dist.kl(old, new)[seen.rows.weight > 0].mean().item()
+            assert kl <= 1.01e-4
+
+
 def count_vowels(example: Any, completion: str) -> float:
     """Some reward that differs among completions of a policy that knows nothing."""
     return sum(completion.count(x) for x in "aeiouAEIOU13579<") / 8.0
