@@ -28,7 +28,11 @@ ROOT = Path(__file__).resolve().parents[1]
 DATA, FOLDER = ROOT / "docs" / "data" / "language.json", ROOT / "docs" / "data" / "language"
 IMAGES = ROOT / "docs" / "images"
 
-ADAPTIVE = ("--kl.place", "loss", "--kl.loss", "full", "--kl.controller", "adaptive")
+ADAPTIVE = (
+    *("--kl.place", "loss", "--kl.loss", "full", "--kl.controller", "adaptive"),
+    *("--kl.coef", "0.3", "--kl.horizon", "256"),
+    *("--region.learning-rate", "2e-4", "--region.schedule", "constant"),
+)
 EXPERIMENTS: dict[str, tuple[str, ...]] = {
     "lookup": ("--task", "lookup"),
     "lookup-unmasked": ("--task", "lookup", "--no-state-masking", "--no-control"),
@@ -37,7 +41,7 @@ EXPERIMENTS: dict[str, tuple[str, ...]] = {
     "lookup-adaptive": ("--task", "lookup", *ADAPTIVE, "--kl.target", "0.2", "--no-control"),
     "addition-adaptive": ("--task", "addition", *ADAPTIVE, "--kl.target", "0.05", "--no-control"),
     "hacked": ("--task", "sort-flawed", "--no-control"),
-    "held": ("--task", "sort-flawed", *ADAPTIVE, "--kl.target", "0.02", "--no-control"),
+    "held": ("--task", "sort-flawed", *ADAPTIVE, "--kl.target", "0.05", "--no-control"),
 }
 """Words of `keel train language`."""
 CURVES = {
@@ -141,7 +145,7 @@ def _tasks(told: dict[str, Any]) -> list[str]:
     return lines
 
 
-TARGETS = {"lookup-adaptive": 0.2, "addition-adaptive": 0.05, "held": 0.02}
+TARGETS = {"lookup-adaptive": 0.2, "addition-adaptive": 0.05, "held": 0.05}
 
 
 def _controller(told: dict[str, Any]) -> list[str]:
