@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from keel.config.checks import check
-from keel.config.reading import MINARI, anchored, from_dict, load, merged, options, read, to_dict
+from keel.config.reading import (
+    MINARI,
+    anchored,
+    from_dict,
+    load,
+    merged,
+    named_values,
+    options,
+    read,
+    to_dict,
+)
 from keel.config.schema import (
     Advantage,
     Agents,
@@ -46,6 +56,7 @@ __all__ = [
     "from_dict",
     "load",
     "merged",
+    "named_values",
     "options",
     "read",
     "to_dict",

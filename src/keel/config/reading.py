@@ -50,12 +50,17 @@ def anchored(config: Config) -> Config:
 
 
 def options(config: Config) -> dict[str, Any]:
-    """What the environment is made with, of `envs.options`: numbers and true/false as such."""
+    """What the environment is made with, of `envs.options`."""
+    return named_values(config.envs.options, "envs.options")
+
+
+def named_values(text: str, field: str) -> dict[str, Any]:
+    """`name=value`, separated by commas; numbers and true/false as such."""
     found: dict[str, Any] = {}
-    for part in filter(None, (x.strip() for x in config.envs.options.split(","))):
+    for part in filter(None, (x.strip() for x in text.split(","))):
         name, equals, value = (x.strip() for x in part.partition("="))
         if not (equals and name.isidentifier()):
-            raise InputError(f"envs.options: expected name=value, got {part!r}")
+            raise InputError(f"{field}: expected name=value, got {part!r}")
         found[name] = yaml.safe_load(value)
     return found
 

@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
 
-import yaml
 from tyro.conf import Suppress
 
-from keel.config import Checkpoints, merged
+from keel.config import Checkpoints, merged, named_values
 from keel.errors import InputError
 
 Algo = Literal["ppo", "grpo", "rloo", "reinforce_pp", "remax", "dr_grpo"]
@@ -290,14 +289,8 @@ def to_dict(config: Language) -> dict[str, Any]:
 
 
 def task_options(config: Language) -> dict[str, Any]:
-    """What the task is made with: numbers and true/false as such."""
-    found: dict[str, Any] = {}
-    for part in filter(None, (x.strip() for x in config.task_options.split(","))):
-        name, equals, value = (x.strip() for x in part.partition("="))
-        if not (equals and name.isidentifier()):
-            raise InputError(f"task_options: expected name=value, got {part!r}")
-        found[name] = yaml.safe_load(value)
-    return found
+    """What the task is made with."""
+    return named_values(config.task_options, "task_options")
 
 
 def check(config: Language) -> None:
