@@ -148,6 +148,47 @@ class _VocabularyKL(torch.autograd.Function):
         return (*result, None, None)
 
 
+class TokenComparison(NamedTuple):
+    """Two distributions over the vocabulary, p and q, and a token: `[*lead]` each."""
+
+    kl: Tensor
+    """KL(p‖q)"""
+    kl_reverse: Tensor
+    """KL(q‖p)"""
+    log_prob: Tensor
+    """log q(token)"""
+    entropy: Tensor
+    """of q"""
+
+
+@torch.no_grad()
+def vocabulary_comparison(
+    p_hidden: Tensor,
+    p_head: Tensor,
+    q_hidden: Tensor,
+    q_head: Tensor,
+    token: Tensor,
+    *,
+    max_elements: int = MAX_ELEMENTS,
+) -> TokenComparison:
+    """What `vocabulary_kl`, both ways, and `vocabulary_log_prob` say, from logits that are made
+    once; without gradients."""
+    _expect_head("p_hidden", p_hidden, "p_head", p_head)
+    _expect_head("q_hidden", q_hidden, "q_head", q_head)
+    expect_shape("token", token, tuple(q_hidden.shape[:-1]), "one for each hidden state")
+    p_rows, q_rows = p_hidden.reshape(-1, p_head.shape[1]), q_hidden.reshape(-1, q_head.shape[1])
+    chosen = token.reshape(-1)
+    found = q_rows.new_empty(4, len(q_rows))
+    for part in _chunks(len(q_rows), max(1, max_elements // q_head.shape[0])):
+        log_p = _log_probs(p_rows[part], p_head, 1.0)
+        log_q = _log_probs(q_rows[part], q_head, 1.0)
+        found[0, part] = kl_terms(log_p, log_q).sum(-1)
+        found[1, part] = kl_terms(log_q, log_p).sum(-1)
+        found[2, part] = log_q.gather(1, chosen[part, None])[:, 0]
+        found[3, part] = -(log_q.exp() * log_q).sum(-1)
+    return TokenComparison(*(x.reshape(token.shape) for x in found))
+
+
 def _expect_head(name: str, hidden: Tensor, head_name: str, head: Tensor) -> None:
     expect_rank(name, hidden, 1, "[*lead, H]")
     if head.ndim != 2 or head.shape[1] != hidden.shape[-1]:

@@ -122,6 +122,11 @@ class Agent:
         own = self.layout.columns("critic")
         self.policy_columns = self.layout.columns("") if self.shares else ~own
 
+    @property
+    def workers(self) -> int:
+        """Threads that may take rows through the network side by side."""
+        return 1
+
     def to(self, device: torch.device) -> None:
         """Move what does not belong to the parameters."""
         self.network.to(device)

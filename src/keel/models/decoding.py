@@ -24,6 +24,7 @@ from torch.nn import functional as F
 
 from keel.errors import InputError, ShapeError
 from keel.functional._shapes import expect_same, expect_shape
+from keel.models.abreast import abreast
 from keel.models.decoding_lean import (
     Angles,
     Lean,
@@ -36,6 +37,9 @@ from keel.models.decoding_lean import (
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+ROWS_ABREAST = 16
+"""From here on the rows of a step are shared among threads; below, waking them takes longer."""
 
 
 class Decoder(Protocol):
@@ -175,7 +179,7 @@ class LeanDecoder:
             self._arrays = layer_arrays(weights)
         self._rows = NO_ROWS
         self._cache: list[Tensor] = []
-        """keys and values of every layer, `[2, B, KV, capacity, D]`"""
+        """keys and values of every layer, `[B, 2, KV, capacity, D]`"""
         self._angles: Angles = (torch.empty(0), torch.empty(0))
         self._penalty = torch.empty(0)
 
@@ -232,14 +236,23 @@ class LeanDecoder:
         starts = (rows.filled - rows.length).numpy()
         angles = self._angles[0].numpy(), self._angles[1].numpy()
         dials = self._weights.scale, self._weights.epsilon
-        for arrays, cache in zip(self._arrays, self._cache, strict=True):
-            self._loop(x.numpy(), *arrays, angles, cache.numpy(), starts, rows.filled, dials)
+        everything, caches = x.numpy(), [cache.numpy() for cache in self._cache]
+
+        def through(part: slice) -> None:
+            for arrays, cache in zip(self._arrays, caches, strict=True):
+                self._loop(
+                    everything[part], *arrays, angles, cache[part], starts[part], rows.filled, dials
+                )
+
+        workers = torch.get_num_threads() if len(x) >= ROWS_ABREAST else 1
+        size = -(-len(x) // workers)
+        abreast(through, [slice(i, i + size) for i in range(0, len(x), size)], workers)
 
     def _select(self, index: Tensor) -> None:
         filled = self._rows.filled
         for i, cache in enumerate(self._cache):  # one by one: no more than a layer is there twice
-            room = cache.new_empty(2, len(index), *cache.shape[2:])
-            room[..., :filled, :] = cache[..., :filled, :].index_select(1, index)
+            room = cache.new_empty(len(index), *cache.shape[1:])
+            room[..., :filled, :] = cache[..., :filled, :].index_select(0, index)
             self._cache[i] = room
         self._rows = self._rows.at(index)
         self._penalty = self._weights.penalty(self._rows.real)

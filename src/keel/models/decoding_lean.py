@@ -120,13 +120,14 @@ class Lean:
     def attend(self, qkv: Tensor, cache: Tensor, at: int, penalty: Tensor) -> Tensor:
         """Attention of the position `at`, from `[B, KV, G + 2, D]` to `[B, KV·G·D]`.
 
-        It enters the cache, `[2, B, KV, capacity, D]`. SDPA, which does not know that queries share
+        It enters the cache, `[B, 2, KV, capacity, D]`. SDPA, which does not know that queries share
         a key head, takes a third longer than these products.
         """
         rows, qkv = len(qkv), qkv.flatten(0, 1)
-        both = cache.flatten(1, 2)
-        both[:, :, at] = qkv[:, -2:].transpose(0, 1)
-        keys, values = both[:, :, : at + 1]
+        cache[:, :, :, at] = qkv.view(rows, self.key_heads, -1, self.head_size)[
+            :, :, -2:
+        ].transpose(1, 2)
+        keys, values = (cache[:, i, :, : at + 1].flatten(0, 1) for i in range(2))
         scores = torch.baddbmm(
             penalty[:, :, : at + 1], qkv[:, :-2], keys.transpose(1, 2), alpha=self.scale
         )
@@ -179,11 +180,11 @@ def layer_arrays(weights: Lean) -> list[tuple[Any, ...]]:
 
 
 def new_cache(prompts: Tensor, capacity: int) -> Tensor:
-    """Room for keys and values `[2, B, KV, capacity, D]`, with those of prompts in it,
+    """Room for keys and values `[B, 2, KV, capacity, D]`, with those of prompts in it,
     `[B, P, KV, 2, D]`."""
     count, width, heads, _, size = prompts.shape
-    cache = prompts.new_empty(2, count, heads, capacity, size)
-    cache[..., :width, :] = prompts.permute(3, 0, 2, 1, 4)
+    cache = prompts.new_empty(count, 2, heads, capacity, size)
+    cache[..., :width, :] = prompts.permute(0, 3, 2, 1, 4)
     return cache
 
 

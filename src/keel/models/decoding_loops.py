@@ -115,7 +115,7 @@ def attend(qkv, norm, angles, cache, starts, at, dials, out):
     Args:
         norm: `[G + 1, D]`, of the queries and the key of a key head.
         angles: cos and sin `[capacity, D]` of all positions.
-        cache: `[2, B, KV, capacity, D]`, keys and values.
+        cache: `[B, 2, KV, capacity, D]`, keys and values.
         dials: the scale of q·k, and ε.
         out: `[B, KV·G, D]`.
     """
@@ -134,10 +134,10 @@ def attend(qkv, norm, angles, cache, starts, at, dials, out):
                 if norm.shape[0]:
                     normalise(x, norm[g], epsilon, x)
                 turn(x, cos, sin)
-            cache[0, i, h, at] = qkv[i, h, group]
-            cache[1, i, h, at] = qkv[i, h, group + 1]
+            cache[i, 0, h, at] = qkv[i, h, group]
+            cache[i, 1, h, at] = qkv[i, h, group + 1]
             for g in range(group):
-                top = compare(qkv[i, h, g], cache[0, i, h, start : at + 1], scale, weight)
+                top = compare(qkv[i, h, g], cache[i, 0, h, start : at + 1], scale, weight)
                 for j in range(weight.size):
                     weight[j] -= top
                 exponentials(weight, bits, powers)
@@ -145,7 +145,7 @@ def attend(qkv, norm, angles, cache, starts, at, dials, out):
                 for j in range(weight.size):
                     total += weight[j]
                 seen = out[i, h * group + g]
-                mix(weight, cache[1, i, h, start : at + 1], seen)
+                mix(weight, cache[i, 1, h, start : at + 1], seen)
                 for d in range(seen.size):
                     seen[d] /= total
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from keel.errors import InputError
 from keel.models import shared_prefix
@@ -147,6 +148,29 @@ class TokenAgent(Agent):
         own = {"weight": head.weight, "bias": head.bias}
         self._head_names = _names_of(network, {k: p for k, p in own.items() if p is not None})
         self._backbone_names = _names_of(network, dict(backbone.named_parameters()))
+
+    @property
+    def workers(self) -> int:
+        """On the CPU as many as torch has threads, where a pass leaves the modules as they are."""
+        alone = self.initial.device.type == "cpu" and self._stateless
+        return torch.get_num_threads() if alone else 1
+
+    @property
+    def _stateless(self) -> bool:
+        return self.network.shares_prompts and self.network.critic_kind != "model"
+
+    def outputs_of(self, tree: Tree, obs: Tree, part: Part = "both") -> Outputs:
+        """See `Agent`. `functional_call` puts parameters into the modules for a while, which no
+        other thread may see: where the pass is ours, it takes them from the tree."""
+        if not self._stateless:
+            return super().outputs_of(tree, obs, part)
+        tokens, length = obs[TOKENS], obs[WRITTEN].shape[1]
+        own = self.backbone_tree(tree)
+        hidden = shared_prefix.states(self.backbone, own, tokens, obs[ATTENTION].bool(), length)
+        value = None
+        if part != "actor" and self.network.critic_kind == "head":
+            value = linear(hidden, tree["critic.weight"], tree["critic.bias"])
+        return Outputs(None if part == "critic" else self.widened(hidden), value)
 
     def head_of(self, tree: Tree) -> Tensor:
         """`[V, H]`, from parameters by name; what is frozen is the module's own."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from keel.errors import InputError
 from keel.functional import vocabulary_kl, vocabulary_log_prob
-from keel.functional.vocabulary import MAX_ELEMENTS
+from keel.functional.vocabulary import MAX_ELEMENTS, TokenComparison, vocabulary_comparison
 from keel.types import Tree
 
 HIDDEN, HEAD = "hidden", "head"
@@ -63,6 +63,11 @@ class Vocabulary:
         return vocabulary_kl(
             p[HIDDEN], self._head(p), q[HIDDEN], self._head(q), max_elements=self.max_elements
         )
+
+    def compare(self, p: Tree, q: Tree, action: Tensor) -> TokenComparison:
+        """Both KLs, and the log-prob and entropy of q, in one pass over the vocabulary."""
+        sides = p[HIDDEN], self._head(p), q[HIDDEN], self._head(q)
+        return vocabulary_comparison(*sides, action.long(), max_elements=self.max_elements)
 
     def fisher(self, params: Tree, tangent: Tree) -> Tree:
         """Not needed by any first-order region; a natural step would need it."""

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from keel.functional import Ratio, policy_ratio
 from keel.functional.divergence import exp_minus_linear
+from keel.models.abreast import abreast
 from keel.models.agent import Agent
-from keel.models.vocabulary import HEAD
+from keel.models.vocabulary import HEAD, Vocabulary
 from keel.rollout.batch import Rows, Shown
 from keel.types import Tree
 
@@ -31,7 +32,11 @@ class Measurement(NamedTuple):
 
 def measure(agent: Agent, params: Tensor, rows: Rows, temperature: float) -> Measurement:
     """Evaluate the policy once on every row."""
-    parts = [_measure(agent, params, rows, index, temperature) for index in chunks(rows)]
+    parts = abreast(
+        lambda index: _measure(agent, params, rows, index, temperature),
+        chunks(rows, agent.workers),
+        agent.workers,
+    )
     if len(parts) == 1:
         return parts[0]
     ratio = Ratio(*(torch.cat(x) for x in zip(*(part.ratio for part in parts), strict=True)))
@@ -45,14 +50,14 @@ def measure(agent: Agent, params: Tensor, rows: Rows, temperature: float) -> Mea
 
 def exact_kl(agent: Agent, params: Tensor, rows: Rows, temperature: float) -> Tensor:
     """Mean exact KL(old‖new) per group, `[G]` in float64: what is bounded."""
+
+    def part(index: slice) -> Tensor:
+        old = {key: x[index] for key, x in rows.behaviour.items()}
+        seen = {key: x[index] for key, x in rows.obs.items()}
+        return agent.dist.kl(old, agent.policy(params, seen, temperature))
+
     with torch.no_grad():
-        parts = [
-            agent.dist.kl(
-                {key: x[index] for key, x in rows.behaviour.items()},
-                agent.policy(params, {key: x[index] for key, x in rows.obs.items()}, temperature),
-            )
-            for index in chunks(rows)
-        ]
+        parts = abreast(part, chunks(rows, agent.workers), agent.workers)
     return group_mean(torch.cat(parts), rows)
 
 
@@ -137,6 +142,10 @@ def _measure(
     part = {key: x[index] for key, x in rows.obs.items()}
     old = {key: x[index] for key, x in rows.behaviour.items()}
     now = agent.policy(params, part, temperature)
+    if isinstance(agent.dist, Vocabulary):
+        kl, reverse, log_prob, entropy = agent.dist.compare(old, now, rows.action[index])
+        ratio = policy_ratio(log_prob, rows.log_prob[index], rows.weight[index])
+        return Measurement(kl, reverse, ratio, entropy)
     return Measurement(
         kl=agent.dist.kl(old, now),
         kl_reverse=agent.dist.kl(now, old),
@@ -147,8 +156,10 @@ def _measure(
     )
 
 
-def chunks(rows: Rows | Shown) -> list[slice]:
-    """All rows, piece by piece."""
+def chunks(rows: Rows | Shown, workers: int = 1) -> list[slice]:
+    """All rows, piece by piece, with something to do for all `workers`."""
     pixels = any(x.ndim - rows.weight.ndim >= 3 for x in rows.obs.values())
+    count = rows.weight.shape[0]
     size = max(1, (CHUNK_PIXELS if pixels else CHUNK) // rows.weight[0].numel())
-    return [slice(start, start + size) for start in range(0, rows.weight.shape[0], size)]
+    size = min(size, -(-count // workers))
+    return [slice(start, start + size) for start in range(0, count, size)]

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from keel.models.abreast import abreast
 from keel.models.agent import Agent
 from keel.regions.objective import Batch, Statistics
 from keel.types import KNOB_INDEX
@@ -67,12 +68,14 @@ def make_step(
     max_grad_norm: float,
     compiled: bool,
     micro: int | None = None,
+    workers: int = 1,
 ) -> Step:
     """A function (optimum, all rows, row numbers, padding mask, knobs, active groups) → result.
 
     `objective` may take the critic's parameters alone: then these are all there are. With `micro`
-    the gradient is added up over that many rows at a time, for models whose activations are large;
-    the objective then says what all of them are divided by (`denominator`).
+    the gradient is added up over that many rows at a time, for models whose activations are large,
+    with several `workers` over pieces that are taken abreast; the objective then says what all of
+    them are divided by (`denominator`).
     """
     # `torch.compile` captures `func.grad` and not `autograd.grad`; eagerly the latter is faster.
     differentiate = _functional if compiled else _autograd
@@ -85,8 +88,12 @@ def make_step(
         knobs: Tensor,
         active: Tensor,
     ) -> StepResult:
+        if workers > 1:  # rows of a group stay together, and share the reading of their prompt
+            index, order = index.sort()
+            real = real[order]
         batch = rows.take(index, real)
-        shared = {} if micro is None else {"total": objective.denominator(batch)}  # type: ignore[attr-defined]
+        size = micro or (-(-len(index) // workers) if workers > 1 else None)
+        shared = {} if size is None else {"total": objective.denominator(batch)}  # type: ignore[attr-defined]
 
         def total_of(part: Batch) -> Total:
             def total(params: Tensor) -> tuple[Tensor, Statistics]:
@@ -95,14 +102,19 @@ def make_step(
 
             return total
 
-        if micro is None:
+        if size is None:
             gradient, statistics = differentiate(total_of(batch), optimum.params)
         else:
             gradient, parts = torch.zeros_like(optimum.params), []
-            for piece in batch.split(micro):
-                added, seen = differentiate(total_of(piece), optimum.params)
-                gradient += added
-                parts.append(seen)
+            pieces = batch.split(size)
+            for begin in range(0, len(pieces), workers):  # gradients of a few pieces at a time
+                for added, seen in abreast(
+                    lambda piece: differentiate(total_of(piece), optimum.params),
+                    pieces[begin : begin + workers],
+                    workers,
+                ):
+                    gradient += added
+                    parts.append(seen)
             statistics = _together(parts)
         norm = gradient.norm(dim=1)
         applied = torch.isfinite(norm) & active

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from keel.errors import ShapeError
 from keel.functional import categorical_kl, vocabulary_kl, vocabulary_log_prob
+from keel.functional.vocabulary import vocabulary_comparison
 
 
 def inputs(
@@ -189,6 +190,24 @@ def test_log_prob_and_entropy_are_those_of_the_full_logits(lead: tuple[int, ...]
     torch.testing.assert_close(
         torch.autograd.grad(ours, (hidden, head)), torch.autograd.grad(theirs, (hidden, head))
     )
+
+
+@pytest.mark.parametrize("max_elements", [7, 1 << 20])
+def test_a_comparison_is_what_the_others_say_one_by_one(max_elements: int):
+    p_hidden, p_head, q_hidden, q_head = inputs(2, 3)
+    token = torch.tensor([[0, 1, 2], [3, 4, 0]])
+    found = vocabulary_comparison(
+        p_hidden, p_head, q_hidden, q_head, token, max_elements=max_elements
+    )
+    log_prob, entropy = vocabulary_log_prob(q_hidden, q_head, token)
+    expected = (
+        vocabulary_kl(p_hidden, p_head, q_hidden, q_head),
+        vocabulary_kl(q_hidden, q_head, p_hidden, p_head),
+        log_prob,
+        entropy,
+    )
+    for own, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, theirs.detach())
 
 
 def test_a_token_for_each_hidden_state():

@@ -373,7 +373,7 @@ def test_what_is_not_a_number_is_not_hidden(by: str, monkeypatch: pytest.MonkeyP
     decoder = make_decoder(build("llama"), {})
     assert isinstance(decoder, LeanDecoder)
     decoder.prefill(*padded(PROMPTS), 6)
-    decoder._cache[0][0, 1, 0, 4, 0] = torch.nan
+    decoder._cache[0][1, 0, 0, 4, 0] = torch.nan
     hidden = decoder.step(torch.tensor([1, 2, 3]))
     assert hidden.isnan().all(1).tolist() == [False, True, False]
 
@@ -475,3 +475,20 @@ def test_models_that_cannot_be_decoded_are_named():
     t5 = transformers.T5Model(transformers.T5Config(**sizes))
     with pytest.raises(InputError, match="T5Model has an encoder; only causal LMs are decoded"):
         make_decoder(t5, {})
+
+
+def test_rows_shared_among_threads_are_the_same_rows(monkeypatch: pytest.MonkeyPatch):
+    """Also after some were dropped, and an odd number is left."""
+    monkeypatch.setattr(decoding, "ROWS_ABREAST", 2)
+    rng, before = np.random.default_rng(0), torch.get_num_threads()
+    prompts = [rng.integers(0, 32, n).tolist() for n in (3, 5, 2, 4, 5)]
+    seen = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        decoder = make_decoder(build("qwen3"), {})
+        decoder.prefill(*padded(prompts), 12)
+        first = decoder.step(torch.tensor([1, 2, 3, 4, 5]))
+        decoder.keep(torch.tensor([0, 2, 4]))
+        seen.append(torch.cat([first, decoder.step(torch.tensor([6, 7, 8]))]))
+    torch.set_num_threads(before)
+    torch.testing.assert_close(seen[0], seen[1], rtol=0.0, atol=1e-6)

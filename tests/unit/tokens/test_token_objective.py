@@ -157,12 +157,18 @@ def test_micro_batches_add_up_to_their_minibatch(reduction: str, form: str) -> N
         form=form, reduction=reduction, value_coef=0.0, **REDUCTIONS[reduction]
     )
     params = moved(agent.initial, 0.02)
-    index, real = torch.arange(6), torch.ones(6)
+    index, real = torch.tensor([3, 0, 5, 1, 4, 2]), torch.ones(6)
     steps = [
         make_step(
-            agent, objective, group_axis=None, max_grad_norm=1e9, compiled=False, micro=micro
+            agent,
+            objective,
+            group_axis=None,
+            max_grad_norm=1e9,
+            compiled=False,
+            micro=micro,
+            workers=workers,
         )(initial_optimum(params), batch, index, real, Knobs().tensor(), torch.ones(1).bool())
-        for micro in (None, 1, 4)
+        for micro, workers in ((None, 1), (1, 1), (4, 1), (None, 2), (1, 2))
     ]
     whole = steps[0]
     assert whole.gradient_norm.item() > 1e-3

@@ -276,18 +276,15 @@ def test_preflight_names_padding_that_is_seen(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_preflight_names_labels_that_are_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    import keel.models.language as models
+    import keel.models.shared_prefix as models
 
     session = open_session(tiny())
-    honest = models._hidden
+    honest = models.states
 
-    def shifted(backbone, obs, shares_prompts):
-        length = obs["written"].shape[1]
-        wide = {**obs, "written": torch.zeros(len(obs["tokens"]), length + 1)}
-        found = honest(backbone, {**wide, "tokens": torch.roll(wide["tokens"], -1, 1)}, False)
-        return found[:, -length:]
+    def shifted(backbone, parameters, tokens, attention, last):
+        return honest(backbone, parameters, torch.roll(tokens, -1, 1), attention, last)
 
-    monkeypatch.setattr(models, "_hidden", shifted)
+    monkeypatch.setattr(models, "states", shifted)
     assert {"ratio ≡ 1", "shift"} <= names_of(preflight(session, sharp(session)))
 
 

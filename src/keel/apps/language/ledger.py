@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from keel.functional import k1, k2, k3, vocabulary_kl, vocabulary_log_prob
+from keel.models.abreast import abreast
 from keel.models.language import TokenAgent
-from keel.models.vocabulary import HEAD, HIDDEN
+from keel.models.vocabulary import HIDDEN
 from keel.regions.measure import chunks
 from keel.rollout.tokens import Completions
 from keel.types import UpdateReport
@@ -44,18 +45,20 @@ def compare_with(
     """One pass of the reference; the policy's side is what was kept when it sampled."""
     rows = found.rows()
     head, own_head = agent.head(reference), agent.head(params)
-    hidden, log_prob, kl = [], [], []
-    for index in chunks(rows):
-        part = agent.policy(reference, {k: x[index] for k, x in found.obs.items()}, temperature)
-        hidden.append(part[HIDDEN])
-        log_prob.append(vocabulary_log_prob(part[HIDDEN], part[HEAD], found.action[index]).log_prob)
-        kl.append(vocabulary_kl(found.hidden[index], own_head, part[HIDDEN], head))
-    exact = torch.cat(kl)
+
+    def piece(index: slice) -> tuple[Tensor, Tensor, Tensor]:
+        seen = {k: x[index] for k, x in found.obs.items()}
+        hidden = agent.policy(reference, seen, temperature)[HIDDEN]
+        log_prob = vocabulary_log_prob(hidden, head, found.action[index]).log_prob
+        return hidden, log_prob, vocabulary_kl(found.hidden[index], own_head, hidden, head)
+
+    parts = abreast(piece, chunks(rows, agent.workers), agent.workers)
+    hidden, log_prob, exact = (torch.cat(x) for x in zip(*parts, strict=True))
     counted = torch.where(weight > 0, exact.double(), 0.0).sum().item()
     tokens = max(1.0, (weight > 0).sum().item())
     return Reference(
-        log_prob=torch.cat(log_prob),
-        hidden=torch.cat(hidden),
+        log_prob=log_prob,
+        hidden=hidden,
         head=head,
         kl=exact,
         per_token=counted / tokens,

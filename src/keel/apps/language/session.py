@@ -146,6 +146,7 @@ class Session:
             max_grad_norm=self.config.region.max_grad_norm,
             compiled=False,
             micro=self.config.region.micro or None,
+            workers=self.agent.workers if self.config.region.covariance == "none" else 1,
         )
 
 

@@ -1,0 +1,45 @@
+"""Pieces of a pass abreast: as many threads as torch has, each with one of its own.
+
+An operation of a small model takes a fraction of a millisecond, and torch's threads meet after each
+of them. Threads that take half of the rows through the whole pass meet once: of a model of a
+million parameters and 64 sequences, a gradient on two cores takes 0.16 s in place of 0.20.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import TypeVar
+
+import torch
+
+Piece = TypeVar("Piece")
+Result = TypeVar("Result")
+
+
+def abreast(
+    function: Callable[[Piece], Result], pieces: Sequence[Piece], workers: int
+) -> list[Result]:
+    """The function of every piece, in their order; it must not change what others read."""
+    if workers < 2 or len(pieces) < 2:
+        return [function(piece) for piece in pieces]
+    learning = torch.is_grad_enabled()  # of this thread, and not of others
+
+    def run(piece: Piece) -> Result:
+        with torch.set_grad_enabled(learning):
+            return function(piece)
+
+    return list(_threads(workers).map(run, pieces))
+
+
+@cache
+def _threads(workers: int) -> ThreadPoolExecutor:
+    """Threads that compute alone; the caller's own number of them stays as it was."""
+    before = torch.get_num_threads()
+    pool = ThreadPoolExecutor(workers, "keel", initializer=torch.set_num_threads, initargs=(1,))
+    all_there = threading.Barrier(workers)
+    list(pool.map(lambda _: all_there.wait(), range(workers)))
+    torch.set_num_threads(before)  # what a thread sets is also what later ones begin with
+    return pool

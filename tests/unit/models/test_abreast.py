@@ -1,0 +1,38 @@
+"""Pieces of a pass abreast: in order, as the caller's thread would, and without a trace."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from keel.models.abreast import abreast
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_results_come_in_the_order_of_the_pieces(workers: int) -> None:
+    assert abreast(lambda x: x * x, list(range(7)), workers) == [x * x for x in range(7)]
+
+
+def test_pieces_are_taken_at_the_same_time() -> None:
+    meet = threading.Barrier(2, timeout=20.0)  # a single thread would wait for ever
+    abreast(lambda _: meet.wait(), [0, 1], 2)
+
+
+@pytest.mark.parametrize("learning", [True, False])
+def test_whether_gradients_are_kept_is_the_callers_choice(learning: bool) -> None:
+    with torch.set_grad_enabled(learning):
+        seen = abreast(lambda _: torch.is_grad_enabled(), [0, 1], 2)
+    assert seen == [learning, learning]
+
+
+def test_each_computes_alone_and_the_caller_as_before() -> None:
+    before = torch.get_num_threads()
+    assert abreast(lambda _: torch.get_num_threads(), [0, 1], 2) == [1, 1]
+    assert torch.get_num_threads() == before
+
+
+def test_an_error_reaches_the_caller() -> None:
+    with pytest.raises(ZeroDivisionError):
+        abreast(lambda x: 1 // x, [1, 0], 2)
