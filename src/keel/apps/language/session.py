@@ -14,7 +14,7 @@ from torch import Tensor
 
 from keel.apps.language.config import Language, task_options
 from keel.apps.language.rewards import Overlong, Rewards, load_function
-from keel.apps.language.tasks import Example, Task, task_named, true_score
+from keel.apps.language.tasks import Example, Task, held_out, task_named, true_score
 from keel.apps.language.tokenizer import build_tokenizer, encode
 from keel.apps.language.tools import ToolLoop, tool_loop
 from keel.errors import InputError, need
@@ -165,6 +165,7 @@ def open_session(
     need("scipy.linalg.cython_blas", "language")  # loaded now, so that its threads can be set
     threadpool_limits(1, user_api="blas")  # a decoder's products are small: a second one spins
     task = task_named(config.task, **task_options(config)) if task is None else task
+    held_out(task, config.evaluation.prompts)  # whether there are so many, before work begins
     model, tokenizer = load_model(config, seeds.network, tokenizer)
     agent = TokenAgent(model, config.critic)
     agent.to(device)

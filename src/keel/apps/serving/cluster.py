@@ -1,0 +1,120 @@
+"""A cluster of replicas: what it is made of, and a trace through it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from keel.apps.serving.arrays import Clock, Ints, Plan, Replicas, Requests, idle_replicas, make_clock
+from keel.apps.serving.tables import Tables
+from keel.apps.serving.workload import Workload
+from keel.errors import InputError
+
+ORDERS = ("sarathi", "vllm")
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One of a cluster."""
+
+    tables: Tables
+    speed: float = 1.0
+    """how much faster than its tables"""
+    blocks: int | None = None
+    """of KV cache, in place of the tables' own"""
+    cache: int = 0
+    """prefix blocks that are kept for later requests; 0: no prefix cache"""
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.speed < np.inf:
+            raise InputError(f"speed: expected a number above 0, got {self.speed}")
+        if self.cache < 0 or (self.blocks is not None and self.blocks < 1):
+            raise InputError("replica: expected at least one block, and no less than no cache")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Replicas, and the rules they follow."""
+
+    replicas: tuple[Replica, ...]
+    order: Literal["sarathi", "vllm"] = "sarathi"
+    """Sarathi's chunked prefill, or whole prompts first as in vLLM"""
+    chunk: int = 512
+    """tokens of an iteration"""
+    cap: int = 128
+    """sequences of an iteration"""
+    watermark: float = 0.01
+    """share of the KV cache that admitting must leave free"""
+    queue: int = 1 << 40
+    """requests that may wait at one replica; more are turned away"""
+    patience: float = np.inf
+    """seconds after which a waiting request gives up"""
+
+    def __post_init__(self) -> None:
+        if not self.replicas:
+            raise InputError("cluster: expected at least one replica")
+        if self.order not in ORDERS:
+            raise InputError(f"order: expected {' or '.join(ORDERS)}, got {self.order!r}")
+        if not 1 <= self.cap <= 128 or not self.cap <= self.chunk <= 512:
+            raise InputError(
+                "cluster: expected cap from 1 to 128 and chunk from cap to 512, as far as the "
+                f"tables go; got {self.cap} and {self.chunk}"
+            )
+        if not 0.0 <= self.watermark < 1.0 or self.queue < 1 or not self.patience > 0.0:
+            raise InputError("cluster: expected watermark in [0, 1), queue ≥ 1 and patience > 0")
+
+    def __len__(self) -> int:
+        return len(self.replicas)
+
+    def arrays(self) -> tuple[Clock, Plan]:
+        """For the simulator's loops."""
+        kinds = list({id(r.tables): r.tables for r in self.replicas}.values())
+        blocks = np.array([r.blocks or r.tables.blocks for r in self.replicas])
+        plan = Plan(
+            kind=np.array([next(k for k, t in enumerate(kinds) if t is r.tables)
+                           for r in self.replicas]),
+            speed=np.array([r.speed for r in self.replicas], dtype=np.float64),
+            blocks=blocks,
+            watermark=(self.watermark * blocks).astype(np.int64),
+            cache=np.array([r.cache for r in self.replicas]),
+            chunk=self.chunk,
+            cap=self.cap,
+            order=ORDERS.index(self.order),
+            queue=self.queue,
+            patience=float(self.patience),
+        )  # fmt: skip
+        return make_clock(kinds), plan
+
+
+def equal_cluster(tables: Tables, count: int, **settings: object) -> Cluster:
+    """`count` replicas alike."""
+    return dataclasses.replace(Cluster((Replica(tables),) * count), **settings)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Played:
+    """A trace that went through a cluster."""
+
+    requests: Requests
+    replicas: Replicas
+    workload: Workload
+
+
+def replay(cluster: Cluster, workload: Workload, chosen: Sequence[int] | Ints) -> Played:
+    """Send every request to the replica that was chosen for it."""
+    from keel.apps.serving import kernels
+
+    where = np.asarray(chosen, dtype=np.int64)
+    if where.shape != (len(workload),) or not ((where >= 0) & (where < len(cluster))).all():
+        raise InputError(
+            f"replicas: expected one from 0 to {len(cluster) - 1} for each of {len(workload)} "
+            "requests"
+        )
+    clock, plan = cluster.arrays()
+    requests, replicas = workload.requests(), idle_replicas(plan, workload.universe)
+    kernels.replay(where, clock, plan, requests, replicas)
+    return Played(requests, replicas, workload)

@@ -1,0 +1,140 @@
+"""How long an iteration of a replica takes: tables in milliseconds per layer.
+
+They come from a file (`.npz`, as Vidur's predictor gives them) or from closed forms for a few models
+and devices. A closed form is written into a table of the same shape, so that the simulator knows
+one way to look up a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keel.errors import InputError, choose
+
+GRAIN = 64
+"""Tokens of KV cache between two entries."""
+MOST_KV, MOST_BATCH, MOST_TOKENS, MOST_CHUNK = 4096, 128, 1024, 512
+FIELDS = (
+    "linear_ms_per_layer",
+    "decode_attention_ms_per_layer",
+    "prefill_attention_ms_per_layer",
+    "layers",
+    "grouped_query",
+    "num_blocks",
+)
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Tables:
+    """One model on one device."""
+
+    name: str
+    linear: Floats
+    """`[1025]`: of everything but attention, by tokens of a batch"""
+    decode: Floats
+    """`[129, 65]`: by sequences that decode, and their mean KV cache in steps of 64"""
+    prefill: Floats
+    """`[65, 513]`: by the KV cache of what is read, in steps of 64, and the tokens read"""
+    layers: int
+    grouped: bool
+    """queries share keys: several sequences at once cost a tenth more"""
+    blocks: int
+    """of 16 tokens, in the KV cache"""
+
+
+def load_tables(path: Path) -> Tables:
+    """Read a file of tables."""
+    try:
+        with np.load(path, allow_pickle=False) as found:
+            missing = [name for name in FIELDS if name not in found.files]
+            if missing:
+                raise InputError(f"{path}: has no {', '.join(missing)}")
+            linear, decode, prefill, layers, grouped, blocks = (found[name] for name in FIELDS)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except (OSError, ValueError, BadZipFile):
+        raise InputError(f"{path}: not a file of tables (.npz)") from None
+    return make_tables(
+        path.stem, (linear, decode, prefill), int(layers), bool(grouped), int(blocks)
+    )
+
+
+def make_tables(
+    name: str, times: tuple[Floats, Floats, Floats], layers: int, grouped: bool, blocks: int
+) -> Tables:
+    """Check and arrange them."""
+    linear, decode, prefill = (np.ascontiguousarray(x, dtype=np.float64) for x in times)
+    shapes = (MOST_TOKENS + 1,), (MOST_BATCH + 1, MOST_KV // GRAIN + 1)
+    expected = (*shapes, (MOST_KV // GRAIN + 1, MOST_CHUNK + 1))
+    for what, table, shape in zip(FIELDS, (linear, decode, prefill), expected, strict=False):
+        if table.shape != shape:
+            raise InputError(f"{name}: {what}: expected shape {shape}, got {table.shape}")
+    used = linear[8:513:8], decode[1:], prefill[:, 1:]
+    if not all(np.isfinite(x).all() and (x >= 0.0).all() for x in used):
+        raise InputError(f"{name}: times must be finite, and not negative")
+    if layers < 1 or blocks < 1:
+        raise InputError(f"{name}: expected at least one layer and one block")
+    return Tables(name, linear, decode, prefill, layers, grouped, blocks)
+
+
+@dataclass(frozen=True)
+class Form:
+    """Fitted to profiles: milliseconds per layer."""
+
+    layers: int
+    linear: tuple[float, float, float, float, float]
+    """m0, m1, c0, c1, p: ((m0 + m1·T)^p + (c0 + c1·T)^p)^(1/p): bound by memory, then by arithmetic"""
+    decode: tuple[float, float, float]
+    """constant, per sequence, per token of KV cache"""
+    heads: float
+    """query heads per device, over 32: attention of prompts goes with them"""
+    pair: float
+    """all-reduces of a layer: a constant, and per token (MB · ms/MB)"""
+    per_token: float
+    grouped: bool
+    blocks: int
+
+
+FORMS = {
+    "llama-2-7b-a100": Form(
+        32, (0.2659, 1.174e-3, 0.0, 2.003e-3, 5.52), (0.00722, 1.056e-3, 8.96e-6), 1.0, 0.0, 0.0,
+        False, 7_424,
+    ),
+    "llama-3-8b-a100": Form(
+        32, (0.3040, 6.26e-4, 0.1172, 2.129e-3, 4.63), (0.021, 1.2e-4, 2.05e-6), 1.0, 0.0, 0.0,
+        True, 30_208,
+    ),
+    "codellama-34b-a100-tp2": Form(
+        48, (0.4701, 0.0, 0.2046, 3.186e-3, 3.80), (0.0134, 0.0, 1.31e-6), 1.0, 0.0974, 0.000173,
+        True, 27_904,
+    ),
+}  # fmt: skip
+"""By name. The linear parts of other devices are known; their attention is not, so they are not
+offered."""
+
+
+def closed_form(name: str) -> Tables:
+    """Tables of a model and device that have a closed form."""
+    form = FORMS[choose("model", name, FORMS)]
+    m0, m1, c0, c1, p = form.linear
+    tokens = np.arange(MOST_TOKENS + 1, dtype=np.float64)
+    linear = ((m0 + m1 * tokens) ** p + (c0 + c1 * tokens) ** p) ** (1.0 / p)
+    linear += form.pair + form.per_token * tokens
+    linear[0] = 0.0
+    batch = np.arange(MOST_BATCH + 1, dtype=np.float64)[:, None]
+    kv = np.arange(0, MOST_KV + 1, GRAIN, dtype=np.float64)
+    constant, per_sequence, per_token = form.decode
+    decode = constant + per_sequence * batch + per_token * batch * kv
+    decode[0] = 0.0
+    read = np.arange(MOST_CHUNK + 1, dtype=np.float64)
+    prefill = 0.0169 + 8.17e-5 * read + 1.17e-7 * read**2 + 9.95e-8 * read * kv[:, None]
+    return make_tables(
+        name, (linear, decode, form.heads * prefill), form.layers, form.grouped, form.blocks
+    )

@@ -1,0 +1,199 @@
+"""Requests: when they come, how long they are, and which prefixes they share."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keel.apps.serving.arrays import NONE, Floats, Ints, Requests
+from keel.errors import InputError
+
+MOONCAKE_BLOCK = 512
+"""Tokens of a prefix block in Mooncake's traces."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests in the order of their arrival, `[N]` each."""
+
+    arrival: Floats
+    """seconds"""
+    prompt: Ints
+    """tokens"""
+    output: Ints
+    first: Ints
+    """`[N + 1]`: where the prefix blocks of each begin in `hashes`"""
+    hashes: Ints
+    """names of prefix blocks, from 0 without gaps"""
+    prefix_block: int = 16
+    """tokens of one"""
+
+    def __len__(self) -> int:
+        return len(self.arrival)
+
+    @property
+    def universe(self) -> int:
+        """Different prefix blocks."""
+        return int(self.hashes.max(initial=-1)) + 1
+
+    @property
+    def rate(self) -> float:
+        """Requests per second."""
+        span = float(self.arrival[-1] - self.arrival[0]) if len(self) > 1 else 0.0
+        return (len(self) - 1) / span if span else float("nan")
+
+    def slower(self, factor: float) -> Workload:
+        """The same requests, `factor` times as far apart."""
+        if not 0.0 < factor < np.inf:
+            raise InputError(f"factor: expected a number above 0, got {factor}")
+        return Workload(
+            self.arrival * factor, self.prompt, self.output, self.first, self.hashes,
+            self.prefix_block,
+        )  # fmt: skip
+
+    def part(self, begin: int, end: int) -> Workload:
+        """Requests `begin` to `end`, from time 0 on."""
+        first = self.first[begin : end + 1]
+        names = self.hashes[first[0] : first[-1]]
+        return make_workload(
+            self.arrival[begin:end] - self.arrival[begin], self.prompt[begin:end],
+            self.output[begin:end], first - first[0], names, self.prefix_block,
+        )  # fmt: skip
+
+    def requests(self) -> Requests:
+        """For the simulator, none of them sent."""
+        count = len(self)
+
+        def ints(fill: int = 0) -> Ints:
+            return np.full(count, fill, dtype=np.int64)
+
+        def never() -> Floats:
+            return np.full(count, np.nan)
+
+        return Requests(
+            arrival=self.arrival, prompt=self.prompt, output=self.output, first=self.first,
+            hashes=self.hashes, prefix_block=self.prefix_block, prefill=self.prompt.copy(),
+            processed=ints(), held=ints(), next=ints(NONE), replica=ints(NONE), hit=ints(),
+            restarts=ints(), started=never(), first_token=never(), finished=never(), lost=ints(),
+        )  # fmt: skip
+
+
+def make_workload(
+    arrival: Iterable[float],
+    prompt: Iterable[int],
+    output: Iterable[int],
+    first: Iterable[int] | None = None,
+    hashes: Iterable[int] = (),
+    prefix_block: int = 16,
+) -> Workload:
+    """Check requests and arrange them.
+
+    >>> len(make_workload([0.0, 0.5], [100, 200], [10, 20]))
+    2
+    """
+    when = np.asarray(list(arrival), dtype=np.float64)
+    sizes = [np.asarray(list(x), dtype=np.int64) for x in (prompt, output)]
+    if not len(when) or any(len(x) != len(when) for x in sizes):
+        raise InputError("requests: expected at least one, each with arrival, prompt and output")
+    if not np.isfinite(when).all() or (np.diff(when) < 0).any():
+        raise InputError("requests: expected finite times of arrival, in their order")
+    if any((x < 1).any() for x in sizes):
+        raise InputError("requests: expected prompts and outputs of at least one token")
+    begins = np.zeros(len(when) + 1, dtype=np.int64)
+    if first is not None:
+        begins = np.asarray(list(first), dtype=np.int64)
+    _, names = np.unique(np.asarray(list(hashes), dtype=np.int64), return_inverse=True)
+    return Workload(when, *sizes, begins, names.astype(np.int64).reshape(-1), prefix_block)
+
+
+def load_workload(path: Path) -> Workload:
+    """A trace in the format of Azure or Vidur (CSV) or Mooncake (JSONL), told by its columns."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError):
+        raise InputError(f"{path}: cannot be read as text") from None
+    lines = text.splitlines()
+    if not lines:
+        raise InputError(f"{path}: is empty")
+    if lines[0].lstrip().startswith("{"):
+        return _mooncake(path, lines)
+    rows = list(csv.DictReader(lines))
+    columns = set(rows[0]) if rows else set()
+    for (when, prompt, output), time in FORMATS.items():
+        if {when, prompt, output} <= columns:
+            return _from_rows(path, rows, (when, prompt, output), time)
+    known = "; ".join(", ".join(names) for names in FORMATS)
+    raise InputError(f"{path}: expected the columns of a trace ({known}) or Mooncake's JSONL")
+
+
+def _clock_time(text: str) -> float:
+    """Azure writes seven decimals of a second, one more than Python reads."""
+    return datetime.fromisoformat(text.strip()[:26]).timestamp()
+
+
+FORMATS: dict[tuple[str, str, str], Callable[[str], float]] = {
+    ("TIMESTAMP", "ContextTokens", "GeneratedTokens"): _clock_time,
+    ("arrived_at", "num_prefill_tokens", "num_decode_tokens"): float,
+    ("arrival_s", "prompt_tokens", "output_tokens"): float,
+}
+"""Columns of Azure's traces, of Vidur's, and of its results in `keel serving replay`."""
+
+
+def _from_rows(
+    path: Path,
+    rows: Sequence[dict[str, str]],
+    names: tuple[str, str, str],
+    time: Callable[[str], float],
+) -> Workload:
+    found: list[tuple[float, int, int]] = []
+    for number, row in enumerate(rows, 2):
+        try:
+            when, prompt, output = (row[name] for name in names)
+            found.append((time(when), max(1, int(float(prompt))), max(1, int(float(output)))))
+        except (TypeError, ValueError):
+            raise InputError(f"{path}, line {number}: not a request: {dict(row)}") from None
+    return _sorted(path, found)
+
+
+def _mooncake(path: Path, lines: Sequence[str]) -> Workload:
+    found: list[tuple[float, int, int]] = []
+    names: list[list[int]] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row: dict[str, Any] = json.loads(line)
+            when, prompt = float(row["timestamp"]) / 1000.0, int(row["input_length"])
+            found.append((when, max(1, prompt), max(1, int(row["output_length"]))))
+            names.append([int(x) for x in row.get("hash_ids", [])])
+        except (KeyError, TypeError, ValueError):
+            raise InputError(f"{path}, line {number}: not a request of Mooncake's") from None
+    return _sorted(path, found, names, MOONCAKE_BLOCK)
+
+
+def _sorted(
+    path: Path,
+    found: list[tuple[float, int, int]],
+    names: list[list[int]] | None = None,
+    block: int = 16,
+) -> Workload:
+    if not found:
+        raise InputError(f"{path}: holds no requests")
+    order = sorted(range(len(found)), key=lambda i: found[i][0])
+    begin = found[order[0]][0]
+    blocks = [names[i] for i in order] if names is not None else [[] for _ in order]
+    return make_workload(
+        [found[i][0] - begin for i in order],
+        [found[i][1] for i in order],
+        [found[i][2] for i in order],
+        np.cumsum([0, *map(len, blocks)]),
+        [x for part in blocks for x in part],
+        block,
+    )
