@@ -138,6 +138,54 @@ class Replicas(NamedTuple):
     """uses so far"""
 
 
+class View(NamedTuple):
+    """What a router knows: reports of the replicas, and what it has itself sent since."""
+
+    waiting: Ints
+    """`[R]`, as reported"""
+    running: Ints
+    waiting_tokens: Ints
+    memory: Floats
+    """share of the KV cache in use"""
+    pace: Floats
+    """seconds an iteration of decoding takes, lately; 0 before the first"""
+    reported: Floats
+    """when"""
+    sent: Ints
+    """requests since then"""
+    sent_tokens: Ints
+    """of their prompts, without what was expected to be cached"""
+    up: Ints
+    hit: Ints
+    """tokens of the request at hand that a replica probably has in its prefix cache"""
+    turn: Ints
+    """`[1]`: whose it is, for round robin"""
+
+
+class Telemetry(NamedTuple):
+    """How replicas report."""
+
+    interval: float
+    """seconds between reports; 0: they are always up to date"""
+    dropped: float
+    """share of reports that get lost"""
+    known_speeds: int
+    """1: routers are told how fast replicas are"""
+    mean_output: float
+    """tokens a router expects a request to write"""
+
+
+def blank_view(count: int) -> View:
+    """Before the first report."""
+    ints = [np.zeros(count, dtype=np.int64) for _ in range(6)]
+    floats = [np.zeros(count) for _ in range(3)]
+    return View(
+        waiting=ints[0], running=ints[1], waiting_tokens=ints[2], memory=floats[0], pace=floats[1],
+        reported=floats[2], sent=ints[3], sent_tokens=ints[4],
+        up=np.ones(count, dtype=np.int64), hit=ints[5], turn=np.zeros(1, dtype=np.int64),
+    )  # fmt: skip
+
+
 def make_clock(tables: Sequence[Tables]) -> Clock:
     """Put tables one after the other."""
     return Clock(

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from keel.apps.serving.arrays import Clock, Ints, Plan, Replicas, Requests, idle_replicas, make_clock
+from keel.apps.serving.arrays import Clock, Plan, make_clock
 from keel.apps.serving.tables import Tables
-from keel.apps.serving.workload import Workload
 from keel.errors import InputError
 
 ORDERS = ("sarathi", "vllm")
@@ -93,28 +91,3 @@ class Cluster:
 def equal_cluster(tables: Tables, count: int, **settings: object) -> Cluster:
     """`count` replicas alike."""
     return dataclasses.replace(Cluster((Replica(tables),) * count), **settings)  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True)
-class Played:
-    """A trace that went through a cluster."""
-
-    requests: Requests
-    replicas: Replicas
-    workload: Workload
-
-
-def replay(cluster: Cluster, workload: Workload, chosen: Sequence[int] | Ints) -> Played:
-    """Send every request to the replica that was chosen for it."""
-    from keel.apps.serving import kernels
-
-    where = np.asarray(chosen, dtype=np.int64)
-    if where.shape != (len(workload),) or not ((where >= 0) & (where < len(cluster))).all():
-        raise InputError(
-            f"replicas: expected one from 0 to {len(cluster) - 1} for each of {len(workload)} "
-            "requests"
-        )
-    clock, plan = cluster.arrays()
-    requests, replicas = workload.requests(), idle_replicas(plan, workload.universe)
-    kernels.replay(where, clock, plan, requests, replicas)
-    return Played(requests, replicas, workload)

@@ -1,0 +1,120 @@
+"""What became of a trace: latencies, goodput, drops, shares."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from keel.apps.serving.arrays import Floats
+from keel.apps.serving.play import Played
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What users were promised."""
+
+    ttft: float = 2.0
+    """seconds to the first token"""
+    tpot: float = 0.1
+    """seconds per token after it"""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Of latencies, in seconds."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """One trace by one router. Latencies are of requests that were served; drops stand beside."""
+
+    router: str
+    requests: int
+    ttft: Spread
+    tpot: Spread
+    """of requests with at least two tokens"""
+    end_to_end: Spread
+    slo: float
+    """share of all requests, lost ones included, that were served as promised"""
+    throughput: float
+    """requests served per second"""
+    goodput: float
+    """requests served as promised, per second"""
+    tokens_per_second: float
+    """written"""
+    dropped: int
+    turned_away: int
+    gave_up: int
+    failed: int
+    restarts: int
+    """out of memory"""
+    cache_hits: float
+    """share of the prompts' tokens that were in a prefix cache"""
+    utilisation: tuple[float, ...]
+    """share of the time that each replica was busy"""
+    shares: tuple[float, ...]
+    """of the requests"""
+    fairness: float
+    """Jain's index of the replicas' shares: 1 when all are equal, 1/R when one has all"""
+
+    def to_dict(self) -> dict[str, object]:
+        """As plain data, for JSON."""
+        return asdict(self)
+
+
+def summarise(played: Played, objective: Objective | None = None) -> Report:
+    """Everything at a glance."""
+    objective = objective or Objective()
+    requests, replicas = played.requests, played.replicas
+    served = requests.lost == 0
+    ttft, tpot, whole = latencies(played)
+    kept = served & (ttft <= objective.ttft) & ~(tpot > objective.tpot)
+    begin, end = requests.arrival[0], np.nanmax(requests.finished)
+    span = max(float(end - begin), 1e-9)
+    count = len(replicas.head)
+    sent = np.bincount(requests.replica[requests.replica >= 0], minlength=count).astype(float)
+    share = sent / max(1.0, sent.sum())
+    return Report(
+        router=played.router,
+        requests=len(served),
+        ttft=_spread(ttft[served]),
+        tpot=_spread(tpot[served & ~np.isnan(tpot)]),
+        end_to_end=_spread(whole[served]),
+        slo=float(kept.mean()),
+        throughput=float(served.sum()) / span,
+        goodput=float(kept.sum()) / span,
+        tokens_per_second=float(requests.output[served].sum()) / span,
+        dropped=int((~served).sum()),
+        turned_away=int((requests.lost == 1).sum()),
+        gave_up=int((requests.lost == 2).sum()),
+        failed=int((requests.lost == 3).sum()),
+        restarts=int(requests.restarts.sum()),
+        cache_hits=float(requests.hit[served].sum() / max(1, requests.prompt[served].sum())),
+        utilisation=tuple((replicas.busy / span).tolist()),
+        shares=tuple(share.tolist()),
+        fairness=float(share.sum() ** 2 / (count * (share**2).sum())) if sent.sum() else 1.0,
+    )
+
+
+def latencies(played: Played) -> tuple[Floats, Floats, Floats]:
+    """To the first token, per token after it (NaN if there is but one), and to the end; `[N]`."""
+    requests = played.requests
+    ttft = requests.first_token - requests.arrival
+    whole = requests.finished - requests.arrival
+    more = requests.output - 1
+    with np.errstate(invalid="ignore", divide="ignore"):
+        tpot = np.where(more > 0, (requests.finished - requests.first_token) / more, np.nan)
+    return ttft, tpot, whole
+
+
+def _spread(x: Floats) -> Spread:
+    if not x.size:
+        return Spread(*[float("nan")] * 4)
+    p50, p90, p99 = np.percentile(x, (50, 90, 99)).tolist()
+    return Spread(float(x.mean()), p50, p90, p99)

@@ -1,0 +1,138 @@
+"""Requests that were never made, like those that were: lengths, bursts, and shared prefixes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from keel.apps.serving.arrays import Floats, Ints
+from keel.apps.serving.workload import Workload, make_workload
+from keel.errors import InputError, choose
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Log-normal, cut off; fitted to a trace."""
+
+    prompt: tuple[float, float]
+    """mean and deviation of the logarithm"""
+    output: tuple[float, float]
+    most_prompt: int
+    most_output: int
+
+
+LENGTHS = {
+    "conversation": Lengths((6.63, 0.99), (5.02, 0.86), 4_096, 1_000),
+    "code": Lengths((7.00, 1.36), (2.79, 0.85), 7_500, 700),
+    "arxiv": Lengths((7.72, 0.75), (5.19, 0.80), 4_000, 3_300),
+    "chat": Lengths((3.98, 1.67), (5.37, 1.10), 3_000, 1_500),
+}
+"""Fitted to Azure's traces of 2023 (conversation, code), arXiv summaries, and ShareGPT."""
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """How requests are drawn."""
+
+    count: int = 3_000
+    rate: float = 6.0
+    """requests per second, on average"""
+    lengths: str = "conversation"
+    fixed: tuple[int, int] | None = None
+    """prompt and output of every request, in place of `lengths`"""
+    burst: float = 0.0
+    """deviation of the logarithm of the rate, which wanders: 0 is Poisson"""
+    wander: float = 60.0
+    """seconds in which it changes"""
+    sessions: float = 0.0
+    """share of requests that go on with an earlier conversation, whose prompt they begin with"""
+    shared: int = 0
+    """kinds of system prompts, one of which begins every new conversation; 0: none"""
+    shared_tokens: int = 512
+    prefix_block: int = 64
+
+    def __post_init__(self) -> None:
+        choose("lengths", self.lengths, LENGTHS)
+        if self.count < 1 or not 0.0 < self.rate < np.inf or not 0.0 <= self.sessions < 1.0:
+            raise InputError("synthetic: expected count ≥ 1, rate > 0 and 0 ≤ sessions < 1")
+        if self.burst < 0.0 or not self.wander > 0.0 or self.shared < 0 or self.prefix_block < 1:
+            raise InputError("synthetic: expected burst ≥ 0, wander > 0, shared ≥ 0")
+
+
+def synthesise(settings: Synthetic, seed: int) -> Workload:
+    """Draw requests; the same for the same seed."""
+    rng = np.random.default_rng([seed, 1])
+    arrival = _arrivals(settings, rng)
+    if settings.fixed is not None:
+        prompt = np.full(settings.count, settings.fixed[0], dtype=np.int64)
+        output = np.full(settings.count, settings.fixed[1], dtype=np.int64)
+    else:
+        shape = LENGTHS[settings.lengths]
+        prompt = _lengths(shape.prompt, shape.most_prompt, settings.count, rng)
+        output = _lengths(shape.output, shape.most_output, settings.count, rng)
+    if not settings.sessions and not settings.shared:
+        return make_workload(arrival, prompt, output)
+    return _with_prefixes(settings, arrival, prompt, output, rng)
+
+
+def _arrivals(settings: Synthetic, rng: np.random.Generator) -> Floats:
+    """Poisson, at a rate whose logarithm is an Ornstein–Uhlenbeck process of mean rate 1."""
+    gaps = rng.exponential(1.0 / settings.rate, settings.count)
+    if not settings.burst:
+        return np.cumsum(gaps)
+    level, now, times = rng.normal() * settings.burst, 0.0, np.empty(settings.count)
+    noise = rng.normal(size=settings.count)
+    for i, gap in enumerate(gaps):
+        now += gap * np.exp(0.5 * settings.burst**2 - level)
+        keep = np.exp(-gap / settings.wander)
+        level = keep * level + settings.burst * np.sqrt(1.0 - keep**2) * noise[i]
+        times[i] = now
+    return times * (settings.count / settings.rate) / times[-1]
+
+
+def _lengths(
+    shape: tuple[float, float], most: int, count: int, rng: np.random.Generator
+) -> Ints:
+    drawn = np.exp(rng.normal(*shape, size=count))
+    return np.clip(drawn, 1, most).astype(np.int64)
+
+
+def _with_prefixes(
+    settings: Synthetic, arrival: Floats, prompt: Ints, output: Ints, rng: np.random.Generator
+) -> Workload:
+    """Conversations: a turn repeats all that was said before, and adds a short question."""
+    block, names, first = settings.prefix_block, [], [0]
+    talks: list[tuple[list[int], int]] = []  # blocks and tokens so far
+    known: dict[int, list[int]] = {}
+    fresh, sizes = 0, []
+    for i in range(settings.count):
+        own = int(prompt[i])
+        if talks and rng.random() < settings.sessions:
+            at = int(rng.integers(max(0, len(talks) - 64), len(talks)))
+            blocks, told = talks[at]
+            own = told + max(8, own // 8)
+        else:
+            at, blocks = -1, []
+            if settings.shared:
+                kind = int(min(rng.zipf(1.5), settings.shared)) - 1
+                if kind not in known:
+                    need = settings.shared_tokens // block
+                    known[kind] = list(range(fresh, fresh + need))
+                    fresh += need
+                blocks, own = known[kind], own + settings.shared_tokens
+        own = min(own, 3_600)
+        more = max(0, own // block - len(blocks))
+        chain = [*blocks[: own // block], *range(fresh, fresh + more)]
+        fresh += more
+        names += chain
+        first.append(len(names))
+        sizes.append(own)
+        said = min(own + int(output[i]), 3_500)
+        grown = [*chain, *range(fresh, fresh + max(0, said // block - len(chain)))]
+        fresh += max(0, said // block - len(chain))
+        if at >= 0:
+            talks.pop(at)
+        if said < 3_000:
+            talks.append((grown, said))
+    return make_workload(arrival, sizes, output, first, names, block)
