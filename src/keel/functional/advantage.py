@@ -159,32 +159,39 @@ def reward_to_go(
     ).advantage
 
 
-def grpo(score: Tensor, group: Tensor, groups: int) -> Tensor:
+def grpo(score: Tensor, group: Tensor, groups: int, *, weight: Tensor | None = None) -> Tensor:
     """Group-relative advantages (DeepSeekMath 2024, arXiv 2402.03300): (r − mean) / std per group.
 
     `score` and `group` are `[B]`, `group` counts from 0 to `groups` − 1. A group of one, or of
-    equal scores, carries no information and gets zeros.
+    equal scores, carries no information and gets zeros. A row whose `weight` is 0 (its reward
+    failed, say) gets 0 and is not there for the others, here and in the functions below.
     """
-    return normalise(score, "group", group=group, groups=groups).advantage
+    return normalise(score, "group", weight=weight, group=group, groups=groups).advantage
 
 
-def dr_grpo(score: Tensor, group: Tensor, groups: int) -> Tensor:
+def dr_grpo(score: Tensor, group: Tensor, groups: int, *, weight: Tensor | None = None) -> Tensor:
     """r − mean per group, undivided: no bias by difficulty (Dr.GRPO 2025, arXiv 2503.20783)."""
-    expect_same("score", tuple(score.shape), group=group)
-    mean, _ = _group_mean(score, group, groups, None)
-    return score - mean[group]
+    expect_same("score", tuple(score.shape), group=group, weight=weight)
+    valid = _counted(score, weight)
+    mean, _ = _group_mean(score, group, groups, valid)
+    return torch.where(valid, score - mean[group], 0.0)
 
 
-def rloo(score: Tensor, group: Tensor, groups: int) -> Tensor:
+def rloo(score: Tensor, group: Tensor, groups: int, *, weight: Tensor | None = None) -> Tensor:
     """r minus the mean of the *others* of its group (RLOO 2024, arXiv 2402.14740).
 
     Equal to n/(n−1) · (r − mean): the baseline is independent of the sample, hence unbiased. A
     group of one has no others, is its own mean, and gets 0.
     """
-    expect_same("score", tuple(score.shape), group=group)
-    mean, count = _group_mean(score, group, groups, None)
+    expect_same("score", tuple(score.shape), group=group, weight=weight)
+    valid = _counted(score, weight)
+    mean, count = _group_mean(score, group, groups, valid)
     factor = count / (count - 1).clamp(min=1)
-    return (score - mean[group]) * factor[group]
+    return torch.where(valid, (score - mean[group]) * factor[group], 0.0)
+
+
+def _counted(score: Tensor, weight: Tensor | None) -> Tensor:
+    return torch.ones_like(score, dtype=torch.bool) if weight is None else weight > 0
 
 
 def reinforce_pp(score: Tensor, group: Tensor | None = None, groups: int = 1) -> Tensor:

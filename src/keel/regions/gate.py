@@ -6,6 +6,8 @@ at again here, by what can speak.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -65,6 +67,23 @@ def check_replay(
             f"{cause(replay)}"
         )
     return worst
+
+
+def check_objective(seen: float, replayed: float, enforce: bool) -> float:
+    """The gap that counts, of what the first step saw and what replaying gives.
+
+    A step that sees another policy than the replay learns from something else than was sampled: its
+    objective forgets the temperature, say. What is not finite is quarantined, and not compared.
+    """
+    if not math.isfinite(seen):
+        return replayed
+    if enforce and seen > replayed + GATE:
+        raise ConsistencyError(
+            f"consistency gate: replaying the rollout gives |log-ratio| up to {replayed:.3g}, but "
+            f"the objective's own pass sees {seen:.3g} before any step. It evaluates the policy "
+            "in another way: at another temperature, with other masks, or on other observations."
+        )
+    return max(seen, replayed)
 
 
 def _allowed(policy: Tree) -> Tensor | float:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from keel.models.agent import Agent
 from keel.regions.faults import BAD_STEPS, not_finite
-from keel.regions.gate import GATE, check_replay
+from keel.regions.gate import GATE, check_objective, check_replay
 from keel.regions.imitation import Limit, Pull, cloning_metrics, pull
 from keel.regions.objective import Batch, Objective, Statistics
 from keel.regions.stepper import Optimum, Step, StepResult, initial_optimum
@@ -82,7 +82,8 @@ class Proximal:
                     gap = result.statistics.log_ratio_max.max().item()
                     if not gap <= GATE:
                         first = batch.take(index, real)
-                        gap = check_replay(agent, state.params, first, knobs, self.gate)
+                        replayed = check_replay(agent, state.params, first, knobs, self.gate)
+                        gap = check_objective(gap, replayed, self.gate)
                 taken.append(_Taken(result.statistics, result.gradient_norm))
                 if not math.isfinite(result.gradient_norm.sum().item()):
                     skipped = self._skip(result, state, batch.take(index, real), skipped + 1)

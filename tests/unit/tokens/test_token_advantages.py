@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keel.apps.language.advantages import lesson, token_rewards, whole_groups
+from keel.apps.language.advantages import lesson, token_rewards
 from keel.apps.language.config import from_dict
 
 ALGOS = ("ppo", "grpo", "rloo", "reinforce_pp", "remax", "dr_grpo")
@@ -24,10 +24,17 @@ def test_the_score_stands_on_the_last_token_the_policy_wrote() -> None:
     assert found.tolist() == [[-0.5, 0.0, 1.5, 0.0], [-0.5, 2.5, 0.0, 0.0], [0.0] * 4]
 
 
-def test_a_failed_reward_says_nothing() -> None:
-    score = torch.tensor([1.0, 99.0, 3.0, 7.0, 7.0, 7.0])
-    valid = torch.tensor([True, False, True, False, False, False])
-    assert whole_groups(score, valid, 3).tolist() == [1.0, 2.0, 3.0, 0.0, 0.0, 0.0]
+@pytest.mark.parametrize("algo", ["grpo", "rloo", "dr_grpo"])
+def test_a_completion_that_could_not_be_scored_is_not_there(algo: str) -> None:
+    """Neither in the mean of its group nor in its spread or count, with a penalty or without."""
+    weight, penalty = torch.ones(3, 2), torch.full((3, 2), 0.15)
+    weight[2] = 0.0
+    score, nothing = torch.tensor([1.0, 0.0, 99.0]), torch.zeros(3, 2)
+    for cost in (nothing, penalty):
+        found = lesson(config(algo, group=3), score, weight, cost, nothing)
+        alone = lesson(config(algo), score[:2], weight[:2], cost[:2], nothing[:2])
+        torch.testing.assert_close(found.advantage[:2], alone.advantage)
+        assert found.advantage[2].tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -72,16 +79,16 @@ def test_inserting_tool_text_anywhere_changes_nothing(algo: str, seed: int) -> N
     """The mask law: what a tool wrote is worth nothing, costs nothing and stands in no mean."""
     rng = torch.Generator().manual_seed(seed)
     rows, length = 4, 5
-    weight = torch.ones(rows, length)
-    weight[:, 3:] = (torch.rand(rows, 2, generator=rng) > 0.5).float()
-    penalty, value = torch.rand(2, rows, length, generator=rng).unbind(0)
-    score, greedy = torch.rand(2, rows, generator=rng).unbind(0)
+    weight = torch.ones(rows, length).double()  # scores that nearly tie leave no digits in float32
+    weight[:, 3:] = (torch.rand(rows, 2, generator=rng) > 0.5).double()
+    penalty, value = torch.rand(2, rows, length, generator=rng).double().unbind(0)
+    score, greedy = torch.rand(2, rows, generator=rng).double().unbind(0)
     plain = lesson(config(algo), score, weight, penalty, value, greedy)
     places = [torch.randperm(length + 3, generator=rng)[:length].sort().values for _ in range(rows)]
     index = torch.stack(places)
 
     def spread(x: torch.Tensor, fill: float) -> torch.Tensor:
-        return torch.full((rows, length + 3), fill).scatter(1, index, x)
+        return torch.full((rows, length + 3), fill).double().scatter(1, index, x)
 
     wide = lesson(
         config(algo), score, spread(weight, 0.0), spread(penalty, 7.0), spread(value, -9.0), greedy

@@ -28,15 +28,6 @@ class Lesson(NamedTuple):
     """advantages before they were normalised"""
 
 
-def whole_groups(score: Tensor, valid: Tensor, group: int) -> Tensor:
-    """Scores `[R]` in which those that failed are the mean of their group's others: then they
-    neither move its mean nor say anything themselves; a group of failures is 0."""
-    table, good = score.reshape(-1, group), valid.reshape(-1, group)
-    held = torch.where(good, table, 0.0)
-    mean = held.sum(1, keepdim=True) / good.sum(1, keepdim=True).clamp(min=1)
-    return torch.where(good, table, mean).reshape(-1)
-
-
 def token_rewards(score: Tensor, weight: Tensor, penalty: Tensor) -> Tensor:
     """−penalty on every token that counts, and the score on the last of them, `[R, L]`."""
     counts = weight > 0
@@ -76,12 +67,13 @@ def lesson(
     total = score - torch.where(counts, penalty, 0.0).sum(1)
     keys = torch.arange(len(score), device=score.device) // group
     groups = len(score) // group
+    real = counts.any(1).to(total.dtype)  # a completion that could not be scored is not there
     if config.algo == "grpo":
-        own = grpo(total, keys, groups)
+        own = grpo(total, keys, groups, weight=real)
     elif config.algo == "rloo":
-        own = rloo(total, keys, groups)
+        own = rloo(total, keys, groups, weight=real)
     elif config.algo == "dr_grpo":
-        own = dr_grpo(total, keys, groups)
+        own = dr_grpo(total, keys, groups, weight=real)
     else:  # remax
         assert baseline is not None
         own = total - baseline

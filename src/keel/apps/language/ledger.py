@@ -96,11 +96,12 @@ def spending(
     written = found.written > 0
     gap = (found.sampler_log_prob - found.log_prob)[written].double()
     sampler = gap.mean().item() if gap.numel() else 0.0
+    own_tokens = (written.sum() / written.any(1).sum().clamp(min=1)).item()
     kl = report.kl_exact.max().item()
     return {
         "ledger/old_token": kl,
         "ledger/old_sequence": kl * tokens,
         "ledger/sampler_token": sampler,
-        "ledger/sampler_sequence": sampler * tokens,
+        "ledger/sampler_sequence": sampler * own_tokens,
         "ledger/spent_token": spent,
     }

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from keel.apps.language.advantages import Lesson, lesson, whole_groups
+from keel.apps.language.advantages import Lesson, lesson
 from keel.apps.language.config import Language
 from keel.apps.language.ledger import Reference, compare_with, reference_metrics, spending
 from keel.apps.language.session import Session
@@ -141,6 +141,10 @@ def iterate(session: Session, state: State) -> Iteration:
     texts = session.texts(found)
     completed = time.perf_counter()
     score, valid, scores = _scored(session, asked, texts, found)
+    baseline = None
+    if config.algo == "remax":
+        baseline, judged = _likeliest(session, params, examples)
+        valid = valid & judged
     weight = _weights(config, found, valid)
     agent = session.agent.sampled_by(params)
     reference = None
@@ -150,7 +154,6 @@ def iterate(session: Session, state: State) -> Iteration:
     penalty = torch.zeros_like(weight)
     if reference is not None and config.kl.place in ("reward", "both"):
         penalty = knobs.kl_coef * kl_reward(config.kl.reward, found.log_prob, reference.log_prob)
-    baseline = _likeliest(session, params, examples) if config.algo == "remax" else None
     learned: list[Lesson] = []
 
     def targets(now: Tensor) -> Learned:
@@ -221,12 +224,12 @@ def _scheduled(knobs: Knobs, config: Language, steps: int) -> Knobs:
 def _scored(
     session: Session, asked: list[Example], texts: list[str], found: Completions
 ) -> tuple[Tensor, Tensor, Any]:
-    """Scores `[R]` in whole groups, which of them are real, and what they are made of."""
+    """Scores `[R]`, 0 where there is none, which of them are real, and what they are made of."""
     lengths = found.written.sum(1).long().tolist()
     scores = session.rewards(asked, texts, lengths)
     valid = torch.from_numpy(scores.valid).to(session.device)
     score = torch.from_numpy(np.nan_to_num(scores.score)).float().to(session.device)
-    return whole_groups(score, valid, session.config.sample.group), valid, scores
+    return score, valid, scores
 
 
 def _weights(config: Language, found: Completions, valid: Tensor) -> Tensor:
@@ -261,14 +264,17 @@ def _values(session: Session, params: Tensor, rows: Rows) -> Tensor:
     return torch.cat(parts)
 
 
-def _likeliest(session: Session, params: Tensor, examples: list[Example]) -> Tensor:
-    """`[R]`: what the likeliest completion of each prompt scores (ReMax 2023, arXiv 2310.10505)."""
+def _likeliest(session: Session, params: Tensor, examples: list[Example]) -> tuple[Tensor, Tensor]:
+    """`[R]`: what the likeliest completion of each prompt scores (ReMax 2023, arXiv 2310.10505),
+    and whether it could be scored; a prompt where it could not has no baseline."""
     greedy = Sampling(session.sampling.max_new_tokens, temperature=0.0)
     found = session.complete(params, examples, session.draws, sampling=greedy)
     lengths = found.written.sum(1).long().tolist()
     scores = session.rewards(examples, session.texts(found), lengths)
     known = torch.from_numpy(np.nan_to_num(scores.score)).float().to(session.device)
-    return known.repeat_interleave(session.config.sample.group)
+    valid = torch.from_numpy(scores.valid).to(session.device)
+    group = session.config.sample.group
+    return known.repeat_interleave(group), valid.repeat_interleave(group)
 
 
 def _measured(config: Language, reference: Reference | None) -> float:
@@ -314,9 +320,7 @@ def _completion_metrics(
         "rollout/length_mean": lengths.mean().item(),
         "rollout/ended": found.ended.float().mean().item(),
         "rollout/episodes": float(len(asked)),
-        "rollout/informative": (score.reshape(-1, group).std(1) > 0).float().mean().item()
-        if group > 1
-        else math.nan,
+        "rollout/informative": _informative(score, valid, group),
         "rollout/failures": float(sum(scores.failures.values())),
         **{f"rollout/reward/{name}": value for name, value in scores.means().items()},
     }
@@ -325,6 +329,16 @@ def _completion_metrics(
         told["rollout/tool_calls"] = report.calls / len(asked)
         told["rollout/tool_failures"] = float(sum(report.failures.values()))
     return told
+
+
+def _informative(score: Tensor, valid: Tensor, group: int) -> float:
+    """The share of prompts whose completions scored differently; NaN where they are alone."""
+    if group < 2:
+        return math.nan
+    table, good = score.reshape(-1, group), valid.reshape(-1, group)
+    high = torch.where(good, table, -torch.inf).amax(1)
+    low = torch.where(good, table, torch.inf).amin(1)
+    return (high > low).float().mean().item()
 
 
 def _advantage_metrics(found: Lesson, weight: Tensor, config: Language) -> dict[str, float]:

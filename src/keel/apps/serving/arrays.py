@@ -173,6 +173,8 @@ class Telemetry(NamedTuple):
     """1: routers are told how fast replicas are"""
     mean_output: float
     """tokens a router expects a request to write"""
+    seed: int
+    """decides which reports get lost"""
 
 
 def blank_view(count: int) -> View:

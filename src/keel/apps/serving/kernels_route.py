@@ -35,25 +35,41 @@ def report(r, now, plan, replicas, view):
 
 
 @inner
-def last_report(r, now, telemetry, noise):
-    """When the last report that was not lost was made, before or at `now`.
+def scattered(x):
+    """A whole number, by another that looks like chance (SplitMix64): [0, 1)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    x = x ^ (x >> np.uint64(31))
+    return np.float64(x >> np.uint64(11)) / 9007199254740992.0
 
-    Replicas report in turn, not all at once. `noise` `[M, R]` says which reports are lost.
+
+@inner
+def is_lost(r, tick, telemetry):
+    """Whether the report of a replica was lost."""
+    name = np.uint64(telemetry.seed * 1_000_003 + tick * 257 + r + 1)
+    return scattered(name * np.uint64(0x9E3779B97F4A7C15)) < telemetry.dropped
+
+
+@inner
+def last_report(r, count, now, telemetry):
+    """When the last report that was not lost was made, before or at `now`; −1 before the first.
+
+    Replicas report in turn, not all at once.
     """
-    phase = telemetry.interval * r / noise.shape[1]
+    phase = telemetry.interval * r / count
     tick = int(math.floor((now - phase) / telemetry.interval))
-    while tick >= 0 and noise[tick % noise.shape[0], r] < telemetry.dropped:
+    while tick >= 0 and is_lost(r, tick, telemetry):
         tick -= 1
     return phase + tick * telemetry.interval if tick >= 0 else -1.0
 
 
 @inner
-def observe(q, clock, plan, telemetry, noise, requests, replicas, index, view):
+def observe(q, clock, plan, telemetry, requests, replicas, index, view):
     """All replicas up to the arrival of a request, and what its router knows then."""
     now = requests.arrival[q]
     for r in range(len(replicas.head)):
         if telemetry.interval > 0.0:
-            when = last_report(r, now, telemetry, noise)
+            when = last_report(r, len(replicas.head), now, telemetry)
             if when > view.reported[r]:
                 advance(r, when, clock, plan, requests, replicas)
                 report(r, when, plan, replicas, view)
@@ -76,13 +92,9 @@ def dispatch(q, r, clock, plan, requests, replicas, index, view):
 
 @inner
 def drawn(dice):
-    """A number in [0, 1), and the next state (SplitMix64): the same on every machine."""
+    """The next number in [0, 1): the same on every machine."""
     dice[0] = dice[0] + np.uint64(0x9E3779B97F4A7C15)
-    x = dice[0]
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    x = x ^ (x >> np.uint64(31))
-    return np.float64(x >> np.uint64(11)) / 9007199254740992.0
+    return scattered(dice[0])
 
 
 @inner
@@ -180,16 +192,12 @@ def strike(now, at, failures, clock, plan, requests, replicas, index):
 
 
 @compiled
-def simulate(
-    kind, clock, plan, telemetry, noise, failures, requests, replicas, index, view, dice
-):
+def simulate(kind, clock, plan, telemetry, failures, requests, replicas, index, view, dice):
     """A whole trace by one router, to the end of the last request."""
     at = 0
     for q in range(len(requests.arrival)):
-        at = strike(
-            requests.arrival[q], at, failures, clock, plan, requests, replicas, index
-        )
-        observe(q, clock, plan, telemetry, noise, requests, replicas, index, view)
+        at = strike(requests.arrival[q], at, failures, clock, plan, requests, replicas, index)
+        observe(q, clock, plan, telemetry, requests, replicas, index, view)
         r = choose(kind, q, plan, telemetry, requests, view, dice)
         dispatch(q, r, clock, plan, requests, replicas, index, view)
     strike(np.inf, at, failures, clock, plan, requests, replicas, index)

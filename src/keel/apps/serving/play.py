@@ -37,8 +37,6 @@ ROUTERS = {
 """In the order of their numbers in `keel.apps.serving.kernels_route`."""
 HONEST = tuple(name for name in ROUTERS if name != "vidur-lor")
 """Baselines to be beaten."""
-NOISE = 4096
-"""Reports whose loss is drawn, before the draws repeat."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +71,14 @@ class Played:
     replicas: Replicas
 
 
-def telemetry_of(conditions: Conditions, workload: Workload) -> Telemetry:
+def telemetry_of(conditions: Conditions, workload: Workload, seed: int) -> Telemetry:
     """As the loops take it; routers know the mean length of outputs, and no more."""
     return Telemetry(
         float(conditions.interval),
         float(conditions.dropped),
         int(conditions.known_speeds),
         float(workload.output.mean()),
+        seed,
     )
 
 
@@ -119,8 +118,7 @@ def play(
         kind,
         clock,
         plan,
-        telemetry_of(conditions, workload),
-        lost_reports(len(cluster), seed),
+        telemetry_of(conditions, workload, seed),
         conditions.strikes(),
         requests,
         replicas,
@@ -158,11 +156,6 @@ def foresee(cluster: Cluster, workload: Workload, conditions: Conditions | None 
         index,
     )
     return Played("clairvoyant", requests, replicas)
-
-
-def lost_reports(count: int, seed: int) -> Floats:
-    """Numbers `[M, R]` in [0, 1): a report is lost where they lie below its chance."""
-    return np.random.default_rng([seed, 7]).random((NOISE, count))
 
 
 def _alone(plan: Plan, r: int) -> Plan:

@@ -81,19 +81,14 @@ def _arrivals(settings: Synthetic, rng: np.random.Generator) -> Floats:
     gaps = rng.exponential(1.0 / settings.rate, settings.count)
     if not settings.burst:
         return np.cumsum(gaps)
-    level, now, times = rng.normal() * settings.burst, 0.0, np.empty(settings.count)
-    noise = rng.normal(size=settings.count)
-    for i, gap in enumerate(gaps):
-        now += gap * np.exp(0.5 * settings.burst**2 - level)
-        keep = np.exp(-gap / settings.wander)
-        level = keep * level + settings.burst * np.sqrt(1.0 - keep**2) * noise[i]
-        times[i] = now
+    from keel.apps.serving.kernels_draw import wandering
+
+    noise = rng.normal(size=settings.count + 1)
+    times: Floats = wandering(gaps, noise, settings.burst, settings.wander)
     return times * (settings.count / settings.rate) / times[-1]
 
 
-def _lengths(
-    shape: tuple[float, float], most: int, count: int, rng: np.random.Generator
-) -> Ints:
+def _lengths(shape: tuple[float, float], most: int, count: int, rng: np.random.Generator) -> Ints:
     drawn = np.exp(rng.normal(*shape, size=count))
     return np.clip(drawn, 1, most).astype(np.int64)
 
@@ -102,37 +97,17 @@ def _with_prefixes(
     settings: Synthetic, arrival: Floats, prompt: Ints, output: Ints, rng: np.random.Generator
 ) -> Workload:
     """Conversations: a turn repeats all that was said before, and adds a short question."""
-    block, names, first = settings.prefix_block, [], [0]
-    talks: list[tuple[list[int], int]] = []  # blocks and tokens so far
-    known: dict[int, list[int]] = {}
-    fresh, sizes = 0, []
-    for i in range(settings.count):
-        own = int(prompt[i])
-        if talks and rng.random() < settings.sessions:
-            at = int(rng.integers(max(0, len(talks) - 64), len(talks)))
-            blocks, told = talks[at]
-            own = told + max(8, own // 8)
-        else:
-            at, blocks = -1, []
-            if settings.shared:
-                kind = int(min(rng.zipf(1.5), settings.shared)) - 1
-                if kind not in known:
-                    need = settings.shared_tokens // block
-                    known[kind] = list(range(fresh, fresh + need))
-                    fresh += need
-                blocks, own = known[kind], own + settings.shared_tokens
-        own = min(own, 3_600)
-        more = max(0, own // block - len(blocks))
-        chain = [*blocks[: own // block], *range(fresh, fresh + more)]
-        fresh += more
-        names += chain
-        first.append(len(names))
-        sizes.append(own)
-        said = min(own + int(output[i]), 3_500)
-        grown = [*chain, *range(fresh, fresh + max(0, said // block - len(chain)))]
-        fresh += max(0, said // block - len(chain))
-        if at >= 0:
-            talks.pop(at)
-        if said < 3_000:
-            talks.append((grown, said))
-    return make_workload(arrival, sizes, output, first, names, block)
+    from keel.apps.serving.kernels_draw import conversations
+
+    kinds = np.minimum(rng.zipf(1.5, settings.count), max(1, settings.shared)) - 1
+    sizes, first, names = conversations(
+        prompt,
+        output,
+        rng.random((settings.count, 2)),
+        kinds,
+        settings.sessions,
+        settings.shared,
+        settings.shared_tokens,
+        settings.prefix_block,
+    )
+    return make_workload(arrival, sizes, output, first, names, settings.prefix_block)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from keel.apps.serving.arrays import NONE, Floats, Ints, Requests
 from keel.errors import InputError
@@ -86,11 +87,11 @@ class Workload:
 
 
 def make_workload(
-    arrival: Iterable[float],
-    prompt: Iterable[int],
-    output: Iterable[int],
-    first: Iterable[int] | None = None,
-    hashes: Iterable[int] = (),
+    arrival: ArrayLike,
+    prompt: ArrayLike,
+    output: ArrayLike,
+    first: ArrayLike | None = None,
+    hashes: ArrayLike = (),
     prefix_block: int = 16,
 ) -> Workload:
     """Check requests and arrange them.
@@ -98,8 +99,8 @@ def make_workload(
     >>> len(make_workload([0.0, 0.5], [100, 200], [10, 20]))
     2
     """
-    when = np.asarray(list(arrival), dtype=np.float64)
-    sizes = [np.asarray(list(x), dtype=np.int64) for x in (prompt, output)]
+    when = np.asarray(arrival, dtype=np.float64)
+    sizes = [np.asarray(x, dtype=np.int64) for x in (prompt, output)]
     if not len(when) or any(len(x) != len(when) for x in sizes):
         raise InputError("requests: expected at least one, each with arrival, prompt and output")
     if not np.isfinite(when).all() or (np.diff(when) < 0).any():
@@ -108,9 +109,11 @@ def make_workload(
         raise InputError("requests: expected prompts and outputs of at least one token")
     begins = np.zeros(len(when) + 1, dtype=np.int64)
     if first is not None:
-        begins = np.asarray(list(first), dtype=np.int64)
-    _, names = np.unique(np.asarray(list(hashes), dtype=np.int64), return_inverse=True)
-    return Workload(when, *sizes, begins, names.astype(np.int64).reshape(-1), prefix_block)
+        begins = np.asarray(first, dtype=np.int64)
+    names = np.asarray(hashes, dtype=np.int64)
+    if len(names) and (names.min() != 0 or names.max() >= len(names)):  # named by somebody else
+        names = np.unique(names, return_inverse=True)[1].astype(np.int64).reshape(-1)
+    return Workload(when, *sizes, begins, names, prefix_block)
 
 
 def load_workload(path: Path) -> Workload:

@@ -1,0 +1,215 @@
+"""Many clusters at once: one routing decision in each, compiled.
+
+Arrays are those of `keel.apps.serving.arrays` with an axis for clusters in front; a cluster's own
+are views of them. What comes after `requests` in an argument list stands at one request per cluster.
+"""
+
+# Every function is compiled: numba's decorator has no types, and signatures would say nothing.
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from keel.apps.serving.arrays import Plan, Replicas, Requests, Telemetry, View
+from keel.apps.serving.compiling import compiled, inner
+from keel.apps.serving.kernels import advance, send
+from keel.apps.serving.kernels_route import (
+    choose,
+    copy_replica,
+    copy_requests,
+    cost_of_all,
+    dispatch,
+    observe,
+    strike,
+)
+
+
+@inner
+def plan_of(c, plans):
+    """Of one cluster."""
+    return Plan(
+        plans.kind[c], plans.speed[c], plans.blocks[c], plans.watermark[c], plans.cache[c],
+        plans.chunk, plans.cap, plans.order, plans.queue, plans.patience,
+    )  # fmt: skip
+
+
+@inner
+def single_plan(c, r, plans):
+    """Of one replica of one cluster."""
+    one = slice(r, r + 1)
+    return Plan(
+        plans.kind[c, one], plans.speed[c, one], plans.blocks[c, one], plans.watermark[c, one],
+        plans.cache[c, one], plans.chunk, plans.cap, plans.order, plans.queue, plans.patience,
+    )  # fmt: skip
+
+
+@inner
+def requests_of(c, many):
+    """Of one cluster."""
+    return Requests(
+        many.arrival[c], many.prompt[c], many.output[c], many.first[c], many.hashes[c],
+        many.prefix_block, many.prefill[c], many.processed[c], many.held[c], many.next[c],
+        many.replica[c], many.hit[c], many.restarts[c], many.started[c], many.first_token[c],
+        many.finished[c], many.lost[c],
+    )  # fmt: skip
+
+
+@inner
+def replicas_of(c, many):
+    """Of one cluster."""
+    return Replicas(
+        many.head[c], many.tail[c], many.waiting[c], many.waiting_tokens[c], many.running[c],
+        many.count[c], many.batch[c], many.tokens[c], many.size[c], many.end[c], many.free[c],
+        many.up[c], many.busy[c], many.done_tokens[c], many.pace[c], many.finished[c],
+        many.stamp[c], many.ring[c], many.ring_from[c], many.ring_count[c], many.room[c],
+        many.cached[c], many.ticks[c],
+    )  # fmt: skip
+
+
+@inner
+def view_of(c, many):
+    """Of one cluster."""
+    return View(
+        many.waiting[c], many.running[c], many.waiting_tokens[c], many.memory[c], many.pace[c],
+        many.reported[c], many.sent[c], many.sent_tokens[c], many.up[c], many.hit[c], many.turn[c],
+    )  # fmt: skip
+
+
+@inner
+def telemetry_of(c, many):
+    """Of one cluster."""
+    return Telemetry(
+        many.interval[c], many.dropped[c], many.known_speeds[c], many.mean_output[c], many.seed[c]
+    )
+
+
+@inner
+def see(now, prompt, view, replicas, request, mask):
+    """The numbers of `keel.apps.serving.sight`."""
+    count = len(view.up)
+    paces, known, total = 0.0, 0, 0.0
+    for r in range(count):
+        mask[r] = view.up[r] == 1
+        total += view.waiting[r] + view.running[r] + view.sent[r]
+        if view.pace[r] > 0.0:
+            paces += math.log(view.pace[r])
+            known += 1
+    typical = paces / known if known else math.log(0.02)
+    for r in range(count):
+        outstanding = view.waiting[r] + view.running[r] + view.sent[r]
+        pace = math.log(view.pace[r]) if view.pace[r] > 0.0 else typical
+        replicas[r, 0] = math.log1p(outstanding)
+        replicas[r, 1] = math.log1p(view.running[r])
+        replicas[r, 2] = math.log1p((view.waiting_tokens[r] + view.sent_tokens[r]) / 512.0)
+        replicas[r, 3] = view.memory[r]
+        replicas[r, 4] = pace + 4.0
+        replicas[r, 5] = 1.0 if view.pace[r] > 0.0 else 0.0
+        replicas[r, 6] = view.hit[r] / prompt
+        replicas[r, 7] = math.log1p((prompt - view.hit[r]) / 512.0)
+        replicas[r, 8] = math.log1p(view.sent[r])
+        replicas[r, 9] = math.log1p(max(0.0, now - view.reported[r]))
+        replicas[r, 10] = math.log1p(outstanding) + pace - typical
+        replicas[r, 11] = pace - typical
+    if not mask.any():
+        mask[:] = True
+    request[0] = math.log1p(prompt / 512.0)
+    request[1] = count / 16.0
+    request[2] = math.log1p(total / count)
+
+
+@inner
+def in_system(q, requests, since, until):
+    """Seconds that requests 0 … q spent between two times, all together."""
+    total = 0.0
+    for i in range(q, -1, -1):
+        end = requests.finished[i]
+        if math.isnan(end) or end > until:
+            end = until
+        if end > since:
+            total += end - max(since, requests.arrival[i])
+    return total
+
+
+@compiled
+def look_many(
+    part, at, clock, plans, telemetries, failures, next_failure, requests, replicas, index,
+    views, seen_replicas, seen_request, seen_mask,
+):  # fmt: skip
+    """Clusters `part` up to the arrival of their next request, and what their routers see."""
+    for c in part:
+        q, plan = at[c], plan_of(c, plans)
+        own, own_replicas = requests_of(c, requests), replicas_of(c, replicas)
+        own_index, view = replicas_of(c, index), view_of(c, views)
+        next_failure[c] = strike(
+            own.arrival[q], next_failure[c], failures[c], clock, plan, own, own_replicas, own_index
+        )
+        observe(
+            q, clock, plan, telemetry_of(c, telemetries), own, own_replicas, own_index, view,
+        )  # fmt: skip
+        see(own.arrival[q], own.prompt[q], view, seen_replicas[c], seen_request[c], seen_mask[c])
+
+
+@compiled
+def send_many(part, at, action, clock, plans, requests, replicas, index, views):
+    """Send the request at hand of every cluster of `part`."""
+    for c in part:
+        dispatch(
+            at[c], action[c], clock, plan_of(c, plans), requests_of(c, requests),
+            replicas_of(c, replicas), replicas_of(c, index), view_of(c, views),
+        )  # fmt: skip
+
+
+@compiled
+def accrue_many(part, at, clock, plans, requests, replicas, cost):
+    """Seconds that all requests of a cluster spend between the arrival of the one at hand, which
+    is sent, and the next; after the last until all have ended."""
+    for c in part:
+        q, plan = at[c], plan_of(c, plans)
+        own, own_replicas = requests_of(c, requests), replicas_of(c, replicas)
+        last = q + 1 == len(own.arrival)
+        until = np.inf if last else own.arrival[q + 1]
+        for r in range(len(own_replicas.head)):
+            advance(r, until, clock, plan, own, own_replicas)
+        if last:
+            until = own.arrival[q]
+            for i in range(len(own.arrival)):
+                until = max(until, own.finished[i])
+        cost[c] = in_system(q, own, own.arrival[q], until)
+
+
+@compiled
+def weigh_many(part, at, clock, plans, requests, future, replicas, spare, weight):
+    """What each choice would cost all requests of its replica, in seconds: `[C, R]`.
+
+    Futures are played with what is true (lengths, speeds, caches), with the request and without.
+    """
+    for c in part:
+        q, plan = at[c], plan_of(c, plans)
+        own, own_replicas = requests_of(c, requests), replicas_of(c, replicas)
+        then, alone = requests_of(c, future), replicas_of(c, spare)
+        for r in range(len(own_replicas.head)):
+            weight[c, r] = 0.0
+            if own_replicas.up[r] == 0:
+                weight[c, r] = 1e3
+                continue
+            single = single_plan(c, r, plans)
+            for sign in (-1.0, 1.0):
+                copy_requests(q, own, then)
+                copy_replica(r, own_replicas, alone)
+                if sign > 0.0:
+                    send(q, 0, clock, single, then, alone)
+                advance(0, np.inf, clock, single, then, alone)
+                weight[c, r] += sign * cost_of_all(r, q, own, then)
+
+
+@compiled
+def choose_many(part, kind, at, plans, telemetries, requests, views, dice, action):
+    """What a router that needs no learning would do."""
+    for c in part:
+        action[c] = choose(
+            kind, at[c], plan_of(c, plans), telemetry_of(c, telemetries),
+            requests_of(c, requests), view_of(c, views), dice[c],
+        )  # fmt: skip

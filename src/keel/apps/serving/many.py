@@ -1,0 +1,221 @@
+"""Many clusters in one set of arrays, one routing decision at a time in each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from keel.apps.serving.arrays import (
+    Clock,
+    Floats,
+    Ints,
+    Plan,
+    Replicas,
+    Requests,
+    Telemetry,
+    View,
+    blank_view,
+    idle_replicas,
+)
+from keel.apps.serving.play import ROUTERS, Played, telemetry_of
+from keel.apps.serving.settings import Scene, Setting, draw
+from keel.apps.serving.sight import REPLICA, REQUEST
+from keel.errors import choose
+from keel.models.abreast import abreast
+
+ABREAST = 16
+"""Clusters from which on a second thread pays."""
+PREFIXES = 64
+"""Prefix blocks of the longest prompt."""
+
+
+class Many:
+    """`count` clusters of one setting; each at the arrival of a request that is not sent yet."""
+
+    def __init__(self, setting: Setting, count: int) -> None:
+        self.setting, self.count = setting, count
+        example = draw(setting, 0)
+        self.clock: Clock
+        self.clock, plan = example.cluster.arrays()
+        size, block = setting.requests, example.workload.prefix_block
+        prefixed = bool(setting.sessions[1] or setting.shared)
+        room = size * PREFIXES if prefixed else 0
+        largest = plan._replace(cache=np.full(setting.replicas, int(np.ceil(setting.cache[1]))))
+        self.plan = _stack(plan, count)
+        self.requests = _stack(_blank_requests(size, room, block), count)
+        self.future = _stack(_blank_requests(size, room, block), count)
+        idle = idle_replicas(largest, room)
+        self.replicas, self.index = _stack(idle, count), _stack(idle, count)
+        self.spare = _stack(idle_replicas(_first(largest), room), count)
+        self.view: View = _stack(blank_view(setting.replicas), count)
+        self.telemetry = Telemetry(
+            *(np.zeros(count), np.zeros(count), np.zeros(count, np.int64), np.zeros(count)),
+            np.zeros(count, np.int64),
+        )  # type: ignore[arg-type]
+        self.failures = np.zeros((count, 0, 3))
+        self.next_failure = np.zeros(count, np.int64)
+        self.dice = np.zeros((count, 1), np.uint64)
+        self.at = np.zeros(count, np.int64)
+        self._idle = idle
+        self.seen = (
+            np.zeros((count, setting.replicas, len(REPLICA)), np.float32),
+            np.zeros((count, len(REQUEST)), np.float32),
+            np.ones((count, setting.replicas), bool),
+        )
+
+    def begin(self, cluster: int, scene: Scene, seed: int) -> None:
+        """A new trace through a new cluster."""
+        c, workload = cluster, scene.workload
+        _, plan = scene.cluster.arrays()
+        for name in ("kind", "speed", "blocks", "watermark", "cache"):
+            getattr(self.plan, name)[c] = getattr(plan, name)
+        fresh = workload.requests()
+        for name in Requests._fields:
+            if name not in ("hashes", "prefix_block"):
+                getattr(self.requests, name)[c] = getattr(fresh, name)
+                getattr(self.future, name)[c] = getattr(fresh, name)
+        for many in (self.requests, self.future):
+            many.hashes[c, : len(workload.hashes)] = workload.hashes
+        for name in Replicas._fields:
+            getattr(self.replicas, name)[c] = getattr(self._idle, name)
+            getattr(self.index, name)[c] = getattr(self._idle, name)
+        for many in (self.replicas, self.index):
+            many.free[c], many.room[c] = plan.blocks, plan.cache
+        for name, blank in blank_view(self.setting.replicas)._asdict().items():
+            getattr(self.view, name)[c] = blank
+        for name, value in telemetry_of(scene.conditions, workload, seed)._asdict().items():
+            getattr(self.telemetry, name)[c] = value
+        self.dice[c], self.at[c], self.next_failure[c] = seed, 0, 0
+
+    def look(self, clusters: Ints) -> None:
+        """Up to the next arrival; `seen` tells what there is to see."""
+        from keel.apps.serving.kernels_many import look_many
+
+        def run(part: Ints) -> None:
+            look_many(
+                part, self.at, self.clock, self.plan, self.telemetry, self.failures,
+                self.next_failure, self.requests, self.replicas, self.index, self.view, *self.seen,
+            )  # fmt: skip
+
+        self._abreast(run, clusters)
+
+    def send(self, clusters: Ints, action: Ints) -> None:
+        """The requests at hand; clusters then stand at their next ones, but nobody has looked."""
+        from keel.apps.serving.kernels_many import send_many
+
+        def run(part: Ints) -> None:
+            send_many(
+                part, self.at, action, self.clock, self.plan, self.requests, self.replicas,
+                self.index, self.view,
+            )  # fmt: skip
+
+        self._abreast(run, clusters)
+
+    def accrued(self, clusters: Ints) -> Floats:
+        """Seconds that all requests spend until the next arrival, `[C]`; the one at hand is
+        sent."""
+        from keel.apps.serving.kernels_many import accrue_many
+
+        cost = np.zeros(self.count)
+
+        def run(part: Ints) -> None:
+            accrue_many(part, self.at, self.clock, self.plan, self.requests, self.replicas, cost)
+
+        self._abreast(run, clusters)
+        return cost
+
+    def weighed(self, clusters: Ints) -> Floats:
+        """What each choice would cost, in seconds of all requests: `[C, R]`."""
+        from keel.apps.serving.kernels_many import weigh_many
+
+        weight = np.zeros((self.count, self.setting.replicas))
+
+        def run(part: Ints) -> None:
+            weigh_many(
+                part, self.at, self.clock, self.plan, self.requests, self.future, self.replicas,
+                self.spare, weight,
+            )  # fmt: skip
+
+        self._abreast(run, clusters)
+        return weight
+
+    def by_router(self, router: str, clusters: Ints) -> Ints:
+        """What a router that needs no learning would do now, `[C]`."""
+        from keel.apps.serving.kernels_many import choose_many
+
+        kind = list(ROUTERS).index(choose("router", router, ROUTERS))
+        action = np.zeros(self.count, np.int64)
+        choose_many(
+            clusters, kind, self.at, self.plan, self.telemetry, self.requests, self.view,
+            self.dice, action,
+        )  # fmt: skip
+        return action
+
+    def played(self, cluster: int, router: str) -> Played:
+        """A trace that has ended."""
+        own = {
+            name: (x if name == "prefix_block" else x[cluster])
+            for name, x in self.requests._asdict().items()
+        }
+        replicas = {name: x[cluster] for name, x in self.replicas._asdict().items()}
+        return Played(router, Requests(**own), Replicas(**replicas))
+
+    def save(self) -> dict[str, np.ndarray]:
+        """Everything that goes on."""
+        return {name: x.copy() for name, x in self._arrays().items()}
+
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Go on where `save` was called."""
+        for name, x in self._arrays().items():
+            x[...] = arrays[name]
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        groups: dict[str, Any] = {
+            "plan": self.plan, "requests": self.requests, "replicas": self.replicas,
+            "index": self.index, "view": self.view, "telemetry": self.telemetry,
+        }  # fmt: skip
+        found = {
+            f"{group}.{name}": x
+            for group, many in groups.items()
+            for name, x in many._asdict().items()
+            if isinstance(x, np.ndarray)
+        }
+        plain = {
+            "dice": self.dice, "at": self.at, "next": self.next_failure,
+            "seen.replicas": self.seen[0], "seen.request": self.seen[1], "seen.mask": self.seen[2],
+        }  # fmt: skip
+        return found | plain
+
+    def _abreast(self, run: Callable[[Ints], None], clusters: Ints) -> None:
+        workers = torch.get_num_threads() if len(clusters) >= ABREAST else 1
+        abreast(run, np.array_split(clusters, workers), workers)
+
+
+def _stack(one: Any, count: int) -> Any:
+    """A tuple of arrays, `count` times; what is no array is of all."""
+    parts = {
+        name: np.repeat(x[None], count, 0) if isinstance(x, np.ndarray) else x
+        for name, x in one._asdict().items()
+    }
+    return type(one)(**parts)
+
+
+def _first(plan: Plan) -> Plan:
+    names = ("kind", "speed", "blocks", "watermark", "cache")
+    return plan._replace(**{name: getattr(plan, name)[:1].copy() for name in names})
+
+
+def _blank_requests(size: int, room: int, block: int) -> Requests:
+    def ints(*shape: int) -> Ints:
+        return np.zeros(shape or (size,), np.int64)
+
+    floats: Sequence[Floats] = [np.zeros(size) for _ in range(4)]
+    return Requests(
+        arrival=floats[0], prompt=ints(), output=ints(), first=ints(size + 1), hashes=ints(room),
+        prefix_block=block, prefill=ints(), processed=ints(), held=ints(), next=ints(),
+        replica=ints(), hit=ints(), restarts=ints(), started=floats[1], first_token=floats[2],
+        finished=floats[3], lost=ints(),
+    )  # fmt: skip

@@ -1,0 +1,145 @@
+"""The clusters and traces that a router is trained on: drawn anew for every episode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from keel.apps.serving.arrays import Floats
+from keel.apps.serving.cluster import Cluster, Replica
+from keel.apps.serving.play import Conditions
+from keel.apps.serving.synthetic import Synthetic, synthesise
+from keel.apps.serving.tables import FORMS, closed_form
+from keel.apps.serving.workload import Workload
+from keel.errors import InputError, choose
+
+Span = tuple[float, float]
+"""Between these, by chance."""
+UNIT_RATE = 2.0
+"""Conversations a second that one replica of speed 1 serves well: Llama-2-7B on an A100."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What may vary, and between which bounds."""
+
+    replicas: int = 4
+    requests: int = 256
+    """of an episode"""
+    model: str = "llama-2-7b-a100"
+    load: Span = (0.5, 0.95)
+    """arrivals, over what the replicas together serve well"""
+    speed: Span = (1.0, 1.0)
+    """of each replica, evenly in the logarithm"""
+    cache: Span = (0.0, 0.0)
+    """prefix blocks of 64 tokens in each replica"""
+    interval: Span = (0.0, 0.0)
+    """seconds between reports"""
+    dropped: float = 0.0
+    """share of reports that get lost"""
+    burst: Span = (0.0, 0.5)
+    sessions: Span = (0.0, 0.0)
+    """share of requests that go on with a conversation"""
+    shared: int = 0
+    """kinds of system prompts"""
+    lengths: Literal["conversation", "code", "arxiv", "chat"] = "conversation"
+    fixed: tuple[int, int] | None = None
+    """prompt and output of every request"""
+
+    def __post_init__(self) -> None:
+        choose("model", self.model, FORMS)
+        if self.replicas < 1 or self.requests < 2:
+            raise InputError("setting: expected at least one replica and two requests")
+        for name in ("load", "speed", "cache", "interval", "burst", "sessions"):
+            low, high = getattr(self, name)
+            if not 0.0 <= low <= high < np.inf:
+                raise InputError(f"{name}: expected 0 ≤ low ≤ high, got {low}, {high}")
+        if self.load[0] == 0.0 or self.speed[0] == 0.0:
+            raise InputError("setting: expected load and speed above 0")
+
+
+SETTINGS = {
+    "equal": Setting(),
+    "fixed": Setting(fixed=(2048, 512), load=(0.3, 0.3), burst=(0.0, 0.0)),
+    "mixed": Setting(
+        speed=(0.4, 2.0), cache=(500.0, 2_000.0), interval=(0.5, 5.0), dropped=0.05,
+        sessions=(0.4, 0.8), shared=8,
+    ),
+}  # fmt: skip
+"""`equal`: replicas alike, always up to date. `fixed`: note 004's, where nothing can be won. `mixed`:
+unknown speeds, prefix caches and old reports at once."""
+
+
+def make_setting(name: str, **changes: Any) -> Setting:
+    """A named one, with changes."""
+    setting = SETTINGS[choose("setting", name, SETTINGS)]
+    known = {field.name for field in fields(Setting)}
+    for key in changes:
+        choose("setting", key, known)
+    return replace(setting, **changes)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One cluster, one trace, and what is known of them."""
+
+    cluster: Cluster
+    workload: Workload
+    conditions: Conditions
+
+
+def draw(setting: Setting, seed: int) -> Scene:
+    """By chance; the same for the same seed."""
+    rng = np.random.default_rng([seed, 3])
+    tables = _tables(setting.model)
+    speeds = np.exp(rng.uniform(*np.log(setting.speed), size=setting.replicas))
+    caches = rng.uniform(*setting.cache, size=setting.replicas).astype(int)
+    replicas = tuple(
+        Replica(tables, speed=float(s), cache=int(c)) for s, c in zip(speeds, caches, strict=True)
+    )
+    workload = synthesise(
+        Synthetic(
+            count=setting.requests,
+            rate=_between(setting.load, rng) * UNIT_RATE * float(speeds.sum()),
+            lengths=setting.lengths,
+            fixed=setting.fixed,
+            burst=_between(setting.burst, rng),
+            sessions=_between(setting.sessions, rng),
+            shared=setting.shared,
+            prefix_block=64,
+        ),
+        seed,
+    )
+    conditions = Conditions(interval=_between(setting.interval, rng), dropped=setting.dropped)
+    return Scene(Cluster(replicas), workload, conditions)
+
+
+def _between(span: Span, rng: np.random.Generator) -> float:
+    return float(rng.uniform(*span))
+
+
+_KNOWN: dict[str, Any] = {}
+
+
+def _tables(model: str) -> Any:
+    """One object for one model: clusters tell kinds of replicas by it."""
+    if model not in _KNOWN:
+        _KNOWN[model] = closed_form(model)
+    return _KNOWN[model]
+
+
+def held_out(count: int) -> list[int]:
+    """Seeds that no training draws."""
+    return [2**40 + i for i in range(count)]
+
+
+def training_seed(rng: np.random.Generator) -> int:
+    """Any of those that are not held out."""
+    return int(rng.integers(2**40))
+
+
+def capacity(speeds: Floats) -> float:
+    """Conversations a second."""
+    return UNIT_RATE * float(speeds.sum())

@@ -1,0 +1,160 @@
+"""Routing as Keel trains on it: many clusters, each with one decision per step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+from gymnasium import spaces
+
+from keel.apps.serving.many import Many
+from keel.apps.serving.results import summarise
+from keel.apps.serving.settings import Setting, draw, held_out, make_setting, training_seed
+from keel.apps.serving.sight import REPLICA, REQUEST
+from keel.envs.protocol import Autoreset, Obs, Saved, Step
+from keel.errors import choose
+from keel.keys import MASK
+
+Reward = Literal["latency", "counterfactual"]
+REWARDS = ("latency", "counterfactual")
+LATENCY_SCALE, WEIGHT_SCALE = 20.0, 2.0
+"""Seconds."""
+WORST = 20.0
+"""Bound on the reward of one choice, in units of its scale."""
+NOBODY = np.zeros(0, np.int64)
+
+
+class ServingEnvs:
+    """`num_envs` clusters; a finished trace is followed at once by another, on another cluster.
+
+    The reward `latency` is minus the seconds that all requests of the cluster spend until the next
+    one arrives: over an episode minus the sum of all latencies. `counterfactual` is minus what the
+    choice costs all requests at its replica, beyond what the mean choice would: their futures are
+    played with and without the request, on the same random numbers.
+    """
+
+    agents: tuple[str, ...] = ()
+    autoreset: Autoreset = "same_step"
+    backend = "serving"
+
+    def __init__(
+        self, setting: Setting, num_envs: int, reward: Reward = "latency", scenes: str = "train"
+    ) -> None:
+        self.reward_kind = choose("reward", reward, REWARDS)
+        self.scenes = choose("scenes", scenes, ("train", "held-out"))
+        self.setting, self.num_envs = setting, num_envs
+        self.many = Many(setting, num_envs)
+        self._all = np.arange(num_envs)
+        self._rng = np.random.default_rng(0)
+        self._next = 0
+        self._total = np.zeros(num_envs)
+        self.action_space = spaces.Discrete(setting.replicas)
+        self.observation_space = spaces.Dict(
+            {
+                "replicas": _box(setting.replicas, len(REPLICA)),
+                "request": _box(len(REQUEST)),
+            }
+        )
+
+    def reset(self, seed: int) -> Obs:
+        self._rng, self._next = np.random.default_rng(seed), 0
+        self._total[:] = 0.0
+        for c in self._all:
+            self._begin(int(c))
+        self.many.look(self._all)
+        return self._obs()
+
+    def step(self, action: np.ndarray) -> Step:
+        many, everybody = self.many, self._all
+        chosen = np.ascontiguousarray(action, dtype=np.int64)
+        weight = None
+        if self.reward_kind == "counterfactual":
+            weight = many.weighed(everybody)
+        many.send(everybody, chosen)
+        last = many.at + 1 == self.setting.requests
+        if weight is None:
+            reward = -many.accrued(everybody) / LATENCY_SCALE
+        else:
+            extra = weight[everybody, chosen] - weight.mean(1)
+            reward = -np.clip(extra / WEIGHT_SCALE, -WORST, WORST)
+            if last.any():
+                many.accrued(last.nonzero()[0])
+        self._total += reward
+        over = last.nonzero()[0]
+        returns, measures = self._total[over].copy(), None
+        many.at += ~last
+        if over.size:
+            measures = self._measures(over)
+            self._total[over] = 0.0
+            for c in over:
+                self._begin(int(c))
+        many.look(everybody)
+        nothing = np.zeros(self.num_envs, bool)
+        return Step(
+            obs=self._obs(),
+            reward=reward.astype(np.float32),
+            terminated=last,
+            truncated=nothing,
+            ignored=nothing.copy(),
+            final_obs=None,
+            episode_index=over,
+            episode_return=returns,
+            episode_length=np.full(over.size, self.setting.requests),
+            episode_measures=measures,
+        )
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def save(self) -> Saved | None:
+        return self.many.save() | {"total": self._total.copy()}, {
+            "rng": self._rng.bit_generator.state,
+            "next": self._next,
+        }
+
+    def load(self, arrays: Mapping[str, np.ndarray], data: Mapping[str, Any]) -> None:
+        self.many.load(arrays)
+        self._total[:] = arrays["total"]
+        self._rng.bit_generator.state = data["rng"]
+        self._next = int(data["next"])
+
+    def _begin(self, cluster: int) -> None:
+        if self.scenes == "train":
+            seed = training_seed(self._rng)
+        else:
+            seed = held_out(self._next + 1)[-1]
+            self._next += 1
+        self.many.begin(cluster, draw(self.setting, seed), seed)
+
+    def _measures(self, over: np.ndarray) -> dict[str, np.ndarray]:
+        """Of traces that ended."""
+        reports = [summarise(self.many.played(int(c), "policy")) for c in over]
+        return {
+            "latency": np.array([r.end_to_end.mean for r in reports]),
+            "ttft_p99": np.array([r.ttft.p99 for r in reports]),
+            "slo": np.array([r.slo for r in reports]),
+            "dropped": np.array([float(r.dropped) for r in reports]),
+            "cache_hits": np.array([r.cache_hits for r in reports]),
+            "largest_share": np.array([max(r.shares) for r in reports]),
+        }
+
+    def _obs(self) -> Obs:
+        replicas, request, mask = (x.copy() for x in self.many.seen)
+        return {"replicas": replicas, "request": request, MASK: mask}
+
+
+def vector_env(
+    num_envs: int,
+    *,
+    setting: str = "mixed",
+    reward: Reward = "latency",
+    scenes: str = "train",
+    **changes: Any,
+) -> ServingEnvs:
+    """`num_envs` clusters of a named setting, with changes."""
+    return ServingEnvs(make_setting(setting, **changes), num_envs, reward, scenes)
+
+
+def _box(*shape: int) -> spaces.Box:
+    return spaces.Box(-np.inf, np.inf, shape, np.float32)
