@@ -94,8 +94,9 @@ def run(args: Sequence[str]) -> int:
 
     def told(warm: dict[str, float]) -> None:
         if shown:
+            stage, of = ("control", f" of {warm['of']:.0f}") if "of" in warm else ("warm-up", "")
             console.print(
-                f"warm-up, pass {warm['epoch']:.0f}: loss {warm['loss']:.3f}, "
+                f"{stage}, pass {warm['epoch']:.0f}{of}: loss {warm['loss']:.3f}, "
                 f"{warm['success']:.0%} solved",
                 style="dim",
                 highlight=False,

@@ -20,7 +20,7 @@ from keel.envs.faults import EnvError, EnvWarning, MissingExtraError
 from keel.envs.guard import Guarded
 from keel.envs.lanes import Env
 from keel.envs.multi import ParallelEnvs
-from keel.envs.names import Parallel, atari_game, find_spec, parallel, unknown
+from keel.envs.names import Parallel, atari_game, find_spec, native, parallel, unknown
 from keel.envs.pool import PoolEnvs, import_envpool
 from keel.envs.protocol import Autoreset, Envs
 from keel.envs.sync import SyncEnvs
@@ -141,12 +141,26 @@ def make_envs(
         atari=atari or AtariOptions(),
         guard=guard,
     )
-    several = parallel(env_id)
-    if several is not None:
-        envs: Envs = _parallel(several, backend, request)
+    envs: Envs
+    own, several = native(env_id), parallel(env_id)
+    if own is not None:
+        envs = _native(own, backend, request)
+    elif several is not None:
+        envs = _parallel(several, backend, request)
     else:
         envs = _auto(request) if backend == "auto" else _make(backend, request)
     return Guarded(envs) if guard else envs
+
+
+def _native(make: Callable[..., Envs], backend: str, request: _Request) -> Envs:
+    """All copies in one."""
+    choose("backend", backend, ("auto", "vector"))
+    if request.wrappers:
+        raise InputError(f"wrappers: are Gymnasium's; {request.env_id} is not made of its parts")
+    try:
+        return make(request.num_envs, **request.kwargs)
+    except TypeError as error:
+        raise InputError(f"{request.env_id}: {error}") from error
 
 
 def _parallel(several: Parallel, backend: str, request: _Request) -> Envs:

@@ -35,6 +35,19 @@ PARALLEL = {
 """Environments with several agents that have an alias; any other goes by `module:parallel_env`."""
 
 
+NATIVE = {"serving": "keel.apps.serving.vector:vector_env"}
+"""Environments of one agent that are written for many copies at once: `(num_envs, …) -> Envs`."""
+
+
+def native(env_id: str) -> Callable[..., Any] | None:
+    """What makes the environment of this name, if it is one of ours."""
+    if env_id not in NATIVE:
+        return None
+    module, _, name = NATIVE[env_id].rpartition(":")
+    make: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return make
+
+
 class Parallel(NamedTuple):
     """How a PettingZoo Parallel environment is made."""
 
@@ -90,7 +103,7 @@ def find_spec(env_id: str) -> EnvSpec | None:
 
 def unknown(env_id: str, more: Iterable[str] = ()) -> UnknownEnvError:
     """The error for a name that nobody knows, with up to three near names."""
-    known = sorted({*gymnasium.registry, *ATARI_GAMES, *PARALLEL, *more})
+    known = sorted({*gymnasium.registry, *ATARI_GAMES, *PARALLEL, *NATIVE, *more})
     lowered = {name.lower(): name for name in reversed(known)}
     near = difflib.get_close_matches(env_id.lower(), lowered, n=3, cutoff=0.5)
     hint = f"; did you mean {', '.join(lowered[name] for name in near)}?" if near else "."

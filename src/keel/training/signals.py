@@ -37,6 +37,14 @@ class StopRequest:
                 self._notify(arrived)
 
 
+_LISTENING: list[StopRequest] = []
+
+
+def stop_requested() -> bool:
+    """Whether the innermost `graceful_stop` was asked to: for long work inside of one step."""
+    return bool(_LISTENING) and _LISTENING[-1].requested is not None
+
+
 @contextmanager
 def graceful_stop(
     notify: Callable[[signal.Signals], None] | None = None,
@@ -62,8 +70,11 @@ def graceful_stop(
         for number in SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 previous[number] = signal.signal(number, stop.receive)
+        _LISTENING.append(stop)
         yield stop
     finally:
+        if stop in _LISTENING:
+            _LISTENING.remove(stop)
         for number, handler in previous.items():
             # None: a handler that C installed, which Python can neither see nor give back
             signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -75,10 +75,12 @@ def _begin(
     except BaseException:
         directory.close("failed")
         raise
-    return (yield from _drive(session, state, directory))
+    return (yield from _drive(session, state, directory, told))
 
 
-def resume(path: Path, changes: Language | None = None) -> Generator[Progress, None, State]:
+def resume(
+    path: Path, changes: Language | None = None, told: Told | None = None
+) -> Generator[Progress, None, State]:
     """Go on with a run from its newest good checkpoint."""
     config = changes or from_dict(read_config(path))
     check(config)
@@ -93,11 +95,11 @@ def resume(path: Path, changes: Language | None = None) -> Generator[Progress, N
     except BaseException:
         directory.close("failed")
         raise
-    return _drive(session, state, directory)
+    return _drive(session, state, directory, told)
 
 
 def _drive(
-    session: Session, state: State, directory: RunDirectory
+    session: Session, state: State, directory: RunDirectory, heard: Told | None
 ) -> Generator[Progress, None, State]:
     last: list[Iteration] = []
 
@@ -112,7 +114,7 @@ def _drive(
         verdict = judge(session, now.optimum.params, _looks(session))
         told = verdict.metrics()
         if now.steps >= session.config.total_steps:
-            told |= _finish(session, now, directory.path, last[0], told)
+            told |= _finish(session, now, directory.path, last[0], told, heard)
         best = max(now.best_return, told[SCORE])
         return now.replace(best_return=best), told
 
@@ -130,7 +132,12 @@ def _drive(
 
 
 def _finish(
-    session: Session, state: State, path: Path, last: Iteration, told: dict[str, float]
+    session: Session,
+    state: State,
+    path: Path,
+    last: Iteration,
+    told: dict[str, float],
+    heard: Told | None,
 ) -> dict[str, float]:
     """The control, the summary, and pages to look at."""
     metrics: dict[str, float] = {}
@@ -141,9 +148,10 @@ def _finish(
         "rl": {**{k.removeprefix("eval/"): v for k, v in told.items()}, "passes": state.passes},
     }
     if state.start is not None:
-        _, found = control(session, state.start, state.passes)
-        summary["control"] = found
-        metrics["eval/control_success"] = found["success"]
+        found = control(session, state.start, state.passes, heard)
+        if found is not None:
+            summary["control"] = found
+            metrics["eval/control_success"] = found["success"]
     if "judged_success" in state.warm_up:
         metrics["eval/warmup_success"] = state.warm_up["judged_success"]
     replace_file(path / SUMMARY, (json.dumps(_plain(summary), indent=1) + "\n").encode())

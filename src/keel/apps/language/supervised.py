@@ -15,10 +15,11 @@ from keel.regions.stepper import Optimum, initial_optimum
 from keel.regions.supervised import Likelihood, one_pass
 from keel.rollout.batch import Rows
 from keel.rollout.tokens import pad_left
+from keel.training.signals import stop_requested
 from keel.types import Knobs
 
 Told = Callable[[dict[str, float]], None]
-"""Called with metrics after every look."""
+"""Called with metrics after every look; of the control they say how many passes there will be."""
 
 
 def examples_as_rows(session: Session, examples: Sequence[Example]) -> Rows:
@@ -71,6 +72,8 @@ def warm_up(session: Session, told: Told | None = None) -> tuple[Optimum, dict[s
     score, loss, passes, epoch = 0.0, float("nan"), 0.0, 0
     looks = held_out(session.task, min(100, session.config.evaluation.prompts))
     for epoch in range(1, settings.epochs + 1):
+        if stop_requested():
+            raise KeyboardInterrupt  # there is nothing to keep yet
         state, loss = one_pass(state, rows, settings.minibatch, knobs, session.shuffle, step)
         passes += 3.0 * rows.obs[ATTENTION].sum().item()
         if epoch % settings.every == 0:
@@ -82,25 +85,31 @@ def warm_up(session: Session, told: Told | None = None) -> tuple[Optimum, dict[s
     return state, {"epochs": float(epoch), "loss": loss, "success": score, "passes": passes}
 
 
-def control(session: Session, start: Tensor, passes: float) -> tuple[Tensor, dict[str, float]]:
+def control(
+    session: Session, start: Tensor, passes: float, told: Told | None = None
+) -> dict[str, float] | None:
     """More passes over the warm-up data, until as many tokens went through the model as RL took.
 
-    It begins where RL began, and its best look counts: what more imitation can give at most.
+    It begins where RL began, and its best look counts: what more imitation can give at most. None
+    if somebody asked to stop.
     """
     settings = session.config.warmup
     rows = examples_as_rows(session, warmup_data(session.task, settings.examples, 0))
     step, knobs = session.step(Likelihood()), Knobs(learning_rate=settings.learning_rate)
     cost = 3.0 * rows.obs[ATTENTION].sum().item()
-    state, best = initial_optimum(start), start
+    state = initial_optimum(start)
     most, epochs = -1.0, max(1, round(passes / cost))
     looks = held_out(session.task, session.config.evaluation.prompts)
     every = max(1, epochs // 10)
     rng = torch.Generator().manual_seed(session.seeds.shuffle)
     last = 0.0
     for epoch in range(1, epochs + 1):
-        state, _ = one_pass(state, rows, settings.minibatch, knobs, rng, step)
+        if stop_requested():
+            return None
+        state, loss = one_pass(state, rows, settings.minibatch, knobs, rng, step)
         if epoch % every == 0 or epoch == epochs:
             last = judge(session, state.params, looks).success
-            if last > most:
-                most, best = last, state.params
-    return best, {"epochs": float(epochs), "success": most, "last": last, "passes": epochs * cost}
+            most = max(most, last)
+            if told is not None:
+                told({"epoch": float(epoch), "of": float(epochs), "loss": loss, "success": last})
+    return {"epochs": float(epochs), "success": most, "last": last, "passes": epochs * cost}

@@ -1,4 +1,4 @@
-"""The simulator's numbers, as its loops take them: one cluster each, arrays by request or replica."""
+"""The simulator's numbers as its loops take them: of one cluster, by request or by replica."""
 
 from __future__ import annotations
 
@@ -111,7 +111,13 @@ class Replicas(NamedTuple):
     size: Ints
     """of the batch; 0 when idle"""
     end: Floats
-    """of the iteration under way"""
+    """of the iteration under way, or of the last of a stretch of equal ones"""
+    begun: Floats
+    """when the stretch began"""
+    seconds: Floats
+    """of one of its iterations"""
+    more: Ints
+    """iterations of the stretch beside the last"""
     free: Ints
     """blocks"""
     up: Ints
@@ -213,7 +219,7 @@ def idle_replicas(plan: Plan, universe: int) -> Replicas:
     return Replicas(
         head=ints(fill=NONE), tail=ints(fill=NONE), waiting=ints(), waiting_tokens=ints(),
         running=ints(count, cap), count=ints(), batch=ints(count, cap), tokens=ints(count, cap),
-        size=ints(), end=floats(), free=plan.blocks.copy(), up=ints(fill=1), busy=floats(),
+        size=ints(), end=floats(), begun=floats(), seconds=floats(), more=ints(), free=plan.blocks.copy(), up=ints(fill=1), busy=floats(),
         done_tokens=ints(), pace=floats(), finished=ints(),
         stamp=ints(count, max(1, universe)), ring=ints(count, room, 2), ring_from=ints(),
         ring_count=ints(), room=plan.cache.copy(), cached=ints(), ticks=ints(),

@@ -11,13 +11,17 @@ from numba import njit
 from keel.models.compiling import keeping
 
 HERE = Path(__file__).parent
-SOURCES = (*sorted(HERE.glob("kernels*.py")), HERE / "arrays.py")
+SOURCES = (*sorted(HERE.glob("kernels*.py")), HERE / "arrays.py", Path(__file__))
 compiled = keeping(SOURCES)
 
 
 def inner(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` for other loops only: without a way in from Python it compiles faster, and it is
     kept on disk as a part of them."""
-    options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    options: dict[str, Any] = {
+        "no_cpython_wrapper": True,
+        "no_cfunc_wrapper": True,
+        "forceinline": True,
+    }
     loop: Callable[..., Any] = njit(error_model="numpy", **options)(function)
     return loop

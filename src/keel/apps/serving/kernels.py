@@ -3,8 +3,8 @@
 A replica is a queue, a list of what runs, and an iteration under way. The rules are those of
 Sarathi's chunked prefill as Vidur simulates it: all that decode write one token each, then prompts
 that were begun are read on, then waiting requests are admitted, up to `chunk` tokens. Iterations in
-which all decode and nobody can be admitted last equally long for up to 64 of them, and are taken
-in one step.
+which all decode and nobody can be admitted last equally long for up to 64 of them: such a stretch
+is one step, which a request that comes meanwhile cuts short.
 
 `clock`, `plan`, `requests` and `replicas` are those of `keel.apps.serving.arrays`.
 """
@@ -287,16 +287,16 @@ def duration(r, tokens, clock, plan, requests, replicas):
         attention = clock.decode[kind, decoding, mean]
         spent += attention * SHARED_KEYS if decoding > 1 and clock.grouped[kind] else attention
     if prompts:
-        read = int(round(math.sqrt(squares)))
+        read = round(math.sqrt(squares))
         spent += prefill_time(kind, kv, read, prompts > 1, clock)
     return clock.layers[kind] * spent * MILLI / plan.speed[r], decoding, total
 
 
 @inner
-def skip(r, until, seconds, total, requests, replicas):
-    """Iterations in which all decode, up to the last that begins before `until`: they are equal
-    while nobody finishes, the mean KV cache stays between two entries of the table, and there is
-    memory for all. Returns how many were taken, without the one under way."""
+def stretch(r, total, requests, replicas):
+    """How many more iterations are like this one, in which all decode: while nobody finishes, the
+    mean KV cache stays between two entries of the table, and there is memory for all. They are
+    taken at once; somebody who comes meanwhile cuts them short."""
     size = replicas.size[r]
     mean = total // size
     entry = min((mean + GRAIN - 1) // GRAIN, MOST_KV // GRAIN)
@@ -304,9 +304,6 @@ def skip(r, until, seconds, total, requests, replicas):
     for j in range(size):
         q = replicas.batch[r, j]
         times = min(times, requests.prompt[q] + requests.output[q] - requests.processed[q])
-    ahead = (until - replicas.end[r]) / seconds
-    if ahead < times:
-        times = min(times, int(math.ceil(ahead)) + 1)
     more = times - 1
     if more < 1:
         return 0
@@ -320,39 +317,71 @@ def skip(r, until, seconds, total, requests, replicas):
         return 0
     for j in range(size):
         q = replicas.batch[r, j]
-        over = requests.processed[q] + more - requests.held[q] * BLOCK
-        if over > 0:
-            requests.held[q] += blocks_of(over)
         requests.processed[q] += more
+        requests.held[q] = max(requests.held[q], blocks_of(requests.processed[q]))
     replicas.free[r] -= blocks
     return more
 
 
 @inner
-def begin(r, now, until, clock, plan, requests, replicas):
-    """The next iteration, and all before `until` that are like it; False if there is nothing."""
+def cut(r, now, requests, replicas):
+    """End a stretch with the iteration that is under way now."""
+    done = int(math.floor((now - replicas.begun[r]) / replicas.seconds[r]))
+    less = replicas.more[r] - done
+    if less < 1:
+        return
+    for j in range(replicas.size[r]):
+        q = replicas.batch[r, j]
+        requests.processed[q] -= less
+        held = max(blocks_of(requests.prefill[q]), blocks_of(requests.processed[q]))
+        replicas.free[r] += requests.held[q] - held
+        requests.held[q] = held
+    replicas.more[r] = done
+    replicas.end[r] = replicas.begun[r] + (done + 1) * replicas.seconds[r]
+    replicas.busy[r] -= less * replicas.seconds[r]
+    replicas.done_tokens[r] -= less * replicas.size[r]
+
+
+@inner
+def blocks_now(r, now, requests, replicas):
+    """Blocks that are free, in the middle of a stretch as well."""
+    free = replicas.free[r]
+    if replicas.size[r] == 0 or replicas.more[r] == 0:
+        return free
+    less = replicas.more[r] - int(math.floor((now - replicas.begun[r]) / replicas.seconds[r]))
+    if less < 1:
+        return free
+    for j in range(replicas.size[r]):
+        q = replicas.batch[r, j]
+        then = blocks_of(requests.processed[q] - less)
+        free += requests.held[q] - max(blocks_of(requests.prefill[q]), then)
+    return free
+
+
+@inner
+def begin(r, now, clock, plan, requests, replicas):
+    """The next iteration, and all that are like it; idle if there is nothing to do."""
     give_up(r, now, requests, replicas, plan)
     if plan.order == 0:
         tokens = form(r, now, requests, replicas, plan)
     else:
         tokens = form_prompts_first(r, now, requests, replicas, plan)
-    if replicas.size[r] == 0:
-        return False
+    size = replicas.size[r]
+    if size == 0:
+        return
     seconds, decoding, total = duration(r, tokens, clock, plan, requests, replicas)
-    replicas.end[r] = now + seconds
     more = 0
-    if decoding == replicas.size[r]:
-        if replicas.count[r] == 0 and replicas.end[r] < until:
-            if replicas.head[r] == NONE or plan.patience == math.inf:
-                more = skip(r, until, seconds, total, requests, replicas)
+    if decoding == size:
+        nobody = replicas.head[r] == NONE or plan.patience == math.inf
+        if replicas.count[r] == 0 and nobody:
+            more = stretch(r, total, requests, replicas)
         if replicas.pace[r] == 0.0:
             replicas.pace[r] = seconds
-        for _ in range(min(more + 1, 32)):
-            replicas.pace[r] += PACE_RATE * (seconds - replicas.pace[r])
-    replicas.end[r] += more * seconds
+        replicas.pace[r] += PACE_RATE * (seconds - replicas.pace[r])
+    replicas.begun[r], replicas.seconds[r], replicas.more[r] = now, seconds, more
+    replicas.end[r] = now + (more + 1) * seconds
     replicas.busy[r] += (more + 1) * seconds
-    replicas.done_tokens[r] += tokens + more * replicas.size[r]
-    return True
+    replicas.done_tokens[r] += tokens + more * size
 
 
 @inner
@@ -385,7 +414,7 @@ def advance(r, until, clock, plan, requests, replicas):
     while replicas.size[r] and replicas.end[r] <= until:
         now = replicas.end[r]
         complete(r, requests, replicas)
-        begin(r, now, until, clock, plan, requests, replicas)
+        begin(r, now, clock, plan, requests, replicas)
 
 
 @inner
@@ -404,7 +433,9 @@ def send(q, r, clock, plan, requests, replicas):
         return
     push_back(r, q, requests, replicas)
     if replicas.size[r] == 0:
-        begin(r, now, now, clock, plan, requests, replicas)
+        begin(r, now, clock, plan, requests, replicas)
+    elif replicas.more[r]:
+        cut(r, now, requests, replicas)
 
 
 @inner

@@ -1,7 +1,7 @@
 """Many clusters at once: one routing decision in each, compiled.
 
 Arrays are those of `keel.apps.serving.arrays` with an axis for clusters in front; a cluster's own
-are views of them. What comes after `requests` in an argument list stands at one request per cluster.
+are views of them.
 """
 
 # Every function is compiled: numba's decorator has no types, and signatures would say nothing.
@@ -62,7 +62,8 @@ def replicas_of(c, many):
     """Of one cluster."""
     return Replicas(
         many.head[c], many.tail[c], many.waiting[c], many.waiting_tokens[c], many.running[c],
-        many.count[c], many.batch[c], many.tokens[c], many.size[c], many.end[c], many.free[c],
+        many.count[c], many.batch[c], many.tokens[c], many.size[c], many.end[c],
+        many.begun[c], many.seconds[c], many.more[c], many.free[c],
         many.up[c], many.busy[c], many.done_tokens[c], many.pace[c], many.finished[c],
         many.stamp[c], many.ring[c], many.ring_from[c], many.ring_count[c], many.room[c],
         many.cached[c], many.ticks[c],
@@ -133,50 +134,54 @@ def in_system(q, requests, since, until):
     return total
 
 
+@inner
+def look(c, at, clock, plans, telemetries, failures, next_failure, requests, replicas, index,
+         views, seen):  # fmt: skip
+    """A cluster up to the arrival of the request at hand, and what its router sees then."""
+    q, plan = at[c], plan_of(c, plans)
+    own, own_replicas = requests_of(c, requests), replicas_of(c, replicas)
+    own_index, view = replicas_of(c, index), view_of(c, views)
+    next_failure[c] = strike(
+        own.arrival[q], next_failure[c], failures[c], clock, plan, own, own_replicas, own_index
+    )
+    observe(q, clock, plan, telemetry_of(c, telemetries), own, own_replicas, own_index, view)
+    see(own.arrival[q], own.prompt[q], view, seen[0][c], seen[1][c], seen[2][c])
+
+
 @compiled
-def look_many(
-    part, at, clock, plans, telemetries, failures, next_failure, requests, replicas, index,
-    views, seen_replicas, seen_request, seen_mask,
-):  # fmt: skip
-    """Clusters `part` up to the arrival of their next request, and what their routers see."""
+def look_many(part, at, clock, plans, telemetries, failures, next_failure, requests, replicas,
+              index, views, seen):  # fmt: skip
+    """`look` for the clusters of `part`."""
+    for c in part:
+        look(c, at, clock, plans, telemetries, failures, next_failure, requests, replicas, index,
+             views, seen)  # fmt: skip
+
+
+@compiled
+def step_many(part, action, cost, at, clock, plans, telemetries, failures, next_failure, requests,
+              replicas, index, views, seen):  # fmt: skip
+    """Send the requests at hand, and look at the next ones, in the clusters of `part`.
+
+    `cost` is the seconds that all requests of a cluster spend between the two arrivals; after the
+    last until all have ended.
+    """
     for c in part:
         q, plan = at[c], plan_of(c, plans)
         own, own_replicas = requests_of(c, requests), replicas_of(c, replicas)
-        own_index, view = replicas_of(c, index), view_of(c, views)
-        next_failure[c] = strike(
-            own.arrival[q], next_failure[c], failures[c], clock, plan, own, own_replicas, own_index
-        )
-        observe(
-            q, clock, plan, telemetry_of(c, telemetries), own, own_replicas, own_index, view,
-        )  # fmt: skip
-        see(own.arrival[q], own.prompt[q], view, seen_replicas[c], seen_request[c], seen_mask[c])
-
-
-@compiled
-def send_many(part, at, action, clock, plans, requests, replicas, index, views):
-    """Send the request at hand of every cluster of `part`."""
-    for c in part:
         dispatch(
-            at[c], action[c], clock, plan_of(c, plans), requests_of(c, requests),
-            replicas_of(c, replicas), replicas_of(c, index), view_of(c, views),
-        )  # fmt: skip
-
-
-@compiled
-def accrue_many(part, at, clock, plans, requests, replicas, cost):
-    """Seconds that all requests of a cluster spend between the arrival of the one at hand, which
-    is sent, and the next; after the last until all have ended."""
-    for c in part:
-        q, plan = at[c], plan_of(c, plans)
-        own, own_replicas = requests_of(c, requests), replicas_of(c, replicas)
-        last = q + 1 == len(own.arrival)
-        until = np.inf if last else own.arrival[q + 1]
+            q, action[c], clock, plan, own, own_replicas, replicas_of(c, index), view_of(c, views)
+        )
+        if q + 1 < len(own.arrival):
+            at[c] = q + 1
+            look(c, at, clock, plans, telemetries, failures, next_failure, requests, replicas,
+                 index, views, seen)  # fmt: skip
+            cost[c] = in_system(q, own, own.arrival[q], own.arrival[q + 1])
+            continue
         for r in range(len(own_replicas.head)):
-            advance(r, until, clock, plan, own, own_replicas)
-        if last:
-            until = own.arrival[q]
-            for i in range(len(own.arrival)):
-                until = max(until, own.finished[i])
+            advance(r, np.inf, clock, plan, own, own_replicas)
+        until = own.arrival[q]
+        for i in range(len(own.arrival)):
+            until = max(until, own.finished[i])
         cost[c] = in_system(q, own, own.arrival[q], until)
 
 
@@ -187,7 +192,7 @@ def weigh_many(part, at, clock, plans, requests, future, replicas, spare, weight
     Futures are played with what is true (lengths, speeds, caches), with the request and without.
     """
     for c in part:
-        q, plan = at[c], plan_of(c, plans)
+        q = at[c]
         own, own_replicas = requests_of(c, requests), replicas_of(c, replicas)
         then, alone = requests_of(c, future), replicas_of(c, spare)
         for r in range(len(own_replicas.head)):

@@ -14,7 +14,7 @@ import math
 import numpy as np
 
 from keel.apps.serving.compiling import compiled, inner
-from keel.apps.serving.kernels import advance, fail, send
+from keel.apps.serving.kernels import advance, blocks_now, fail, send
 from keel.apps.serving.kernels_cache import keep_prefix, prefix_hit
 
 (
@@ -23,12 +23,12 @@ from keel.apps.serving.kernels_cache import keep_prefix, prefix_hit
 
 
 @inner
-def report(r, now, plan, replicas, view):
+def report(r, now, plan, requests, replicas, view):
     """A replica tells where it stands; what was sent before is in it."""
     view.waiting[r] = replicas.waiting[r]
     view.running[r] = replicas.count[r] + replicas.size[r]
     view.waiting_tokens[r] = replicas.waiting_tokens[r]
-    view.memory[r] = 1.0 - replicas.free[r] / plan.blocks[r]
+    view.memory[r] = 1.0 - blocks_now(r, now, requests, replicas) / plan.blocks[r]
     view.pace[r] = replicas.pace[r]
     view.reported[r] = now
     view.sent[r] = view.sent_tokens[r] = 0
@@ -57,7 +57,7 @@ def last_report(r, count, now, telemetry):
     Replicas report in turn, not all at once.
     """
     phase = telemetry.interval * r / count
-    tick = int(math.floor((now - phase) / telemetry.interval))
+    tick = math.floor((now - phase) / telemetry.interval)
     while tick >= 0 and is_lost(r, tick, telemetry):
         tick -= 1
     return phase + tick * telemetry.interval if tick >= 0 else -1.0
@@ -72,11 +72,11 @@ def observe(q, clock, plan, telemetry, requests, replicas, index, view):
             when = last_report(r, len(replicas.head), now, telemetry)
             if when > view.reported[r]:
                 advance(r, when, clock, plan, requests, replicas)
-                report(r, when, plan, replicas, view)
+                report(r, when, plan, requests, replicas, view)
             advance(r, now, clock, plan, requests, replicas)
         else:
             advance(r, now, clock, plan, requests, replicas)
-            report(r, now, plan, replicas, view)
+            report(r, now, plan, requests, replicas, view)
         view.up[r] = replicas.up[r]
         view.hit[r] = prefix_hit(r, q, requests, index)
 
@@ -127,7 +127,7 @@ def score(kind, r, q, plan, telemetry, requests, view):
     """What a router would rather have less of."""
     reported = view.waiting[r] + view.running[r]
     outstanding = reported + view.sent[r]
-    if kind == LEAST or kind == TWO:
+    if kind in (LEAST, TWO):
         return float(reported)
     if kind == VIDUR:
         return float(view.waiting[r] + view.sent[r])
@@ -213,6 +213,8 @@ def copy_replica(r, replicas, spare):
     spare.running[0, :], spare.count[0] = replicas.running[r], replicas.count[r]
     spare.batch[0, :], spare.tokens[0, :] = replicas.batch[r], replicas.tokens[r]
     spare.size[0], spare.end[0] = replicas.size[r], replicas.end[r]
+    spare.begun[0], spare.seconds[0] = replicas.begun[r], replicas.seconds[r]
+    spare.more[0] = replicas.more[r]
     spare.free[0], spare.up[0], spare.pace[0] = replicas.free[r], replicas.up[r], replicas.pace[r]
     spare.stamp[0, :], spare.cached[0] = replicas.stamp[r], replicas.cached[r]
     spare.ring[0, :, :], spare.room[0] = replicas.ring[r], replicas.room[r]
@@ -248,7 +250,7 @@ def foresee(clock, plan, plans, requests, future, replicas, spare, failures, ind
     """A whole trace by one who knows all lengths, speeds and caches.
 
     For every request and replica the replica's future is played to its end, with and without it;
-    the request goes where all that are there lose least. `plans` are the plan's replicas one by one.
+    the request goes where all that are there lose least. `plans` are those of single replicas.
     """
     at = 0
     for q in range(len(requests.arrival)):

@@ -36,7 +36,7 @@ class Many:
     """`count` clusters of one setting; each at the arrival of a request that is not sent yet."""
 
     def __init__(self, setting: Setting, count: int) -> None:
-        self.setting, self.count = setting, count
+        self.setting, self.count, self.all = setting, count, np.arange(count)
         example = draw(setting, 0)
         self.clock: Clock
         self.clock, plan = example.cluster.arrays()
@@ -91,43 +91,30 @@ class Many:
         self.dice[c], self.at[c], self.next_failure[c] = seed, 0, 0
 
     def look(self, clusters: Ints) -> None:
-        """Up to the next arrival; `seen` tells what there is to see."""
+        """Up to the arrival of the request at hand; `seen` tells what there is to see."""
         from keel.apps.serving.kernels_many import look_many
 
-        def run(part: Ints) -> None:
-            look_many(
-                part, self.at, self.clock, self.plan, self.telemetry, self.failures,
-                self.next_failure, self.requests, self.replicas, self.index, self.view, *self.seen,
-            )  # fmt: skip
+        self._abreast(lambda part: look_many(part, *self._everything()), clusters)
 
-        self._abreast(run, clusters)
+    def step(self, action: Ints) -> Floats:
+        """Send the requests at hand, and look at the next ones.
 
-    def send(self, clusters: Ints, action: Ints) -> None:
-        """The requests at hand; clusters then stand at their next ones, but nobody has looked."""
-        from keel.apps.serving.kernels_many import send_many
+        Returns the seconds that all requests spend until then, `[C]`; after a last request until
+        all have ended, and the cluster waits for a new trace.
+        """
+        from keel.apps.serving.kernels_many import step_many
 
-        def run(part: Ints) -> None:
-            send_many(
-                part, self.at, action, self.clock, self.plan, self.requests, self.replicas,
-                self.index, self.view,
-            )  # fmt: skip
-
-        self._abreast(run, clusters)
-
-    def accrued(self, clusters: Ints) -> Floats:
-        """Seconds that all requests spend until the next arrival, `[C]`; the one at hand is
-        sent."""
-        from keel.apps.serving.kernels_many import accrue_many
-
-        cost = np.zeros(self.count)
-
-        def run(part: Ints) -> None:
-            accrue_many(part, self.at, self.clock, self.plan, self.requests, self.replicas, cost)
-
-        self._abreast(run, clusters)
+        cost, everything = np.zeros(self.count), self._everything()
+        self._abreast(lambda part: step_many(part, action, cost, *everything), self.all)
         return cost
 
-    def weighed(self, clusters: Ints) -> Floats:
+    def _everything(self) -> tuple[Any, ...]:
+        return (
+            self.at, self.clock, self.plan, self.telemetry, self.failures, self.next_failure,
+            self.requests, self.replicas, self.index, self.view, self.seen,
+        )  # fmt: skip
+
+    def weighed(self) -> Floats:
         """What each choice would cost, in seconds of all requests: `[C, R]`."""
         from keel.apps.serving.kernels_many import weigh_many
 
@@ -139,17 +126,17 @@ class Many:
                 self.spare, weight,
             )  # fmt: skip
 
-        self._abreast(run, clusters)
+        self._abreast(run, self.all)
         return weight
 
-    def by_router(self, router: str, clusters: Ints) -> Ints:
+    def by_router(self, router: str) -> Ints:
         """What a router that needs no learning would do now, `[C]`."""
         from keel.apps.serving.kernels_many import choose_many
 
         kind = list(ROUTERS).index(choose("router", router, ROUTERS))
         action = np.zeros(self.count, np.int64)
         choose_many(
-            clusters, kind, self.at, self.plan, self.telemetry, self.requests, self.view,
+            self.all, kind, self.at, self.plan, self.telemetry, self.requests, self.view,
             self.dice, action,
         )  # fmt: skip
         return action

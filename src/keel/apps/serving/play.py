@@ -1,4 +1,4 @@
-"""A trace through a cluster: by choices made before, by a router, or by one who knows the future."""
+"""A trace through a cluster: by given choices, by a router, or by one who knows the future."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def play(
 
 
 def foresee(cluster: Cluster, workload: Workload, conditions: Conditions | None = None) -> Played:
-    """The choices of one who knows all lengths, speeds and caches, and plays every replica's future.
+    """The choices of one who knows all lengths, speeds and caches, and plays every future.
 
     What it does not know are the requests that are still to come, so it is no bound in the strict
     sense; no router that must guess has come near it.

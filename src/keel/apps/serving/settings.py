@@ -68,8 +68,8 @@ SETTINGS = {
         sessions=(0.4, 0.8), shared=8,
     ),
 }  # fmt: skip
-"""`equal`: replicas alike, always up to date. `fixed`: note 004's, where nothing can be won. `mixed`:
-unknown speeds, prefix caches and old reports at once."""
+"""`equal`: replicas alike, always up to date. `fixed`: note 004's, where nothing can be won.
+`mixed`: unknown speeds, prefix caches and old reports at once."""
 
 
 def make_setting(name: str, **changes: Any) -> Setting:

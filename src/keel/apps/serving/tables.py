@@ -1,7 +1,7 @@
 """How long an iteration of a replica takes: tables in milliseconds per layer.
 
-They come from a file (`.npz`, as Vidur's predictor gives them) or from closed forms for a few models
-and devices. A closed form is written into a table of the same shape, so that the simulator knows
+They come from a file (`.npz`, as Vidur's predictor gives them) or from closed forms for a few
+models and devices. A closed form is written into a table of the same shape, so that the simulator knows
 one way to look up a time.
 """
 
@@ -90,7 +90,7 @@ class Form:
 
     layers: int
     linear: tuple[float, float, float, float, float]
-    """m0, m1, c0, c1, p: ((m0 + m1·T)^p + (c0 + c1·T)^p)^(1/p): bound by memory, then by arithmetic"""
+    """m0, m1, c0, c1, p: ((m0 + m1·T)^p + (c0 + c1·T)^p)^(1/p), by memory and by arithmetic"""
     decode: tuple[float, float, float]
     """constant, per sequence, per token of KV cache"""
     heads: float

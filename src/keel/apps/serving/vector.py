@@ -45,7 +45,6 @@ class ServingEnvs:
         self.scenes = choose("scenes", scenes, ("train", "held-out"))
         self.setting, self.num_envs = setting, num_envs
         self.many = Many(setting, num_envs)
-        self._all = np.arange(num_envs)
         self._rng = np.random.default_rng(0)
         self._next = 0
         self._total = np.zeros(num_envs)
@@ -60,36 +59,30 @@ class ServingEnvs:
     def reset(self, seed: int) -> Obs:
         self._rng, self._next = np.random.default_rng(seed), 0
         self._total[:] = 0.0
-        for c in self._all:
+        for c in self.many.all:
             self._begin(int(c))
-        self.many.look(self._all)
+        self.many.look(self.many.all)
         return self._obs()
 
     def step(self, action: np.ndarray) -> Step:
-        many, everybody = self.many, self._all
-        chosen = np.ascontiguousarray(action, dtype=np.int64)
-        weight = None
-        if self.reward_kind == "counterfactual":
-            weight = many.weighed(everybody)
-        many.send(everybody, chosen)
+        many, chosen = self.many, np.ascontiguousarray(action, dtype=np.int64)
+        weight = many.weighed() if self.reward_kind == "counterfactual" else None
         last = many.at + 1 == self.setting.requests
+        cost = many.step(chosen)
         if weight is None:
-            reward = -many.accrued(everybody) / LATENCY_SCALE
+            reward = -cost / LATENCY_SCALE
         else:
-            extra = weight[everybody, chosen] - weight.mean(1)
+            extra = weight[many.all, chosen] - weight.mean(1)
             reward = -np.clip(extra / WEIGHT_SCALE, -WORST, WORST)
-            if last.any():
-                many.accrued(last.nonzero()[0])
         self._total += reward
         over = last.nonzero()[0]
         returns, measures = self._total[over].copy(), None
-        many.at += ~last
         if over.size:
             measures = self._measures(over)
             self._total[over] = 0.0
             for c in over:
                 self._begin(int(c))
-        many.look(everybody)
+            many.look(over)
         nothing = np.zeros(self.num_envs, bool)
         return Step(
             obs=self._obs(),

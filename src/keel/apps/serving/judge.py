@@ -1,0 +1,158 @@
+"""Routers side by side on the same traces, which no training has seen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from scipy.stats import t as student
+
+from keel.apps.serving.many import Many
+from keel.apps.serving.play import HONEST, foresee, play
+from keel.apps.serving.results import Report, summarise
+from keel.apps.serving.scorer import Scorer
+from keel.apps.serving.settings import Setting, draw
+from keel.errors import InputError
+
+CLAIRVOYANT, LEARNED = "clairvoyant", "policy"
+AT_ONCE = 64
+NOTHING_TO_WIN = 0.03
+"""A gap to the clairvoyant below this is not worth training for."""
+Measure = Callable[[Report], float]
+MEASURES: dict[str, Measure] = {
+    "end_to_end": lambda report: report.end_to_end.mean,
+    "ttft_p99": lambda report: report.ttft.p99,
+}
+Told = Callable[[str], None]
+
+
+def judge(
+    setting: Setting,
+    seeds: Sequence[int],
+    routers: Sequence[str] = HONEST,
+    scorer: Scorer | None = None,
+    clairvoyant: bool = True,
+    told: Told | None = None,
+) -> dict[str, list[Report]]:
+    """Reports of every router on the scenes of all seeds, in their order."""
+    if not seeds:
+        raise InputError("seeds: expected at least one")
+    scenes = [draw(setting, seed) for seed in seeds]
+    found: dict[str, list[Report]] = {}
+    for router in routers:
+        found[router] = [
+            summarise(play(s.cluster, s.workload, router, s.conditions, seed))
+            for s, seed in zip(scenes, seeds, strict=True)
+        ]
+        if told is not None:
+            told(router)
+    if clairvoyant:
+        found[CLAIRVOYANT] = [
+            summarise(foresee(s.cluster, s.workload, s.conditions)) for s in scenes
+        ]
+        if told is not None:
+            told(CLAIRVOYANT)
+    if scorer is not None:
+        found[LEARNED] = learned(scorer, setting, seeds)
+    return found
+
+
+def learned(scorer: Scorer, setting: Setting, seeds: Sequence[int]) -> list[Report]:
+    """The reports of a trained router, which takes the replica it scores highest."""
+    reports: list[Report] = []
+    for begin in range(0, len(seeds), AT_ONCE):
+        part = list(seeds[begin : begin + AT_ONCE])
+        many = Many(setting, len(part))
+        for c, seed in enumerate(part):
+            many.begin(c, draw(setting, seed), seed)
+        many.look(many.all)
+        for _ in range(setting.requests):
+            replicas, request, mask = many.seen
+            scores = np.where(mask, scorer(replicas, request), -np.inf)
+            many.step(scores.argmax(1))
+        reports += [summarise(many.played(c, LEARNED)) for c in range(len(part))]
+    return reports
+
+
+@dataclass(frozen=True)
+class Gain:
+    """How much less one router costs than another, on the same traces; relative to the other."""
+
+    measure: str
+    against: str
+    own: float
+    """mean over the traces"""
+    other: float
+    gain: float
+    """share of the other's that is saved, over all traces"""
+    low: float
+    high: float
+    """95 % interval over traces (Student's t on the paired differences, over the other's mean)"""
+
+
+def gain(
+    own: Sequence[Report], other: Sequence[Report], measure: str = "end_to_end"
+) -> Gain:
+    """Of one router over another."""
+    of = MEASURES[measure]
+    ours, theirs = (np.array([of(report) for report in x]) for x in (own, other))
+    saved, base = theirs - ours, float(theirs.mean())
+    half = math.nan
+    if len(saved) > 1:
+        spread = float(saved.std(ddof=1)) / math.sqrt(len(saved))
+        half = float(student.ppf(0.975, len(saved) - 1)) * spread
+    mean = float(saved.mean())
+    return Gain(
+        measure, other[0].router, float(ours.mean()), base, mean / base,
+        (mean - half) / base, (mean + half) / base,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Headroom:
+    """What can be won in a setting before anything is trained."""
+
+    measure: str
+    best: str
+    """the heuristic with the least"""
+    best_value: float
+    clairvoyant: float
+    room: float
+    """share of the best heuristic's that the clairvoyant saves"""
+    low: float
+    high: float
+
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        if not self.high > NOTHING_TO_WIN:
+            return "nothing to win here"
+        if not self.low > NOTHING_TO_WIN:
+            return "perhaps a little to win; more traces would tell"
+        return "something to win"
+
+    def to_dict(self) -> dict[str, object]:
+        """As plain data."""
+        return {**asdict(self), "verdict": self.verdict}
+
+
+def headroom(found: dict[str, list[Report]], measure: str = "end_to_end") -> Headroom:
+    """From the reports of `judge`, those of the clairvoyant among them."""
+    best = best_heuristic(found, measure)
+    room = gain(found[CLAIRVOYANT], found[best], measure)
+    return Headroom(measure, best, room.other, room.own, room.gain, room.low, room.high)
+
+
+def best_heuristic(found: dict[str, list[Report]], measure: str = "end_to_end") -> str:
+    """The honest router with the least, over all traces."""
+    of = MEASURES[measure]
+    means = {
+        name: float(np.mean([of(report) for report in reports]))
+        for name, reports in found.items()
+        if name in HONEST
+    }
+    if not means:
+        raise InputError("routers: expected at least one that is not marked broken")
+    return min(means, key=means.__getitem__)

@@ -1,0 +1,89 @@
+"""A trained router on its own: numbers of replicas in, scores out, in tens of microseconds.
+
+The network of `keel.models.items` scores every replica by itself, so it does not care how many there
+are. Here it is three matrix products of numpy, for evaluation and for live routing; a test holds it
+to the agent's own logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keel.apps.serving.sight import REPLICA, REQUEST
+from keel.errors import InputError
+from keel.training.inspect import Policy
+
+Weights = NDArray[np.float32]
+NAMES = {
+    "item": "actor.embedding.item.weight",
+    "item_bias": "actor.embedding.item.bias",
+    "context": "actor.embedding.context.weight",
+    "second": "actor.embedding.second.weight",
+    "second_bias": "actor.embedding.second.bias",
+    "score": "actor.score.weight",
+    "score_bias": "actor.score.bias",
+}
+ACTIVATIONS = {"relu": lambda x: np.maximum(x, 0.0), "tanh": np.tanh}
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """The weights, transposed: `[in, out]`."""
+
+    item: Weights
+    item_bias: Weights
+    context: Weights
+    second: Weights
+    second_bias: Weights
+    score: Weights
+    score_bias: Weights
+    activation: str = "relu"
+
+    def __call__(self, replicas: Weights, request: Weights) -> Weights:
+        """Scores `[…, R]` of replicas `[…, R, F]`, given the request `[…, C]`; higher is better."""
+        act = ACTIVATIONS[self.activation]
+        known = (request @ self.context)[..., None, :]
+        hidden = act(replicas @ self.item + self.item_bias + known)
+        hidden = act(hidden @ self.second + self.second_bias)
+        scores: Weights = (hidden @ self.score + self.score_bias)[..., 0]
+        return scores
+
+
+def scorer_of(policy: Policy) -> Scorer:
+    """Of a run on `serving`."""
+    if policy.config.env != "serving":
+        raise InputError(f"{policy.path}: was trained on {policy.config.env}, not on serving")
+    if policy.config.network.kind != "items" or policy.normaliser is not None:
+        raise InputError(
+            f"{policy.path}: only networks of kind items, without normalised observations, can be "
+            "taken out of a run: others know but one number of replicas"
+        )
+    tree = {name: x.numpy() for name, x in policy.agent.named(policy.params).items()}
+    return make_scorer(tree, policy.config.network.activation)
+
+
+def make_scorer(tree: Mapping[str, Weights], activation: str) -> Scorer:
+    """From weights by the names of the network."""
+    missing = [name for name in NAMES.values() if name not in tree]
+    if missing or activation not in ACTIVATIONS:
+        raise InputError(f"scorer: these weights are no router's ({', '.join(missing)})")
+    parts = {
+        own: np.ascontiguousarray(tree[name].T if tree[name].ndim == 2 else tree[name])
+        for own, name in NAMES.items()
+    }
+    found = Scorer(**parts, activation=activation)
+    if found.item.shape[0] != len(REPLICA) or found.context.shape[0] != len(REQUEST):
+        raise InputError("scorer: was trained on other observations than this version makes")
+    return found
+
+
+def load_scorer(run: Path, checkpoint: str | int | None = None) -> Scorer:
+    """Of a run's folder."""
+    from keel.training.inspect import open_policy
+
+    return scorer_of(open_policy(run, checkpoint))
