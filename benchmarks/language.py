@@ -39,7 +39,12 @@ EXPERIMENTS: dict[str, tuple[str, ...]] = {
     "addition": ("--task", "addition"),
     "countdown": ("--task", "countdown"),
     "lookup-adaptive": ("--task", "lookup", *ADAPTIVE, "--kl.target", "0.2", "--no-control"),
-    "addition-adaptive": ("--task", "addition", *ADAPTIVE, "--kl.target", "0.05", "--no-control"),
+    "sort-adaptive": (
+        *("--task", "sort", "--total-steps", "19200", "--sample.prompts", "16"),
+        *("--region.minibatch", "128", "--warmup.until", "0.3", "--warmup.every", "1"),
+        *ADAPTIVE,
+        *("--kl.target", "0.1", "--no-control"),
+    ),
     "hacked": ("--task", "sort-flawed", "--no-control"),
     "held": ("--task", "sort-flawed", *ADAPTIVE, "--kl.target", "0.05", "--no-control"),
 }
@@ -145,7 +150,7 @@ def _tasks(told: dict[str, Any]) -> list[str]:
     return lines
 
 
-TARGETS = {"lookup-adaptive": 0.2, "addition-adaptive": 0.05, "held": 0.05}
+TARGETS = {"lookup-adaptive": 0.2, "sort-adaptive": 0.1, "held": 0.05}
 
 
 def _controller(told: dict[str, Any]) -> list[str]:

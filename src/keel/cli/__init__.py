@@ -21,6 +21,7 @@ COMMANDS = {
     "tune": "search settings with Optuna, inside the trust region",
     "demos": "record episodes to learn from",
     "land": "the land-development game: a policy beside the baselines, on maps it has never seen",
+    "serving": "replicas of a language model, simulated: heuristics, headroom, trained routers",
     "runs": "list runs, or export one as CSV",
     "bench": "measure training speed side by side with a peer",
     "explain": "what KL, clipping, penalties and trust regions do to your numbers",

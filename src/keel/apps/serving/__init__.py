@@ -1,0 +1,87 @@
+"""Replicas of language models, and routers that send requests to them.
+
+    from keel.apps.serving import closed_form, equal_cluster, play, summarise, synthesise, Synthetic
+
+Names are loaded when they are first used: numba is a second and 100 MB, which others need not pay.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from keel.apps.serving.cluster import Cluster, Replica, equal_cluster
+    from keel.apps.serving.fidelity import Fidelity, compare
+    from keel.apps.serving.judge import Gain, Headroom, gain, headroom, judge
+    from keel.apps.serving.play import HONEST, ROUTERS, Conditions, Played, foresee, play, replay
+    from keel.apps.serving.results import Objective, Report, latencies, summarise
+    from keel.apps.serving.scorer import Scorer, load_scorer
+    from keel.apps.serving.settings import SETTINGS, Scene, Setting, draw, held_out, make_setting
+    from keel.apps.serving.synthetic import Synthetic, synthesise
+    from keel.apps.serving.tables import FORMS, Tables, closed_form, load_tables
+    from keel.apps.serving.workload import Workload, load_workload, make_workload
+
+_NAMES = {
+    "cluster": ("Cluster", "Replica", "equal_cluster"),
+    "fidelity": ("Fidelity", "compare"),
+    "judge": ("Gain", "Headroom", "gain", "headroom", "judge"),
+    "play": ("HONEST", "ROUTERS", "Conditions", "Played", "foresee", "play", "replay"),
+    "results": ("Objective", "Report", "latencies", "summarise"),
+    "scorer": ("Scorer", "load_scorer"),
+    "settings": ("SETTINGS", "Scene", "Setting", "draw", "held_out", "make_setting"),
+    "synthetic": ("Synthetic", "synthesise"),
+    "tables": ("FORMS", "Tables", "closed_form", "load_tables"),
+    "workload": ("Workload", "load_workload", "make_workload"),
+}
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
+__all__ = [
+    "FORMS",
+    "HONEST",
+    "ROUTERS",
+    "SETTINGS",
+    "Cluster",
+    "Conditions",
+    "Fidelity",
+    "Gain",
+    "Headroom",
+    "Objective",
+    "Played",
+    "Replica",
+    "Report",
+    "Scene",
+    "Scorer",
+    "Setting",
+    "Synthetic",
+    "Tables",
+    "Workload",
+    "closed_form",
+    "compare",
+    "draw",
+    "equal_cluster",
+    "foresee",
+    "gain",
+    "headroom",
+    "held_out",
+    "judge",
+    "latencies",
+    "load_scorer",
+    "load_tables",
+    "load_workload",
+    "make_setting",
+    "make_workload",
+    "play",
+    "replay",
+    "summarise",
+    "synthesise",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

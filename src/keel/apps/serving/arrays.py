@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from keel.apps.serving import fields as f
 from keel.apps.serving.tables import Tables
 
 BLOCK = 16
@@ -58,112 +59,75 @@ class Plan(NamedTuple):
 
 
 class Requests(NamedTuple):
-    """`[N]` each, in the order of their arrival."""
+    """In the order of their arrival. The rows of `ints` and `times` are named in
+    `keel.apps.serving.fields`:
 
-    arrival: Floats
-    prompt: Ints
-    output: Ints
-    """tokens that will be written; no router knows"""
+    * `Q_PROMPT`, `Q_OUTPUT`: tokens to read, and that will be written, which no router knows;
+    * `Q_PREFILL`: tokens to read now, which are more after a restart; `Q_PROCESSED`: of all so far;
+    * `Q_HELD`: blocks of KV cache; `Q_NEXT`: who waits behind it; `Q_REPLICA`: where it was sent;
+    * `Q_HIT`: tokens of its prompt that were in the prefix cache; `Q_RESTARTS`;
+    * `Q_LOST`: 0; 1: turned away, 2: gave up, 3: its replica failed;
+    * `Q_ARRIVAL`, `Q_STARTED` (first admitted), `Q_FIRST_TOKEN`, `Q_FINISHED`: NaN until then.
+    """
+
+    ints: Ints
+    """`[Q_INTS, N]`"""
+    times: Floats
+    """`[Q_TIMES, N]`"""
     first: Ints
-    """where its prefix blocks begin in `hashes`"""
+    """`[N + 1]`: where the prefix blocks of each begin in `hashes`"""
     hashes: Ints
     """`[H]`: names of prefix blocks, request after request"""
     prefix_block: int
     """tokens of one of them"""
-    # what becomes of them
-    prefill: Ints
-    """tokens to read, which are more after a restart"""
-    processed: Ints
-    held: Ints
-    """blocks of KV cache"""
-    next: Ints
-    """who waits behind it"""
-    replica: Ints
-    """where it was sent"""
-    hit: Ints
-    """tokens of its prompt that were in the prefix cache"""
-    restarts: Ints
-    started: Floats
-    """when it was first admitted"""
-    first_token: Floats
-    finished: Floats
-    """NaN until then"""
-    lost: Ints
-    """0; 1: turned away, 2: gave up, 3: its replica failed"""
 
 
 class Replicas(NamedTuple):
-    """Where replicas stand; `[R]` unless it says otherwise."""
+    """Where replicas stand. The rows of `ints` and `times` are named in
+    `keel.apps.serving.fields`:
 
-    head: Ints
-    """of the queue"""
-    tail: Ints
-    waiting: Ints
-    waiting_tokens: Ints
-    """of prompts that wait, and of restarted ones all they have to read again"""
+    * `R_HEAD`, `R_TAIL` of the queue; `R_WAITING` requests in it, `R_WAITING_TOKENS` to read;
+    * `R_ASIDE`: requests in `running`; `R_SIZE`: of the batch, 0 when idle;
+    * `R_MORE`: equal iterations of the stretch under way beside its last;
+    * `R_FREE`: blocks of KV cache; `R_UP`: 1, or 0 after a failure;
+    * `R_DONE_TOKENS` read and written so far, `R_FINISHED` requests;
+    * `R_ROOM`: prefix blocks that may be kept, `R_CACHED`: that are; `R_RING_FROM`,
+      `R_RING_COUNT`: of `ring`; `R_TICKS`: uses so far;
+    * `R_END` of the stretch under way, `R_BEGUN`: its begin, `R_SECONDS` of an iteration of it;
+    * `R_BUSY`: seconds; `R_PACE`: seconds an iteration of decoding takes, lately.
+    """
+
+    ints: Ints
+    """`[R_INTS, R]`"""
+    times: Floats
+    """`[R_TIMES, R]`"""
     running: Ints
     """`[R, cap]`: admitted, and not in the iteration under way"""
-    count: Ints
     batch: Ints
     """`[R, cap]`: in the iteration under way"""
     tokens: Ints
     """`[R, cap]`: how many of each"""
-    size: Ints
-    """of the batch; 0 when idle"""
-    end: Floats
-    """of the iteration under way, or of the last of a stretch of equal ones"""
-    begun: Floats
-    """when the stretch began"""
-    seconds: Floats
-    """of one of its iterations"""
-    more: Ints
-    """iterations of the stretch beside the last"""
-    free: Ints
-    """blocks"""
-    up: Ints
-    """1, or 0 after a failure"""
-    busy: Floats
-    """seconds"""
-    done_tokens: Ints
-    """read and written so far"""
-    pace: Floats
-    """seconds a token takes while decoding, lately"""
-    finished: Ints
-    """requests"""
     stamp: Ints
     """`[R, U]`: when a prefix block was last used; 0: it is not there"""
     ring: Ints
     """`[R, L, 2]`: uses in their order: block and stamp"""
-    ring_from: Ints
-    ring_count: Ints
-    room: Ints
-    """prefix blocks that may be there"""
-    cached: Ints
-    """prefix blocks that are there"""
-    ticks: Ints
-    """uses so far"""
 
 
 class View(NamedTuple):
-    """What a router knows: reports of the replicas, and what it has itself sent since."""
+    """What a router knows: reports of the replicas, and what it has itself sent since. The rows
+    are named in `keel.apps.serving.fields`:
 
-    waiting: Ints
-    """`[R]`, as reported"""
-    running: Ints
-    waiting_tokens: Ints
-    memory: Floats
-    """share of the KV cache in use"""
-    pace: Floats
-    """seconds an iteration of decoding takes, lately; 0 before the first"""
-    reported: Floats
-    """when"""
-    sent: Ints
-    """requests since then"""
-    sent_tokens: Ints
-    """of their prompts, without what was expected to be cached"""
-    up: Ints
-    hit: Ints
-    """tokens of the request at hand that a replica probably has in its prefix cache"""
+    * `V_WAITING`, `V_RUNNING`, `V_WAITING_TOKENS`, `V_MEMORY` (share of the KV cache in use),
+      `V_PACE`: as reported, at the time `V_REPORTED`;
+    * `V_SENT`: requests since then, `V_SENT_TOKENS` of their prompts, probably cached ones not
+      counted;
+    * `V_UP`; `V_HIT`: tokens of the request at hand that are probably in its prefix cache.
+    """
+
+    ints: Ints
+    """`[V_INTS, R]`"""
+    times: Floats
+    """`[V_TIMES, R]`"""
     turn: Ints
     """`[1]`: whose it is, for round robin"""
 
@@ -185,13 +149,9 @@ class Telemetry(NamedTuple):
 
 def blank_view(count: int) -> View:
     """Before the first report."""
-    ints = [np.zeros(count, dtype=np.int64) for _ in range(6)]
-    floats = [np.zeros(count) for _ in range(3)]
-    return View(
-        waiting=ints[0], running=ints[1], waiting_tokens=ints[2], memory=floats[0], pace=floats[1],
-        reported=floats[2], sent=ints[3], sent_tokens=ints[4],
-        up=np.ones(count, dtype=np.int64), hit=ints[5], turn=np.zeros(1, dtype=np.int64),
-    )  # fmt: skip
+    ints = np.zeros((f.V_INTS, count), dtype=np.int64)
+    ints[f.V_UP] = 1
+    return View(ints, np.zeros((f.V_TIMES, count)), np.zeros(1, dtype=np.int64))
 
 
 def make_clock(tables: Sequence[Tables]) -> Clock:
@@ -208,19 +168,21 @@ def make_clock(tables: Sequence[Tables]) -> Clock:
 def idle_replicas(plan: Plan, universe: int) -> Replicas:
     """Before the first request; `universe` is how many different prefix blocks there are."""
     count, cap = len(plan.kind), plan.cap
-    room = int(4 * plan.cache.max(initial=0) + 8 * max(1, universe > 0))
+    room = int(4 * plan.cache.max(initial=0) + 8)
+    ints = np.zeros((f.R_INTS, count), dtype=np.int64)
+    ints[[f.R_HEAD, f.R_TAIL]] = NONE
+    ints[f.R_UP] = 1
+    ints[f.R_FREE], ints[f.R_ROOM] = plan.blocks, plan.cache
 
-    def ints(*shape: int, fill: int = 0) -> Ints:
-        return np.full(shape or (count,), fill, dtype=np.int64)
-
-    def floats(fill: float = 0.0) -> Floats:
-        return np.full(count, fill)
+    def zeros(*shape: int) -> Ints:
+        return np.zeros((count, *shape), dtype=np.int64)
 
     return Replicas(
-        head=ints(fill=NONE), tail=ints(fill=NONE), waiting=ints(), waiting_tokens=ints(),
-        running=ints(count, cap), count=ints(), batch=ints(count, cap), tokens=ints(count, cap),
-        size=ints(), end=floats(), begun=floats(), seconds=floats(), more=ints(), free=plan.blocks.copy(), up=ints(fill=1), busy=floats(),
-        done_tokens=ints(), pace=floats(), finished=ints(),
-        stamp=ints(count, max(1, universe)), ring=ints(count, room, 2), ring_from=ints(),
-        ring_count=ints(), room=plan.cache.copy(), cached=ints(), ticks=ints(),
-    )  # fmt: skip
+        ints=ints,
+        times=np.zeros((f.R_TIMES, count)),
+        running=zeros(cap),
+        batch=zeros(cap),
+        tokens=zeros(cap),
+        stamp=zeros(max(1, universe)),
+        ring=zeros(room, 2),
+    )

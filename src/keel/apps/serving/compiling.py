@@ -11,17 +11,32 @@ from numba import njit
 from keel.models.compiling import keeping
 
 HERE = Path(__file__).parent
-SOURCES = (*sorted(HERE.glob("kernels*.py")), HERE / "arrays.py", Path(__file__))
+SOURCES = (
+    *sorted(HERE.glob("kernels*.py")),
+    HERE / "arrays.py",
+    HERE / "fields.py",
+    Path(__file__),
+)
 compiled = keeping(SOURCES)
 
 
+OPTIONS: dict[str, Any] = {
+    "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "error_model": "numpy",
+}  # fmt: skip
+
+
 def inner(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` for other loops only: without a way in from Python it compiles faster, and it is
-    kept on disk as a part of them."""
-    options: dict[str, Any] = {
-        "no_cpython_wrapper": True,
-        "no_cfunc_wrapper": True,
-        "forceinline": True,
-    }
-    loop: Callable[..., Any] = njit(error_model="numpy", **options)(function)
+    """`function` as a part of the loops that call it: without a way in from Python, and in place.
+
+    A call passes every array by its seven numbers, and there are fifty of them: that took half of
+    the time.
+    """
+    loop: Callable[..., Any] = njit(forceinline=True, **OPTIONS)(function)
+    return loop
+
+
+def outer(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` for several loops, which share one copy: those that are large and called seldom
+    would else be compiled again and again."""
+    loop: Callable[..., Any] = njit(**OPTIONS)(function)
     return loop

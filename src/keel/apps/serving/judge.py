@@ -92,9 +92,7 @@ class Gain:
     """95 % interval over traces (Student's t on the paired differences, over the other's mean)"""
 
 
-def gain(
-    own: Sequence[Report], other: Sequence[Report], measure: str = "end_to_end"
-) -> Gain:
+def gain(own: Sequence[Report], other: Sequence[Report], measure: str = "end_to_end") -> Gain:
     """Of one router over another."""
     of = MEASURES[measure]
     ours, theirs = (np.array([of(report) for report in x]) for x in (own, other))

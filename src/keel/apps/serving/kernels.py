@@ -18,8 +18,9 @@ import math
 
 import numpy as np
 
+from keel.apps.serving import fields as f
 from keel.apps.serving.arrays import BLOCK, NONE
-from keel.apps.serving.compiling import compiled, inner
+from keel.apps.serving.compiling import compiled, inner, outer
 from keel.apps.serving.kernels_cache import forget_prefixes, keep_prefix, prefix_hit
 
 GRAIN, MOST_KV = 64, 4096
@@ -36,47 +37,47 @@ TURNED_AWAY, GAVE_UP, FAILED = 1, 2, 3
 @inner
 def push_back(r, q, requests, replicas):
     """Let a request wait."""
-    requests.next[q] = NONE
-    if replicas.tail[r] == NONE:
-        replicas.head[r] = q
+    requests.ints[f.Q_NEXT, q] = NONE
+    if replicas.ints[f.R_TAIL, r] == NONE:
+        replicas.ints[f.R_HEAD, r] = q
     else:
-        requests.next[replicas.tail[r]] = q
-    replicas.tail[r] = q
-    replicas.waiting[r] += 1
-    replicas.waiting_tokens[r] += requests.prefill[q]
+        requests.ints[f.Q_NEXT, replicas.ints[f.R_TAIL, r]] = q
+    replicas.ints[f.R_TAIL, r] = q
+    replicas.ints[f.R_WAITING, r] += 1
+    replicas.ints[f.R_WAITING_TOKENS, r] += requests.ints[f.Q_PREFILL, q]
 
 
 @inner
 def push_front(r, q, requests, replicas):
     """Let a request wait before all others."""
-    requests.next[q] = replicas.head[r]
-    if replicas.head[r] == NONE:
-        replicas.tail[r] = q
-    replicas.head[r] = q
-    replicas.waiting[r] += 1
-    replicas.waiting_tokens[r] += requests.prefill[q]
+    requests.ints[f.Q_NEXT, q] = replicas.ints[f.R_HEAD, r]
+    if replicas.ints[f.R_HEAD, r] == NONE:
+        replicas.ints[f.R_TAIL, r] = q
+    replicas.ints[f.R_HEAD, r] = q
+    replicas.ints[f.R_WAITING, r] += 1
+    replicas.ints[f.R_WAITING_TOKENS, r] += requests.ints[f.Q_PREFILL, q]
 
 
 @inner
 def pop_front(r, requests, replicas):
     """The one that has waited longest."""
-    q = replicas.head[r]
-    replicas.head[r] = requests.next[q]
-    if replicas.head[r] == NONE:
-        replicas.tail[r] = NONE
-    replicas.waiting[r] -= 1
-    replicas.waiting_tokens[r] -= requests.prefill[q]
+    q = replicas.ints[f.R_HEAD, r]
+    replicas.ints[f.R_HEAD, r] = requests.ints[f.Q_NEXT, q]
+    if replicas.ints[f.R_HEAD, r] == NONE:
+        replicas.ints[f.R_TAIL, r] = NONE
+    replicas.ints[f.R_WAITING, r] -= 1
+    replicas.ints[f.R_WAITING_TOKENS, r] -= requests.ints[f.Q_PREFILL, q]
     return q
 
 
 @inner
 def restart(r, q, requests, replicas):
     """Out of memory: what a request has read and written has to be read again."""
-    requests.prefill[q] = requests.processed[q]
-    requests.processed[q] = 0
-    requests.restarts[q] += 1
-    replicas.free[r] += requests.held[q]
-    requests.held[q] = 0
+    requests.ints[f.Q_PREFILL, q] = requests.ints[f.Q_PROCESSED, q]
+    requests.ints[f.Q_PROCESSED, q] = 0
+    requests.ints[f.Q_RESTARTS, q] += 1
+    replicas.ints[f.R_FREE, r] += requests.ints[f.Q_HELD, q]
+    requests.ints[f.Q_HELD, q] = 0
     push_front(r, q, requests, replicas)
 
 
@@ -89,16 +90,16 @@ def blocks_of(tokens):
 @inner
 def prompt_is_read(q, requests):
     """The end of reading writes the first token, so a sequence that decodes is ahead by one."""
-    return requests.processed[q] > requests.prefill[q]
+    return requests.ints[f.Q_PROCESSED, q] > requests.ints[f.Q_PREFILL, q]
 
 
 @inner
 def add(r, q, tokens, replicas):
     """A request to the batch that is being made."""
-    at = replicas.size[r]
+    at = replicas.ints[f.R_SIZE, r]
     replicas.batch[r, at] = q
     replicas.tokens[r, at] = tokens
-    replicas.size[r] = at + 1
+    replicas.ints[f.R_SIZE, r] = at + 1
 
 
 @inner
@@ -109,8 +110,8 @@ def take_decodes(r, requests, replicas, plan):
     are not read yet stay in front of it, compacted: `[0, prompts)`.
     """
     running = replicas.running[r]
-    i, end, prompts, tokens = 0, replicas.count[r], 0, 0
-    while i < end and replicas.size[r] < plan.cap:
+    i, end, prompts, tokens = 0, replicas.ints[f.R_ASIDE, r], 0, 0
+    while i < end and replicas.ints[f.R_SIZE, r] < plan.cap:
         q = running[i]
         i += 1
         if not prompt_is_read(q, requests):
@@ -118,7 +119,7 @@ def take_decodes(r, requests, replicas, plan):
             prompts += 1
             continue
         went = False
-        while replicas.free[r] < 1:
+        while replicas.ints[f.R_FREE, r] < 1:
             if end > i:
                 end -= 1
                 restart(r, running[end], requests, replicas)
@@ -128,9 +129,9 @@ def take_decodes(r, requests, replicas, plan):
                 break
         if went:
             continue
-        if requests.processed[q] > requests.held[q] * BLOCK:
-            requests.held[q] += 1
-            replicas.free[r] -= 1
+        if requests.ints[f.Q_PROCESSED, q] > requests.ints[f.Q_HELD, q] * BLOCK:
+            requests.ints[f.Q_HELD, q] += 1
+            replicas.ints[f.R_FREE, r] -= 1
         add(r, q, 1, replicas)
         tokens += 1
     return tokens, prompts, i, end
@@ -142,7 +143,9 @@ def read_on(r, tokens, prompts, i, end, requests, replicas, plan):
     running, left = replicas.running[r], 0
     for j in range(prompts):
         q = running[j]
-        more = min(requests.prefill[q] - requests.processed[q], plan.chunk - tokens)
+        more = min(
+            requests.ints[f.Q_PREFILL, q] - requests.ints[f.Q_PROCESSED, q], plan.chunk - tokens
+        )
         if more > 0:
             add(r, q, more, replicas)
             tokens += more
@@ -154,47 +157,52 @@ def read_on(r, tokens, prompts, i, end, requests, replicas, plan):
         left += 1
     for j in range(1, left):  # few, and nearly sorted
         q, k = running[j], j
-        while k > 0 and requests.arrival[running[k - 1]] > requests.arrival[q]:
+        while (
+            k > 0 and requests.times[f.Q_ARRIVAL, running[k - 1]] > requests.times[f.Q_ARRIVAL, q]
+        ):
             running[k] = running[k - 1]
             k -= 1
         running[k] = q
-    replicas.count[r] = left
+    replicas.ints[f.R_ASIDE, r] = left
     return tokens
 
 
 @inner
 def give_up(r, now, requests, replicas, plan):
     """Requests at the head of the queue that have waited too long; restarted ones stay."""
-    while replicas.head[r] != NONE:
-        q = replicas.head[r]
-        waited = now - requests.arrival[q]
-        if waited <= plan.patience or not math.isnan(requests.started[q]):
+    while replicas.ints[f.R_HEAD, r] != NONE:
+        q = replicas.ints[f.R_HEAD, r]
+        waited = now - requests.times[f.Q_ARRIVAL, q]
+        if waited <= plan.patience or not math.isnan(requests.times[f.Q_STARTED, q]):
             break
         pop_front(r, requests, replicas)
-        requests.lost[q] = GAVE_UP
-        requests.finished[q] = now
+        requests.ints[f.Q_LOST, q] = GAVE_UP
+        requests.times[f.Q_FINISHED, q] = now
 
 
 @inner
 def admit(r, now, tokens, requests, replicas, plan):
     """Waiting requests, first come, first served, while there is room."""
-    while replicas.head[r] != NONE:
-        q = replicas.head[r]
-        if replicas.size[r] + replicas.count[r] >= plan.cap or replicas.size[r] >= plan.cap:
+    while replicas.ints[f.R_HEAD, r] != NONE:
+        q = replicas.ints[f.R_HEAD, r]
+        if (
+            replicas.ints[f.R_SIZE, r] + replicas.ints[f.R_ASIDE, r] >= plan.cap
+            or replicas.ints[f.R_SIZE, r] >= plan.cap
+        ):
             break
-        need = blocks_of(requests.prefill[q])
-        if replicas.free[r] - need < plan.watermark[r]:
+        need = blocks_of(requests.ints[f.Q_PREFILL, q])
+        if replicas.ints[f.R_FREE, r] - need < plan.watermark[r]:
             break
-        known = prefix_hit(r, q, requests, replicas) if requests.restarts[q] == 0 else 0
-        more = min(requests.prefill[q] - known, plan.chunk - tokens)
+        known = prefix_hit(r, q, requests, replicas) if requests.ints[f.Q_RESTARTS, q] == 0 else 0
+        more = min(requests.ints[f.Q_PREFILL, q] - known, plan.chunk - tokens)
         if more <= 0:
             break
         pop_front(r, requests, replicas)
-        requests.processed[q] = requests.hit[q] = known
-        if math.isnan(requests.started[q]):
-            requests.started[q] = now
-        requests.held[q] = need
-        replicas.free[r] -= need
+        requests.ints[f.Q_PROCESSED, q] = requests.ints[f.Q_HIT, q] = known
+        if math.isnan(requests.times[f.Q_STARTED, q]):
+            requests.times[f.Q_STARTED, q] = now
+        requests.ints[f.Q_HELD, q] = need
+        replicas.ints[f.R_FREE, r] -= need
         add(r, q, more, replicas)
         tokens += more
     return tokens
@@ -203,7 +211,7 @@ def admit(r, now, tokens, requests, replicas, plan):
 @inner
 def form(r, now, requests, replicas, plan):
     """The next batch in Sarathi's order; returns its tokens."""
-    replicas.size[r] = 0
+    replicas.ints[f.R_SIZE, r] = 0
     tokens, prompts, i, end = take_decodes(r, requests, replicas, plan)
     tokens = read_on(r, tokens, prompts, i, end, requests, replicas, plan)
     return admit(r, now, tokens, requests, replicas, plan)
@@ -212,30 +220,30 @@ def form(r, now, requests, replicas, plan):
 @inner
 def form_prompts_first(r, now, requests, replicas, plan):
     """The next batch in vLLM's order: whole prompts alone if any can be admitted, or all decode."""
-    replicas.size[r] = 0
+    replicas.ints[f.R_SIZE, r] = 0
     longest = tokens = 0
-    while replicas.head[r] != NONE:
-        q = replicas.head[r]
-        if replicas.size[r] + replicas.count[r] >= plan.cap:
+    while replicas.ints[f.R_HEAD, r] != NONE:
+        q = replicas.ints[f.R_HEAD, r]
+        if replicas.ints[f.R_SIZE, r] + replicas.ints[f.R_ASIDE, r] >= plan.cap:
             break
-        need = blocks_of(requests.prefill[q])
-        length = max(longest, requests.prefill[q])
-        padded = length * (replicas.size[r] + 1)
-        if replicas.free[r] - need < plan.watermark[r]:
+        need = blocks_of(requests.ints[f.Q_PREFILL, q])
+        length = max(longest, requests.ints[f.Q_PREFILL, q])
+        padded = length * (replicas.ints[f.R_SIZE, r] + 1)
+        if replicas.ints[f.R_FREE, r] - need < plan.watermark[r]:
             break
-        if padded > VLLM_TOKENS and replicas.size[r] > 0:
+        if padded > VLLM_TOKENS and replicas.ints[f.R_SIZE, r] > 0:
             break
         pop_front(r, requests, replicas)
-        known = prefix_hit(r, q, requests, replicas) if requests.restarts[q] == 0 else 0
-        requests.processed[q] = requests.hit[q] = known
-        if math.isnan(requests.started[q]):
-            requests.started[q] = now
-        requests.held[q] = need
-        replicas.free[r] -= need
-        add(r, q, requests.prefill[q] - known, replicas)
-        tokens += requests.prefill[q] - known
+        known = prefix_hit(r, q, requests, replicas) if requests.ints[f.Q_RESTARTS, q] == 0 else 0
+        requests.ints[f.Q_PROCESSED, q] = requests.ints[f.Q_HIT, q] = known
+        if math.isnan(requests.times[f.Q_STARTED, q]):
+            requests.times[f.Q_STARTED, q] = now
+        requests.ints[f.Q_HELD, q] = need
+        replicas.ints[f.R_FREE, r] -= need
+        add(r, q, requests.ints[f.Q_PREFILL, q] - known, replicas)
+        tokens += requests.ints[f.Q_PREFILL, q] - known
         longest = length
-    if replicas.size[r]:
+    if replicas.ints[f.R_SIZE, r]:
         return tokens
     tokens, prompts, i, end = take_decodes(r, requests, replicas, plan)
     read_on(r, plan.chunk, prompts, i, end, requests, replicas, plan)
@@ -272,14 +280,14 @@ def duration(r, tokens, clock, plan, requests, replicas):
     kind = plan.kind[r]
     decoding = total = kv = prompts = 0
     squares = 0.0
-    for j in range(replicas.size[r]):
+    for j in range(replicas.ints[f.R_SIZE, r]):
         q = replicas.batch[r, j]
         if prompt_is_read(q, requests):
             decoding += 1
-            total += requests.processed[q]
+            total += requests.ints[f.Q_PROCESSED, q]
         else:
             prompts += 1
-            kv += (requests.processed[q] + GRAIN - 1) // GRAIN * GRAIN
+            kv += (requests.ints[f.Q_PROCESSED, q] + GRAIN - 1) // GRAIN * GRAIN
             squares += replicas.tokens[r, j] ** 2
     spent = linear_time(kind, tokens, clock)
     if decoding:
@@ -297,68 +305,81 @@ def stretch(r, total, requests, replicas):
     """How many more iterations are like this one, in which all decode: while nobody finishes, the
     mean KV cache stays between two entries of the table, and there is memory for all. They are
     taken at once; somebody who comes meanwhile cuts them short."""
-    size = replicas.size[r]
+    size = replicas.ints[f.R_SIZE, r]
     mean = total // size
     entry = min((mean + GRAIN - 1) // GRAIN, MOST_KV // GRAIN)
     times = entry * GRAIN - mean + 1 if entry * GRAIN < MOST_KV else 1 << 30
     for j in range(size):
         q = replicas.batch[r, j]
-        times = min(times, requests.prompt[q] + requests.output[q] - requests.processed[q])
+        times = min(
+            times,
+            requests.ints[f.Q_PROMPT, q]
+            + requests.ints[f.Q_OUTPUT, q]
+            - requests.ints[f.Q_PROCESSED, q],
+        )
     more = times - 1
     if more < 1:
         return 0
     blocks = 0
     for j in range(size):
         q = replicas.batch[r, j]
-        over = requests.processed[q] + more - requests.held[q] * BLOCK
+        over = requests.ints[f.Q_PROCESSED, q] + more - requests.ints[f.Q_HELD, q] * BLOCK
         if over > 0:
             blocks += blocks_of(over)
-    if blocks > replicas.free[r] - 1:
+    if blocks > replicas.ints[f.R_FREE, r] - 1:
         return 0
     for j in range(size):
         q = replicas.batch[r, j]
-        requests.processed[q] += more
-        requests.held[q] = max(requests.held[q], blocks_of(requests.processed[q]))
-    replicas.free[r] -= blocks
+        requests.ints[f.Q_PROCESSED, q] += more
+        requests.ints[f.Q_HELD, q] = max(
+            requests.ints[f.Q_HELD, q], blocks_of(requests.ints[f.Q_PROCESSED, q])
+        )
+    replicas.ints[f.R_FREE, r] -= blocks
     return more
 
 
 @inner
 def cut(r, now, requests, replicas):
     """End a stretch with the iteration that is under way now."""
-    done = int(math.floor((now - replicas.begun[r]) / replicas.seconds[r]))
-    less = replicas.more[r] - done
+    done = math.floor((now - replicas.times[f.R_BEGUN, r]) / replicas.times[f.R_SECONDS, r])
+    less = replicas.ints[f.R_MORE, r] - done
     if less < 1:
         return
-    for j in range(replicas.size[r]):
+    for j in range(replicas.ints[f.R_SIZE, r]):
         q = replicas.batch[r, j]
-        requests.processed[q] -= less
-        held = max(blocks_of(requests.prefill[q]), blocks_of(requests.processed[q]))
-        replicas.free[r] += requests.held[q] - held
-        requests.held[q] = held
-    replicas.more[r] = done
-    replicas.end[r] = replicas.begun[r] + (done + 1) * replicas.seconds[r]
-    replicas.busy[r] -= less * replicas.seconds[r]
-    replicas.done_tokens[r] -= less * replicas.size[r]
+        requests.ints[f.Q_PROCESSED, q] -= less
+        held = max(
+            blocks_of(requests.ints[f.Q_PREFILL, q]), blocks_of(requests.ints[f.Q_PROCESSED, q])
+        )
+        replicas.ints[f.R_FREE, r] += requests.ints[f.Q_HELD, q] - held
+        requests.ints[f.Q_HELD, q] = held
+    replicas.ints[f.R_MORE, r] = done
+    replicas.times[f.R_END, r] = (
+        replicas.times[f.R_BEGUN, r] + (done + 1) * replicas.times[f.R_SECONDS, r]
+    )
+    replicas.times[f.R_BUSY, r] -= less * replicas.times[f.R_SECONDS, r]
+    replicas.ints[f.R_DONE_TOKENS, r] -= less * replicas.ints[f.R_SIZE, r]
 
 
 @inner
 def blocks_now(r, now, requests, replicas):
     """Blocks that are free, in the middle of a stretch as well."""
-    free = replicas.free[r]
-    if replicas.size[r] == 0 or replicas.more[r] == 0:
+    free = replicas.ints[f.R_FREE, r]
+    if replicas.ints[f.R_SIZE, r] == 0 or replicas.ints[f.R_MORE, r] == 0:
         return free
-    less = replicas.more[r] - int(math.floor((now - replicas.begun[r]) / replicas.seconds[r]))
+    less = replicas.ints[f.R_MORE, r] - math.floor(
+        (now - replicas.times[f.R_BEGUN, r]) / replicas.times[f.R_SECONDS, r]
+    )
     if less < 1:
         return free
-    for j in range(replicas.size[r]):
+    for j in range(replicas.ints[f.R_SIZE, r]):
         q = replicas.batch[r, j]
-        then = blocks_of(requests.processed[q] - less)
-        free += requests.held[q] - max(blocks_of(requests.prefill[q]), then)
+        then = blocks_of(requests.ints[f.Q_PROCESSED, q] - less)
+        free += requests.ints[f.Q_HELD, q] - max(blocks_of(requests.ints[f.Q_PREFILL, q]), then)
     return free
 
 
-@inner
+@outer
 def begin(r, now, clock, plan, requests, replicas):
     """The next iteration, and all that are like it; idle if there is nothing to do."""
     give_up(r, now, requests, replicas, plan)
@@ -366,107 +387,114 @@ def begin(r, now, clock, plan, requests, replicas):
         tokens = form(r, now, requests, replicas, plan)
     else:
         tokens = form_prompts_first(r, now, requests, replicas, plan)
-    size = replicas.size[r]
+    size = replicas.ints[f.R_SIZE, r]
     if size == 0:
         return
     seconds, decoding, total = duration(r, tokens, clock, plan, requests, replicas)
     more = 0
     if decoding == size:
-        nobody = replicas.head[r] == NONE or plan.patience == math.inf
-        if replicas.count[r] == 0 and nobody:
+        nobody = replicas.ints[f.R_HEAD, r] == NONE or plan.patience == math.inf
+        if replicas.ints[f.R_ASIDE, r] == 0 and nobody:
             more = stretch(r, total, requests, replicas)
-        if replicas.pace[r] == 0.0:
-            replicas.pace[r] = seconds
-        replicas.pace[r] += PACE_RATE * (seconds - replicas.pace[r])
-    replicas.begun[r], replicas.seconds[r], replicas.more[r] = now, seconds, more
-    replicas.end[r] = now + (more + 1) * seconds
-    replicas.busy[r] += (more + 1) * seconds
-    replicas.done_tokens[r] += tokens + more * size
+        if replicas.times[f.R_PACE, r] == 0.0:
+            replicas.times[f.R_PACE, r] = seconds
+        replicas.times[f.R_PACE, r] += PACE_RATE * (seconds - replicas.times[f.R_PACE, r])
+    replicas.times[f.R_BEGUN, r], replicas.times[f.R_SECONDS, r], replicas.ints[f.R_MORE, r] = (
+        now,
+        seconds,
+        more,
+    )
+    replicas.times[f.R_END, r] = now + (more + 1) * seconds
+    replicas.times[f.R_BUSY, r] += (more + 1) * seconds
+    replicas.ints[f.R_DONE_TOKENS, r] += tokens + more * size
 
 
 @inner
 def complete(r, requests, replicas):
     """The iteration under way has ended: tokens are there, some requests are through."""
-    now, left = replicas.end[r], replicas.count[r]
-    for j in range(replicas.size[r]):
+    now, left = replicas.times[f.R_END, r], replicas.ints[f.R_ASIDE, r]
+    for j in range(replicas.ints[f.R_SIZE, r]):
         q = replicas.batch[r, j]
-        requests.processed[q] += replicas.tokens[r, j]
-        if requests.processed[q] == requests.prefill[q]:
-            requests.processed[q] += 1
-            if math.isnan(requests.first_token[q]):
-                requests.first_token[q] = now
+        requests.ints[f.Q_PROCESSED, q] += replicas.tokens[r, j]
+        if requests.ints[f.Q_PROCESSED, q] == requests.ints[f.Q_PREFILL, q]:
+            requests.ints[f.Q_PROCESSED, q] += 1
+            if math.isnan(requests.times[f.Q_FIRST_TOKEN, q]):
+                requests.times[f.Q_FIRST_TOKEN, q] = now
                 keep_prefix(r, q, requests, replicas)
-        if requests.processed[q] == requests.prompt[q] + requests.output[q]:
-            requests.finished[q] = now
-            replicas.free[r] += requests.held[q]
-            requests.held[q] = 0
-            replicas.finished[r] += 1
+        if (
+            requests.ints[f.Q_PROCESSED, q]
+            == requests.ints[f.Q_PROMPT, q] + requests.ints[f.Q_OUTPUT, q]
+        ):
+            requests.times[f.Q_FINISHED, q] = now
+            replicas.ints[f.R_FREE, r] += requests.ints[f.Q_HELD, q]
+            requests.ints[f.Q_HELD, q] = 0
+            replicas.ints[f.R_FINISHED, r] += 1
         else:
             replicas.running[r, left] = q
             left += 1
-    replicas.count[r] = left
-    replicas.size[r] = 0
+    replicas.ints[f.R_ASIDE, r] = left
+    replicas.ints[f.R_SIZE, r] = 0
 
 
-@inner
+@outer
 def advance(r, until, clock, plan, requests, replicas):
     """One replica up to a time: every iteration that begins before it has begun."""
-    while replicas.size[r] and replicas.end[r] <= until:
-        now = replicas.end[r]
+    while replicas.ints[f.R_SIZE, r] and replicas.times[f.R_END, r] <= until:
+        now = replicas.times[f.R_END, r]
         complete(r, requests, replicas)
         begin(r, now, clock, plan, requests, replicas)
 
 
-@inner
+@outer
 def send(q, r, clock, plan, requests, replicas):
     """A request to a replica that stands at its arrival; one that is idle begins at once."""
-    requests.replica[q] = r
-    now = requests.arrival[q]
-    need = blocks_of(requests.prompt[q] + requests.output[q])
+    requests.ints[f.Q_REPLICA, q] = r
+    now = requests.times[f.Q_ARRIVAL, q]
+    need = blocks_of(requests.ints[f.Q_PROMPT, q] + requests.ints[f.Q_OUTPUT, q])
     if (
-        replicas.up[r] == 0
-        or replicas.waiting[r] >= plan.queue
+        replicas.ints[f.R_UP, r] == 0
+        or replicas.ints[f.R_WAITING, r] >= plan.queue
         or need > plan.blocks[r] - plan.watermark[r]
     ):
-        requests.lost[q] = FAILED if replicas.up[r] == 0 else TURNED_AWAY
-        requests.finished[q] = now
+        requests.ints[f.Q_LOST, q] = FAILED if replicas.ints[f.R_UP, r] == 0 else TURNED_AWAY
+        requests.times[f.Q_FINISHED, q] = now
         return
     push_back(r, q, requests, replicas)
-    if replicas.size[r] == 0:
+    if replicas.ints[f.R_SIZE, r] == 0:
         begin(r, now, clock, plan, requests, replicas)
-    elif replicas.more[r]:
+    elif replicas.ints[f.R_MORE, r]:
         cut(r, now, requests, replicas)
 
 
-@inner
+@outer
 def fail(r, now, plan, requests, replicas):
     """A replica dies: all it had is lost, its caches too."""
-    for j in range(replicas.size[r]):
+    for j in range(replicas.ints[f.R_SIZE, r]):
         lose(replicas.batch[r, j], now, requests)
-    for j in range(replicas.count[r]):
+    for j in range(replicas.ints[f.R_ASIDE, r]):
         lose(replicas.running[r, j], now, requests)
-    while replicas.head[r] != NONE:
+    while replicas.ints[f.R_HEAD, r] != NONE:
         lose(pop_front(r, requests, replicas), now, requests)
-    replicas.size[r] = replicas.count[r] = 0
-    replicas.free[r] = plan.blocks[r]
-    replicas.up[r] = 0
+    replicas.ints[f.R_SIZE, r] = replicas.ints[f.R_ASIDE, r] = 0
+    replicas.ints[f.R_FREE, r] = plan.blocks[r]
+    replicas.ints[f.R_UP, r] = 0
     forget_prefixes(r, replicas)
 
 
 @inner
 def lose(q, now, requests):
     """A request of a replica that failed."""
-    requests.lost[q] = FAILED
-    requests.finished[q] = now
-    requests.held[q] = 0
+    requests.ints[f.Q_LOST, q] = FAILED
+    requests.times[f.Q_FINISHED, q] = now
+    requests.ints[f.Q_HELD, q] = 0
 
 
 @compiled
 def replay(chosen, clock, plan, requests, replicas):
     """A whole trace to replicas that were chosen before; to the end of the last request."""
-    for q in range(len(requests.arrival)):
+    for q in range(len(requests.times[f.Q_ARRIVAL])):
         r = chosen[q]
-        advance(r, requests.arrival[q], clock, plan, requests, replicas)
+        advance(r, requests.times[f.Q_ARRIVAL, q], clock, plan, requests, replicas)
         send(q, r, clock, plan, requests, replicas)
-    for r in range(len(replicas.head)):
+    for r in range(len(replicas.ints[f.R_HEAD])):
         advance(r, np.inf, clock, plan, requests, replicas)

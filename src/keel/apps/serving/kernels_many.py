@@ -13,6 +13,7 @@ import math
 
 import numpy as np
 
+from keel.apps.serving import fields as f
 from keel.apps.serving.arrays import Plan, Replicas, Requests, Telemetry, View
 from keel.apps.serving.compiling import compiled, inner
 from keel.apps.serving.kernels import advance, send
@@ -49,34 +50,22 @@ def single_plan(c, r, plans):
 @inner
 def requests_of(c, many):
     """Of one cluster."""
-    return Requests(
-        many.arrival[c], many.prompt[c], many.output[c], many.first[c], many.hashes[c],
-        many.prefix_block, many.prefill[c], many.processed[c], many.held[c], many.next[c],
-        many.replica[c], many.hit[c], many.restarts[c], many.started[c], many.first_token[c],
-        many.finished[c], many.lost[c],
-    )  # fmt: skip
+    return Requests(many.ints[c], many.times[c], many.first[c], many.hashes[c], many.prefix_block)
 
 
 @inner
 def replicas_of(c, many):
     """Of one cluster."""
     return Replicas(
-        many.head[c], many.tail[c], many.waiting[c], many.waiting_tokens[c], many.running[c],
-        many.count[c], many.batch[c], many.tokens[c], many.size[c], many.end[c],
-        many.begun[c], many.seconds[c], many.more[c], many.free[c],
-        many.up[c], many.busy[c], many.done_tokens[c], many.pace[c], many.finished[c],
-        many.stamp[c], many.ring[c], many.ring_from[c], many.ring_count[c], many.room[c],
-        many.cached[c], many.ticks[c],
+        many.ints[c], many.times[c], many.running[c], many.batch[c], many.tokens[c], many.stamp[c],
+        many.ring[c],
     )  # fmt: skip
 
 
 @inner
 def view_of(c, many):
     """Of one cluster."""
-    return View(
-        many.waiting[c], many.running[c], many.waiting_tokens[c], many.memory[c], many.pace[c],
-        many.reported[c], many.sent[c], many.sent_tokens[c], many.up[c], many.hit[c], many.turn[c],
-    )  # fmt: skip
+    return View(many.ints[c], many.times[c], many.turn[c])
 
 
 @inner
@@ -90,28 +79,30 @@ def telemetry_of(c, many):
 @inner
 def see(now, prompt, view, replicas, request, mask):
     """The numbers of `keel.apps.serving.sight`."""
-    count = len(view.up)
+    count = len(view.ints[f.V_UP])
     paces, known, total = 0.0, 0, 0.0
     for r in range(count):
-        mask[r] = view.up[r] == 1
-        total += view.waiting[r] + view.running[r] + view.sent[r]
-        if view.pace[r] > 0.0:
-            paces += math.log(view.pace[r])
+        mask[r] = view.ints[f.V_UP, r] == 1
+        total += view.ints[f.V_WAITING, r] + view.ints[f.V_RUNNING, r] + view.ints[f.V_SENT, r]
+        if view.times[f.V_PACE, r] > 0.0:
+            paces += math.log(view.times[f.V_PACE, r])
             known += 1
     typical = paces / known if known else math.log(0.02)
     for r in range(count):
-        outstanding = view.waiting[r] + view.running[r] + view.sent[r]
-        pace = math.log(view.pace[r]) if view.pace[r] > 0.0 else typical
+        outstanding = view.ints[f.V_WAITING, r] + view.ints[f.V_RUNNING, r] + view.ints[f.V_SENT, r]
+        pace = math.log(view.times[f.V_PACE, r]) if view.times[f.V_PACE, r] > 0.0 else typical
         replicas[r, 0] = math.log1p(outstanding)
-        replicas[r, 1] = math.log1p(view.running[r])
-        replicas[r, 2] = math.log1p((view.waiting_tokens[r] + view.sent_tokens[r]) / 512.0)
-        replicas[r, 3] = view.memory[r]
+        replicas[r, 1] = math.log1p(view.ints[f.V_RUNNING, r])
+        replicas[r, 2] = math.log1p(
+            (view.ints[f.V_WAITING_TOKENS, r] + view.ints[f.V_SENT_TOKENS, r]) / 512.0
+        )
+        replicas[r, 3] = view.times[f.V_MEMORY, r]
         replicas[r, 4] = pace + 4.0
-        replicas[r, 5] = 1.0 if view.pace[r] > 0.0 else 0.0
-        replicas[r, 6] = view.hit[r] / prompt
-        replicas[r, 7] = math.log1p((prompt - view.hit[r]) / 512.0)
-        replicas[r, 8] = math.log1p(view.sent[r])
-        replicas[r, 9] = math.log1p(max(0.0, now - view.reported[r]))
+        replicas[r, 5] = 1.0 if view.times[f.V_PACE, r] > 0.0 else 0.0
+        replicas[r, 6] = view.ints[f.V_HIT, r] / prompt
+        replicas[r, 7] = math.log1p((prompt - view.ints[f.V_HIT, r]) / 512.0)
+        replicas[r, 8] = math.log1p(view.ints[f.V_SENT, r])
+        replicas[r, 9] = math.log1p(max(0.0, now - view.times[f.V_REPORTED, r]))
         replicas[r, 10] = math.log1p(outstanding) + pace - typical
         replicas[r, 11] = pace - typical
     if not mask.any():
@@ -126,11 +117,11 @@ def in_system(q, requests, since, until):
     """Seconds that requests 0 … q spent between two times, all together."""
     total = 0.0
     for i in range(q, -1, -1):
-        end = requests.finished[i]
+        end = requests.times[f.Q_FINISHED, i]
         if math.isnan(end) or end > until:
             end = until
         if end > since:
-            total += end - max(since, requests.arrival[i])
+            total += end - max(since, requests.times[f.Q_ARRIVAL, i])
     return total
 
 
@@ -142,10 +133,19 @@ def look(c, at, clock, plans, telemetries, failures, next_failure, requests, rep
     own, own_replicas = requests_of(c, requests), replicas_of(c, replicas)
     own_index, view = replicas_of(c, index), view_of(c, views)
     next_failure[c] = strike(
-        own.arrival[q], next_failure[c], failures[c], clock, plan, own, own_replicas, own_index
+        own.times[f.Q_ARRIVAL, q],
+        next_failure[c],
+        failures[c],
+        clock,
+        plan,
+        own,
+        own_replicas,
+        own_index,
     )
     observe(q, clock, plan, telemetry_of(c, telemetries), own, own_replicas, own_index, view)
-    see(own.arrival[q], own.prompt[q], view, seen[0][c], seen[1][c], seen[2][c])
+    see(
+        own.times[f.Q_ARRIVAL, q], own.ints[f.Q_PROMPT, q], view, seen[0][c], seen[1][c], seen[2][c]
+    )
 
 
 @compiled
@@ -171,18 +171,18 @@ def step_many(part, action, cost, at, clock, plans, telemetries, failures, next_
         dispatch(
             q, action[c], clock, plan, own, own_replicas, replicas_of(c, index), view_of(c, views)
         )
-        if q + 1 < len(own.arrival):
+        if q + 1 < len(own.times[f.Q_ARRIVAL]):
             at[c] = q + 1
             look(c, at, clock, plans, telemetries, failures, next_failure, requests, replicas,
                  index, views, seen)  # fmt: skip
-            cost[c] = in_system(q, own, own.arrival[q], own.arrival[q + 1])
+            cost[c] = in_system(q, own, own.times[f.Q_ARRIVAL, q], own.times[f.Q_ARRIVAL, q + 1])
             continue
-        for r in range(len(own_replicas.head)):
+        for r in range(len(own_replicas.ints[f.R_HEAD])):
             advance(r, np.inf, clock, plan, own, own_replicas)
-        until = own.arrival[q]
-        for i in range(len(own.arrival)):
-            until = max(until, own.finished[i])
-        cost[c] = in_system(q, own, own.arrival[q], until)
+        until = own.times[f.Q_ARRIVAL, q]
+        for i in range(len(own.times[f.Q_ARRIVAL])):
+            until = max(until, own.times[f.Q_FINISHED, i])
+        cost[c] = in_system(q, own, own.times[f.Q_ARRIVAL, q], until)
 
 
 @compiled
@@ -195,9 +195,9 @@ def weigh_many(part, at, clock, plans, requests, future, replicas, spare, weight
         q = at[c]
         own, own_replicas = requests_of(c, requests), replicas_of(c, replicas)
         then, alone = requests_of(c, future), replicas_of(c, spare)
-        for r in range(len(own_replicas.head)):
+        for r in range(len(own_replicas.ints[f.R_HEAD])):
             weight[c, r] = 0.0
-            if own_replicas.up[r] == 0:
+            if own_replicas.ints[f.R_UP, r] == 0:
                 weight[c, r] = 1e3
                 continue
             single = single_plan(c, r, plans)

@@ -13,7 +13,8 @@ import math
 
 import numpy as np
 
-from keel.apps.serving.compiling import compiled, inner
+from keel.apps.serving import fields as f
+from keel.apps.serving.compiling import compiled, inner, outer
 from keel.apps.serving.kernels import advance, blocks_now, fail, send
 from keel.apps.serving.kernels_cache import keep_prefix, prefix_hit
 
@@ -25,13 +26,13 @@ from keel.apps.serving.kernels_cache import keep_prefix, prefix_hit
 @inner
 def report(r, now, plan, requests, replicas, view):
     """A replica tells where it stands; what was sent before is in it."""
-    view.waiting[r] = replicas.waiting[r]
-    view.running[r] = replicas.count[r] + replicas.size[r]
-    view.waiting_tokens[r] = replicas.waiting_tokens[r]
-    view.memory[r] = 1.0 - blocks_now(r, now, requests, replicas) / plan.blocks[r]
-    view.pace[r] = replicas.pace[r]
-    view.reported[r] = now
-    view.sent[r] = view.sent_tokens[r] = 0
+    view.ints[f.V_WAITING, r] = replicas.ints[f.R_WAITING, r]
+    view.ints[f.V_RUNNING, r] = replicas.ints[f.R_ASIDE, r] + replicas.ints[f.R_SIZE, r]
+    view.ints[f.V_WAITING_TOKENS, r] = replicas.ints[f.R_WAITING_TOKENS, r]
+    view.times[f.V_MEMORY, r] = 1.0 - blocks_now(r, now, requests, replicas) / plan.blocks[r]
+    view.times[f.V_PACE, r] = replicas.times[f.R_PACE, r]
+    view.times[f.V_REPORTED, r] = now
+    view.ints[f.V_SENT, r] = view.ints[f.V_SENT_TOKENS, r] = 0
 
 
 @inner
@@ -63,22 +64,22 @@ def last_report(r, count, now, telemetry):
     return phase + tick * telemetry.interval if tick >= 0 else -1.0
 
 
-@inner
+@outer
 def observe(q, clock, plan, telemetry, requests, replicas, index, view):
     """All replicas up to the arrival of a request, and what its router knows then."""
-    now = requests.arrival[q]
-    for r in range(len(replicas.head)):
+    now = requests.times[f.Q_ARRIVAL, q]
+    for r in range(len(replicas.ints[f.R_HEAD])):
         if telemetry.interval > 0.0:
-            when = last_report(r, len(replicas.head), now, telemetry)
-            if when > view.reported[r]:
+            when = last_report(r, len(replicas.ints[f.R_HEAD]), now, telemetry)
+            if when > view.times[f.V_REPORTED, r]:
                 advance(r, when, clock, plan, requests, replicas)
                 report(r, when, plan, requests, replicas, view)
             advance(r, now, clock, plan, requests, replicas)
         else:
             advance(r, now, clock, plan, requests, replicas)
             report(r, now, plan, requests, replicas, view)
-        view.up[r] = replicas.up[r]
-        view.hit[r] = prefix_hit(r, q, requests, index)
+        view.ints[f.V_UP, r] = replicas.ints[f.R_UP, r]
+        view.ints[f.V_HIT, r] = prefix_hit(r, q, requests, index)
 
 
 @inner
@@ -86,8 +87,8 @@ def dispatch(q, r, clock, plan, requests, replicas, index, view):
     """Send a request, and remember it."""
     send(q, r, clock, plan, requests, replicas)
     keep_prefix(r, q, requests, index)
-    view.sent[r] += 1
-    view.sent_tokens[r] += requests.prompt[q] - view.hit[r]
+    view.ints[f.V_SENT, r] += 1
+    view.ints[f.V_SENT_TOKENS, r] += requests.ints[f.Q_PROMPT, q] - view.ints[f.V_HIT, r]
 
 
 @inner
@@ -101,13 +102,13 @@ def drawn(dice):
 def living(view, dice):
     """Any replica that is up; any at all if none is."""
     count = 0
-    for r in range(len(view.up)):
-        count += view.up[r]
+    for r in range(len(view.ints[f.V_UP])):
+        count += view.ints[f.V_UP, r]
     if count == 0:
-        return int(drawn(dice) * len(view.up))
+        return int(drawn(dice) * len(view.ints[f.V_UP]))
     k = int(drawn(dice) * count)
-    for r in range(len(view.up)):
-        if view.up[r]:
+    for r in range(len(view.ints[f.V_UP])):
+        if view.ints[f.V_UP, r]:
             if k == 0:
                 return r
             k -= 1
@@ -119,42 +120,46 @@ def speeds(r, plan, telemetry, view):
     """How fast a replica is, told or guessed from its pace."""
     if telemetry.known_speeds:
         return plan.speed[r]
-    return 1.0 / view.pace[r] if view.pace[r] > 0.0 else 0.0
+    return 1.0 / view.times[f.V_PACE, r] if view.times[f.V_PACE, r] > 0.0 else 0.0
 
 
 @inner
 def score(kind, r, q, plan, telemetry, requests, view):
     """What a router would rather have less of."""
-    reported = view.waiting[r] + view.running[r]
-    outstanding = reported + view.sent[r]
+    reported = view.ints[f.V_WAITING, r] + view.ints[f.V_RUNNING, r]
+    outstanding = reported + view.ints[f.V_SENT, r]
     if kind in (LEAST, TWO):
         return float(reported)
     if kind == VIDUR:
-        return float(view.waiting[r] + view.sent[r])
+        return float(view.ints[f.V_WAITING, r] + view.ints[f.V_SENT, r])
     if kind == LOCAL:
         return float(outstanding)
     if kind == LEAST_BY_SPEED:
         speed = speeds(r, plan, telemetry, view)
         return (reported + 1) / speed if speed > 0.0 else 0.0
-    work = view.waiting_tokens[r] + view.sent_tokens[r] + telemetry.mean_output * outstanding
+    work = (
+        view.ints[f.V_WAITING_TOKENS, r]
+        + view.ints[f.V_SENT_TOKENS, r]
+        + telemetry.mean_output * outstanding
+    )
     if kind == STICKY:
-        return outstanding - 1e9 * (view.hit[r] / requests.prompt[q])
+        return outstanding - 1e9 * (view.ints[f.V_HIT, r] / requests.ints[f.Q_PROMPT, q])
     if kind == CACHE_WORK:
-        return work + requests.prompt[q] - view.hit[r]
+        return work + requests.ints[f.Q_PROMPT, q] - view.ints[f.V_HIT, r]
     return float(work)
 
 
 @inner
 def choose(kind, q, plan, telemetry, requests, view, dice):
     """The replica for a request; ties are broken at random, but for Vidur's."""
-    count = len(view.up)
+    count = len(view.ints[f.V_UP])
     if kind == RANDOM:
         return living(view, dice)
     if kind == ROUND_ROBIN:
         for _ in range(count):
             r = view.turn[0] % count
             view.turn[0] += 1
-            if view.up[r]:
+            if view.ints[f.V_UP, r]:
                 return r
         return view.turn[0] % count
     if kind == TWO:
@@ -163,7 +168,7 @@ def choose(kind, q, plan, telemetry, requests, view, dice):
         return one if first <= score(kind, other, q, plan, telemetry, requests, view) else other
     best, least, ties = -1, np.inf, 0
     for r in range(count):
-        if view.up[r] == 0:
+        if view.ints[f.V_UP, r] == 0:
             continue
         found = score(kind, r, q, plan, telemetry, requests, view)
         if found < least:
@@ -175,7 +180,7 @@ def choose(kind, q, plan, telemetry, requests, view, dice):
     return best if best >= 0 else living(view, dice)
 
 
-@inner
+@outer
 def strike(now, at, failures, clock, plan, requests, replicas, index):
     """Failures `[F, 3]` (when, which replica, 0 down or 1 up) up to a time; the next of them."""
     while at < len(failures) and failures[at, 0] <= now:
@@ -184,9 +189,11 @@ def strike(now, at, failures, clock, plan, requests, replicas, index):
         if failures[at, 2] == 0.0:
             fail(r, when, plan, requests, replicas)
             index.stamp[r, :] = 0
-            index.ring_from[r] = index.ring_count[r] = index.cached[r] = 0
+            index.ints[f.R_RING_FROM, r] = index.ints[f.R_RING_COUNT, r] = index.ints[
+                f.R_CACHED, r
+            ] = 0
         else:
-            replicas.up[r] = 1
+            replicas.ints[f.R_UP, r] = 1
         at += 1
     return at
 
@@ -195,53 +202,44 @@ def strike(now, at, failures, clock, plan, requests, replicas, index):
 def simulate(kind, clock, plan, telemetry, failures, requests, replicas, index, view, dice):
     """A whole trace by one router, to the end of the last request."""
     at = 0
-    for q in range(len(requests.arrival)):
-        at = strike(requests.arrival[q], at, failures, clock, plan, requests, replicas, index)
+    for q in range(len(requests.times[f.Q_ARRIVAL])):
+        at = strike(
+            requests.times[f.Q_ARRIVAL, q], at, failures, clock, plan, requests, replicas, index
+        )
         observe(q, clock, plan, telemetry, requests, replicas, index, view)
         r = choose(kind, q, plan, telemetry, requests, view, dice)
         dispatch(q, r, clock, plan, requests, replicas, index, view)
     strike(np.inf, at, failures, clock, plan, requests, replicas, index)
-    for r in range(len(replicas.head)):
+    for r in range(len(replicas.ints[f.R_HEAD])):
         advance(r, np.inf, clock, plan, requests, replicas)
 
 
 @inner
 def copy_replica(r, replicas, spare):
     """Everything a replica's future depends on, but for its requests."""
-    spare.head[0], spare.tail[0] = replicas.head[r], replicas.tail[r]
-    spare.waiting[0], spare.waiting_tokens[0] = replicas.waiting[r], replicas.waiting_tokens[r]
-    spare.running[0, :], spare.count[0] = replicas.running[r], replicas.count[r]
-    spare.batch[0, :], spare.tokens[0, :] = replicas.batch[r], replicas.tokens[r]
-    spare.size[0], spare.end[0] = replicas.size[r], replicas.end[r]
-    spare.begun[0], spare.seconds[0] = replicas.begun[r], replicas.seconds[r]
-    spare.more[0] = replicas.more[r]
-    spare.free[0], spare.up[0], spare.pace[0] = replicas.free[r], replicas.up[r], replicas.pace[r]
-    spare.stamp[0, :], spare.cached[0] = replicas.stamp[r], replicas.cached[r]
-    spare.ring[0, :, :], spare.room[0] = replicas.ring[r], replicas.room[r]
-    spare.ring_from[0], spare.ring_count[0] = replicas.ring_from[r], replicas.ring_count[r]
-    spare.ticks[0] = replicas.ticks[r]
+    spare.ints[:, 0], spare.times[:, 0] = replicas.ints[:, r], replicas.times[:, r]
+    spare.running[0], spare.batch[0] = replicas.running[r], replicas.batch[r]
+    spare.tokens[0] = replicas.tokens[r]
+    if replicas.ints[f.R_ROOM, r]:
+        spare.stamp[0], spare.ring[0] = replicas.stamp[r], replicas.ring[r]
 
 
 @inner
 def copy_requests(q, requests, future):
     """What becomes of the requests so far."""
-    for i in range(q + 1):
-        future.prefill[i], future.processed[i] = requests.prefill[i], requests.processed[i]
-        future.held[i], future.next[i] = requests.held[i], requests.next[i]
-        future.restarts[i], future.started[i] = requests.restarts[i], requests.started[i]
-        future.first_token[i], future.finished[i] = requests.first_token[i], requests.finished[i]
-        future.lost[i] = requests.lost[i]
+    future.ints[:, : q + 1] = requests.ints[:, : q + 1]
+    future.times[:, : q + 1] = requests.times[:, : q + 1]
 
 
 @inner
 def cost_of_all(r, q, requests, future):
     """Seconds until the end of everything that is at a replica, the request at hand included."""
-    now, total = requests.arrival[q], 0.0
+    now, total = requests.times[f.Q_ARRIVAL, q], 0.0
     for i in range(q):
-        if requests.replica[i] == r and math.isnan(requests.finished[i]):
-            total += future.finished[i] - now
-    if not math.isnan(future.finished[q]):
-        total += future.finished[q] - now
+        if requests.ints[f.Q_REPLICA, i] == r and math.isnan(requests.times[f.Q_FINISHED, i]):
+            total += future.times[f.Q_FINISHED, i] - now
+    if not math.isnan(future.times[f.Q_FINISHED, q]):
+        total += future.times[f.Q_FINISHED, q] - now
     return total
 
 
@@ -253,14 +251,14 @@ def foresee(clock, plan, plans, requests, future, replicas, spare, failures, ind
     the request goes where all that are there lose least. `plans` are those of single replicas.
     """
     at = 0
-    for q in range(len(requests.arrival)):
-        now = requests.arrival[q]
+    for q in range(len(requests.times[f.Q_ARRIVAL])):
+        now = requests.times[f.Q_ARRIVAL, q]
         at = strike(now, at, failures, clock, plan, requests, replicas, index)
         best, least = 0, np.inf
-        for r in range(len(replicas.head)):
+        for r in range(len(replicas.ints[f.R_HEAD])):
             advance(r, now, clock, plan, requests, replicas)
-        for r in range(len(replicas.head)):
-            if replicas.up[r] == 0:
+        for r in range(len(replicas.ints[f.R_HEAD])):
+            if replicas.ints[f.R_UP, r] == 0:
                 continue
             extra = 0.0
             for sign in (-1.0, 1.0):
@@ -274,5 +272,5 @@ def foresee(clock, plan, plans, requests, future, replicas, spare, failures, ind
                 best, least = r, extra
         send(q, best, clock, plan, requests, replicas)
     strike(np.inf, at, failures, clock, plan, requests, replicas, index)
-    for r in range(len(replicas.head)):
+    for r in range(len(replicas.ints[f.R_HEAD])):
         advance(r, np.inf, clock, plan, requests, replicas)

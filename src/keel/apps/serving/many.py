@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
+from keel.apps.serving import fields as f
 from keel.apps.serving.arrays import (
     Clock,
     Floats,
@@ -51,10 +52,7 @@ class Many:
         self.replicas, self.index = _stack(idle, count), _stack(idle, count)
         self.spare = _stack(idle_replicas(_first(largest), room), count)
         self.view: View = _stack(blank_view(setting.replicas), count)
-        self.telemetry = Telemetry(
-            *(np.zeros(count), np.zeros(count), np.zeros(count, np.int64), np.zeros(count)),
-            np.zeros(count, np.int64),
-        )  # type: ignore[arg-type]
+        self.telemetry = _stack(_on_time(), count)
         self.failures = np.zeros((count, 0, 3))
         self.next_failure = np.zeros(count, np.int64)
         self.dice = np.zeros((count, 1), np.uint64)
@@ -73,19 +71,15 @@ class Many:
         for name in ("kind", "speed", "blocks", "watermark", "cache"):
             getattr(self.plan, name)[c] = getattr(plan, name)
         fresh = workload.requests()
-        for name in Requests._fields:
-            if name not in ("hashes", "prefix_block"):
-                getattr(self.requests, name)[c] = getattr(fresh, name)
-                getattr(self.future, name)[c] = getattr(fresh, name)
         for many in (self.requests, self.future):
+            many.ints[c], many.times[c], many.first[c] = fresh.ints, fresh.times, fresh.first
             many.hashes[c, : len(workload.hashes)] = workload.hashes
-        for name in Replicas._fields:
-            getattr(self.replicas, name)[c] = getattr(self._idle, name)
-            getattr(self.index, name)[c] = getattr(self._idle, name)
         for many in (self.replicas, self.index):
-            many.free[c], many.room[c] = plan.blocks, plan.cache
-        for name, blank in blank_view(self.setting.replicas)._asdict().items():
-            getattr(self.view, name)[c] = blank
+            for own, idle in zip(many, self._idle, strict=True):
+                own[c] = idle
+            many.ints[c, f.R_FREE], many.ints[c, f.R_ROOM] = plan.blocks, plan.cache
+        for own, blank in zip(self.view, blank_view(self.setting.replicas), strict=True):
+            own[c] = blank
         for name, value in telemetry_of(scene.conditions, workload, seed)._asdict().items():
             getattr(self.telemetry, name)[c] = value
         self.dice[c], self.at[c], self.next_failure[c] = seed, 0, 0
@@ -164,13 +158,13 @@ class Many:
             "plan": self.plan, "requests": self.requests, "replicas": self.replicas,
             "index": self.index, "view": self.view, "telemetry": self.telemetry,
         }  # fmt: skip
-        found = {
+        found: dict[str, np.ndarray] = {
             f"{group}.{name}": x
             for group, many in groups.items()
             for name, x in many._asdict().items()
             if isinstance(x, np.ndarray)
         }
-        plain = {
+        plain: dict[str, np.ndarray] = {
             "dice": self.dice, "at": self.at, "next": self.next_failure,
             "seen.replicas": self.seen[0], "seen.request": self.seen[1], "seen.mask": self.seen[2],
         }  # fmt: skip
@@ -190,19 +184,21 @@ def _stack(one: Any, count: int) -> Any:
     return type(one)(**parts)
 
 
+def _on_time() -> Any:
+    """Telemetry as arrays, which can be stacked."""
+    return Telemetry(*(np.array(x) for x in (0.0, 0.0, 0, 0.0, 0)))  # type: ignore[arg-type]
+
+
 def _first(plan: Plan) -> Plan:
     names = ("kind", "speed", "blocks", "watermark", "cache")
     return plan._replace(**{name: getattr(plan, name)[:1].copy() for name in names})
 
 
 def _blank_requests(size: int, room: int, block: int) -> Requests:
-    def ints(*shape: int) -> Ints:
-        return np.zeros(shape or (size,), np.int64)
-
-    floats: Sequence[Floats] = [np.zeros(size) for _ in range(4)]
     return Requests(
-        arrival=floats[0], prompt=ints(), output=ints(), first=ints(size + 1), hashes=ints(room),
-        prefix_block=block, prefill=ints(), processed=ints(), held=ints(), next=ints(),
-        replica=ints(), hit=ints(), restarts=ints(), started=floats[1], first_token=floats[2],
-        finished=floats[3], lost=ints(),
-    )  # fmt: skip
+        ints=np.zeros((f.Q_INTS, size), np.int64),
+        times=np.zeros((f.Q_TIMES, size)),
+        first=np.zeros(size + 1, np.int64),
+        hashes=np.zeros(room, np.int64),
+        prefix_block=block,
+    )

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from keel.apps.serving import fields as f
 from keel.apps.serving.arrays import Floats
 from keel.apps.serving.play import Played
 
@@ -72,13 +73,15 @@ def summarise(played: Played, objective: Objective | None = None) -> Report:
     """Everything at a glance."""
     objective = objective or Objective()
     requests, replicas = played.requests, played.replicas
-    served = requests.lost == 0
+    served = requests.ints[f.Q_LOST] == 0
     ttft, tpot, whole = latencies(played)
     kept = served & (ttft <= objective.ttft) & ~(tpot > objective.tpot)
-    begin, end = requests.arrival[0], np.nanmax(requests.finished)
+    begin, end = requests.times[f.Q_ARRIVAL][0], np.nanmax(requests.times[f.Q_FINISHED])
     span = max(float(end - begin), 1e-9)
-    count = len(replicas.head)
-    sent = np.bincount(requests.replica[requests.replica >= 0], minlength=count).astype(float)
+    count = replicas.ints.shape[1]
+    sent = np.bincount(
+        requests.ints[f.Q_REPLICA][requests.ints[f.Q_REPLICA] >= 0], minlength=count
+    ).astype(float)
     share = sent / max(1.0, sent.sum())
     return Report(
         router=played.router,
@@ -89,14 +92,16 @@ def summarise(played: Played, objective: Objective | None = None) -> Report:
         slo=float(kept.mean()),
         throughput=float(served.sum()) / span,
         goodput=float(kept.sum()) / span,
-        tokens_per_second=float(requests.output[served].sum()) / span,
+        tokens_per_second=float(requests.ints[f.Q_OUTPUT][served].sum()) / span,
         dropped=int((~served).sum()),
-        turned_away=int((requests.lost == 1).sum()),
-        gave_up=int((requests.lost == 2).sum()),
-        failed=int((requests.lost == 3).sum()),
-        restarts=int(requests.restarts.sum()),
-        cache_hits=float(requests.hit[served].sum() / max(1, requests.prompt[served].sum())),
-        utilisation=tuple((replicas.busy / span).tolist()),
+        turned_away=int((requests.ints[f.Q_LOST] == 1).sum()),
+        gave_up=int((requests.ints[f.Q_LOST] == 2).sum()),
+        failed=int((requests.ints[f.Q_LOST] == 3).sum()),
+        restarts=int(requests.ints[f.Q_RESTARTS].sum()),
+        cache_hits=float(
+            requests.ints[f.Q_HIT][served].sum() / max(1, requests.ints[f.Q_PROMPT][served].sum())
+        ),
+        utilisation=tuple((replicas.times[f.R_BUSY] / span).tolist()),
         shares=tuple(share.tolist()),
         fairness=float(share.sum() ** 2 / (count * (share**2).sum())) if sent.sum() else 1.0,
     )
@@ -105,11 +110,15 @@ def summarise(played: Played, objective: Objective | None = None) -> Report:
 def latencies(played: Played) -> tuple[Floats, Floats, Floats]:
     """To the first token, per token after it (NaN if there is but one), and to the end; `[N]`."""
     requests = played.requests
-    ttft = requests.first_token - requests.arrival
-    whole = requests.finished - requests.arrival
-    more = requests.output - 1
+    ttft = requests.times[f.Q_FIRST_TOKEN] - requests.times[f.Q_ARRIVAL]
+    whole = requests.times[f.Q_FINISHED] - requests.times[f.Q_ARRIVAL]
+    more = requests.ints[f.Q_OUTPUT] - 1
     with np.errstate(invalid="ignore", divide="ignore"):
-        tpot = np.where(more > 0, (requests.finished - requests.first_token) / more, np.nan)
+        tpot = np.where(
+            more > 0,
+            (requests.times[f.Q_FINISHED] - requests.times[f.Q_FIRST_TOKEN]) / more,
+            np.nan,
+        )
     return ttft, tpot, whole
 
 

@@ -1,13 +1,13 @@
 """A trained router on its own: numbers of replicas in, scores out, in tens of microseconds.
 
-The network of `keel.models.items` scores every replica by itself, so it does not care how many there
+The network of `keel.models.items` scores every replica by itself: it does not care how many there
 are. Here it is three matrix products of numpy, for evaluation and for live routing; a test holds it
 to the agent's own logits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +28,10 @@ NAMES = {
     "score": "actor.score.weight",
     "score_bias": "actor.score.bias",
 }
-ACTIVATIONS = {"relu": lambda x: np.maximum(x, 0.0), "tanh": np.tanh}
+ACTIVATIONS: dict[str, Callable[[Weights], Weights]] = {
+    "relu": lambda x: np.maximum(x, np.float32(0.0)),
+    "tanh": np.tanh,
+}
 
 
 @dataclass(frozen=True)

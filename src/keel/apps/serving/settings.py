@@ -94,7 +94,8 @@ def draw(setting: Setting, seed: int) -> Scene:
     """By chance; the same for the same seed."""
     rng = np.random.default_rng([seed, 3])
     tables = _tables(setting.model)
-    speeds = np.exp(rng.uniform(*np.log(setting.speed), size=setting.replicas))
+    low, high = np.log(setting.speed)
+    speeds = np.exp(rng.uniform(low, high, size=setting.replicas))
     caches = rng.uniform(*setting.cache, size=setting.replicas).astype(int)
     replicas = tuple(
         Replica(tables, speed=float(s), cache=int(c)) for s, c in zip(speeds, caches, strict=True)

@@ -85,7 +85,8 @@ def _arrivals(settings: Synthetic, rng: np.random.Generator) -> Floats:
 
     noise = rng.normal(size=settings.count + 1)
     times: Floats = wandering(gaps, noise, settings.burst, settings.wander)
-    return times * (settings.count / settings.rate) / times[-1]
+    scaled: Floats = times * (settings.count / settings.rate) / times[-1]
+    return scaled
 
 
 def _lengths(shape: tuple[float, float], most: int, count: int, rng: np.random.Generator) -> Ints:

@@ -1,8 +1,8 @@
 """How long an iteration of a replica takes: tables in milliseconds per layer.
 
 They come from a file (`.npz`, as Vidur's predictor gives them) or from closed forms for a few
-models and devices. A closed form is written into a table of the same shape, so that the simulator knows
-one way to look up a time.
+models and devices. A closed form is written into a table of the same shape, so that the simulator
+knows one way to look up a time.
 """
 
 from __future__ import annotations

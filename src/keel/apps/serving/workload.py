@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from keel.apps.serving import fields as f
 from keel.apps.serving.arrays import NONE, Floats, Ints, Requests
 from keel.errors import InputError
 
@@ -71,19 +72,16 @@ class Workload:
     def requests(self) -> Requests:
         """For the simulator, none of them sent."""
         count = len(self)
-
-        def ints(fill: int = 0) -> Ints:
-            return np.full(count, fill, dtype=np.int64)
-
-        def never() -> Floats:
-            return np.full(count, np.nan)
-
-        return Requests(
-            arrival=self.arrival, prompt=self.prompt, output=self.output, first=self.first,
-            hashes=self.hashes, prefix_block=self.prefix_block, prefill=self.prompt.copy(),
-            processed=ints(), held=ints(), next=ints(NONE), replica=ints(NONE), hit=ints(),
-            restarts=ints(), started=never(), first_token=never(), finished=never(), lost=ints(),
-        )  # fmt: skip
+        ints = np.zeros((f.Q_INTS, count), dtype=np.int64)
+        ints[f.Q_PROMPT], ints[f.Q_PREFILL], ints[f.Q_OUTPUT] = (
+            self.prompt,
+            self.prompt,
+            self.output,
+        )
+        ints[[f.Q_NEXT, f.Q_REPLICA]] = NONE
+        times = np.full((f.Q_TIMES, count), np.nan)
+        times[f.Q_ARRIVAL] = self.arrival
+        return Requests(ints, times, self.first, self.hashes, self.prefix_block)
 
 
 def make_workload(
@@ -113,7 +111,7 @@ def make_workload(
     names = np.asarray(hashes, dtype=np.int64)
     if len(names) and (names.min() != 0 or names.max() >= len(names)):  # named by somebody else
         names = np.unique(names, return_inverse=True)[1].astype(np.int64).reshape(-1)
-    return Workload(when, *sizes, begins, names, prefix_block)
+    return Workload(when, sizes[0], sizes[1], begins, names, prefix_block)
 
 
 def load_workload(path: Path) -> Workload:

@@ -1,0 +1,69 @@
+"""Pictures of a trace: what every replica had to do, and how long requests took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from keel.apps.serving import fields as f
+from keel.apps.serving.play import Played
+from keel.apps.serving.results import latencies
+from keel.look import BLUE, GREEN, GREY, INK, ORANGE, new_figure, tidy
+from keel.runs.drawing import write_png
+
+COLOURS = (BLUE, ORANGE, GREEN, INK, GREY)
+STYLES = ("-", "--", ":")
+
+
+def write_timeline(played: Played, path: Path) -> None:
+    """Requests that wait and that run at every replica, over time."""
+    requests, count = played.requests, played.replicas.ints.shape[1]
+    figure = new_figure(9.6, 1.3 + 1.15 * count)
+    panels = np.atleast_1d(np.asarray(figure.subplots(count, 1, sharex=True, sharey=True)))
+    moments = np.linspace(
+        requests.times[f.Q_ARRIVAL][0], np.nanmax(requests.times[f.Q_FINISHED]), 600
+    )
+    for r, axes in enumerate(panels):
+        own = requests.ints[f.Q_REPLICA] == r
+        came, begun, gone = (
+            np.sort(x[own & ~np.isnan(x)])
+            for x in (
+                requests.times[f.Q_ARRIVAL],
+                requests.times[f.Q_STARTED],
+                requests.times[f.Q_FINISHED],
+            )
+        )
+        here, in_work, left = (np.searchsorted(x, moments, "right") for x in (came, begun, gone))
+        running = np.maximum(in_work - left, 0)
+        label = "seconds" if r == count - 1 else ""
+        tidy(axes, "", label, f"replica {r}")
+        axes.fill_between(moments, running, color=BLUE, alpha=0.75, lw=0, label="running")
+        axes.fill_between(
+            moments, running, np.maximum(here - left, running), color=ORANGE, alpha=0.85, lw=0,
+            label="waiting",
+        )  # fmt: skip
+    panels[0].set_title(f"Requests at every replica: {played.router}", fontsize=10.5, color=INK)
+    panels[0].legend(fontsize=8, frameon=False, ncols=2, loc="upper right")
+    write_png(figure, path)
+
+
+def write_latencies(many: Sequence[Played], path: Path) -> None:
+    """The share of requests that had their first token, and their last, within a time."""
+    figure = new_figure(9.6, 3.8)
+    panels = figure.subplots(1, 2)
+    for axes, which, title in zip(
+        panels, (0, 2), ("time to the first token", "time to the end"), strict=True
+    ):
+        tidy(axes, title, "seconds", "share of requests")
+        for k, played in enumerate(many):
+            served = played.requests.ints[f.Q_LOST] == 0
+            values = np.sort(latencies(played)[which][served])
+            share = np.arange(1, len(values) + 1) / len(played.requests.ints[f.Q_LOST])
+            colour, style = COLOURS[k % 5], STYLES[k // 5 % 3]
+            axes.plot(values, share, lw=1.4, color=colour, ls=style, label=played.router)
+        axes.set_xscale("log")
+        axes.set_ylim(0.0, 1.01)
+    panels[1].legend(fontsize=8, frameon=False)
+    write_png(figure, path)

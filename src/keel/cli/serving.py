@@ -1,0 +1,287 @@
+"""`keel serving replay | headroom | judge`: the simulator of a cluster, and routers on it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+from tyro.conf import Positional, arg
+
+from keel.errors import InputError, choose
+
+if TYPE_CHECKING:
+    from keel.apps.serving import Report, Scorer, Setting, Workload
+
+ACTIONS = ("replay", "headroom", "judge")
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Play another simulator's results again, and say how far apart every request is.
+
+    Example: keel serving replay results.csv --tables tables.npz
+    """
+
+    results: Annotated[Positional[Path], arg(metavar="RESULTS.csv")]
+    """Columns arrival_s, prompt_tokens, output_tokens, replica, ttft_s, e2e_s, restarts."""
+    tables: Annotated[Path, arg(metavar="TABLES.npz")]
+    """The execution times it was made with."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print one JSON object in place of text."""
+
+
+@dataclass(frozen=True)
+class Headroom:
+    """Before training: the heuristics against one who knows the future, on held-out traces.
+
+    Examples: keel serving headroom --setting mixed
+              keel serving headroom --trace azure.csv --replicas 4 --png pictures
+    """
+
+    setting: str = "mixed"
+    """equal, fixed or mixed: which clusters and traces are drawn."""
+    trace: Annotated[Path | None, arg(metavar="FILE")] = None
+    """A trace of Azure, Vidur (CSV) or Mooncake (JSONL), on equal replicas."""
+    model: str = "llama-2-7b-a100"
+    """The model and device of the replicas for a trace."""
+    replicas: int = 4
+    """How many."""
+    scale: float = 1.0
+    """Of a trace: times between arrivals are multiplied by it."""
+    requests: int = 1_000
+    """Of each trace that is drawn; the first so many of a file."""
+    seeds: int = 20
+    """How many traces are drawn."""
+    png: Annotated[Path | None, arg(metavar="DIR")] = None
+    """Draw timelines and latencies of the first trace into this folder."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print one JSON object in place of tables."""
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A trained router beside the heuristics, on traces that no training has seen.
+
+    Example: keel serving judge runs/NAME --setting mixed
+    """
+
+    run: Annotated[Positional[Path], arg(metavar="RUN")]
+    """The folder of a run on `serving`."""
+    setting: str = "mixed"
+    """equal, fixed or mixed."""
+    replicas: int = 4
+    """How many: a router works for any number."""
+    requests: int = 1_000
+    """Of each trace."""
+    seeds: int = 20
+    """How many traces."""
+    clairvoyant: bool = True
+    """Also play the one who knows the future, which takes longer than all others together."""
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print one JSON object in place of tables."""
+
+
+def run(args: Sequence[str]) -> int:
+    """One of the three."""
+    words = list(args)
+    if not words or words[0] in ("-h", "--help"):
+        print(_help())  # noqa: T201
+        return 0
+    action = choose("serving", words[0], ACTIONS)
+    if action == "replay":
+        return _replay(tyro.cli(Replay, args=words[1:], prog="keel serving replay"))
+    if action == "headroom":
+        return _headroom(tyro.cli(Headroom, args=words[1:], prog="keel serving headroom"))
+    return _judge(tyro.cli(Judge, args=words[1:], prog="keel serving judge"))
+
+
+def _help() -> str:
+    return (
+        "usage: keel serving ACTION …\n\n"
+        "A cluster of replicas that serve a language model, simulated.\n\n"
+        "actions:\n"
+        "  replay    another simulator's results again: how far apart is every request?\n"
+        "  headroom  before training: what could a router win here?\n"
+        "  judge     a trained router beside the heuristics, on held-out traces\n\n"
+        "`keel serving ACTION --help` tells more; `keel train serving` trains a router."
+    )
+
+
+def _replay(options: Replay) -> int:
+    from keel.apps.serving import compare, load_tables
+
+    found = compare(options.results, load_tables(options.tables))
+    if options.json:
+        print(json.dumps(found.to_dict(), allow_nan=False))  # noqa: T201
+        return 0
+    from keel.cli.render import PipedConsole
+
+    console = PipedConsole(highlight=False)
+    console.print(
+        f"{found.requests} requests on {found.replicas} replicas\n"
+        f"largest relative error of any request: {found.ttft_error:.2g} to the first token, "
+        f"{found.end_to_end_error:.2g} to the end\n"
+        f"restarts: {found.restarts}, {found.restarts_differ} requests differ\n"
+        f"{found.requests_per_second:,.0f} simulated requests a second, on one core"
+    )
+    return 0
+
+
+def _headroom(options: Headroom) -> int:
+    from keel.apps.serving import HONEST, headroom
+
+    _at_least_one(seeds=options.seeds, requests=options.requests, replicas=options.replicas)
+    if options.png is not None and not options.png.is_dir():
+        raise InputError(f"{options.png}: no such folder")
+    found = _on_trace(options) if options.trace else _on_setting(options, HONEST, None, True)
+    rooms = [headroom(found, measure) for measure in ("end_to_end", "ttft_p99")]
+    if options.png is not None:
+        _draw(options, rooms[0].best)
+    if options.json:
+        told: dict[str, Any] = {
+            "routers": _told(found), "headroom": [room.to_dict() for room in rooms],
+        }  # fmt: skip
+        print(json.dumps(told, allow_nan=False))  # noqa: T201
+        return 0
+    console = _table(found)
+    for room, name in zip(rooms, ("mean end to end", "p99 to the first token"), strict=True):
+        console.print(
+            f"{name}: {room.best} {room.best_value:.3f} s, clairvoyant {room.clairvoyant:.3f} s: "
+            f"{room.room:.1%} ({room.low:.1%} to {room.high:.1%}) to win — {room.verdict}"
+            if room.low == room.low
+            else f"{name}: {room.best} {room.best_value:.3f} s, clairvoyant "
+            f"{room.clairvoyant:.3f} s: {room.room:.1%} to win, on one trace"
+        )
+    return 0
+
+
+def _judge(options: Judge) -> int:
+    from keel.apps.serving import HONEST, gain, load_scorer
+    from keel.apps.serving.judge import best_heuristic
+
+    _at_least_one(seeds=options.seeds, requests=options.requests, replicas=options.replicas)
+    found = _on_setting(options, HONEST, load_scorer(options.run), options.clairvoyant)
+    gains = [
+        gain(found["policy"], found[best_heuristic(found, measure)], measure)
+        for measure in ("end_to_end", "ttft_p99")
+    ]
+    if options.json:
+        told = {"routers": _told(found), "gains": [vars(x) for x in gains]}
+        print(json.dumps(told, allow_nan=False))  # noqa: T201
+        return 0
+    console = _table(found)
+    for x, name in zip(gains, ("mean end to end", "p99 to the first token"), strict=True):
+        console.print(
+            f"{name}: {x.own:.3f} s, best heuristic ({x.against}) {x.other:.3f} s: "
+            f"{x.gain:+.1%} saved ({x.low:+.1%} to {x.high:+.1%})"
+        )
+    return 0
+
+
+def _at_least_one(**numbers: int) -> None:
+    for name, value in numbers.items():
+        if value < 1:
+            raise InputError(f"--{name}: expected at least 1, got {value}")
+
+
+def _setting(options: Headroom | Judge) -> Setting:
+    from keel.apps.serving import make_setting
+
+    return make_setting(
+        options.setting, replicas=options.replicas, requests=max(2, options.requests)
+    )
+
+
+def _on_setting(
+    options: Headroom | Judge, routers: Sequence[str], scorer: Scorer | None, clairvoyant: bool
+) -> dict[str, list[Report]]:
+    from rich.console import Console
+
+    from keel.apps.serving import held_out, judge
+
+    console = Console(stderr=True, quiet=options.json)
+    with console.status("playing (the first time, loops are compiled: a minute)") as status:
+        return judge(
+            _setting(options),
+            held_out(options.seeds),
+            routers,
+            scorer,
+            clairvoyant,
+            lambda name: status.update(f"played {name}"),
+        )
+
+
+def _trace(options: Headroom) -> Workload:
+    from keel.apps.serving import load_workload
+
+    assert options.trace is not None
+    whole = load_workload(options.trace).slower(options.scale)
+    return whole.part(0, min(len(whole), options.requests))
+
+
+def _on_trace(options: Headroom) -> dict[str, list[Report]]:
+    from keel.apps.serving import HONEST, closed_form, equal_cluster, foresee, play, summarise
+
+    workload = _trace(options)
+    cluster = equal_cluster(closed_form(options.model), options.replicas)
+    found = {name: [summarise(play(cluster, workload, name))] for name in HONEST}
+    return found | {"clairvoyant": [summarise(foresee(cluster, workload))]}
+
+
+def _draw(options: Headroom, best: str) -> None:
+    from keel.apps.serving import closed_form, draw, equal_cluster, foresee, held_out, play
+    from keel.apps.serving.picture import write_latencies, write_timeline
+
+    assert options.png is not None
+    if options.trace:
+        cluster = equal_cluster(closed_form(options.model), options.replicas)
+        workload, conditions = _trace(options), None
+    else:
+        scene = draw(_setting(options), held_out(1)[0])
+        cluster, workload, conditions = scene.cluster, scene.workload, scene.conditions
+    shown = [play(cluster, workload, name, conditions) for name in ("round-robin", best)]
+    shown.append(foresee(cluster, workload, conditions))
+    write_latencies(shown, options.png / "latencies.png")
+    for played in shown:
+        write_timeline(played, options.png / f"timeline-{played.router}.png")
+
+
+def _told(found: dict[str, list[Report]]) -> dict[str, Any]:
+    """Means over traces."""
+    return {name: _means(reports) for name, reports in found.items()}
+
+
+def _means(reports: list[Report]) -> dict[str, float]:
+    def mean(values: list[float]) -> float:
+        return sum(values) / len(values)
+
+    return {
+        "end_to_end": mean([r.end_to_end.mean for r in reports]),
+        "end_to_end_p99": mean([r.end_to_end.p99 for r in reports]),
+        "ttft": mean([r.ttft.mean for r in reports]),
+        "ttft_p99": mean([r.ttft.p99 for r in reports]),
+        "slo": mean([r.slo for r in reports]),
+        "cache_hits": mean([r.cache_hits for r in reports]),
+        "largest_share": mean([max(r.shares) for r in reports]),
+        "dropped": mean([float(r.dropped) for r in reports]),
+    }
+
+
+def _table(found: dict[str, list[Report]]) -> Any:
+    from keel.cli.render import PipedConsole, simple_table
+
+    console = PipedConsole(highlight=False)
+    heads = ["", "end to end", "p99", "first token", "p99", "SLO", "cached", "share", "dropped"]
+    rows = []
+    for name, told in _told(found).items():
+        a, b, c, d, slo, hits, share, dropped = told.values()
+        seconds = [f"{x:.3f}" for x in (a, b, c, d)]
+        rows.append([name, *seconds, f"{slo:.1%}", f"{hits:.0%}", f"{share:.0%}", f"{dropped:g}"])
+    count = len(next(iter(found.values())))
+    console.print(f"Seconds, mean of {count} held-out trace{'s' * (count > 1)}\n")
+    console.print(simple_table(heads, rows))
+    return console
