@@ -92,7 +92,7 @@ class Replicas(NamedTuple):
     * `R_FREE`: blocks of KV cache; `R_UP`: 1, or 0 after a failure;
     * `R_DONE_TOKENS` read and written so far, `R_FINISHED` requests;
     * `R_ROOM`: prefix blocks that may be kept, `R_CACHED`: that are; `R_RING_FROM`,
-      `R_RING_COUNT`: of `ring`; `R_TICKS`: uses so far;
+      `R_RING_COUNT`: of `ring`; `R_TICKS`: uses so far; `R_NAMES`: different blocks in the trace;
     * `R_END` of the stretch under way, `R_BEGUN`: its begin, `R_SECONDS` of an iteration of it;
     * `R_BUSY`: seconds; `R_PACE`: seconds an iteration of decoding takes, lately.
     """
@@ -172,7 +172,7 @@ def idle_replicas(plan: Plan, universe: int) -> Replicas:
     ints = np.zeros((f.R_INTS, count), dtype=np.int64)
     ints[[f.R_HEAD, f.R_TAIL]] = NONE
     ints[f.R_UP] = 1
-    ints[f.R_FREE], ints[f.R_ROOM] = plan.blocks, plan.cache
+    ints[f.R_FREE], ints[f.R_ROOM], ints[f.R_NAMES] = plan.blocks, plan.cache, universe
 
     def zeros(*shape: int) -> Ints:
         return np.zeros((count, *shape), dtype=np.int64)

@@ -167,7 +167,7 @@ def read_on(r, tokens, prompts, i, end, requests, replicas, plan):
     return tokens
 
 
-@inner
+@outer
 def give_up(r, now, requests, replicas, plan):
     """Requests at the head of the queue that have waited too long; restarted ones stay."""
     while replicas.ints[f.R_HEAD, r] != NONE:
@@ -217,7 +217,7 @@ def form(r, now, requests, replicas, plan):
     return admit(r, now, tokens, requests, replicas, plan)
 
 
-@inner
+@outer
 def form_prompts_first(r, now, requests, replicas, plan):
     """The next batch in vLLM's order: whole prompts alone if any can be admitted, or all decode."""
     replicas.ints[f.R_SIZE, r] = 0
@@ -338,7 +338,7 @@ def stretch(r, total, requests, replicas):
     return more
 
 
-@inner
+@outer
 def cut(r, now, requests, replicas):
     """End a stretch with the iteration that is under way now."""
     done = math.floor((now - replicas.times[f.R_BEGUN, r]) / replicas.times[f.R_SECONDS, r])
@@ -361,7 +361,7 @@ def cut(r, now, requests, replicas):
     replicas.ints[f.R_DONE_TOKENS, r] -= less * replicas.ints[f.R_SIZE, r]
 
 
-@inner
+@outer
 def blocks_now(r, now, requests, replicas):
     """Blocks that are free, in the middle of a stretch as well."""
     free = replicas.ints[f.R_FREE, r]

@@ -10,10 +10,10 @@ there, so the oldest entry that counts is the block to drop; nothing is ever sea
 from __future__ import annotations
 
 from keel.apps.serving import fields as f
-from keel.apps.serving.compiling import inner
+from keel.apps.serving.compiling import outer
 
 
-@inner
+@outer
 def prefix_hit(r, q, requests, replicas):
     """Tokens at the begin of the prompt that need not be read; the last one always is."""
     if replicas.ints[f.R_CACHED, r] == 0:
@@ -26,7 +26,7 @@ def prefix_hit(r, q, requests, replicas):
     return min(blocks * requests.prefix_block, requests.ints[f.Q_PROMPT, q] - 1)
 
 
-@inner
+@outer
 def oldest_goes(r, replicas):
     """Drop the block whose last use is the longest ago."""
     length = replicas.ring.shape[1]
@@ -41,7 +41,7 @@ def oldest_goes(r, replicas):
             return
 
 
-@inner
+@outer
 def tidy_ring(r, replicas):
     """Throw away the entries that count no more, when the ring is full."""
     length, kept = replicas.ring.shape[1], 0
@@ -56,7 +56,7 @@ def tidy_ring(r, replicas):
     replicas.ints[f.R_RING_COUNT, r] = kept
 
 
-@inner
+@outer
 def use(r, name, room, replicas):
     """A block was read or written."""
     if replicas.stamp[r, name] == 0:
@@ -73,7 +73,7 @@ def use(r, name, room, replicas):
     replicas.ints[f.R_RING_COUNT, r] += 1
 
 
-@inner
+@outer
 def keep_prefix(r, q, requests, replicas):
     """The prompt of a request is in the cache from now on, its end first to go."""
     room = replicas.ints[f.R_ROOM, r]
@@ -84,7 +84,7 @@ def keep_prefix(r, q, requests, replicas):
         use(r, requests.hashes[k], room, replicas)
 
 
-@inner
+@outer
 def forget_prefixes(r, replicas):
     """All of it."""
     replicas.stamp[r, :] = 0

@@ -15,7 +15,7 @@ import numpy as np
 
 from keel.apps.serving import fields as f
 from keel.apps.serving.arrays import Plan, Replicas, Requests, Telemetry, View
-from keel.apps.serving.compiling import compiled, inner
+from keel.apps.serving.compiling import compiled, inner, outer
 from keel.apps.serving.kernels import advance, send
 from keel.apps.serving.kernels_route import (
     choose,
@@ -76,7 +76,7 @@ def telemetry_of(c, many):
     )
 
 
-@inner
+@outer
 def see(now, prompt, view, replicas, request, mask):
     """The numbers of `keel.apps.serving.sight`."""
     count = len(view.ints[f.V_UP])
@@ -112,7 +112,7 @@ def see(now, prompt, view, replicas, request, mask):
     request[2] = math.log1p(total / count)
 
 
-@inner
+@outer
 def in_system(q, requests, since, until):
     """Seconds that requests 0 … q spent between two times, all together."""
     total = 0.0
@@ -125,7 +125,7 @@ def in_system(q, requests, since, until):
     return total
 
 
-@inner
+@outer
 def look(c, at, clock, plans, telemetries, failures, next_failure, requests, replicas, index,
          views, seen):  # fmt: skip
     """A cluster up to the arrival of the request at hand, and what its router sees then."""

@@ -23,7 +23,7 @@ from keel.apps.serving.kernels_cache import keep_prefix, prefix_hit
 ) = range(10)  # fmt: skip
 
 
-@inner
+@outer
 def report(r, now, plan, requests, replicas, view):
     """A replica tells where it stands; what was sent before is in it."""
     view.ints[f.V_WAITING, r] = replicas.ints[f.R_WAITING, r]
@@ -51,7 +51,7 @@ def is_lost(r, tick, telemetry):
     return scattered(name * np.uint64(0x9E3779B97F4A7C15)) < telemetry.dropped
 
 
-@inner
+@outer
 def last_report(r, count, now, telemetry):
     """When the last report that was not lost was made, before or at `now`; −1 before the first.
 
@@ -82,7 +82,7 @@ def observe(q, clock, plan, telemetry, requests, replicas, index, view):
         view.ints[f.V_HIT, r] = prefix_hit(r, q, requests, index)
 
 
-@inner
+@outer
 def dispatch(q, r, clock, plan, requests, replicas, index, view):
     """Send a request, and remember it."""
     send(q, r, clock, plan, requests, replicas)
@@ -149,7 +149,7 @@ def score(kind, r, q, plan, telemetry, requests, view):
     return float(work)
 
 
-@inner
+@outer
 def choose(kind, q, plan, telemetry, requests, view, dice):
     """The replica for a request; ties are broken at random, but for Vidur's."""
     count = len(view.ints[f.V_UP])
@@ -214,24 +214,41 @@ def simulate(kind, clock, plan, telemetry, failures, requests, replicas, index, 
         advance(r, np.inf, clock, plan, requests, replicas)
 
 
-@inner
+@outer
 def copy_replica(r, replicas, spare):
     """Everything a replica's future depends on, but for its requests."""
-    spare.ints[:, 0], spare.times[:, 0] = replicas.ints[:, r], replicas.times[:, r]
-    spare.running[0], spare.batch[0] = replicas.running[r], replicas.batch[r]
-    spare.tokens[0] = replicas.tokens[r]
+    for k in range(f.R_INTS):
+        spare.ints[k, 0] = replicas.ints[k, r]
+    for k in range(f.R_TIMES):
+        spare.times[k, 0] = replicas.times[k, r]
+    for j in range(replicas.ints[f.R_ASIDE, r]):
+        spare.running[0, j] = replicas.running[r, j]
+    for j in range(replicas.ints[f.R_SIZE, r]):
+        spare.batch[0, j], spare.tokens[0, j] = replicas.batch[r, j], replicas.tokens[r, j]
     if replicas.ints[f.R_ROOM, r]:
-        spare.stamp[0], spare.ring[0] = replicas.stamp[r], replicas.ring[r]
+        for j in range(replicas.ints[f.R_NAMES, r]):
+            spare.stamp[0, j] = replicas.stamp[r, j]
+        length = replicas.ring.shape[1]
+        for j in range(replicas.ints[f.R_RING_COUNT, r]):
+            k = (replicas.ints[f.R_RING_FROM, r] + j) % length
+            spare.ring[0, k, 0], spare.ring[0, k, 1] = (
+                replicas.ring[r, k, 0],
+                replicas.ring[r, k, 1],
+            )
 
 
-@inner
+@outer
 def copy_requests(q, requests, future):
     """What becomes of the requests so far."""
-    future.ints[:, : q + 1] = requests.ints[:, : q + 1]
-    future.times[:, : q + 1] = requests.times[:, : q + 1]
+    for k in range(f.Q_INTS):
+        for i in range(q + 1):
+            future.ints[k, i] = requests.ints[k, i]
+    for k in range(f.Q_TIMES):
+        for i in range(q + 1):
+            future.times[k, i] = requests.times[k, i]
 
 
-@inner
+@outer
 def cost_of_all(r, q, requests, future):
     """Seconds until the end of everything that is at a replica, the request at hand included."""
     now, total = requests.times[f.Q_ARRIVAL, q], 0.0

@@ -78,6 +78,7 @@ class Many:
             for own, idle in zip(many, self._idle, strict=True):
                 own[c] = idle
             many.ints[c, f.R_FREE], many.ints[c, f.R_ROOM] = plan.blocks, plan.cache
+            many.ints[c, f.R_NAMES] = workload.universe
         for own, blank in zip(self.view, blank_view(self.setting.replicas), strict=True):
             own[c] = blank
         for name, value in telemetry_of(scene.conditions, workload, seed)._asdict().items():
