@@ -161,7 +161,7 @@ def _headroom(options: Headroom) -> int:
 
 def _judge(options: Judge) -> int:
     from keel.apps.serving import HONEST, gain, load_scorer
-    from keel.apps.serving.judge import best_heuristic
+    from keel.apps.serving.judging import best_heuristic
 
     _at_least_one(seeds=options.seeds, requests=options.requests, replicas=options.replicas)
     found = _on_setting(options, HONEST, load_scorer(options.run), options.clairvoyant)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from keel.apps.serving.cluster import Cluster, Replica, equal_cluster
     from keel.apps.serving.fidelity import Fidelity, compare
-    from keel.apps.serving.judge import Gain, Headroom, gain, headroom, judge
-    from keel.apps.serving.play import HONEST, ROUTERS, Conditions, Played, foresee, play, replay
+    from keel.apps.serving.judging import Gain, Headroom, gain, headroom, judge
+    from keel.apps.serving.playing import HONEST, ROUTERS, Conditions, Played, foresee, play, replay
     from keel.apps.serving.results import Objective, Report, latencies, summarise
     from keel.apps.serving.scorer import Scorer, load_scorer
     from keel.apps.serving.settings import SETTINGS, Scene, Setting, draw, held_out, make_setting
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 _NAMES = {
     "cluster": ("Cluster", "Replica", "equal_cluster"),
     "fidelity": ("Fidelity", "compare"),
-    "judge": ("Gain", "Headroom", "gain", "headroom", "judge"),
-    "play": ("HONEST", "ROUTERS", "Conditions", "Played", "foresee", "play", "replay"),
+    "judging": ("Gain", "Headroom", "gain", "headroom", "judge"),
+    "playing": ("HONEST", "ROUTERS", "Conditions", "Played", "foresee", "play", "replay"),
     "results": ("Objective", "Report", "latencies", "summarise"),
     "scorer": ("Scorer", "load_scorer"),
     "settings": ("SETTINGS", "Scene", "Setting", "draw", "held_out", "make_setting"),

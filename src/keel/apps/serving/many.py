@@ -21,7 +21,7 @@ from keel.apps.serving.arrays import (
     blank_view,
     idle_replicas,
 )
-from keel.apps.serving.play import ROUTERS, Played, telemetry_of
+from keel.apps.serving.playing import ROUTERS, Played, telemetry_of
 from keel.apps.serving.settings import Scene, Setting, draw
 from keel.apps.serving.sight import REPLICA, REQUEST
 from keel.errors import choose

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from keel.apps.serving import fields as f
-from keel.apps.serving.play import Played
+from keel.apps.serving.playing import Played
 from keel.apps.serving.results import latencies
 from keel.look import BLUE, GREEN, GREY, INK, ORANGE, new_figure, tidy
 from keel.runs.drawing import write_png

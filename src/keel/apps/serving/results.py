@@ -8,7 +8,7 @@ import numpy as np
 
 from keel.apps.serving import fields as f
 from keel.apps.serving.arrays import Floats
-from keel.apps.serving.play import Played
+from keel.apps.serving.playing import Played
 
 
 @dataclass(frozen=True)

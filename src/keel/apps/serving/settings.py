@@ -9,7 +9,7 @@ import numpy as np
 
 from keel.apps.serving.arrays import Floats
 from keel.apps.serving.cluster import Cluster, Replica
-from keel.apps.serving.play import Conditions
+from keel.apps.serving.playing import Conditions
 from keel.apps.serving.synthetic import Synthetic, synthesise
 from keel.apps.serving.tables import FORMS, closed_form
 from keel.apps.serving.workload import Workload

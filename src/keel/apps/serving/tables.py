@@ -59,7 +59,7 @@ def load_tables(path: Path) -> Tables:
             linear, decode, prefill, layers, grouped, blocks = (found[name] for name in FIELDS)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
-    except (OSError, ValueError, BadZipFile):
+    except (OSError, EOFError, ValueError, BadZipFile):
         raise InputError(f"{path}: not a file of tables (.npz)") from None
     return make_tables(
         path.stem, (linear, decode, prefill), int(layers), bool(grouped), int(blocks)

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.stats import t as student
 
 from keel.apps.serving.many import Many
-from keel.apps.serving.play import HONEST, foresee, play
+from keel.apps.serving.playing import HONEST, foresee, play
 from keel.apps.serving.results import Report, summarise
 from keel.apps.serving.scorer import Scorer
 from keel.apps.serving.settings import Setting, draw

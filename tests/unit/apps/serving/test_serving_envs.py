@@ -1,0 +1,213 @@
+"""Clusters as environments: rewards, resuming, and a router that stands on its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from keel.apps.serving import fields as f
+from keel.apps.serving.cluster import equal_cluster
+from keel.apps.serving.judging import gain, headroom, judge
+from keel.apps.serving.playing import play, replay
+from keel.apps.serving.results import summarise
+from keel.apps.serving.scorer import make_scorer
+from keel.apps.serving.settings import draw, held_out, make_setting
+from keel.apps.serving.tables import closed_form
+from keel.apps.serving.vector import LATENCY_SCALE, vector_env
+from keel.cli import main
+from keel.config import from_dict
+from keel.envs import make_envs
+from keel.errors import InputError
+from keel.keys import MASK
+from keel.training.session import agent_for
+
+SMALL = {"requests": 40}
+
+
+def test_the_rewards_of_an_episode_are_all_latencies() -> None:
+    envs = vector_env(3, setting="mixed", **SMALL)
+    envs.reset(1)
+    rng, total = np.random.default_rng(0), np.zeros(3)
+    for _ in range(SMALL["requests"]):
+        step = envs.step(rng.integers(0, 4, 3))
+        total += step.reward
+    assert step.terminated.all()
+    latency = step.episode_measures["latency"] * SMALL["requests"]
+    np.testing.assert_allclose(-total * LATENCY_SCALE, latency, rtol=1e-5)
+    np.testing.assert_allclose(step.episode_return, total, rtol=1e-5)
+
+
+def test_many_clusters_are_each_alone() -> None:
+    """The same choices in a single cluster give the same times."""
+    setting = make_setting("mixed", **SMALL)
+    envs = vector_env(2, setting="mixed", scenes="held-out", **SMALL)
+    envs.reset(0)
+    rng, chosen = np.random.default_rng(1), []
+    for k in range(SMALL["requests"]):
+        chosen.append(rng.integers(0, 4, 2))
+        if k + 1 == SMALL["requests"]:
+            envs.many.step(chosen[-1])
+        else:
+            envs.step(chosen[-1])
+    for c, seed in enumerate(held_out(2)):
+        scene = draw(setting, seed)
+        alone = replay(scene.cluster, scene.workload, [x[c] for x in chosen])
+        times = envs.many.played(c, "").requests.times
+        np.testing.assert_allclose(times, alone.requests.times, rtol=1e-12)
+
+
+def test_weights_are_what_a_choice_costs() -> None:
+    """All that are at a replica, with the request and without, and nobody comes any more."""
+    setting = make_setting("equal", replicas=2, requests=12)
+    envs = vector_env(1, setting="equal", replicas=2, requests=12, scenes="held-out")
+    envs.reset(0)
+    choices = [0, 1, 0, 0, 1, 0, 1, 1]
+    for choice in choices:
+        envs.step(np.array([choice]))
+    weight = envs.many.weighed()[0]
+    scene = draw(setting, held_out(1)[0])
+    at, tables = len(choices), scene.cluster
+    start = scene.workload.arrival[at]
+    for choice in (0, 1):
+        whole = replay(tables, scene.workload.part(0, at + 1), [*choices, choice]).requests
+        without = replay(tables, scene.workload.part(0, at), choices).requests
+        offset = scene.workload.arrival[0]
+        after = np.maximum(0.0, whole.times[f.Q_FINISHED] - (start - offset)).sum()
+        before = np.maximum(0.0, without.times[f.Q_FINISHED] - (start - offset)).sum()
+        assert weight[choice] == pytest.approx(after - before, rel=1e-6)
+
+
+def test_a_step_is_resumed_bit_for_bit() -> None:
+    envs, again = (vector_env(2, setting="mixed", **SMALL) for _ in range(2))
+    envs.reset(3)
+    again.reset(4)
+    rng = np.random.default_rng(0)
+    for _ in range(25):
+        envs.step(rng.integers(0, 4, 2))
+    arrays, data = envs.save()
+    again.load(arrays, json.loads(json.dumps(data)))
+    for _ in range(60):  # into the next episode
+        action = rng.integers(0, 4, 2)
+        one, other = envs.step(action), again.step(action)
+        np.testing.assert_array_equal(one.reward, other.reward)
+        for key in one.obs:
+            np.testing.assert_array_equal(one.obs[key], other.obs[key])
+
+
+def test_counterfactual_rewards_sum_to_nothing_over_the_choices() -> None:
+    envs = vector_env(2, setting="mixed", reward="counterfactual", **SMALL)
+    envs.reset(0)
+    weight = envs.many.weighed()
+    best = weight.argmin(1)
+    assert (envs.step(best).reward >= 0).all()
+
+
+def test_training_never_sees_what_is_held_out() -> None:
+    rng = np.random.default_rng(0)
+    from keel.apps.serving.settings import training_seed
+
+    assert max(training_seed(rng) for _ in range(1_000)) < min(held_out(3))
+
+
+def test_a_scorer_is_the_agents_own_network() -> None:
+    config = from_dict({"env": "serving", "network": {"kind": "items", "activation": "relu"},
+                        "envs": {"options": "setting=mixed,requests=40"}})  # fmt: skip
+    envs = make_envs("serving", 3, seed=0, env_kwargs={"setting": "mixed", "requests": 40})
+    obs = envs.reset(0)
+    agent = agent_for(config, envs, 0)
+    params = agent.initial + 0.3 * torch.randn(
+        agent.initial.shape, generator=torch.Generator().manual_seed(0)
+    )
+    tree = {name: x.numpy() for name, x in agent.named(params).items()}
+    scorer = make_scorer(tree, "relu")
+    seen = {key: torch.from_numpy(x) for key, x in obs.items() if key != MASK}
+    policy = agent.policy(params, seen | {MASK: torch.from_numpy(obs[MASK])})
+    theirs = policy["logits"].log_softmax(-1).numpy()
+    own = scorer(obs["replicas"], obs["request"])
+    own = own - np.log(np.exp(own).sum(-1, keepdims=True))
+    np.testing.assert_allclose(own, theirs, atol=1e-5)
+
+
+def test_where_nothing_can_be_won_it_says_so() -> None:
+    found = judge(make_setting("fixed", requests=150), held_out(3), ("round-robin", "local-count"))
+    room = headroom(found)
+    assert room.verdict == "nothing to win here"
+    mixed = judge(make_setting("mixed", requests=150), held_out(4), ("round-robin", "random"))
+    assert headroom(mixed).verdict == "something to win"
+    assert gain(mixed["round-robin"], mixed["round-robin"]).gain == 0.0
+
+
+def test_a_trained_router_goes_by_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "serving", "--runs", str(tmp_path), "--name", "r", "--quiet",
+             "--total-steps", "512", "--rollout-steps", "16", "--envs.num", "8",
+             "--envs.options", "setting=mixed,reward=counterfactual,requests=40",
+             "--evaluation.episodes", "2", "--region.minibatch", "64"]  # fmt: skip
+    assert main(words) == 0
+    capsys.readouterr()
+    assert main(["serving", "judge", str(tmp_path / "r"), "--seeds", "3", "--requests", "60",
+                 "--no-clairvoyant", "--json"]) == 0  # fmt: skip
+    told = json.loads(capsys.readouterr().out)
+    assert set(told["routers"]) >= {"policy", "round-robin", "cache-work"}
+    assert {x["measure"] for x in told["gains"]} == {"end_to_end", "ttft_p99"}
+
+
+def test_headroom_of_a_trace_by_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "t.csv"
+    rows = "".join(f"{i * 0.2},{200 + i % 7 * 150},{20 + i % 5 * 30}\n" for i in range(80))
+    trace.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n" + rows)
+    assert main(["serving", "headroom", "--trace", str(trace), "--png", str(tmp_path)]) == 0
+    assert "to win, on one trace" in " ".join(capsys.readouterr().out.split())
+    assert (tmp_path / "latencies.png").stat().st_size > 10_000
+    assert (tmp_path / "timeline-round-robin.png").stat().st_size > 10_000
+
+
+def test_replaying_by_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tables = closed_form("llama-2-7b-a100")
+    np.savez(
+        tmp_path / "t.npz",
+        linear_ms_per_layer=tables.linear,
+        decode_attention_ms_per_layer=tables.decode,
+        prefill_attention_ms_per_layer=tables.prefill,
+        layers=tables.layers,
+        grouped_query=tables.grouped,
+        num_blocks=tables.blocks,
+    )
+    scene = draw(make_setting("equal", requests=50), 0)
+    played = play(equal_cluster(tables, 4), scene.workload, "round-robin").requests
+    rows = [
+        f"{played.times[f.Q_ARRIVAL, i]!r},{scene.workload.prompt[i]},{scene.workload.output[i]},"
+        f"{i % 4},{played.times[f.Q_FIRST_TOKEN, i] - played.times[f.Q_ARRIVAL, i]!r},"
+        f"{played.times[f.Q_FINISHED, i] - played.times[f.Q_ARRIVAL, i]!r},0"
+        for i in range(50)
+    ]
+    text = "arrival_s,prompt_tokens,output_tokens,replica,ttft_s,e2e_s,restarts\n"
+    results = tmp_path / "r.csv"
+    results.write_text(text + "\n".join(rows).replace("np.float64(", "").replace(")", "") + "\n")
+    words = ["serving", "replay", str(results), "--tables", str(tmp_path / "t.npz"), "--json"]
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["max_relative_error"] < 1e-9
+    assert main([*words[:3], "--tables", str(results)]) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"load": (0.0, 1.0)}, "above 0"), ({"speed": (2.0, 1.0)}, "low ≤ high"),
+     ({"replicas": 0}, "at least one replica"), ({"spped": (1.0, 1.0)}, "did you mean")],
+)  # fmt: skip
+def test_a_setting_that_cannot_be_is_refused(changes, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make_setting("mixed", **changes)
+
+
+def test_reports_are_plain_data() -> None:
+    scene = draw(make_setting("equal", requests=30), 1)
+    report = summarise(play(scene.cluster, scene.workload, "random"))
+    json.dumps(report.to_dict(), allow_nan=False)
