@@ -43,7 +43,7 @@ class Headroom:
     """
 
     setting: str = "mixed"
-    """equal, fixed or mixed: which clusters and traces are drawn."""
+    """equal, fixed, mixed or router: which clusters and traces are drawn."""
     trace: Annotated[Path | None, arg(metavar="FILE")] = None
     """A trace of Azure, Vidur (CSV) or Mooncake (JSONL), on equal replicas."""
     model: str = "llama-2-7b-a100"
@@ -72,7 +72,7 @@ class Judge:
     run: Annotated[Positional[Path], arg(metavar="RUN")]
     """The folder of a run on `serving`."""
     setting: str = "mixed"
-    """equal, fixed or mixed."""
+    """equal, fixed, mixed or router."""
     replicas: int = 4
     """How many: a router works for any number."""
     requests: int = 1_000

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from keel.apps.serving.arrays import Floats
 from keel.apps.serving.cluster import Cluster, Replica
 from keel.apps.serving.playing import Conditions
 from keel.apps.serving.synthetic import Synthetic, synthesise
@@ -44,6 +43,8 @@ class Setting:
     """share of requests that go on with a conversation"""
     shared: int = 0
     """kinds of system prompts"""
+    plain: float = 0.0
+    """share of scenes in which all replicas are alike and always report"""
     lengths: Literal["conversation", "code", "arxiv", "chat"] = "conversation"
     fixed: tuple[int, int] | None = None
     """prompt and output of every request"""
@@ -67,9 +68,14 @@ SETTINGS = {
         speed=(0.4, 2.0), cache=(500.0, 2_000.0), interval=(0.5, 5.0), dropped=0.05,
         sessions=(0.4, 0.8), shared=8,
     ),
+    "router": Setting(
+        speed=(0.4, 2.0), cache=(0.0, 2_000.0), interval=(0.0, 5.0), dropped=0.05,
+        sessions=(0.0, 0.8), shared=8, plain=0.25,
+    ),
 }  # fmt: skip
 """`equal`: replicas alike, always up to date. `fixed`: note 004's, where nothing can be won.
-`mixed`: unknown speeds, prefix caches and old reports at once."""
+`mixed`: unknown speeds, prefix caches and old reports at once. `router`: what a router is trained
+on, from nothing of that to all of it."""
 
 
 def make_setting(name: str, **changes: Any) -> Setting:
@@ -97,6 +103,9 @@ def draw(setting: Setting, seed: int) -> Scene:
     low, high = np.log(setting.speed)
     speeds = np.exp(rng.uniform(low, high, size=setting.replicas))
     caches = rng.uniform(*setting.cache, size=setting.replicas).astype(int)
+    plain = bool(rng.random() < setting.plain)
+    if plain:
+        speeds = np.ones(setting.replicas)
     replicas = tuple(
         Replica(tables, speed=float(s), cache=int(c)) for s, c in zip(speeds, caches, strict=True)
     )
@@ -113,7 +122,8 @@ def draw(setting: Setting, seed: int) -> Scene:
         ),
         seed,
     )
-    conditions = Conditions(interval=_between(setting.interval, rng), dropped=setting.dropped)
+    interval = _between(setting.interval, rng)
+    conditions = Conditions(interval=0.0 if plain else interval, dropped=setting.dropped)
     return Scene(Cluster(replicas), workload, conditions)
 
 
@@ -139,8 +149,3 @@ def held_out(count: int) -> list[int]:
 def training_seed(rng: np.random.Generator) -> int:
     """Any of those that are not held out."""
     return int(rng.integers(2**40))
-
-
-def capacity(speeds: Floats) -> float:
-    """Conversations a second."""
-    return UNIT_RATE * float(speeds.sum())

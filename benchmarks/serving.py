@@ -1,0 +1,259 @@
+"""Routers for replicas: train, judge on held-out traces, measure speed, write the page's tables.
+
+    python -m benchmarks.serving train --runs RUNS [--seeds 0 1 2]
+    python -m benchmarks.serving judge --runs RUNS      into docs/data/serving.json
+    python -m benchmarks.serving speed                  decisions and simulated requests a second
+    python -m benchmarks.serving page                   tables and pictures from that
+
+Training may be interrupted: finished seeds are never trained twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.seeds import train_seed
+from keel.apps.serving import (
+    HONEST,
+    closed_form,
+    compare,
+    draw,
+    foresee,
+    gain,
+    headroom,
+    held_out,
+    judge,
+    load_scorer,
+    load_tables,
+    make_setting,
+    play,
+)
+from keel.apps.serving.judging import LEARNED, learned
+from keel.apps.serving.picture import write_latencies, write_timeline
+from keel.apps.serving.vector import vector_env
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA, TABLES = ROOT / "docs" / "data" / "serving.json", ROOT / "docs" / "data" / "serving"
+IMAGES = ROOT / "docs" / "images"
+VIDUR = ROOT.parent / "shared" / "data" / "vidur"
+VIDUR_SPEED = {
+    "llama2_7b_conv_rr": ("llama2_7b_a100_tp1", 728.0),
+    "llama2_7b_arxiv_rr": ("llama2_7b_a100_tp1", 145.0),
+    "codellama_34b_conv_bursty_rr": ("codellama_34b_a100_tp2", 772.0),
+    "llama2_7b_fixed_preempt_lor": ("llama2_7b_a100_tp1", 149.0),
+}
+"""Vidur's own results, the tables they were made with, and its requests a second on these."""
+TRACES, REQUESTS = 20, 1_000
+SETTINGS = {"mixed": 4, "equal": 4, "fixed": 4}
+SIZES = (2, 4, 8, 16)
+MEASURES = {"end_to_end": "mean end to end", "ttft_p99": "p99 to the first token"}
+
+
+def judge_all(runs: Path) -> None:
+    """Every trained seed and every heuristic, on the same traces."""
+    told: dict[str, Any] = json.loads(DATA.read_text()) if DATA.exists() else {}
+    seeds = held_out(TRACES)
+    scorers = {
+        folder.name: load_scorer(folder) for folder in sorted((runs / "router").glob("seed-*"))
+    }
+    for name, count in SETTINGS.items():
+        setting = make_setting(name, replicas=count, requests=REQUESTS)
+        found = judge(setting, seeds, HONEST)
+        entry: dict[str, Any] = {"routers": {}, "headroom": {}, "policies": {}}
+        for router, reports in found.items():
+            entry["routers"][router] = _means(reports)
+        for measure in MEASURES:
+            entry["headroom"][measure] = headroom(found, measure).to_dict()
+        for seed, scorer in scorers.items():
+            own = learned(scorer, setting, seeds)
+            best = {m: entry["headroom"][m]["best"] for m in MEASURES}
+            entry["policies"][seed] = {
+                **_means(own),
+                "gains": {m: vars(gain(own, found[best[m]], m)) for m in MEASURES},
+                "jsq": vars(gain(own, found["least-outstanding"], "end_to_end")),
+            }
+            print(name, seed, json.dumps(entry["policies"][seed]["gains"]), flush=True)
+        told[name] = entry
+    told["sizes"] = {}
+    for count in SIZES:
+        setting = make_setting("mixed", replicas=count, requests=REQUESTS)
+        found = judge(setting, seeds, ("least-by-speed", "local-count"), clairvoyant=False)
+        told["sizes"][str(count)] = {
+            seed: {
+                router: vars(gain(learned(scorer, setting, seeds), found[router]))
+                for router in found
+            }
+            for seed, scorer in scorers.items()
+        }
+        print(count, json.dumps(told["sizes"][str(count)]), flush=True)
+    DATA.write_text(json.dumps(told, indent=1, sort_keys=True) + "\n")
+    _draw(scorers)
+
+
+def _means(reports: list[Any]) -> dict[str, float]:
+    return {
+        "end_to_end": statistics.fmean(r.end_to_end.mean for r in reports),
+        "ttft_p99": statistics.fmean(r.ttft.p99 for r in reports),
+        "slo": statistics.fmean(r.slo for r in reports),
+        "cache_hits": statistics.fmean(r.cache_hits for r in reports),
+        "largest_share": max(max(r.shares) for r in reports),
+        "dropped": float(sum(r.dropped for r in reports)),
+    }
+
+
+def _draw(scorers: dict[str, Any]) -> None:
+    """One held-out trace: the best heuristic, the first trained router, the clairvoyant."""
+    setting = make_setting("mixed", requests=REQUESTS)
+    seed = held_out(1)[0]
+    scene = draw(setting, seed)
+    from keel.apps.serving.many import Many
+
+    many = Many(setting, 1)
+    many.begin(0, scene, seed)
+    many.look(many.all)
+    scorer = next(iter(scorers.values()))
+    for _ in range(setting.requests):
+        replicas, request, mask = many.seen
+        many.step(np.where(mask, scorer(replicas, request), -np.inf).argmax(1))
+    policy = many.played(0, LEARNED)
+    best = play(scene.cluster, scene.workload, "local-count", scene.conditions, seed)
+    others = [
+        play(scene.cluster, scene.workload, name, scene.conditions, seed)
+        for name in ("round-robin", "cache-work")
+    ]
+    all_of_them = [*others, best, policy, foresee(scene.cluster, scene.workload, scene.conditions)]
+    write_latencies(all_of_them, IMAGES / "serving-latencies.png")
+    write_timeline(best, IMAGES / "serving-local-count.png")
+    write_timeline(policy, IMAGES / "serving-policy.png")
+
+
+def speed() -> None:
+    """On one thread: decisions a second of 64 clusters, simulated requests beside Vidur's."""
+    torch.set_num_threads(1)
+    told: dict[str, Any] = json.loads(DATA.read_text()) if DATA.exists() else {}
+    told["speed"] = {"decisions": {}, "vidur": {}}
+    for setting in ("equal", "mixed"):
+        envs = vector_env(64, setting=setting)
+        envs.reset(0)
+        actions = np.random.default_rng(0).integers(0, 4, (512, 64))
+        rates = []
+        for _ in range(6):
+            begin = time.perf_counter()
+            for action in actions:
+                envs.step(action)
+            rates.append(actions.size / (time.perf_counter() - begin))
+        told["speed"]["decisions"][setting] = statistics.median(rates[1:])
+    if VIDUR.is_dir():
+        for name, (tables, theirs) in VIDUR_SPEED.items():
+            found = compare(VIDUR / f"{name}.csv", load_tables(VIDUR / f"{tables}_tables.npz"))
+            told["speed"]["vidur"][name] = {
+                **found.to_dict(),
+                "vidur": theirs,
+                "ratio": found.requests_per_second / theirs,
+            }
+    print(json.dumps(told["speed"], indent=1))
+    DATA.write_text(json.dumps(told, indent=1, sort_keys=True) + "\n")
+
+
+def page() -> None:
+    """Tables from the data."""
+    told = json.loads(DATA.read_text())
+    TABLES.mkdir(exist_ok=True)
+    for name in SETTINGS:
+        if name in told:
+            _write(f"{name}.md", _setting_table(told[name]))
+    if "sizes" in told:
+        _write("sizes.md", _sizes_table(told["sizes"]))
+    if "speed" in told:
+        _write("fidelity.md", _fidelity_table(told["speed"]))
+
+
+def _write(name: str, lines: list[str]) -> None:
+    (TABLES / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print("\n".join(lines), end="\n\n")
+
+
+def _setting_table(entry: dict[str, Any]) -> list[str]:
+    lines = [
+        "| router | mean end to end | p99 to the first token | SLO | prefix cached | largest share "
+        "| dropped |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    rows = {**entry["routers"], **{f"**{k}**": v for k, v in entry["policies"].items()}}
+    for name, x in rows.items():
+        lines.append(
+            f"| {name} | {x['end_to_end']:.3f} s | {x['ttft_p99']:.3f} s | {x['slo']:.1%} "
+            f"| {x['cache_hits']:.0%} | {x['largest_share']:.0%} | {x['dropped']:.0f} |"
+        )
+    lines.append("")
+    for measure, label in MEASURES.items():
+        room = entry["headroom"][measure]
+        lines.append(
+            f"- {label}: {room['best']} is the best heuristic; the clairvoyant saves "
+            f"{room['room']:.1%} ({room['low']:.1%} to {room['high']:.1%}): {room['verdict']}."
+        )
+        for seed, x in entry["policies"].items():
+            own = x["gains"][measure]
+            lines.append(
+                f"    - {seed} saves {own['gain']:.1%} ({own['low']:.1%} to {own['high']:.1%})"
+            )
+    return lines
+
+
+def _sizes_table(sizes: dict[str, Any]) -> list[str]:
+    seeds = list(next(iter(sizes.values())))
+    heads = " | ".join(f"{seed} over least-by-speed | over local-count" for seed in seeds)
+    lines = [f"| replicas | {heads} |", "|---:|" + "---:|---:|" * len(seeds)]
+    for count, entry in sizes.items():
+        cells = [
+            f"{x['gain']:+.1%} ({x['low']:+.1%} to {x['high']:+.1%})"
+            for seed in seeds
+            for x in (entry[seed]["least-by-speed"], entry[seed]["local-count"])
+        ]
+        lines.append(f"| {count} | {' | '.join(cells)} |")
+    return lines
+
+
+def _fidelity_table(speed: dict[str, Any]) -> list[str]:
+    lines = [
+        "| Vidur's results | requests | largest error, any request | restarts | requests/s "
+        "| Vidur |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for name, x in speed["vidur"].items():
+        lines.append(
+            f"| {name} | {x['requests']} | {x['max_relative_error']:.1e} | {x['restarts']} "
+            f"| {x['requests_per_second']:,.0f} | {x['vidur']:,.0f} ({x['ratio']:,.0f}×) |"
+        )
+    return lines
+
+
+def main() -> None:
+    """What the first word says."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("action", choices=("train", "judge", "speed", "page"))
+    parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    args = parser.parse_args()
+    closed_form("llama-2-7b-a100")  # a typo in the tables is told before anything is trained
+    if args.action == "train":
+        for seed in args.seeds:
+            train_seed(args.runs / "router", "serving", seed)
+        return
+    if args.action == "judge":
+        judge_all(args.runs)
+    if args.action == "speed":
+        speed()
+    page()
+
+
+if __name__ == "__main__":
+    main()
