@@ -64,6 +64,9 @@ class Setting:
 SETTINGS = {
     "equal": Setting(),
     "fixed": Setting(fixed=(2048, 512), load=(0.3, 0.3), burst=(0.0, 0.0)),
+    "note-004": Setting(
+        model="codellama-34b-a100-tp2", fixed=(2048, 512), load=(0.0125, 0.0125), burst=(0.0, 0.0),
+    ),
     "mixed": Setting(
         speed=(0.4, 2.0), cache=(500.0, 2_000.0), interval=(0.5, 5.0), dropped=0.05,
         sessions=(0.4, 0.8), shared=8,
@@ -73,7 +76,8 @@ SETTINGS = {
         sessions=(0.0, 0.8), shared=8, plain=0.25,
     ),
 }  # fmt: skip
-"""`equal`: replicas alike, always up to date. `fixed`: note 004's, where nothing can be won.
+"""`equal`: replicas alike, always up to date. `fixed`: equal requests as well, as in note 004, and
+nothing to be won; `note-004`: the same at the note's throughput of 0.1 requests a second.
 `mixed`: unknown speeds, prefix caches and old reports at once. `router`: what a router is trained
 on, from nothing of that to all of it."""
 

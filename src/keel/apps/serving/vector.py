@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields, replace
 from typing import Any, Literal
 
 import numpy as np
 from gymnasium import spaces
 
+from keel.apps.serving import fields as f
 from keel.apps.serving.many import Many
+from keel.apps.serving.note import (
+    AFTER,
+    VERSIONS,
+    Memory,
+    NoteReward,
+    Scores,
+    fresh_memory,
+    measured,
+    score,
+)
 from keel.apps.serving.results import summarise
 from keel.apps.serving.settings import Setting, draw, held_out, make_setting, training_seed
 from keel.apps.serving.sight import REPLICA, REQUEST
@@ -16,8 +28,8 @@ from keel.envs.protocol import Autoreset, Obs, Saved, Step
 from keel.errors import choose
 from keel.keys import MASK
 
-Reward = Literal["latency", "counterfactual"]
-REWARDS = ("latency", "counterfactual")
+Reward = Literal["latency", "counterfactual", "note-004"]
+REWARDS = ("latency", "counterfactual", "note-004")
 LATENCY_SCALE, WEIGHT_SCALE = 20.0, 2.0
 """Seconds."""
 WORST = 20.0
@@ -31,7 +43,8 @@ class ServingEnvs:
     The reward `latency` is minus the seconds that all requests of the cluster spend until the next
     one arrives: over an episode minus the sum of all latencies. `counterfactual` is minus what the
     choice costs all requests at its replica, beyond what the mean choice would: their futures are
-    played with and without the request, on the same random numbers.
+    played with and without the request, on the same random numbers. `note-004` is the note's
+    (`keel.apps.serving.note`), which is told of the cluster every `refresh` seconds.
     """
 
     agents: tuple[str, ...] = ()
@@ -39,7 +52,13 @@ class ServingEnvs:
     backend = "serving"
 
     def __init__(
-        self, setting: Setting, num_envs: int, reward: Reward = "latency", scenes: str = "train"
+        self,
+        setting: Setting,
+        num_envs: int,
+        reward: Reward = "latency",
+        scenes: str = "train",
+        note: NoteReward = AFTER,
+        refresh: float = 0.0,
     ) -> None:
         self.reward_kind = choose("reward", reward, REWARDS)
         self.scenes = choose("scenes", scenes, ("train", "held-out"))
@@ -48,6 +67,11 @@ class ServingEnvs:
         self._rng = np.random.default_rng(0)
         self._next = 0
         self._total = np.zeros(num_envs)
+        self.note, self.refresh = note, refresh
+        self._memory = fresh_memory(num_envs)
+        self._told = np.full(num_envs, -np.inf)
+        self._known = np.zeros((3, num_envs))
+        self._parts = np.zeros((len(Scores._fields), num_envs))
         self.action_space = spaces.Discrete(setting.replicas)
         self.observation_space = spaces.Dict(
             {
@@ -58,7 +82,7 @@ class ServingEnvs:
 
     def reset(self, seed: int) -> Obs:
         self._rng, self._next = np.random.default_rng(seed), 0
-        self._total[:] = 0.0
+        self._forget(self.many.all)
         for c in self.many.all:
             self._begin(int(c))
         self.many.look(self.many.all)
@@ -69,7 +93,9 @@ class ServingEnvs:
         weight = many.weighed() if self.reward_kind == "counterfactual" else None
         last = many.at + 1 == self.setting.requests
         cost = many.step(chosen)
-        if weight is None:
+        if self.reward_kind == "note-004":
+            reward = self._by_note()
+        elif weight is None:
             reward = -cost / LATENCY_SCALE
         else:
             extra = weight[many.all, chosen] - weight.mean(1)
@@ -79,7 +105,7 @@ class ServingEnvs:
         returns, measures = self._total[over].copy(), None
         if over.size:
             measures = self._measures(over)
-            self._total[over] = 0.0
+            self._forget(over)
             for c in over:
                 self._begin(int(c))
             many.look(over)
@@ -101,14 +127,18 @@ class ServingEnvs:
         """Nothing is open."""
 
     def save(self) -> Saved | None:
-        return self.many.save() | {"total": self._total.copy()}, {
+        kept = {"total": self._total, "told": self._told, "known": self._known,
+                "parts": self._parts, "memory": np.array(self._memory)}  # fmt: skip
+        return self.many.save() | {name: x.copy() for name, x in kept.items()}, {
             "rng": self._rng.bit_generator.state,
             "next": self._next,
         }
 
     def load(self, arrays: Mapping[str, np.ndarray], data: Mapping[str, Any]) -> None:
         self.many.load(arrays)
-        self._total[:] = arrays["total"]
+        self._total[:], self._told[:] = arrays["total"], arrays["told"]
+        self._known[:], self._parts[:] = arrays["known"], arrays["parts"]
+        self._memory = Memory(*(x.copy() for x in arrays["memory"]))
         self._rng.bit_generator.state = data["rng"]
         self._next = int(data["next"])
 
@@ -120,17 +150,47 @@ class ServingEnvs:
             self._next += 1
         self.many.begin(cluster, draw(self.setting, seed), seed)
 
+    def _by_note(self) -> np.ndarray:
+        """Note 004's reward of what is known of all clusters; the parts are added up."""
+        many = self.many
+        now = many.requests.times[many.all, f.Q_ARRIVAL, many.at]
+        due = now >= self._told + self.refresh
+        fresh = np.array(measured(now, many.requests, many.replicas))
+        self._known = np.where(due, fresh, self._known)
+        self._told = np.where(due, now, self._told)
+        throughput, latency, balance = self._known
+        scores, self._memory = score(self.note, throughput, latency, balance, self._memory)
+        self._parts += np.array(scores)
+        return scores.total_reward
+
+    def _forget(self, over: np.ndarray) -> None:
+        """Traces that ended leave nothing to those that begin."""
+        self._total[over], self._parts[:, over] = 0.0, 0.0
+        self._told[over] = -np.inf
+        for old, blank in zip(self._memory, fresh_memory(len(over)), strict=True):
+            old[over] = blank
+
     def _measures(self, over: np.ndarray) -> dict[str, np.ndarray]:
         """Of traces that ended."""
         reports = [summarise(self.many.played(int(c), "policy")) for c in over]
-        return {
-            "latency": np.array([r.end_to_end.mean for r in reports]),
-            "ttft_p99": np.array([r.ttft.p99 for r in reports]),
-            "slo": np.array([r.slo for r in reports]),
-            "dropped": np.array([float(r.dropped) for r in reports]),
-            "cache_hits": np.array([r.cache_hits for r in reports]),
-            "largest_share": np.array([max(r.shares) for r in reports]),
-        }
+        shares = np.array([r.shares for r in reports])
+        steps = self.setting.requests
+        of_note = {}
+        if self.reward_kind == "note-004":
+            parts = zip(Scores._fields, self._parts[:, over] / steps, strict=True)
+            of_note = dict(parts)
+        return (
+            of_note
+            | {f"action_replica_{r}": x for r, x in enumerate(shares.T)}
+            | {
+                "latency": np.array([r.end_to_end.mean for r in reports]),
+                "ttft_p99": np.array([r.ttft.p99 for r in reports]),
+                "slo": np.array([r.slo for r in reports]),
+                "dropped": np.array([float(r.dropped) for r in reports]),
+                "cache_hits": np.array([r.cache_hits for r in reports]),
+                "largest_share": np.array([max(r.shares) for r in reports]),
+            }
+        )
 
     def _obs(self) -> Obs:
         replicas, request, mask = (x.copy() for x in self.many.seen)
@@ -143,10 +203,18 @@ def vector_env(
     setting: str = "mixed",
     reward: Reward = "latency",
     scenes: str = "train",
+    note: str = "after",
+    refresh: float = 0.0,
     **changes: Any,
 ) -> ServingEnvs:
-    """`num_envs` clusters of a named setting, with changes."""
-    return ServingEnvs(make_setting(setting, **changes), num_envs, reward, scenes)
+    """`num_envs` clusters of a named setting, with changes to it, or to note 004's reward, whose
+    parameters are those `before` or `after` the note."""
+    rules = VERSIONS[choose("note", note, VERSIONS)]
+    names = {field.name for field in fields(NoteReward)}
+    own = {name: changes.pop(name) for name in list(changes) if name in names}
+    return ServingEnvs(
+        make_setting(setting, **changes), num_envs, reward, scenes, replace(rules, **own), refresh
+    )
 
 
 def _box(*shape: int) -> spaces.Box:

@@ -1,0 +1,116 @@
+"""What the router did, in Prometheus' text format."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from keel.apps.serving.live.backends import Backend
+from keel.apps.serving.live.choosing import Chooser
+
+PREFIX = "keel_route_"
+HELP = {
+    "decisions_total": ("counter", "Routing decisions, by backend and by who made them."),
+    "fallbacks_total": ("counter", "Decisions of the reference in place of the policy's."),
+    "fallback_episodes_total": ("counter", "Times that falling back began."),
+    "retries_total": ("counter", "Requests sent again elsewhere after this backend failed."),
+    "broken_total": ("counter", "Responses that broke off after their first byte."),
+    "responses_total": ("counter", "Responses to clients, by status."),
+    "decision_seconds": ("histogram", "Time to choose a backend."),
+    "overhead_seconds": ("histogram", "Time from a whole request to its first forwarding."),
+    "in_flight": ("gauge", "Requests that a backend has not finished."),
+    "up": ("gauge", "1: the backend is used; 0: it failed and is asked after."),
+    "share": ("gauge", "Of the last decisions."),
+    "pace_seconds": ("gauge", "Between two tokens of a stream, lately; 0: not known."),
+    "kl": ("gauge", "KL(policy‖reference) of the last decisions, in nats."),
+    "falling_back": ("gauge", "1: the policy was overruled for this reason lately."),
+}
+BOUNDS = (
+    2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.5, 1.0,
+)  # fmt: skip
+"""Upper ends of the histograms' classes, in seconds."""
+
+Labels = tuple[tuple[str, str], ...]
+Gauge = tuple[str, Mapping[str, str], float]
+"""Name, labels, and value now."""
+
+
+@dataclass
+class Histogram:
+    """Counts of seconds, by class."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
+    total: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """One more."""
+        self.counts[bisect_left(BOUNDS, seconds)] += 1
+        self.total += seconds
+
+    def lines(self, name: str) -> Iterable[str]:
+        """Classes are cumulative."""
+        below = 0
+        for bound, count in zip((*map(str, BOUNDS), "+Inf"), self.counts, strict=True):
+            below += count
+            yield f'{name}_bucket{{le="{bound}"}} {below}'
+        yield f"{name}_sum {self.total}"
+        yield f"{name}_count {below}"
+
+
+class Metrics:
+    """Everything that is counted."""
+
+    def __init__(self) -> None:
+        self.decision_seconds, self.overhead_seconds = Histogram(), Histogram()
+        self._counts: dict[str, Counter[Labels]] = {
+            name: Counter() for name, (kind, _) in HELP.items() if kind == "counter"
+        }
+
+    def count(self, metric: str, **labels: str) -> None:
+        """One more."""
+        self._counts[metric][tuple(labels.items())] += 1
+
+    def value(self, metric: str, **labels: str) -> int:
+        """Counts of everything that has these labels."""
+        wanted = set(labels.items())
+        return sum(n for own, n in self._counts[metric].items() if wanted <= set(own))
+
+    def render(self, gauges: Iterable[Gauge]) -> str:
+        """All of it, with what is so at the moment."""
+        now: dict[str, list[str]] = {}
+        for name, labels, value in gauges:
+            now.setdefault(name, []).append(_sample(name, tuple(labels.items()), value))
+        lines = []
+        for name, (kind, what) in HELP.items():
+            lines += [f"# HELP {PREFIX}{name} {what}", f"# TYPE {PREFIX}{name} {kind}"]
+            if kind == "counter":
+                lines += [_sample(name, own, n) for own, n in self._counts[name].items()]
+            elif kind == "histogram":
+                lines += getattr(self, name).lines(PREFIX + name)
+            lines += now.get(name, [])
+        return "\n".join(lines) + "\n"
+
+
+def gauges(backends: Sequence[Backend], chooser: Chooser) -> Iterator[Gauge]:
+    """What is so at the moment."""
+    for own, share in zip(backends, chooser.taken.shares(), strict=True):
+        of = {"backend": own.url}
+        yield "in_flight", of, own.in_flight
+        yield "up", of, int(own.up)
+        yield "share", of, float(share)
+        yield "pace_seconds", of, own.pace
+    yield "kl", {}, chooser.kl()
+    for reason, count in chooser.episodes.items():
+        yield "fallback_episodes_total", {"reason": reason}, count
+        yield "falling_back", {"reason": reason}, int(reason in chooser.falling_back())
+
+
+def _sample(name: str, labels: Labels, value: float) -> str:
+    inside = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels)
+    return f"{PREFIX}{name}{f'{{{inside}}}' if inside else ''} {value}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

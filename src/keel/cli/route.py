@@ -1,0 +1,121 @@
+"""`keel route`: a trained router in front of real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from tyro.conf import arg
+
+from keel.errors import InputError, need
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True)
+class Route:
+    """Send requests to OpenAI-compatible servers by a trained policy, inside of guards.
+
+    The policy is overruled by a heuristic where it strays, fails or is late. `/keel/metrics` tells
+    what happened, `/keel/health` whether anybody is there to answer.
+
+    Examples: keel route --policy runs/NAME --backends http://10.0.0.1:8000 http://10.0.0.2:8000
+              keel route --backends http://127.0.0.1:8001 http://127.0.0.1:8002
+    """
+
+    backends: Annotated[tuple[str, ...], arg(metavar="URL URL…")] = ()
+    """The servers."""
+    policy: Annotated[Path | None, arg(metavar="RUN")] = None
+    """The folder of a run on `serving`; without one, the reference alone decides."""
+    checkpoint: Annotated[str | None, arg(metavar="best|last|STEP")] = None
+    """Of the run; by default the best, or the last where there is no best."""
+    host: str = "127.0.0.1"
+    """Where to listen: by default this machine alone can ask."""
+    port: int = 8080
+    """0: any that is free."""
+    reference: str = "least-outstanding"
+    """The heuristic that the policy is compared with, and that decides in its place."""
+    max_kl: float = 0.5
+    """Nats between the policy's traffic and the reference's, over the window."""
+    max_share: float = 0.6
+    """Of the decisions in the window, for one backend."""
+    window: int = 200
+    """Decisions."""
+    deadline_ms: float = 2.0
+    """Milliseconds for a decision of the policy."""
+    retries: int = 2
+    """Other backends to try, as long as a client has seen nothing of an answer."""
+    connect_seconds: float = 2.0
+    """For a connection to a backend."""
+    silent_seconds: float = 300.0
+    """Without any byte from a backend; a request that does not stream is silent to its end."""
+    kv_tokens: int = 100_000
+    """Tokens that the cache of a backend holds, about."""
+    poll: float = 0.0
+    """Seconds between reading the backends' /metrics (vLLM's names); 0: never."""
+    max_body: int = 32 << 20
+    """Bytes of a request."""
+    grace: float = 30.0
+    """Seconds for responses under way when the router is stopped."""
+
+
+def run(args: Sequence[str]) -> int:
+    """Until Ctrl-C."""
+    chosen = tyro.cli(Route, args=list(args), prog="keel route")
+    need("aiohttp", "serving")
+    from keel.apps.serving.live.backends import make_backends
+    from keel.apps.serving.live.choosing import Chooser, Guards
+    from keel.apps.serving.live.running import serve
+    from keel.apps.serving.live.server import Options, Router
+
+    if not 0 <= chosen.port <= 65_535:
+        raise InputError(f"--port: expected 0 to 65535, got {chosen.port}")
+    if chosen.kv_tokens < 1:
+        raise InputError(f"--kv-tokens: expected at least 1, got {chosen.kv_tokens}")
+    backends = make_backends(chosen.backends, chosen.kv_tokens)
+    guards = Guards(chosen.max_kl, chosen.max_share, chosen.deadline_ms / 1e3, chosen.window)
+    options = Options(
+        chosen.retries,
+        chosen.connect_seconds,
+        chosen.silent_seconds,
+        chosen.max_body,
+        chosen.poll,
+        chosen.grace,
+    )
+    chooser = Chooser(len(backends), None, chosen.reference, guards)
+    if chosen.policy is not None:
+        from keel.apps.serving import load_scorer
+
+        chooser.policy = load_scorer(chosen.policy, chosen.checkpoint)
+    _log_to_stderr()
+    router = Router(backends, chooser, options)
+    asyncio.run(serve(router, chosen.host, chosen.port, partial(_tell, chosen)))
+    return 0
+
+
+def _log_to_stderr() -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s keel route: %(message)s"))
+    log = logging.getLogger("keel.route")
+    log.handlers, log.propagate = [handler], False
+    log.setLevel(logging.INFO)
+
+
+def _tell(chosen: Route, address: str) -> None:
+    who = (
+        f"policy {chosen.policy}, held to {chosen.reference}" if chosen.policy else chosen.reference
+    )
+    count = len(chosen.backends)
+    print(f"{address} → {count} backend{'s' * (count > 1)}, by {who}", flush=True)  # noqa: T201
+    if chosen.host not in LOOPBACK:
+        logging.getLogger("keel.route").warning(
+            "listening on %s: whoever reaches it can use the backends, without a password",
+            chosen.host,
+        )
