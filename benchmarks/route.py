@@ -208,7 +208,7 @@ def summary(answers: list[Answer], text: str, half: float) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--policy", type=Path)
-    parser.add_argument("--reference", default="least-outstanding")
+    parser.add_argument("--reference", default="least-by-speed")
     parser.add_argument("--rate", type=float, default=100.0)
     parser.add_argument("--seconds", type=float, default=20.0)
     given = parser.parse_args()

@@ -40,7 +40,7 @@ class Route:
     """Where to listen: by default this machine alone can ask."""
     port: int = 8080
     """0: any that is free."""
-    reference: str = "least-outstanding"
+    reference: str = "least-by-speed"
     """The heuristic that the policy is compared with, and that decides in its place."""
     max_kl: float = 0.5
     """Nats between the policy's traffic and the reference's, over the window."""

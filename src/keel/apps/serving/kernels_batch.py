@@ -1,0 +1,236 @@
+"""The next batch of a replica: who decodes, whose prompt is read on, who is admitted; compiled.
+
+`plan`, `requests` and `replicas` are those of `keel.apps.serving.arrays`.
+"""
+
+# Every function is compiled: numba's decorator has no types, and signatures would say nothing.
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+import math
+
+from keel.apps.serving import fields as f
+from keel.apps.serving.arrays import BLOCK, NONE
+from keel.apps.serving.compiling import inner, outer
+from keel.apps.serving.kernels_cache import prefix_hit
+
+VLLM_TOKENS = 4096
+"""The most a batch of prompts may hold in vLLM's order, padded to the longest."""
+TURNED_AWAY, GAVE_UP, FAILED = 1, 2, 3
+
+
+@inner
+def push_back(r, q, requests, replicas):
+    """Let a request wait."""
+    requests.ints[f.Q_NEXT, q] = NONE
+    if replicas.ints[f.R_TAIL, r] == NONE:
+        replicas.ints[f.R_HEAD, r] = q
+    else:
+        requests.ints[f.Q_NEXT, replicas.ints[f.R_TAIL, r]] = q
+    replicas.ints[f.R_TAIL, r] = q
+    replicas.ints[f.R_WAITING, r] += 1
+    replicas.ints[f.R_WAITING_TOKENS, r] += requests.ints[f.Q_PREFILL, q]
+
+
+@inner
+def push_front(r, q, requests, replicas):
+    """Let a request wait before all others."""
+    requests.ints[f.Q_NEXT, q] = replicas.ints[f.R_HEAD, r]
+    if replicas.ints[f.R_HEAD, r] == NONE:
+        replicas.ints[f.R_TAIL, r] = q
+    replicas.ints[f.R_HEAD, r] = q
+    replicas.ints[f.R_WAITING, r] += 1
+    replicas.ints[f.R_WAITING_TOKENS, r] += requests.ints[f.Q_PREFILL, q]
+
+
+@inner
+def pop_front(r, requests, replicas):
+    """The one that has waited longest."""
+    q = replicas.ints[f.R_HEAD, r]
+    replicas.ints[f.R_HEAD, r] = requests.ints[f.Q_NEXT, q]
+    if replicas.ints[f.R_HEAD, r] == NONE:
+        replicas.ints[f.R_TAIL, r] = NONE
+    replicas.ints[f.R_WAITING, r] -= 1
+    replicas.ints[f.R_WAITING_TOKENS, r] -= requests.ints[f.Q_PREFILL, q]
+    return q
+
+
+@inner
+def restart(r, q, requests, replicas):
+    """Out of memory: what a request has read and written has to be read again."""
+    requests.ints[f.Q_PREFILL, q] = requests.ints[f.Q_PROCESSED, q]
+    requests.ints[f.Q_PROCESSED, q] = 0
+    requests.ints[f.Q_RESTARTS, q] += 1
+    replicas.ints[f.R_FREE, r] += requests.ints[f.Q_HELD, q]
+    requests.ints[f.Q_HELD, q] = 0
+    push_front(r, q, requests, replicas)
+
+
+@inner
+def blocks_of(tokens):
+    """Blocks of KV cache that hold them."""
+    return (tokens + BLOCK - 1) // BLOCK
+
+
+@inner
+def prompt_is_read(q, requests):
+    """The end of reading writes the first token, so a sequence that decodes is ahead by one."""
+    return requests.ints[f.Q_PROCESSED, q] > requests.ints[f.Q_PREFILL, q]
+
+
+@inner
+def add(r, q, tokens, replicas):
+    """A request to the batch that is being made."""
+    at = replicas.ints[f.R_SIZE, r]
+    replicas.batch[r, at] = q
+    replicas.tokens[r, at] = tokens
+    replicas.ints[f.R_SIZE, r] = at + 1
+
+
+@inner
+def take_decodes(r, requests, replicas, plan):
+    """All that decode into the batch; of those that cannot get a block the last restart.
+
+    Returns how many tokens there are, and where the rest of `running` begins and ends. Prompts that
+    are not read yet stay in front of it, compacted: `[0, prompts)`.
+    """
+    running = replicas.running[r]
+    i, end, prompts, tokens = 0, replicas.ints[f.R_ASIDE, r], 0, 0
+    while i < end and replicas.ints[f.R_SIZE, r] < plan.cap:
+        q = running[i]
+        i += 1
+        if not prompt_is_read(q, requests):
+            running[prompts] = q
+            prompts += 1
+            continue
+        went = False
+        while replicas.ints[f.R_FREE, r] < 1:
+            if end > i:
+                end -= 1
+                restart(r, running[end], requests, replicas)
+            else:
+                restart(r, q, requests, replicas)
+                went = True
+                break
+        if went:
+            continue
+        if requests.ints[f.Q_PROCESSED, q] > requests.ints[f.Q_HELD, q] * BLOCK:
+            requests.ints[f.Q_HELD, q] += 1
+            replicas.ints[f.R_FREE, r] -= 1
+        add(r, q, 1, replicas)
+        tokens += 1
+    return tokens, prompts, i, end
+
+
+@inner
+def read_on(r, tokens, prompts, i, end, requests, replicas, plan):
+    """Prompts that were begun; those for which no room is left stay in `running`, by arrival."""
+    running, left = replicas.running[r], 0
+    for j in range(prompts):
+        q = running[j]
+        more = min(
+            requests.ints[f.Q_PREFILL, q] - requests.ints[f.Q_PROCESSED, q], plan.chunk - tokens
+        )
+        if more > 0:
+            add(r, q, more, replicas)
+            tokens += more
+        else:
+            running[left] = q
+            left += 1
+    for j in range(i, end):
+        running[left] = running[j]
+        left += 1
+    for j in range(1, left):  # few, and nearly sorted
+        q, k = running[j], j
+        while (
+            k > 0 and requests.times[f.Q_ARRIVAL, running[k - 1]] > requests.times[f.Q_ARRIVAL, q]
+        ):
+            running[k] = running[k - 1]
+            k -= 1
+        running[k] = q
+    replicas.ints[f.R_ASIDE, r] = left
+    return tokens
+
+
+@outer
+def give_up(r, now, requests, replicas, plan):
+    """Requests at the head of the queue that have waited too long; restarted ones stay."""
+    while replicas.ints[f.R_HEAD, r] != NONE:
+        q = replicas.ints[f.R_HEAD, r]
+        waited = now - requests.times[f.Q_ARRIVAL, q]
+        if waited <= plan.patience or not math.isnan(requests.times[f.Q_STARTED, q]):
+            break
+        pop_front(r, requests, replicas)
+        requests.ints[f.Q_LOST, q] = GAVE_UP
+        requests.times[f.Q_FINISHED, q] = now
+
+
+@inner
+def admit(r, now, tokens, requests, replicas, plan):
+    """Waiting requests, first come, first served, while there is room."""
+    while replicas.ints[f.R_HEAD, r] != NONE:
+        q = replicas.ints[f.R_HEAD, r]
+        if (
+            replicas.ints[f.R_SIZE, r] + replicas.ints[f.R_ASIDE, r] >= plan.cap
+            or replicas.ints[f.R_SIZE, r] >= plan.cap
+        ):
+            break
+        need = blocks_of(requests.ints[f.Q_PREFILL, q])
+        if replicas.ints[f.R_FREE, r] - need < plan.watermark[r]:
+            break
+        known = prefix_hit(r, q, requests, replicas) if requests.ints[f.Q_RESTARTS, q] == 0 else 0
+        more = min(requests.ints[f.Q_PREFILL, q] - known, plan.chunk - tokens)
+        if more <= 0:
+            break
+        pop_front(r, requests, replicas)
+        requests.ints[f.Q_PROCESSED, q] = requests.ints[f.Q_HIT, q] = known
+        if math.isnan(requests.times[f.Q_STARTED, q]):
+            requests.times[f.Q_STARTED, q] = now
+        requests.ints[f.Q_HELD, q] = need
+        replicas.ints[f.R_FREE, r] -= need
+        add(r, q, more, replicas)
+        tokens += more
+    return tokens
+
+
+@inner
+def form(r, now, requests, replicas, plan):
+    """The next batch in Sarathi's order; returns its tokens."""
+    replicas.ints[f.R_SIZE, r] = 0
+    tokens, prompts, i, end = take_decodes(r, requests, replicas, plan)
+    tokens = read_on(r, tokens, prompts, i, end, requests, replicas, plan)
+    return admit(r, now, tokens, requests, replicas, plan)
+
+
+@outer
+def form_prompts_first(r, now, requests, replicas, plan):
+    """The next batch in vLLM's order: whole prompts alone if any can be admitted, or all decode."""
+    replicas.ints[f.R_SIZE, r] = 0
+    longest = tokens = 0
+    while replicas.ints[f.R_HEAD, r] != NONE:
+        q = replicas.ints[f.R_HEAD, r]
+        if replicas.ints[f.R_SIZE, r] + replicas.ints[f.R_ASIDE, r] >= plan.cap:
+            break
+        need = blocks_of(requests.ints[f.Q_PREFILL, q])
+        length = max(longest, requests.ints[f.Q_PREFILL, q])
+        padded = length * (replicas.ints[f.R_SIZE, r] + 1)
+        if replicas.ints[f.R_FREE, r] - need < plan.watermark[r]:
+            break
+        if padded > VLLM_TOKENS and replicas.ints[f.R_SIZE, r] > 0:
+            break
+        pop_front(r, requests, replicas)
+        known = prefix_hit(r, q, requests, replicas) if requests.ints[f.Q_RESTARTS, q] == 0 else 0
+        requests.ints[f.Q_PROCESSED, q] = requests.ints[f.Q_HIT, q] = known
+        if math.isnan(requests.times[f.Q_STARTED, q]):
+            requests.times[f.Q_STARTED, q] = now
+        requests.ints[f.Q_HELD, q] = need
+        replicas.ints[f.R_FREE, r] -= need
+        add(r, q, requests.ints[f.Q_PREFILL, q] - known, replicas)
+        tokens += requests.ints[f.Q_PREFILL, q] - known
+        longest = length
+    if replicas.ints[f.R_SIZE, r]:
+        return tokens
+    tokens, prompts, i, end = take_decodes(r, requests, replicas, plan)
+    read_on(r, plan.chunk, prompts, i, end, requests, replicas, plan)
+    return tokens
