@@ -2,6 +2,7 @@
 
     python -m benchmarks.serving train --runs RUNS [--seeds 0 1 2]
     python -m benchmarks.serving judge --runs RUNS      into docs/data/serving.json
+    python -m benchmarks.serving note --runs RUNS       note 004, before and after, trained and told
     python -m benchmarks.serving speed                  decisions and simulated requests a second
     python -m benchmarks.serving page                   tables and pictures from that
 
@@ -39,6 +40,7 @@ from keel.apps.serving import (
 from keel.apps.serving.judging import LEARNED, learned
 from keel.apps.serving.picture import write_latencies, write_timeline
 from keel.apps.serving.vector import vector_env
+from keel.runs.reader import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA, TABLES = ROOT / "docs" / "data" / "serving.json", ROOT / "docs" / "data" / "serving"
@@ -135,6 +137,39 @@ def _draw(scorers: dict[str, Any]) -> None:
     write_timeline(policy, IMAGES / "serving-policy.png")
 
 
+NOTE = ("note-004-before", "note-004-after")
+NOTE_METRICS = {
+    "reward": "env/total_reward",
+    "absolute": "env/absolute_score",
+    "delta": "env/delta_score",
+    "logistic": "env/logistic_penalty",
+    "entropy": "train/entropy",
+    "clip": "train/clip_fraction",
+    "latency": "env/latency",
+}
+
+
+def note(runs: Path, seeds: list[int]) -> None:
+    """Train both presets, and say what their last quarters were like, beside round robin."""
+    told: dict[str, Any] = json.loads(DATA.read_text()) if DATA.exists() else {}
+    told["note"] = {}
+    for name in NOTE:
+        for seed in seeds:
+            train_seed(runs / name, "serving", seed, "--preset", name)
+            table = read_metrics(runs / name / f"seed-{seed}")
+            late = slice(3 * len(table) // 4, None)
+            shares = [float(np.nanmean(table[f"env/action_replica_{r}"][late])) for r in range(4)]
+            told["note"][f"{name}, seed-{seed}"] = {
+                "shares": shares,
+                "pulses": int((table["train/temperature"] > 1.0).sum()),
+                **{k: float(np.nanmean(table[v][late])) for k, v in NOTE_METRICS.items()},
+            }
+    found = judge(make_setting("note-004"), held_out(TRACES), ("round-robin", "least-outstanding"))
+    told["note_round_robin"] = _means(found["round-robin"])
+    told["note_headroom"] = headroom(found).to_dict()
+    DATA.write_text(json.dumps(told, indent=1, sort_keys=True) + "\n")
+
+
 def speed() -> None:
     """On one thread: decisions a second of 64 clusters, simulated requests beside Vidur's."""
     torch.set_num_threads(1)
@@ -170,6 +205,8 @@ def page() -> None:
     for name in SETTINGS:
         if name in told:
             _write(f"{name}.md", _setting_table(told[name]))
+    if "note" in told:
+        _write("note.md", _note_table(told))
     if "sizes" in told:
         _write("sizes.md", _sizes_table(told["sizes"]))
     if "speed" in told:
@@ -212,13 +249,35 @@ def _sizes_table(sizes: dict[str, Any]) -> list[str]:
     seeds = list(next(iter(sizes.values())))
     heads = " | ".join(f"{seed} over least-by-speed | over local-count" for seed in seeds)
     lines = [f"| replicas | {heads} |", "|---:|" + "---:|---:|" * len(seeds)]
-    for count, entry in sizes.items():
+    for count, entry in sorted(sizes.items(), key=lambda item: int(item[0])):
         cells = [
             f"{x['gain']:+.1%} ({x['low']:+.1%} to {x['high']:+.1%})"
             for seed in seeds
             for x in (entry[seed]["least-by-speed"], entry[seed]["local-count"])
         ]
         lines.append(f"| {count} | {' | '.join(cells)} |")
+    return lines
+
+
+def _note_table(told: dict[str, Any]) -> list[str]:
+    lines = [
+        "| run | shares of the replicas | total reward | delta | entropy | clipped | pulses "
+        "| mean end to end |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, x in told["note"].items():
+        shares = " / ".join(f"{share:.0%}" for share in x["shares"])
+        lines.append(
+            f"| {name} | {shares} | {x['reward']:+.3f} | {x['delta']:.4f} | {x['entropy']:.2f} "
+            f"| {x['clip']:.3f} | {x['pulses']} | {x['latency']:.2f} s |"
+        )
+    even, room = told["note_round_robin"], told["note_headroom"]
+    lines.append(f"| round robin | 25% / 25% / 25% / 25% | | | | | | {even['end_to_end']:.2f} s |")
+    lines += [
+        "",
+        f"The clairvoyant saves {room['room']:.1%} of the best heuristic's mean "
+        f"({room['low']:.1%} to {room['high']:.1%}): {room['verdict']}.",
+    ]
     return lines
 
 
@@ -239,7 +298,7 @@ def _fidelity_table(speed: dict[str, Any]) -> list[str]:
 def main() -> None:
     """What the first word says."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("action", choices=("train", "judge", "speed", "page"))
+    parser.add_argument("action", choices=("train", "judge", "note", "speed", "page"))
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     args = parser.parse_args()
@@ -250,6 +309,8 @@ def main() -> None:
         return
     if args.action == "judge":
         judge_all(args.runs)
+    if args.action == "note":
+        note(args.runs, args.seeds)
     if args.action == "speed":
         speed()
     page()

@@ -645,7 +645,7 @@ async def test_ctrl_c_finishes_what_is_under_way() -> None:
         try:
             assert process.stdout is not None
             line = (await process.stdout.readline()).decode()
-            found = re.match(r"(http://127\.0\.0\.1:\d+) → 1 backend, by least-out", line)
+            found = re.match(r"(http://127\.0\.0\.1:\d+) → 1 backend, by least-by-speed", line)
             assert found, line
             async with aiohttp.ClientSession() as client:
                 where = found[1] + COMPLETIONS

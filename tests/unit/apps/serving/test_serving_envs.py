@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 
 from keel.apps.serving import fields as f
 from keel.apps.serving.cluster import equal_cluster
+from keel.apps.serving.gym import ServingVectorEnv
 from keel.apps.serving.judging import gain, headroom, judge
+from keel.apps.serving.note import AFTER, BEFORE, fresh_memory, score
 from keel.apps.serving.playing import play, replay
 from keel.apps.serving.results import summarise
 from keel.apps.serving.scorer import make_scorer
@@ -211,3 +215,68 @@ def test_reports_are_plain_data() -> None:
     scene = draw(make_setting("equal", requests=30), 1)
     report = summarise(play(scene.cluster, scene.workload, "random"))
     json.dumps(report.to_dict(), allow_nan=False)
+
+
+# --- note 004 -------------------------------------------------------------------------------------
+
+
+def test_the_notes_own_figures() -> None:
+    """Throughput 0.101, latency 0.604, balanced: −0.050, 0.0595 and −0.094, as its log has it."""
+    at = (np.array([0.101]), np.array([0.604]), np.zeros(1))
+    found, memory = score(BEFORE, *at, fresh_memory(1))
+    assert found.absolute_score[0] == pytest.approx(-0.050, abs=5e-4)
+    assert found.logistic_penalty[0] == pytest.approx(0.0595, abs=5e-5)
+    assert found.delta_score[0] == 0.0
+    assert found.total_reward[0] == pytest.approx(-0.094, abs=5e-4)
+    after, _ = score(AFTER, *at, memory)
+    assert after.absolute_score[0] == pytest.approx(1.0, abs=1e-3)  # the target is floored at 0.1
+    assert after.total_reward[0] > 0.6
+
+
+def test_the_delta_is_the_change_over_its_average() -> None:
+    """From 1 to 2 requests a second the average is 1.1, latency from 2 to 1 leaves 1.9."""
+    _, memory = score(AFTER, np.ones(1), np.full(1, 2.0), np.zeros(1), fresh_memory(1))
+    found, _ = score(AFTER, np.full(1, 2.0), np.ones(1), np.zeros(1), memory)
+    assert found.delta_score[0] == pytest.approx(0.3 / 1.1 + 0.2 / 1.9)
+
+
+def test_a_target_that_follows_leaves_nothing_to_gain_by_it() -> None:
+    rules = replace(AFTER, adaptive_target=True)
+    found, _ = score(rules, np.full(1, 5.0), np.zeros(1), np.zeros(1), fresh_memory(1))
+    assert found.absolute_score[0] == pytest.approx(1.0)
+
+
+def test_the_notes_reward_in_an_environment_and_its_columns() -> None:
+    envs = vector_env(2, setting="note-004", reward="note-004", note="before", requests=30)
+    envs.reset(0)
+    total = np.zeros(2)
+    for _ in range(30):
+        step = envs.step(np.array([0, 3]))
+        total += step.reward
+    told = step.episode_measures
+    np.testing.assert_allclose(told["total_reward"] * 30, total, rtol=1e-5)
+    assert told["action_replica_0"].tolist() == [1.0, 0.0]
+    assert told["action_replica_3"].tolist() == [0.0, 1.0]
+    assert {"absolute_score", "delta_score", "logistic_penalty"} <= set(told)
+    with pytest.raises(InputError, match="note"):
+        vector_env(1, note="befor")
+
+
+# --- Gymnasium ------------------------------------------------------------------------------------
+
+
+def test_clusters_are_a_gymnasium_vector() -> None:
+    envs = gymnasium.make_vec("keel/Serving-v0", num_envs=3, setting="mixed", requests=20)
+    assert isinstance(envs.unwrapped, ServingVectorEnv)
+    obs, info = envs.reset(seed=1)
+    assert envs.observation_space.contains(obs)
+    assert info["action_mask"].shape == (3, 4)
+    for _ in range(20):
+        obs, reward, terminated, truncated, info = envs.step(envs.action_space.sample())
+    assert terminated.all()
+    assert not truncated.any()
+    assert (reward < 0).all()
+    assert info["_final_obs"].all()
+    again, _ = envs.reset(seed=1)
+    other, _ = envs.reset(seed=1)
+    np.testing.assert_array_equal(again["replicas"], other["replicas"])
