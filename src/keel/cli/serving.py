@@ -271,17 +271,24 @@ def _means(reports: list[Report]) -> dict[str, float]:
     }
 
 
+def _caption(count: int) -> str:
+    return (
+        f"Seconds to the end (e2e) and to the first token (TTFT), mean of {count} "
+        f"trace{'s' * (count > 1)};\nprompts that were cached, the largest share of a replica\n"
+    )
+
+
 def _table(found: dict[str, list[Report]]) -> Any:
     from keel.cli.render import PipedConsole, simple_table
 
     console = PipedConsole(highlight=False)
-    heads = ["", "end to end", "p99", "first token", "p99", "SLO", "cached", "share", "dropped"]
+    heads = ["", "e2e", "p99", "TTFT", "p99", "SLO", "cached", "share", "lost"]
     rows = []
     for name, told in _told(found).items():
         a, b, c, d, slo, hits, share, dropped = told.values()
         seconds = [f"{x:.3f}" for x in (a, b, c, d)]
         rows.append([name, *seconds, f"{slo:.1%}", f"{hits:.0%}", f"{share:.0%}", f"{dropped:g}"])
     count = len(next(iter(found.values())))
-    console.print(f"Seconds, mean of {count} held-out trace{'s' * (count > 1)}\n")
+    console.print(_caption(count))
     console.print(simple_table(heads, rows))
     return console
