@@ -9,6 +9,8 @@ from keel.config import Config, load
 from keel.errors import InputError
 
 FOLDER = Path(__file__).parent
+NAMED = {"serving": "router"}
+"""Environments whose preset is called by what is trained on them."""
 
 
 def names() -> list[str]:
@@ -28,7 +30,7 @@ def preset(name: str) -> Config:
 
 def preset_for(env: str, algo: str = "ppo") -> tuple[str, Config]:
     """The preset of an environment for an algorithm, or that algorithm's default."""
-    stem = env.split("/")[-1]
+    stem = NAMED.get(env, env.split("/")[-1])
     for candidate in (stem, stem.rsplit("-v", 1)[0]):
         name = candidate if algo == "ppo" else f"{candidate.lower()}-{algo}"
         if name in names():

@@ -177,6 +177,10 @@ def step_many(part, action, cost, at, clock, plans, telemetries, failures, next_
                  index, views, seen)  # fmt: skip
             cost[c] = in_system(q, own, own.times[f.Q_ARRIVAL, q], own.times[f.Q_ARRIVAL, q + 1])
             continue
+        next_failure[c] = strike(
+            np.inf, next_failure[c], failures[c], clock, plan, own, own_replicas,
+            replicas_of(c, index),
+        )  # fmt: skip
         for r in range(len(own_replicas.ints[f.R_HEAD])):
             advance(r, np.inf, clock, plan, own, own_replicas)
         until = own.times[f.Q_ARRIVAL, q]

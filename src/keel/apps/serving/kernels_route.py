@@ -183,7 +183,7 @@ def choose(kind, q, plan, telemetry, requests, view, dice):
 @outer
 def strike(now, at, failures, clock, plan, requests, replicas, index):
     """Failures `[F, 3]` (when, which replica, 0 down or 1 up) up to a time; the next of them."""
-    while at < len(failures) and failures[at, 0] <= now:
+    while at < len(failures) and failures[at, 0] <= now and failures[at, 0] < np.inf:
         when, r = failures[at, 0], int(failures[at, 1])
         advance(r, when, clock, plan, requests, replicas)
         if failures[at, 2] == 0.0:

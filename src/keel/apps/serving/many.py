@@ -29,6 +29,8 @@ from keel.models.abreast import abreast
 
 ABREAST = 16
 """Clusters from which on a second thread pays."""
+FAILURES = 2
+"""Of a scene at most: a replica goes, and comes back."""
 PREFIXES = 64
 """Prefix blocks of the longest prompt."""
 
@@ -53,7 +55,7 @@ class Many:
         self.spare = _stack(idle_replicas(_first(largest), room), count)
         self.view: View = _stack(blank_view(setting.replicas), count)
         self.telemetry = _stack(_on_time(), count)
-        self.failures = np.zeros((count, 0, 3))
+        self.failures = np.full((count, FAILURES, 3), np.inf)
         self.next_failure = np.zeros(count, np.int64)
         self.dice = np.zeros((count, 1), np.uint64)
         self.at = np.zeros(count, np.int64)
@@ -83,6 +85,8 @@ class Many:
             own[c] = blank
         for name, value in telemetry_of(scene.conditions, workload, seed)._asdict().items():
             getattr(self.telemetry, name)[c] = value
+        self.failures[c], strikes = np.inf, scene.conditions.strikes()
+        self.failures[c, : len(strikes)] = strikes
         self.dice[c], self.at[c], self.next_failure[c] = seed, 0, 0
 
     def look(self, clusters: Ints) -> None:
@@ -166,7 +170,7 @@ class Many:
             if isinstance(x, np.ndarray)
         }
         plain: dict[str, np.ndarray] = {
-            "dice": self.dice, "at": self.at, "next": self.next_failure,
+            "failures": self.failures, "dice": self.dice, "at": self.at, "next": self.next_failure,
             "seen.replicas": self.seen[0], "seen.request": self.seen[1], "seen.mask": self.seen[2],
         }  # fmt: skip
         return found | plain

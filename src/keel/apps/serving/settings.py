@@ -43,6 +43,8 @@ class Setting:
     """share of requests that go on with a conversation"""
     shared: int = 0
     """kinds of system prompts"""
+    failing: float = 0.0
+    """share of scenes in which a replica fails for a tenth of the time"""
     plain: float = 0.0
     """share of scenes in which all replicas are alike and always report"""
     lengths: Literal["conversation", "code", "arxiv", "chat"] = "conversation"
@@ -73,7 +75,7 @@ SETTINGS = {
     ),
     "router": Setting(
         speed=(0.4, 2.0), cache=(0.0, 2_000.0), interval=(0.0, 5.0), dropped=0.05,
-        sessions=(0.0, 0.8), shared=8, plain=0.25,
+        sessions=(0.0, 0.8), shared=8, failing=0.1, plain=0.25,
     ),
 }  # fmt: skip
 """`equal`: replicas alike, always up to date. `fixed`: equal requests as well, as in note 004, and
@@ -127,8 +129,22 @@ def draw(setting: Setting, seed: int) -> Scene:
         seed,
     )
     interval = _between(setting.interval, rng)
-    conditions = Conditions(interval=0.0 if plain else interval, dropped=setting.dropped)
+    conditions = Conditions(
+        interval=0.0 if plain else interval,
+        dropped=setting.dropped,
+        failures=_failures(setting, float(workload.arrival[-1]), rng),
+    )
     return Scene(Cluster(replicas), workload, conditions)
+
+
+def _failures(
+    setting: Setting, span: float, rng: np.random.Generator
+) -> tuple[tuple[float, int, bool], ...]:
+    """One replica goes, and comes back."""
+    chance, when, which = rng.random(), rng.uniform(0.1, 0.8) * span, rng.integers(setting.replicas)
+    if setting.replicas < 2 or chance >= setting.failing:
+        return ()
+    return (when, int(which), False), (when + 0.1 * span, int(which), True)
 
 
 def _between(span: Span, rng: np.random.Generator) -> float:

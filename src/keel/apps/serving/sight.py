@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keel.keys import MASK
+
 REPLICA = (
     "outstanding",
     "running",
@@ -24,3 +31,20 @@ of it. `age`: of the report. `delay`: outstanding requests times the pace, over 
 """
 REQUEST = ("prompt", "replicas", "mean_outstanding")
 """The vector `request` `[3]`."""
+
+
+def local_count(obs: Mapping[str, NDArray[np.float32]]) -> int:
+    """A router to imitate: fewest outstanding, of those that are up.
+
+    `keel demos record serving --policy keel.apps.serving.sight:local_count --out DIR` records it.
+    """
+    return _least(obs["replicas"][:, REPLICA.index("outstanding")], obs)
+
+
+def least_delay(obs: Mapping[str, NDArray[np.float32]]) -> int:
+    """The same, times how long a token takes there."""
+    return _least(obs["replicas"][:, REPLICA.index("delay")], obs)
+
+
+def _least(score: NDArray[np.float32], obs: Mapping[str, NDArray[np.float32]]) -> int:
+    return int(np.where(obs[MASK], score, np.inf).argmin())

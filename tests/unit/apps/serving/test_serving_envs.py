@@ -110,6 +110,35 @@ def test_counterfactual_rewards_sum_to_nothing_over_the_choices() -> None:
     assert (envs.step(best).reward >= 0).all()
 
 
+def test_a_replica_that_is_down_cannot_be_chosen() -> None:
+    envs = vector_env(8, setting="equal", failing=1.0, requests=60)
+    obs, down = envs.reset(0), 0
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        down += int((~obs[MASK]).sum())
+        assert obs[MASK].any(1).all()
+        legal = [rng.choice(np.flatnonzero(mask)) for mask in obs[MASK]]
+        step = envs.step(np.array(legal))
+        obs = step.obs
+    assert down > 8  # a tenth of sixty decisions, in every cluster, about
+    setting = make_setting("equal", failing=1.0, requests=60)
+    whole = [draw(setting, seed) for seed in range(5)]
+    assert all(len(scene.conditions.failures) == 2 for scene in whole)
+
+
+def test_a_heuristic_can_be_shown(tmp_path: Path) -> None:
+    """Recorded, imitated, and the KL from it measured, by what the core has for demonstrations."""
+    demos = str(tmp_path / "demos")
+    assert main(["demos", "record", "serving", "--policy", "keel.apps.serving.sight:local_count",
+                 "--episodes", "2", "--out", demos]) == 0  # fmt: skip
+    assert main(["train", "serving", "--runs", str(tmp_path), "--name", "r", "--quiet",
+                 "--total-steps", "256", "--rollout-steps", "16", "--envs.num", "8",
+                 "--envs.options", "setting=mixed,requests=40", "--bc.demos", demos,
+                 "--evaluation.episodes", "2", "--region.minibatch", "64"]) == 0  # fmt: skip
+    lines = (tmp_path / "r" / "seed-0" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["train/kl_demos"] >= 0.0
+
+
 def test_training_never_sees_what_is_held_out() -> None:
     rng = np.random.default_rng(0)
     from keel.apps.serving.settings import training_seed
