@@ -18,7 +18,6 @@ from keel.apps.serving.arrays import Plan, Replicas, Requests, Telemetry, View
 from keel.apps.serving.compiling import compiled, inner, outer
 from keel.apps.serving.kernels import advance, send
 from keel.apps.serving.kernels_route import (
-    choose,
     copy_replica,
     copy_requests,
     cost_of_all,
@@ -212,13 +211,3 @@ def weigh_many(part, at, clock, plans, requests, future, replicas, spare, weight
                     send(q, 0, clock, single, then, alone)
                 advance(0, np.inf, clock, single, then, alone)
                 weight[c, r] += sign * cost_of_all(r, q, own, then)
-
-
-@compiled
-def choose_many(part, kind, at, plans, telemetries, requests, views, dice, action):
-    """What a router that needs no learning would do."""
-    for c in part:
-        action[c] = choose(
-            kind, at[c], plan_of(c, plans), telemetry_of(c, telemetries),
-            requests_of(c, requests), view_of(c, views), dice[c],
-        )  # fmt: skip

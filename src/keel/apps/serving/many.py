@@ -21,10 +21,9 @@ from keel.apps.serving.arrays import (
     blank_view,
     idle_replicas,
 )
-from keel.apps.serving.playing import ROUTERS, Played, telemetry_of
+from keel.apps.serving.playing import Played, telemetry_of
 from keel.apps.serving.settings import Scene, Setting, draw
 from keel.apps.serving.sight import REPLICA, REQUEST
-from keel.errors import choose
 from keel.models.abreast import abreast
 
 ABREAST = 16
@@ -127,18 +126,6 @@ class Many:
 
         self._abreast(run, self.all)
         return weight
-
-    def by_router(self, router: str) -> Ints:
-        """What a router that needs no learning would do now, `[C]`."""
-        from keel.apps.serving.kernels_many import choose_many
-
-        kind = list(ROUTERS).index(choose("router", router, ROUTERS))
-        action = np.zeros(self.count, np.int64)
-        choose_many(
-            self.all, kind, self.at, self.plan, self.telemetry, self.requests, self.view,
-            self.dice, action,
-        )  # fmt: skip
-        return action
 
     def played(self, cluster: int, router: str) -> Played:
         """A trace that has ended."""
