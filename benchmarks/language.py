@@ -190,6 +190,7 @@ def _draw_tasks(told: dict[str, Any]) -> None:
     figure = new_figure(4.2 * len(names), 3.6)
     for axes, name in zip(np.atleast_1d(figure.subplots(1, len(names))), names, strict=True):
         tidy(axes, name, "completions", "share solved in training")
+        axes.locator_params(axis="x", nbins=5)
         for k, (seed, run) in enumerate(told[name].items()):
             colour = (BLUE, GREEN, INK)[k % 3]
             success = [math.nan if x is None else x for x in run["curves"]["success"]]
@@ -218,7 +219,7 @@ def _draw_hacking(told: dict[str, Any]) -> None:
         tidy(axes, title, "completions", "mean over completions")
         for name, colour in (("hacked", ORANGE), ("held", BLUE)):
             for k, run in enumerate(told[name].values()):
-                label = {"hacked": "β = 0", "held": "KL held at its target"}[name] if not k else ""
+                label = {"hacked": "β = 0", "held": "β steered by the KL"}[name] if not k else ""
                 values = [math.nan if x is None else x for x in run["curves"][key]]
                 axes.plot(run["steps"], values, lw=1.2, color=colour, label=label or None)
         axes.set_ylim(-0.02, 1.02)
