@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from keel.apps.serving import fields as f
 from keel.apps.serving.tables import Tables
+from keel.errors import InputError
 
 BLOCK = 16
 """Tokens in a block of the KV cache."""
@@ -145,6 +146,28 @@ class Telemetry(NamedTuple):
     """tokens a router expects a request to write"""
     seed: int
     """decides which reports get lost"""
+
+
+class Weights(NamedTuple):
+    """What a second, or a lost request, costs: several aims at once."""
+
+    end: float = 1.0
+    """a second of any request until its end"""
+    first: float = 0.0
+    """on top of that, a second until its first token"""
+    lost: float = 30.0
+    """a request that is turned away, gives up, or was at a replica that failed"""
+
+
+def make_weights(end: float, first: float, lost: float) -> Weights:
+    """Checked."""
+    found = Weights(float(end), float(first), float(lost))
+    if not all(0.0 <= x < np.inf for x in found) or found.end + found.first == 0.0:
+        raise InputError(
+            f"weights: expected numbers from 0, and that of the end or of the first token above 0, "
+            f"got {end:g}, {first:g}, {lost:g}"
+        )
+    return found
 
 
 def blank_view(count: int) -> View:

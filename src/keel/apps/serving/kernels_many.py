@@ -25,6 +25,7 @@ from keel.apps.serving.kernels_route import (
     observe,
     strike,
 )
+from keel.apps.serving.sight import UNKNOWN_PACE
 
 
 @inner
@@ -79,22 +80,23 @@ def telemetry_of(c, many):
 def see(now, prompt, view, replicas, request, mask):
     """The numbers of `keel.apps.serving.sight`."""
     count = len(view.ints[f.V_UP])
-    paces, known, total = 0.0, 0, 0.0
+    paces, known, total, fastest = 0.0, 0, 0.0, np.inf
     for r in range(count):
         mask[r] = view.ints[f.V_UP, r] == 1
         total += view.ints[f.V_WAITING, r] + view.ints[f.V_RUNNING, r] + view.ints[f.V_SENT, r]
         if view.times[f.V_PACE, r] > 0.0:
             paces += math.log(view.times[f.V_PACE, r])
+            fastest = min(fastest, math.log(view.times[f.V_PACE, r]))
             known += 1
-    typical = paces / known if known else math.log(0.02)
+    typical = paces / known if known else UNKNOWN_PACE
+    fastest = fastest if known else typical
     for r in range(count):
         outstanding = view.ints[f.V_WAITING, r] + view.ints[f.V_RUNNING, r] + view.ints[f.V_SENT, r]
         pace = math.log(view.times[f.V_PACE, r]) if view.times[f.V_PACE, r] > 0.0 else typical
         replicas[r, 0] = math.log1p(outstanding)
         replicas[r, 1] = math.log1p(view.ints[f.V_RUNNING, r])
-        replicas[r, 2] = math.log1p(
-            (view.ints[f.V_WAITING_TOKENS, r] + view.ints[f.V_SENT_TOKENS, r]) / 512.0
-        )
+        tokens = view.ints[f.V_WAITING_TOKENS, r] + view.ints[f.V_SENT_TOKENS, r]
+        replicas[r, 2] = math.log1p(tokens / 512.0)
         replicas[r, 3] = view.times[f.V_MEMORY, r]
         replicas[r, 4] = pace + 4.0
         replicas[r, 5] = 1.0 if view.times[f.V_PACE, r] > 0.0 else 0.0
@@ -102,25 +104,32 @@ def see(now, prompt, view, replicas, request, mask):
         replicas[r, 7] = math.log1p((prompt - view.ints[f.V_HIT, r]) / 512.0)
         replicas[r, 8] = math.log1p(view.ints[f.V_SENT, r])
         replicas[r, 9] = math.log1p(max(0.0, now - view.times[f.V_REPORTED, r]))
-        replicas[r, 10] = math.log1p(outstanding) + pace - typical
-        replicas[r, 11] = pace - typical
+        replicas[r, 10] = math.log1p(outstanding) + pace - fastest
+        replicas[r, 11] = pace - fastest
+        replicas[r, 12] = (
+            math.log1p((tokens + prompt - view.ints[f.V_HIT, r]) / 512.0) + pace - fastest
+        )
     if not mask.any():
         mask[:] = True
     request[0] = math.log1p(prompt / 512.0)
-    request[1] = count / 16.0
-    request[2] = math.log1p(total / count)
+    request[1] = math.log1p(total / count)
 
 
 @outer
-def in_system(q, requests, since, until):
-    """Seconds that requests 0 … q spent between two times, all together."""
+def in_system(q, weights, requests, since, until):
+    """What requests 0 … q cost between two times, all together. The last was sent at the first of
+    them, and may have been turned away in the same moment."""
     total = 0.0
     for i in range(q, -1, -1):
-        end = requests.times[f.Q_FINISHED, i]
-        if math.isnan(end) or end > until:
-            end = until
-        if end > since:
-            total += end - max(since, requests.times[f.Q_ARRIVAL, i])
+        begin, end = max(since, requests.times[f.Q_ARRIVAL, i]), requests.times[f.Q_FINISHED, i]
+        if end < since or (end == since and i < q):
+            continue
+        if requests.ints[f.Q_LOST, i] and end <= until:
+            total += weights.lost
+        end = until if math.isnan(end) or end > until else end
+        first = requests.times[f.Q_FIRST_TOKEN, i]
+        first = end if math.isnan(first) or first > end else first
+        total += weights.end * (end - begin) + weights.first * max(0.0, first - begin)
     return total
 
 
@@ -157,12 +166,12 @@ def look_many(part, at, clock, plans, telemetries, failures, next_failure, reque
 
 
 @compiled
-def step_many(part, action, cost, at, clock, plans, telemetries, failures, next_failure, requests,
-              replicas, index, views, seen):  # fmt: skip
+def step_many(part, action, weights, cost, at, clock, plans, telemetries, failures, next_failure,
+              requests, replicas, index, views, seen):  # fmt: skip
     """Send the requests at hand, and look at the next ones, in the clusters of `part`.
 
-    `cost` is the seconds that all requests of a cluster spend between the two arrivals; after the
-    last until all have ended.
+    `cost` is that of all requests of a cluster between the two arrivals; after the last until all
+    have ended.
     """
     for c in part:
         q, plan = at[c], plan_of(c, plans)
@@ -174,7 +183,9 @@ def step_many(part, action, cost, at, clock, plans, telemetries, failures, next_
             at[c] = q + 1
             look(c, at, clock, plans, telemetries, failures, next_failure, requests, replicas,
                  index, views, seen)  # fmt: skip
-            cost[c] = in_system(q, own, own.times[f.Q_ARRIVAL, q], own.times[f.Q_ARRIVAL, q + 1])
+            cost[c] = in_system(
+                q, weights, own, own.times[f.Q_ARRIVAL, q], own.times[f.Q_ARRIVAL, q + 1]
+            )
             continue
         next_failure[c] = strike(
             np.inf, next_failure[c], failures[c], clock, plan, own, own_replicas,
@@ -185,12 +196,12 @@ def step_many(part, action, cost, at, clock, plans, telemetries, failures, next_
         until = own.times[f.Q_ARRIVAL, q]
         for i in range(len(own.times[f.Q_ARRIVAL])):
             until = max(until, own.times[f.Q_FINISHED, i])
-        cost[c] = in_system(q, own, own.times[f.Q_ARRIVAL, q], until)
+        cost[c] = in_system(q, weights, own, own.times[f.Q_ARRIVAL, q], until)
 
 
 @compiled
-def weigh_many(part, at, clock, plans, requests, future, replicas, spare, weight):
-    """What each choice would cost all requests of its replica, in seconds: `[C, R]`.
+def weigh_many(part, weights, at, clock, plans, requests, future, replicas, spare, weight):
+    """What each choice would cost all requests of its replica: `[C, R]`.
 
     Futures are played with what is true (lengths, speeds, caches), with the request and without.
     """
@@ -199,10 +210,10 @@ def weigh_many(part, at, clock, plans, requests, future, replicas, spare, weight
         own, own_replicas = requests_of(c, requests), replicas_of(c, replicas)
         then, alone = requests_of(c, future), replicas_of(c, spare)
         for r in range(len(own_replicas.ints[f.R_HEAD])):
-            weight[c, r] = 0.0
             if own_replicas.ints[f.R_UP, r] == 0:
-                weight[c, r] = 1e3
+                weight[c, r] = weights.lost
                 continue
+            weight[c, r] = 0.0
             single = single_plan(c, r, plans)
             for sign in (-1.0, 1.0):
                 copy_requests(q, own, then)
@@ -210,4 +221,4 @@ def weigh_many(part, at, clock, plans, requests, future, replicas, spare, weight
                 if sign > 0.0:
                     send(q, 0, clock, single, then, alone)
                 advance(0, np.inf, clock, single, then, alone)
-                weight[c, r] += sign * cost_of_all(r, q, own, then)
+                weight[c, r] += sign * cost_of_all(r, q, weights, own, then)

@@ -19,8 +19,9 @@ from keel.apps.serving.kernels import advance, blocks_now, fail, send
 from keel.apps.serving.kernels_cache import keep_prefix, prefix_hit
 
 (
-    RANDOM, ROUND_ROBIN, LEAST, LEAST_BY_SPEED, TWO, WORK, LOCAL, STICKY, CACHE_WORK, VIDUR,
-) = range(10)  # fmt: skip
+    RANDOM, ROUND_ROBIN, LEAST, LEAST_BY_SPEED, TWO, WORK, LOCAL, STICKY, CACHE_WORK,
+    CACHE_WORK_BY_SPEED, VIDUR,
+) = range(11)  # fmt: skip
 
 
 @outer
@@ -116,11 +117,18 @@ def living(view, dice):
 
 
 @inner
-def speeds(r, plan, telemetry, view):
-    """How fast a replica is, told or guessed from its pace."""
+def speed_of(r, plan, telemetry, view):
+    """How fast a replica is: told, or guessed from its pace; without one, like the others."""
     if telemetry.known_speeds:
         return plan.speed[r]
-    return 1.0 / view.times[f.V_PACE, r] if view.times[f.V_PACE, r] > 0.0 else 0.0
+    if view.times[f.V_PACE, r] > 0.0:
+        return 1.0 / view.times[f.V_PACE, r]
+    paces, known = 0.0, 0
+    for other in range(len(view.times[f.V_PACE])):
+        if view.times[f.V_PACE, other] > 0.0:
+            paces += view.times[f.V_PACE, other]
+            known += 1
+    return known / paces if known else 1.0
 
 
 @inner
@@ -135,8 +143,7 @@ def score(kind, r, q, plan, telemetry, requests, view):
     if kind == LOCAL:
         return float(outstanding)
     if kind == LEAST_BY_SPEED:
-        speed = speeds(r, plan, telemetry, view)
-        return (reported + 1) / speed if speed > 0.0 else 0.0
+        return (outstanding + 1) / speed_of(r, plan, telemetry, view)
     work = (
         view.ints[f.V_WAITING_TOKENS, r]
         + view.ints[f.V_SENT_TOKENS, r]
@@ -144,9 +151,10 @@ def score(kind, r, q, plan, telemetry, requests, view):
     )
     if kind == STICKY:
         return outstanding - 1e9 * (view.ints[f.V_HIT, r] / requests.ints[f.Q_PROMPT, q])
-    if kind == CACHE_WORK:
-        return work + requests.ints[f.Q_PROMPT, q] - view.ints[f.V_HIT, r]
-    return float(work)
+    if kind == WORK:
+        return float(work)
+    work += requests.ints[f.Q_PROMPT, q] - view.ints[f.V_HIT, r]
+    return work if kind == CACHE_WORK else work / speed_of(r, plan, telemetry, view)
 
 
 @outer
@@ -248,20 +256,32 @@ def copy_requests(q, requests, future):
             future.times[k, i] = requests.times[k, i]
 
 
+@inner
+def cost_of_one(i, now, weights, requests, future):
+    """What a request that has not ended will cost from now on."""
+    end = future.times[f.Q_FINISHED, i]
+    total = weights.end * (end - now)
+    if math.isnan(requests.times[f.Q_FIRST_TOKEN, i]):
+        first = future.times[f.Q_FIRST_TOKEN, i]
+        total += weights.first * ((end if math.isnan(first) else first) - now)
+    return total + weights.lost * (future.ints[f.Q_LOST, i] > 0)
+
+
 @outer
-def cost_of_all(r, q, requests, future):
-    """Seconds until the end of everything that is at a replica, the request at hand included."""
+def cost_of_all(r, q, weights, requests, future):
+    """What everything at a replica will cost until its end, the request at hand included if it was
+    sent there."""
     now, total = requests.times[f.Q_ARRIVAL, q], 0.0
     for i in range(q):
         if requests.ints[f.Q_REPLICA, i] == r and math.isnan(requests.times[f.Q_FINISHED, i]):
-            total += future.times[f.Q_FINISHED, i] - now
+            total += cost_of_one(i, now, weights, requests, future)
     if not math.isnan(future.times[f.Q_FINISHED, q]):
-        total += future.times[f.Q_FINISHED, q] - now
+        total += cost_of_one(q, now, weights, requests, future)
     return total
 
 
 @compiled
-def foresee(clock, plan, plans, requests, future, replicas, spare, failures, index):
+def foresee(weights, clock, plan, plans, requests, future, replicas, spare, failures, index):
     """A whole trace by one who knows all lengths, speeds and caches.
 
     For every request and replica the replica's future is played to its end, with and without it;
@@ -284,7 +304,7 @@ def foresee(clock, plan, plans, requests, future, replicas, spare, failures, ind
                 if sign > 0.0:
                     send(q, 0, clock, plans[r], future, spare)
                 advance(0, np.inf, clock, plans[r], future, spare)
-                extra += sign * cost_of_all(r, q, requests, future)
+                extra += sign * cost_of_all(r, q, weights, requests, future)
             if extra < least:
                 best, least = r, extra
         send(q, best, clock, plan, requests, replicas)

@@ -18,6 +18,7 @@ from keel.apps.serving.arrays import (
     Requests,
     Telemetry,
     View,
+    Weights,
     blank_view,
     idle_replicas,
 )
@@ -37,8 +38,13 @@ PREFIXES = 64
 class Many:
     """`count` clusters of one setting; each at the arrival of a request that is not sent yet."""
 
-    def __init__(self, setting: Setting, count: int) -> None:
-        self.setting, self.count, self.all = setting, count, np.arange(count)
+    def __init__(
+        self,
+        setting: Setting,
+        count: int,
+        weights: Weights = Weights(),  # noqa: B008
+    ) -> None:
+        self.weights, self.setting, self.count, self.all = weights, setting, count, np.arange(count)
         example = draw(setting, 0)
         self.clock: Clock
         self.clock, plan = example.cluster.arrays()
@@ -97,13 +103,15 @@ class Many:
     def step(self, action: Ints) -> Floats:
         """Send the requests at hand, and look at the next ones.
 
-        Returns the seconds that all requests spend until then, `[C]`; after a last request until
-        all have ended, and the cluster waits for a new trace.
+        Returns what all requests cost until then, `[C]`; after a last request until all have
+        ended, and the cluster waits for a new trace.
         """
         from keel.apps.serving.kernels_many import step_many
 
         cost, everything = np.zeros(self.count), self._everything()
-        self._abreast(lambda part: step_many(part, action, cost, *everything), self.all)
+        self._abreast(
+            lambda part: step_many(part, action, self.weights, cost, *everything), self.all
+        )
         return cost
 
     def _everything(self) -> tuple[Any, ...]:
@@ -113,15 +121,15 @@ class Many:
         )  # fmt: skip
 
     def weighed(self) -> Floats:
-        """What each choice would cost, in seconds of all requests: `[C, R]`."""
+        """What each choice would cost all requests: `[C, R]`."""
         from keel.apps.serving.kernels_many import weigh_many
 
         weight = np.zeros((self.count, self.setting.replicas))
 
         def run(part: Ints) -> None:
             weigh_many(
-                part, self.at, self.clock, self.plan, self.requests, self.future, self.replicas,
-                self.spare, weight,
+                part, self.weights, self.at, self.clock, self.plan, self.requests, self.future,
+                self.replicas, self.spare, weight,
             )  # fmt: skip
 
         self._abreast(run, self.all)

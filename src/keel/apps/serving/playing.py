@@ -14,6 +14,7 @@ from keel.apps.serving.arrays import (
     Replicas,
     Requests,
     Telemetry,
+    Weights,
     blank_view,
     idle_replicas,
 )
@@ -25,12 +26,14 @@ ROUTERS = {
     "random": "any replica",
     "round-robin": "one after the other",
     "least-outstanding": "fewest requests waiting or running, as reported; ties at random",
-    "least-by-speed": "the same, divided by speed: told, or guessed from the pace of decoding",
+    "least-by-speed": "fewest outstanding, what was sent since the report included, divided by "
+    "speed: told, or guessed from the pace of decoding",
     "power-of-two": "the better of two at random",
     "token-work": "fewest tokens to read and to write",
     "local-count": "least outstanding, and what was sent since the report",
     "sticky": "where most of the prompt is cached, then fewest outstanding",
     "cache-work": "fewest tokens to read and to write, cached ones not counted",
+    "cache-work-by-speed": "the same, divided by speed",
     "vidur-lor": "BROKEN: Vidur's least outstanding, which counts waiting requests only and "
     "sends ties to the first replica",
 }
@@ -129,7 +132,12 @@ def play(
     return Played(router, requests, replicas)
 
 
-def foresee(cluster: Cluster, workload: Workload, conditions: Conditions | None = None) -> Played:
+def foresee(
+    cluster: Cluster,
+    workload: Workload,
+    conditions: Conditions | None = None,
+    weights: Weights = Weights(),  # noqa: B008
+) -> Played:
     """The choices of one who knows all lengths, speeds and caches, and plays every future.
 
     What it does not know are the requests that are still to come, so it is no bound in the strict
@@ -145,6 +153,7 @@ def foresee(cluster: Cluster, workload: Workload, conditions: Conditions | None 
     replicas, index = (idle_replicas(plan, universe) for _ in range(2))
     spare = idle_replicas(_alone(plan, int(plan.cache.argmax())), universe)
     kernels_route.foresee(
+        weights,
         clock,
         plan,
         singles,

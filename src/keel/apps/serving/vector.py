@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from keel.apps.serving import fields as f
+from keel.apps.serving.arrays import Weights, make_weights
 from keel.apps.serving.many import Many
 from keel.apps.serving.note import (
     AFTER,
@@ -43,7 +44,8 @@ class ServingEnvs:
     The reward `latency` is minus the seconds that all requests of the cluster spend until the next
     one arrives: over an episode minus the sum of all latencies. `counterfactual` is minus what the
     choice costs all requests at its replica, beyond what the mean choice would: their futures are
-    played with and without the request, on the same random numbers. `note-004` is the note's
+    played with and without the request, on the same random numbers. `weights` says what a second
+    until the first token, until the end, and a lost request cost in both. `note-004` is the note's
     (`keel.apps.serving.note`), which is told of the cluster every `refresh` seconds.
     """
 
@@ -59,11 +61,12 @@ class ServingEnvs:
         scenes: str = "train",
         note: NoteReward = AFTER,
         refresh: float = 0.0,
+        weights: Weights = Weights(),  # noqa: B008
     ) -> None:
         self.reward_kind = choose("reward", reward, REWARDS)
         self.scenes = choose("scenes", scenes, ("train", "held-out"))
         self.setting, self.num_envs = setting, num_envs
-        self.many = Many(setting, num_envs)
+        self.many = Many(setting, num_envs, weights)
         self._rng = np.random.default_rng(0)
         self._next = 0
         self._total = np.zeros(num_envs)
@@ -91,6 +94,7 @@ class ServingEnvs:
     def step(self, action: np.ndarray) -> Step:
         many, chosen = self.many, np.ascontiguousarray(action, dtype=np.int64)
         weight = many.weighed() if self.reward_kind == "counterfactual" else None
+        may = many.seen[2].copy()
         last = many.at + 1 == self.setting.requests
         cost = many.step(chosen)
         if self.reward_kind == "note-004":
@@ -98,7 +102,7 @@ class ServingEnvs:
         elif weight is None:
             reward = -cost / LATENCY_SCALE
         else:
-            extra = weight[many.all, chosen] - weight.mean(1)
+            extra = weight[many.all, chosen] - np.average(weight, 1, may)
             reward = -np.clip(extra / WEIGHT_SCALE, -WORST, WORST)
         self._total += reward
         over = last.nonzero()[0]
@@ -205,16 +209,22 @@ def vector_env(
     scenes: str = "train",
     note: str = "after",
     refresh: float = 0.0,
+    weight_end: float = 1.0,
+    weight_first: float = 0.0,
+    weight_lost: float = 30.0,
     **changes: Any,
 ) -> ServingEnvs:
     """`num_envs` clusters of a named setting, with changes to it, or to note 004's reward, whose
-    parameters are those `before` or `after` the note."""
+    parameters are those `before` or `after` the note. The weights are those of a second until the
+    end, another until the first token, and of a lost request."""
+    weights = make_weights(weight_end, weight_first, weight_lost)
     rules = VERSIONS[choose("note", note, VERSIONS)]
     names = {field.name for field in fields(NoteReward)}
     own = {name: changes.pop(name) for name in list(changes) if name in names}
     return ServingEnvs(
-        make_setting(setting, **changes), num_envs, reward, scenes, replace(rules, **own), refresh
-    )
+        make_setting(setting, **changes), num_envs, reward, scenes, replace(rules, **own), refresh,
+        weights,
+    )  # fmt: skip
 
 
 def _box(*shape: int) -> spaces.Box:

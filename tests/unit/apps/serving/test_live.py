@@ -36,6 +36,7 @@ from keel.apps.serving.live.backends import (
 from keel.apps.serving.live.choosing import Chooser, Guards, burdens, reference_odds, see
 from keel.apps.serving.live.prompts import Prefixes, Prompt, read_prompt
 from keel.apps.serving.playing import ROUTERS
+from keel.apps.serving.sight import REPLICA, REQUEST
 from keel.cli import main
 from keel.cli.route import Route
 from keel.errors import InputError
@@ -71,8 +72,8 @@ def test_the_policy_sees_what_it_was_trained_on(count: int) -> None:
     rng = np.random.default_rng(count)
     for _ in range(20):
         view, prompt, now = random_view(rng, count), int(rng.integers(30, 5_000)), 0.7
-        replicas = np.zeros((count, 12), dtype=np.float32)
-        request, mask = np.zeros(3, dtype=np.float32), np.zeros(count, dtype=bool)
+        replicas = np.zeros((count, len(REPLICA)), dtype=np.float32)
+        request, mask = np.zeros(len(REQUEST), dtype=np.float32), np.zeros(count, dtype=bool)
         kernels_many.see.py_func(now, prompt, view, replicas, request, mask)
         own = see(view, prompt, now)
         np.testing.assert_allclose(own[0], replicas, rtol=1e-6, atol=1e-7)
@@ -80,10 +81,10 @@ def test_the_policy_sees_what_it_was_trained_on(count: int) -> None:
 
 
 def test_references_are_the_simulators_heuristics(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels_route, "speeds", kernels_route.speeds.py_func)
+    monkeypatch.setattr(kernels_route, "speed_of", kernels_route.speed_of.py_func)
     rng = np.random.default_rng(0)
     for name in ("least-outstanding", "least-by-speed", "token-work", "local-count", "sticky",
-                 "cache-work"):  # fmt: skip
+                 "cache-work", "cache-work-by-speed"):  # fmt: skip
         view, prompt = random_view(rng, 6), 700
         told = Telemetry(0.0, 0.0, 0, 256.0, 0)
         requests = type("Requests", (), {"ints": np.full((f.Q_INTS, 1), prompt)})

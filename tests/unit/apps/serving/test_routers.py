@@ -13,6 +13,7 @@ from keel.apps.serving import fields as f
 from keel.apps.serving.cluster import Cluster, Replica, equal_cluster
 from keel.apps.serving.playing import HONEST, ROUTERS, Conditions, foresee, play, replay
 from keel.apps.serving.results import Objective, latencies, summarise
+from keel.apps.serving.settings import draw, held_out, make_setting
 from keel.apps.serving.synthetic import Synthetic, synthesise
 from keel.apps.serving.tables import FORMS, closed_form, load_tables
 from keel.apps.serving.workload import load_workload, make_workload
@@ -60,6 +61,30 @@ def test_knowing_speeds_helps_where_they_differ(trace) -> None:
     by_speed = mean_latency(cluster, trace, "least-by-speed", told)
     assert by_speed < mean_latency(cluster, trace, "least-outstanding", told)
     assert by_speed < 0.7 * mean_latency(cluster, trace, "round-robin", told)
+
+
+def test_a_replica_whose_pace_nobody_knows_is_taken_for_one_like_the_others() -> None:
+    """One that only ever reads prompts never tells its pace. Taken for infinitely fast it got all
+    requests, read on, and never told."""
+    setting = make_setting(
+        "mixed", replicas=8, requests=400, interval=(0.0, 0.0), cache=(0.0, 0.0),
+        sessions=(0.0, 0.0), shared=0,
+    )  # fmt: skip
+    for seed in held_out(6):
+        scene = draw(setting, seed)
+        guessed = mean_latency(scene.cluster, scene.workload, "least-by-speed")
+        told = Conditions(known_speeds=True)
+        assert guessed < 1.25 * mean_latency(scene.cluster, scene.workload, "least-by-speed", told)
+
+
+def test_speed_helps_those_who_count_tokens_too() -> None:
+    setting = make_setting("mixed", requests=400)
+    scenes = [(draw(setting, seed), seed) for seed in held_out(4)]
+
+    def mean(router: str) -> float:
+        return sum(mean_latency(s.cluster, s.workload, router, s.conditions) for s, _ in scenes)
+
+    assert mean("cache-work-by-speed") < 0.95 * mean("cache-work")
 
 
 def test_old_reports_send_a_herd_to_one_replica_unless_one_counts(trace) -> None:

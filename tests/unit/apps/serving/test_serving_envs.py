@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,6 +84,78 @@ def test_weights_are_what_a_choice_costs() -> None:
         after = np.maximum(0.0, whole.times[f.Q_FINISHED] - (start - offset)).sum()
         before = np.maximum(0.0, without.times[f.Q_FINISHED] - (start - offset)).sum()
         assert weight[choice] == pytest.approx(after - before, rel=1e-6)
+
+
+def test_weights_of_first_tokens_and_of_lost_requests() -> None:
+    """The same futures, weighed otherwise: seconds to the first token alone, then what is lost at
+    a replica whose queue is full."""
+    options = {"setting": "equal", "replicas": 2, "requests": 12, "scenes": "held-out"}
+    setting = make_setting("equal", replicas=2, requests=12)
+    scene, choices = draw(setting, held_out(1)[0]), [0, 1, 0, 0, 1, 0, 1, 1]
+    envs = vector_env(1, weight_end=0.0, weight_first=2.0, **options)
+    envs.reset(0)
+    for choice in choices:
+        envs.step(np.array([choice]))
+    weight = envs.many.weighed()[0]
+    start = scene.workload.arrival[len(choices)] - scene.workload.arrival[0]
+
+    def waited(count: int, where: list[int]) -> float:
+        times = replay(scene.cluster, scene.workload.part(0, count), where).requests.times
+        return float(np.maximum(0.0, times[f.Q_FIRST_TOKEN] - start).sum())
+
+    for choice in (0, 1):
+        extra = waited(len(choices) + 1, [*choices, choice]) - waited(len(choices), choices)
+        assert weight[choice] == pytest.approx(2.0 * extra, rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("reward", ["latency", "counterfactual"])
+def test_a_request_that_is_lost_costs_its_weight(reward: str) -> None:
+    """Nobody may wait: whoever is sent to the replica that is busy is turned away."""
+    earned = []
+    for lost in (0.0, 8.0):
+        envs = vector_env(1, setting="equal", replicas=2, requests=12, scenes="held-out",
+                          reward=reward, weight_lost=lost)  # fmt: skip
+        envs.reset(0)
+        envs.many.plan = envs.many.plan._replace(queue=0)
+        earned.append(float(envs.step(np.array([0])).reward[0]))
+    difference = 8.0 / 20.0 if reward == "latency" else 0.0  # both replicas would turn it away
+    assert earned[0] - earned[1] == pytest.approx(difference, abs=1e-6)
+
+
+def test_latency_rewards_sum_to_weighed_latencies() -> None:
+    envs = vector_env(1, setting="equal", scenes="held-out", weight_first=3.0, **SMALL)
+    envs.reset(0)
+    total, over, scene = 0.0, False, draw(envs.setting, held_out(1)[0])
+    choices = []
+    while not over:
+        choices.append(len(choices) % 4)
+        step = envs.step(np.array([choices[-1]]))
+        total, over = total + float(step.reward[0]), bool(step.terminated[0])
+    times = replay(scene.cluster, scene.workload, choices).requests.times
+    until = times[[f.Q_FINISHED, f.Q_FIRST_TOKEN]] - times[f.Q_ARRIVAL]
+    assert total == pytest.approx(-(until[0] + 3.0 * until[1]).sum() / 20.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("weights", [(-1.0, 0.0, 0.0), (0.0, 0.0, 1.0), (1.0, math.inf, 0.0)])
+def test_weights_that_say_nothing_are_refused(weights: tuple[float, float, float]) -> None:
+    end, first, lost = weights
+    with pytest.raises(InputError, match="weights"):
+        vector_env(1, weight_end=end, weight_first=first, weight_lost=lost)
+
+
+def test_a_replica_that_is_down_is_no_part_of_the_mean() -> None:
+    """Two replicas, one is down: the other is the mean, and earns nothing by it."""
+    envs = vector_env(4, setting="equal", replicas=2, reward="counterfactual", failing=1.0,
+                      requests=60)  # fmt: skip
+    obs, seen = envs.reset(0), 0
+    for _ in range(59):
+        mask = obs["action_mask"]
+        step = envs.step(mask.argmax(1))
+        alone = mask.sum(1) == 1
+        seen += int(alone.sum())
+        np.testing.assert_array_equal(step.reward[alone], 0.0)
+        obs = step.obs
+    assert seen
 
 
 def test_a_step_is_resumed_bit_for_bit() -> None:

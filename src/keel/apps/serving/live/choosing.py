@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from keel.apps.serving import fields as f
 from keel.apps.serving.arrays import Floats, View, blank_view
 from keel.apps.serving.playing import HONEST
-from keel.apps.serving.sight import REPLICA, REQUEST
+from keel.apps.serving.sight import REPLICA, REQUEST, UNKNOWN_PACE
 from keel.errors import InputError, choose
 
 log = logging.getLogger("keel.route")
@@ -30,9 +30,8 @@ log = logging.getLogger("keel.route")
 Numbers = NDArray[np.float32]
 Mask = NDArray[np.bool_]
 Scoring = Callable[[Numbers, Numbers], Numbers]
-"""Of replicas `[R, 12]` and a request `[3]`: scores `[R]`."""
+"""Of replicas `[R, 13]` and a request `[2]`: scores `[R]`."""
 
-UNKNOWN_PACE = math.log(0.02)
 SMOOTHING = 0.1
 """Share of the reference that is spread evenly: its KL to any policy is finite."""
 FAULTS_IN_A_ROW, REST = 3, 1.0
@@ -56,10 +55,12 @@ def see(view: View, prompt: int, now: float) -> tuple[Numbers, Numbers]:
     log_pace = np.log(np.where(known, times[f.V_PACE], 1.0))
     typical = float(log_pace[known].mean()) if known.any() else UNKNOWN_PACE
     pace = np.where(known, log_pace, typical)
+    slower = pace - (log_pace[known].min() if known.any() else typical)
+    tokens = ints[f.V_WAITING_TOKENS] + ints[f.V_SENT_TOKENS]
     replicas = np.empty((len(outstanding), len(REPLICA)), dtype=np.float32)
     replicas[:, 0] = np.log1p(outstanding)
     replicas[:, 1] = np.log1p(ints[f.V_RUNNING])
-    replicas[:, 2] = np.log1p((ints[f.V_WAITING_TOKENS] + ints[f.V_SENT_TOKENS]) / 512.0)
+    replicas[:, 2] = np.log1p(tokens / 512.0)
     replicas[:, 3] = times[f.V_MEMORY]
     replicas[:, 4] = pace + 4.0
     replicas[:, 5] = known
@@ -67,12 +68,12 @@ def see(view: View, prompt: int, now: float) -> tuple[Numbers, Numbers]:
     replicas[:, 7] = np.log1p((prompt - ints[f.V_HIT]) / 512.0)
     replicas[:, 8] = np.log1p(ints[f.V_SENT])
     replicas[:, 9] = np.log1p(np.maximum(0.0, now - times[f.V_REPORTED]))
-    replicas[:, 10] = np.log1p(outstanding) + pace - typical
-    replicas[:, 11] = pace - typical
+    replicas[:, 10] = np.log1p(outstanding) + slower
+    replicas[:, 11] = slower
+    replicas[:, 12] = np.log1p((tokens + prompt - ints[f.V_HIT]) / 512.0) + slower
     request = np.empty(len(REQUEST), dtype=np.float32)
     request[0] = math.log1p(prompt / 512.0)
-    request[1] = len(outstanding) / 16.0
-    request[2] = math.log1p(outstanding.sum() / len(outstanding))
+    request[1] = math.log1p(outstanding.sum() / len(outstanding))
     return replicas, request
 
 
@@ -85,14 +86,18 @@ def burdens(name: str, view: View, prompt: int, output: float) -> Floats:
         return reported
     if name == "local-count":
         return outstanding
-    work: Floats = ints[f.V_WAITING_TOKENS] + ints[f.V_SENT_TOKENS] + output * outstanding
+    if name == "sticky":
+        return np.asarray(outstanding - 1e9 * (ints[f.V_HIT] / prompt))
+    pace = view.times[f.V_PACE]
+    typical = pace[pace > 0.0].mean() if (pace > 0.0).any() else 1.0
+    pace = np.where(pace > 0.0, pace, typical)
     if name == "least-by-speed":
-        work = (reported + 1.0) * view.times[f.V_PACE]
-    elif name == "sticky":
-        work = outstanding - 1e9 * (ints[f.V_HIT] / prompt)
-    elif name == "cache-work":
-        work = work + prompt - ints[f.V_HIT]
-    return work
+        return np.asarray((outstanding + 1.0) * pace)
+    work: Floats = ints[f.V_WAITING_TOKENS] + ints[f.V_SENT_TOKENS] + output * outstanding
+    if name == "token-work":
+        return work
+    work = work + prompt - ints[f.V_HIT]
+    return work if name == "cache-work" else np.asarray(work * pace)
 
 
 def reference_odds(name: str, view: View, prompt: int, output: float, allowed: Mask) -> Floats:
