@@ -95,7 +95,7 @@ class Replicas(NamedTuple):
     * `R_ROOM`: prefix blocks that may be kept, `R_CACHED`: that are; `R_RING_FROM`,
       `R_RING_COUNT`: of `ring`; `R_TICKS`: uses so far; `R_NAMES`: different blocks in the trace;
     * `R_END` of the stretch under way, `R_BEGUN`: its begin, `R_SECONDS` of an iteration of it;
-    * `R_BUSY`: seconds; `R_PACE`: seconds an iteration of decoding takes, lately.
+    * `R_BUSY`: seconds; `R_PACE`: seconds from one token of a sequence to its next, lately.
     """
 
     ints: Ints

@@ -38,8 +38,8 @@ GRAIN, MOST_KV = 64, 4096
 SHARED_KEYS = 1.1
 """What several sequences at once cost where queries share keys."""
 MILLI = 1e-3
-PACE_RATE = 0.2
-"""How fast the reported pace of decoding follows."""
+PACE_KEPT = 0.98
+"""Of the reported pace, when another iteration has written tokens: it is a mean over a second."""
 
 
 @inner
@@ -188,9 +188,8 @@ def begin(r, now, clock, plan, requests, replicas):
         nobody = replicas.ints[f.R_HEAD, r] == NONE or plan.patience == math.inf
         if replicas.ints[f.R_ASIDE, r] == 0 and nobody:
             more = stretch(r, total, requests, replicas)
-        if replicas.times[f.R_PACE, r] == 0.0:
-            replicas.times[f.R_PACE, r] = seconds
-        replicas.times[f.R_PACE, r] += PACE_RATE * (seconds - replicas.times[f.R_PACE, r])
+    if decoding and replicas.times[f.R_PACE, r] == 0.0:
+        replicas.times[f.R_PACE, r] = seconds
     replicas.times[f.R_BEGUN, r], replicas.times[f.R_SECONDS, r], replicas.ints[f.R_MORE, r] = (
         now,
         seconds,
@@ -204,9 +203,10 @@ def begin(r, now, clock, plan, requests, replicas):
 @inner
 def complete(r, requests, replicas):
     """The iteration under way has ended: tokens are there, some requests are through."""
-    now, left = replicas.times[f.R_END, r], replicas.ints[f.R_ASIDE, r]
+    now, left, decoding = replicas.times[f.R_END, r], replicas.ints[f.R_ASIDE, r], False
     for j in range(replicas.ints[f.R_SIZE, r]):
         q = replicas.batch[r, j]
+        decoding = decoding or prompt_is_read(q, requests)
         requests.ints[f.Q_PROCESSED, q] += replicas.tokens[r, j]
         if requests.ints[f.Q_PROCESSED, q] == requests.ints[f.Q_PREFILL, q]:
             requests.ints[f.Q_PROCESSED, q] += 1
@@ -226,6 +226,11 @@ def complete(r, requests, replicas):
             left += 1
     replicas.ints[f.R_ASIDE, r] = left
     replicas.ints[f.R_SIZE, r] = 0
+    if decoding:
+        kept = PACE_KEPT ** (replicas.ints[f.R_MORE, r] + 1)
+        replicas.times[f.R_PACE, r] = (
+            kept * replicas.times[f.R_PACE, r] + (1.0 - kept) * replicas.times[f.R_SECONDS, r]
+        )
 
 
 @outer

@@ -80,39 +80,38 @@ def telemetry_of(c, many):
 def see(now, prompt, view, replicas, request, mask):
     """The numbers of `keel.apps.serving.sight`."""
     count = len(view.ints[f.V_UP])
-    paces, known, total, fastest = 0.0, 0, 0.0, np.inf
+    paces, known, total, living = 0.0, 0, 0.0, 0
     for r in range(count):
         mask[r] = view.ints[f.V_UP, r] == 1
+        if not mask[r]:
+            continue
+        living += 1
         total += view.ints[f.V_WAITING, r] + view.ints[f.V_RUNNING, r] + view.ints[f.V_SENT, r]
         if view.times[f.V_PACE, r] > 0.0:
             paces += math.log(view.times[f.V_PACE, r])
-            fastest = min(fastest, math.log(view.times[f.V_PACE, r]))
             known += 1
     typical = paces / known if known else UNKNOWN_PACE
-    fastest = fastest if known else typical
     for r in range(count):
         outstanding = view.ints[f.V_WAITING, r] + view.ints[f.V_RUNNING, r] + view.ints[f.V_SENT, r]
         pace = math.log(view.times[f.V_PACE, r]) if view.times[f.V_PACE, r] > 0.0 else typical
+        pace -= UNKNOWN_PACE
+        tokens = view.ints[f.V_WAITING_TOKENS, r] + view.ints[f.V_SENT_TOKENS, r]
+        to_read = prompt - view.ints[f.V_HIT, r]
         replicas[r, 0] = math.log1p(outstanding)
         replicas[r, 1] = math.log1p(view.ints[f.V_RUNNING, r])
-        tokens = view.ints[f.V_WAITING_TOKENS, r] + view.ints[f.V_SENT_TOKENS, r]
         replicas[r, 2] = math.log1p(tokens / 512.0)
         replicas[r, 3] = view.times[f.V_MEMORY, r]
-        replicas[r, 4] = pace + 4.0
-        replicas[r, 5] = 1.0 if view.times[f.V_PACE, r] > 0.0 else 0.0
-        replicas[r, 6] = view.ints[f.V_HIT, r] / prompt
-        replicas[r, 7] = math.log1p((prompt - view.ints[f.V_HIT, r]) / 512.0)
-        replicas[r, 8] = math.log1p(view.ints[f.V_SENT, r])
-        replicas[r, 9] = math.log1p(max(0.0, now - view.times[f.V_REPORTED, r]))
-        replicas[r, 10] = math.log1p(outstanding) + pace - fastest
-        replicas[r, 11] = pace - fastest
-        replicas[r, 12] = (
-            math.log1p((tokens + prompt - view.ints[f.V_HIT, r]) / 512.0) + pace - fastest
-        )
+        replicas[r, 4] = pace
+        replicas[r, 5] = view.ints[f.V_HIT, r] / prompt
+        replicas[r, 6] = math.log1p(to_read / 512.0)
+        replicas[r, 7] = math.log1p(view.ints[f.V_SENT, r])
+        replicas[r, 8] = math.log1p(max(0.0, now - view.times[f.V_REPORTED, r]))
+        replicas[r, 9] = math.log1p(outstanding) + pace
+        replicas[r, 10] = math.log1p((tokens + to_read) / 512.0) + pace
     if not mask.any():
         mask[:] = True
     request[0] = math.log1p(prompt / 512.0)
-    request[1] = math.log1p(total / count)
+    request[1] = math.log1p(total / max(1, living))
 
 
 @outer

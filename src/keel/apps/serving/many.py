@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ class Many:
         weights: Weights = Weights(),  # noqa: B008
     ) -> None:
         self.weights, self.setting, self.count, self.all = weights, setting, count, np.arange(count)
-        example = draw(setting, 0)
+        example = draw(replace(setting, fewest=None), 0)
         self.clock: Clock
         self.clock, plan = example.cluster.arrays()
         size, block = setting.requests, example.workload.prefix_block
@@ -64,6 +65,7 @@ class Many:
         self.next_failure = np.zeros(count, np.int64)
         self.dice = np.zeros((count, 1), np.uint64)
         self.at = np.zeros(count, np.int64)
+        self.sizes = np.full(count, setting.replicas)
         self._idle = idle
         self.seen = (
             np.zeros((count, setting.replicas, len(REPLICA)), np.float32),
@@ -75,8 +77,9 @@ class Many:
         """A new trace through a new cluster."""
         c, workload = cluster, scene.workload
         _, plan = scene.cluster.arrays()
+        size = self.sizes[c] = len(scene.cluster)
         for name in ("kind", "speed", "blocks", "watermark", "cache"):
-            getattr(self.plan, name)[c] = getattr(plan, name)
+            getattr(self.plan, name)[c, :size] = getattr(plan, name)
         fresh = workload.requests()
         for many in (self.requests, self.future):
             many.ints[c], many.times[c], many.first[c] = fresh.ints, fresh.times, fresh.first
@@ -84,7 +87,8 @@ class Many:
         for many in (self.replicas, self.index):
             for own, idle in zip(many, self._idle, strict=True):
                 own[c] = idle
-            many.ints[c, f.R_FREE], many.ints[c, f.R_ROOM] = plan.blocks, plan.cache
+            many.ints[c, f.R_FREE, :size], many.ints[c, f.R_ROOM, :size] = plan.blocks, plan.cache
+            many.ints[c, f.R_UP, size:] = 0  # places that are not taken
             many.ints[c, f.R_NAMES] = workload.universe
         for own, blank in zip(self.view, blank_view(self.setting.replicas), strict=True):
             own[c] = blank
@@ -141,7 +145,10 @@ class Many:
             name: (x if name == "prefix_block" else x[cluster])
             for name, x in self.requests._asdict().items()
         }
-        replicas = {name: x[cluster] for name, x in self.replicas._asdict().items()}
+        found, size = self.replicas, int(self.sizes[cluster])
+        replicas = {name: x[cluster][:size] for name, x in found._asdict().items()}
+        replicas["ints"] = found.ints[cluster][:, :size]
+        replicas["times"] = found.times[cluster][:, :size]
         return Played(router, Requests(**own), Replicas(**replicas))
 
     def save(self) -> dict[str, np.ndarray]:
@@ -166,6 +173,7 @@ class Many:
         }
         plain: dict[str, np.ndarray] = {
             "failures": self.failures, "dice": self.dice, "at": self.at, "next": self.next_failure,
+            "sizes": self.sizes,
             "seen.replicas": self.seen[0], "seen.request": self.seen[1], "seen.mask": self.seen[2],
         }  # fmt: skip
         return found | plain

@@ -25,6 +25,8 @@ class Setting:
     """What may vary, and between which bounds."""
 
     replicas: int = 4
+    fewest: int | None = None
+    """of a scene; as many as `replicas` at most. None: always as many"""
     requests: int = 256
     """of an episode"""
     model: str = "llama-2-7b-a100"
@@ -45,8 +47,13 @@ class Setting:
     """kinds of system prompts"""
     failing: float = 0.0
     """share of scenes in which a replica fails for a tenth of the time"""
-    plain: float = 0.0
-    """share of scenes in which all replicas are alike and always report"""
+    alike: float = 0.0
+    """share of scenes in which all replicas are equally fast"""
+    fresh: float = 0.0
+    """share of scenes in which reports are always up to date, whoever is alike"""
+    disturbed: float = 0.0
+    """share of scenes in which somebody else sends many of the requests of the first half to one
+    replica: a good router never sees a crowd, and would not know what to do about it"""
     lengths: Literal["conversation", "code", "arxiv", "chat"] = "conversation"
     fixed: tuple[int, int] | None = None
     """prompt and output of every request"""
@@ -55,6 +62,8 @@ class Setting:
         choose("model", self.model, FORMS)
         if self.replicas < 1 or self.requests < 2:
             raise InputError("setting: expected at least one replica and two requests")
+        if self.fewest is not None and not 1 <= self.fewest <= self.replicas:
+            raise InputError(f"fewest: expected 1 to {self.replicas}, got {self.fewest}")
         for name in ("load", "speed", "cache", "interval", "burst", "sessions"):
             low, high = getattr(self, name)
             if not 0.0 <= low <= high < np.inf:
@@ -74,8 +83,9 @@ SETTINGS = {
         sessions=(0.4, 0.8), shared=8,
     ),
     "router": Setting(
+        replicas=8, fewest=2,
         speed=(0.4, 2.0), cache=(0.0, 2_000.0), interval=(0.0, 5.0), dropped=0.05,
-        sessions=(0.0, 0.8), shared=8, failing=0.1, plain=0.25,
+        sessions=(0.0, 0.8), shared=8, failing=0.1, alike=0.25, fresh=0.4, disturbed=0.3,
     ),
 }  # fmt: skip
 """`equal`: replicas alike, always up to date. `fixed`: equal requests as well, as in note 004, and
@@ -107,11 +117,13 @@ def draw(setting: Setting, seed: int) -> Scene:
     rng = np.random.default_rng([seed, 3])
     tables = _tables(setting.model)
     low, high = np.log(setting.speed)
-    speeds = np.exp(rng.uniform(low, high, size=setting.replicas))
-    caches = rng.uniform(*setting.cache, size=setting.replicas).astype(int)
-    plain = bool(rng.random() < setting.plain)
-    if plain:
-        speeds = np.ones(setting.replicas)
+    count, chance = setting.replicas, np.random.default_rng([seed, 5])
+    if setting.fewest is not None:
+        count = int(chance.integers(setting.fewest, setting.replicas + 1))
+    speeds = np.exp(rng.uniform(low, high, size=count))
+    caches = rng.uniform(*setting.cache, size=count).astype(int)
+    if rng.random() < setting.alike:
+        speeds = np.ones(count)
     replicas = tuple(
         Replica(tables, speed=float(s), cache=int(c)) for s, c in zip(speeds, caches, strict=True)
     )
@@ -130,19 +142,19 @@ def draw(setting: Setting, seed: int) -> Scene:
     )
     interval = _between(setting.interval, rng)
     conditions = Conditions(
-        interval=0.0 if plain else interval,
+        interval=0.0 if chance.random() < setting.fresh else interval,
         dropped=setting.dropped,
-        failures=_failures(setting, float(workload.arrival[-1]), rng),
+        failures=_failures(setting.failing, count, float(workload.arrival[-1]), rng),
     )
     return Scene(Cluster(replicas), workload, conditions)
 
 
 def _failures(
-    setting: Setting, span: float, rng: np.random.Generator
+    failing: float, count: int, span: float, rng: np.random.Generator
 ) -> tuple[tuple[float, int, bool], ...]:
     """One replica goes, and comes back."""
-    chance, when, which = rng.random(), rng.uniform(0.1, 0.8) * span, rng.integers(setting.replicas)
-    if setting.replicas < 2 or chance >= setting.failing:
+    chance, when, which = rng.random(), rng.uniform(0.1, 0.8) * span, rng.integers(count)
+    if count < 2 or chance >= failing:
         return ()
     return (when, int(which), False), (when + 0.1 * span, int(which), True)
 

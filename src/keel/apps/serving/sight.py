@@ -16,24 +16,24 @@ REPLICA = (
     "work",
     "memory",
     "pace",
-    "pace_known",
     "hit",
     "to_read",
     "sent",
     "age",
     "delay",
-    "relative_pace",
     "until_read",
 )
-"""Columns of the matrix `replicas` `[R, 13]`; counts, tokens and seconds as logarithms.
+"""Columns of the matrix `replicas` `[R, 11]`; counts, tokens and seconds as logarithms.
 
 `outstanding`: waiting, running, and sent since the report. `work`: tokens to read. `pace`: of an
-iteration of decoding. `hit`: share of this prompt that is probably cached. `to_read`: what is left
-of it. `age`: of the report. `relative_pace`: over the fastest's; `delay`: outstanding requests
-times that; `until_read`: all tokens to read, this prompt's included, times that.
+iteration of decoding, over 20 ms; of one that has told none, what the others' is like. `hit`: share
+of this prompt that is probably cached. `to_read`: what is left of it. `age`: of the report.
+`delay`: outstanding requests times the pace. `until_read`: all tokens to read, this prompt's
+included, times the pace.
 
-They are measured by the fastest replica and not by the mean one: among sixteen the fastest is much
-faster than the mean, which nobody sees who is trained with four.
+What a request costs at a replica depends on nobody else, so nothing here is measured by the others:
+the fastest of sixteen is farther from the mean than any of four, and a policy that was trained with
+four would not know it.
 """
 REQUEST = ("prompt", "mean_outstanding")
 """The vector `request` `[2]`."""

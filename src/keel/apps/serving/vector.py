@@ -26,7 +26,7 @@ from keel.apps.serving.results import summarise
 from keel.apps.serving.settings import Setting, draw, held_out, make_setting, training_seed
 from keel.apps.serving.sight import REPLICA, REQUEST
 from keel.envs.protocol import Autoreset, Obs, Saved, Step
-from keel.errors import choose
+from keel.errors import InputError, choose
 from keel.keys import MASK
 
 Reward = Literal["latency", "counterfactual", "note-004"]
@@ -65,11 +65,18 @@ class ServingEnvs:
     ) -> None:
         self.reward_kind = choose("reward", reward, REWARDS)
         self.scenes = choose("scenes", scenes, ("train", "held-out"))
+        if setting.disturbed and reward != "counterfactual":
+            raise InputError(
+                "disturbed: only reward=counterfactual tells what a choice is worth that somebody "
+                "else overrules"
+            )
         self.setting, self.num_envs = setting, num_envs
         self.many = Many(setting, num_envs, weights)
         self._rng = np.random.default_rng(0)
         self._next = 0
         self._total = np.zeros(num_envs)
+        self._crowd = np.zeros((2, num_envs))
+        """where somebody else sends requests, and how often"""
         self.note, self.refresh = note, refresh
         self._memory = fresh_memory(num_envs)
         self._told = np.full(num_envs, -np.inf)
@@ -96,7 +103,7 @@ class ServingEnvs:
         weight = many.weighed() if self.reward_kind == "counterfactual" else None
         may = many.seen[2].copy()
         last = many.at + 1 == self.setting.requests
-        cost = many.step(chosen)
+        cost = many.step(self._disturbed(chosen, may))
         if self.reward_kind == "note-004":
             reward = self._by_note()
         elif weight is None:
@@ -131,7 +138,8 @@ class ServingEnvs:
         """Nothing is open."""
 
     def save(self) -> Saved | None:
-        kept = {"total": self._total, "told": self._told, "known": self._known,
+        kept = {"total": self._total, "crowd": self._crowd, "told": self._told,
+                "known": self._known,
                 "parts": self._parts, "memory": np.array(self._memory)}  # fmt: skip
         return self.many.save() | {name: x.copy() for name, x in kept.items()}, {
             "rng": self._rng.bit_generator.state,
@@ -141,10 +149,21 @@ class ServingEnvs:
     def load(self, arrays: Mapping[str, np.ndarray], data: Mapping[str, Any]) -> None:
         self.many.load(arrays)
         self._total[:], self._told[:] = arrays["total"], arrays["told"]
+        self._crowd[:] = arrays["crowd"]
         self._known[:], self._parts[:] = arrays["known"], arrays["parts"]
         self._memory = Memory(*(x.copy() for x in arrays["memory"]))
         self._rng.bit_generator.state = data["rng"]
         self._next = int(data["next"])
+
+    def _disturbed(self, chosen: np.ndarray, may: np.ndarray) -> np.ndarray:
+        """What is really done: now and then somebody else chooses. Whoever is credited by what the
+        choice would have cost does not mind."""
+        if not self.setting.disturbed:
+            return chosen
+        early = self.many.at < self.setting.requests // 2
+        others = self._rng.random(self.num_envs) < self._crowd[1]
+        crowd = self._crowd[0].astype(np.int64)
+        return np.where(early & others & may[self.many.all, crowd], crowd, chosen)
 
     def _begin(self, cluster: int) -> None:
         if self.scenes == "train":
@@ -153,6 +172,9 @@ class ServingEnvs:
             seed = held_out(self._next + 1)[-1]
             self._next += 1
         self.many.begin(cluster, draw(self.setting, seed), seed)
+        if self.setting.disturbed:
+            often = self._rng.uniform(0.2, 0.8) * (self._rng.random() < self.setting.disturbed)
+            self._crowd[:, cluster] = self._rng.integers(self.many.sizes[cluster]), often
 
     def _by_note(self) -> np.ndarray:
         """Note 004's reward of what is known of all clusters; the parts are added up."""
@@ -177,7 +199,9 @@ class ServingEnvs:
     def _measures(self, over: np.ndarray) -> dict[str, np.ndarray]:
         """Of traces that ended."""
         reports = [summarise(self.many.played(int(c), "policy")) for c in over]
-        shares = np.array([r.shares for r in reports])
+        shares = np.zeros((len(reports), self.setting.replicas))
+        for own, report in zip(shares, reports, strict=True):
+            own[: len(report.shares)] = report.shares
         steps = self.setting.requests
         of_note = {}
         if self.reward_kind == "note-004":

@@ -30,7 +30,7 @@ log = logging.getLogger("keel.route")
 Numbers = NDArray[np.float32]
 Mask = NDArray[np.bool_]
 Scoring = Callable[[Numbers, Numbers], Numbers]
-"""Of replicas `[R, 13]` and a request `[2]`: scores `[R]`."""
+"""Of replicas `[R, 11]` and a request `[2]`: scores `[R]`."""
 
 SMOOTHING = 0.1
 """Share of the reference that is spread evenly: its KL to any policy is finite."""
@@ -51,29 +51,27 @@ def see(view: View, prompt: int, now: float) -> tuple[Numbers, Numbers]:
     """The numbers of `keel.apps.serving.sight`, as `kernels_many.see` makes them for training."""
     ints, times = view.ints, view.times
     outstanding = ints[f.V_WAITING] + ints[f.V_RUNNING] + ints[f.V_SENT]
-    known = times[f.V_PACE] > 0.0
+    up, known = ints[f.V_UP] == 1, times[f.V_PACE] > 0.0
     log_pace = np.log(np.where(known, times[f.V_PACE], 1.0))
-    typical = float(log_pace[known].mean()) if known.any() else UNKNOWN_PACE
-    pace = np.where(known, log_pace, typical)
-    slower = pace - (log_pace[known].min() if known.any() else typical)
-    tokens = ints[f.V_WAITING_TOKENS] + ints[f.V_SENT_TOKENS]
+    told = log_pace[known & up]
+    typical = float(told.mean()) if told.size else UNKNOWN_PACE
+    pace = np.where(known, log_pace, typical) - UNKNOWN_PACE
+    tokens, to_read = ints[f.V_WAITING_TOKENS] + ints[f.V_SENT_TOKENS], prompt - ints[f.V_HIT]
     replicas = np.empty((len(outstanding), len(REPLICA)), dtype=np.float32)
     replicas[:, 0] = np.log1p(outstanding)
     replicas[:, 1] = np.log1p(ints[f.V_RUNNING])
     replicas[:, 2] = np.log1p(tokens / 512.0)
     replicas[:, 3] = times[f.V_MEMORY]
-    replicas[:, 4] = pace + 4.0
-    replicas[:, 5] = known
-    replicas[:, 6] = ints[f.V_HIT] / prompt
-    replicas[:, 7] = np.log1p((prompt - ints[f.V_HIT]) / 512.0)
-    replicas[:, 8] = np.log1p(ints[f.V_SENT])
-    replicas[:, 9] = np.log1p(np.maximum(0.0, now - times[f.V_REPORTED]))
-    replicas[:, 10] = np.log1p(outstanding) + slower
-    replicas[:, 11] = slower
-    replicas[:, 12] = np.log1p((tokens + prompt - ints[f.V_HIT]) / 512.0) + slower
+    replicas[:, 4] = pace
+    replicas[:, 5] = ints[f.V_HIT] / prompt
+    replicas[:, 6] = np.log1p(to_read / 512.0)
+    replicas[:, 7] = np.log1p(ints[f.V_SENT])
+    replicas[:, 8] = np.log1p(np.maximum(0.0, now - times[f.V_REPORTED]))
+    replicas[:, 9] = np.log1p(outstanding) + pace
+    replicas[:, 10] = np.log1p((tokens + to_read) / 512.0) + pace
     request = np.empty(len(REQUEST), dtype=np.float32)
     request[0] = math.log1p(prompt / 512.0)
-    request[1] = math.log1p(outstanding.sum() / len(outstanding))
+    request[1] = math.log1p(outstanding[up].sum() / max(1, up.sum()))
     return replicas, request
 
 
