@@ -33,13 +33,12 @@ from keel.apps.serving.kernels_batch import (
     push_back,
 )
 from keel.apps.serving.kernels_cache import forget_prefixes, keep_prefix
+from keel.apps.serving.sight import PACE_DOWN, PACE_UP
 
 GRAIN, MOST_KV = 64, 4096
 SHARED_KEYS = 1.1
 """What several sequences at once cost where queries share keys."""
 MILLI = 1e-3
-PACE_KEPT = 0.98
-"""Of the reported pace, when another iteration has written tokens: it is a mean over a second."""
 
 
 @inner
@@ -227,10 +226,9 @@ def complete(r, requests, replicas):
     replicas.ints[f.R_ASIDE, r] = left
     replicas.ints[f.R_SIZE, r] = 0
     if decoding:
-        kept = PACE_KEPT ** (replicas.ints[f.R_MORE, r] + 1)
-        replicas.times[f.R_PACE, r] = (
-            kept * replicas.times[f.R_PACE, r] + (1.0 - kept) * replicas.times[f.R_SECONDS, r]
-        )
+        seconds, pace = replicas.times[f.R_SECONDS, r], replicas.times[f.R_PACE, r]
+        kept = (PACE_DOWN if seconds < pace else PACE_UP) ** (replicas.ints[f.R_MORE, r] + 1)
+        replicas.times[f.R_PACE, r] = kept * pace + (1.0 - kept) * seconds
 
 
 @outer

@@ -39,6 +39,10 @@ REQUEST = ("prompt", "mean_outstanding")
 """The vector `request` `[2]`."""
 UNKNOWN_PACE = math.log(0.02)
 """Of decoding, before any replica has told its own."""
+PACE_DOWN, PACE_UP = 0.8, 0.99
+"""What is kept of a replica's pace when the next token came faster, or later. It falls at once and
+rises slowly: tokens that waited for somebody's prompt say little about how fast a replica is, but
+one that does nothing but read must not look as fast as it was when it was idle."""
 
 
 def local_count(obs: Mapping[str, NDArray[np.float32]]) -> int:
@@ -56,3 +60,11 @@ def least_delay(obs: Mapping[str, NDArray[np.float32]]) -> int:
 
 def _least(score: NDArray[np.float32], obs: Mapping[str, NDArray[np.float32]]) -> int:
     return int(np.where(obs[MASK], score, np.inf).argmin())
+
+
+def follow(pace: float, gap: float) -> float:
+    """The pace after another token, `gap` seconds after the last; 0: none is known yet."""
+    if pace == 0.0:
+        return gap
+    kept = PACE_DOWN if gap < pace else PACE_UP
+    return kept * pace + (1.0 - kept) * gap

@@ -18,12 +18,11 @@ from yarl import URL
 from keel.apps.serving import fields as f
 from keel.apps.serving.arrays import View, blank_view
 from keel.apps.serving.live.prompts import CHARACTERS, PIECE, Prefixes, Prompt
+from keel.apps.serving.sight import follow
 from keel.errors import InputError
 
 log = logging.getLogger("keel.route")
 
-PACE_RATE = 0.1
-"""How fast the pace forgets: ten tokens."""
 FIRST_PAUSE, LONGEST_PAUSE, CALM = 0.25, 10.0, 30.0
 """Seconds: between the first probes, between later ones, and until a failure is forgotten."""
 PATIENCE = 2.0
@@ -139,9 +138,7 @@ class Flight:
         events = max(1, chunk.count(b"\n\n"))
         gap, known = now - self.last, self.written > 0 and b"[DONE]" not in chunk
         if known and gap > 0.0 and waited > 0.5 * gap:
-            pace = self.backend.pace
-            gap /= events
-            self.backend.pace = gap if pace == 0.0 else pace + PACE_RATE * (gap - pace)
+            self.backend.pace = follow(self.backend.pace, gap / events)
         self.last = now
         self.written += events
         self.held += events
