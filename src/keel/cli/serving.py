@@ -16,6 +16,7 @@ from keel.errors import InputError, choose
 if TYPE_CHECKING:
     from keel.apps.serving import Report, Scorer, Setting, Workload
 
+USUAL = "llama-2-7b-a100"
 ACTIONS = ("replay", "headroom", "judge")
 
 
@@ -43,11 +44,12 @@ class Headroom:
     """
 
     setting: str = "mixed"
-    """equal, fixed, mixed or router: which clusters and traces are drawn."""
+    """equal, fixed, speeds, mixed or router: which clusters and traces are drawn."""
     trace: Annotated[Path | None, arg(metavar="FILE")] = None
-    """A trace of Azure, Vidur (CSV) or Mooncake (JSONL), on equal replicas."""
-    model: str = "llama-2-7b-a100"
-    """The model and device of the replicas for a trace."""
+    """A trace of Azure, Vidur (CSV) or Mooncake (JSONL), as it was recorded, on equal replicas."""
+    model: str | None = None
+    """The model and device of the replicas; the setting's own if it is not given, and Llama-2-7B
+    on an A100 for a trace."""
     replicas: int = 4
     """How many."""
     scale: float = 1.0
@@ -66,13 +68,19 @@ class Headroom:
 class Judge:
     """A trained router beside the heuristics, on traces that no training has seen.
 
-    Example: keel serving judge runs/NAME --setting mixed
+    Examples: keel serving judge runs/NAME --setting mixed
+              keel serving judge runs/NAME --setting mixed --trace azure.csv
     """
 
     run: Annotated[Positional[Path], arg(metavar="RUN")]
     """The folder of a run on `serving`."""
     setting: str = "mixed"
-    """equal, fixed, mixed or router."""
+    """equal, fixed, speeds, mixed or router: which clusters and traces are drawn."""
+    trace: Annotated[Path | None, arg(metavar="FILE")] = None
+    """Requests of a recorded trace in place of drawn ones: windows of its last 30 %, which training
+    on it does not see, at the setting's loads."""
+    model: str | None = None
+    """The model and device of the replicas; the setting's own if it is not given."""
     replicas: int = 4
     """How many: a router works for any number."""
     requests: int = 1_000
@@ -191,9 +199,12 @@ def _at_least_one(**numbers: int) -> None:
 def _setting(options: Headroom | Judge) -> Setting:
     from keel.apps.serving import make_setting
 
-    return make_setting(
-        options.setting, replicas=options.replicas, requests=max(2, options.requests)
-    )
+    changes: dict[str, Any] = {"replicas": options.replicas}
+    if options.model is not None:
+        changes["model"] = options.model
+    if isinstance(options, Judge) and options.trace is not None:
+        changes["trace"] = str(options.trace)
+    return make_setting(options.setting, requests=max(2, options.requests), **changes)
 
 
 def _on_setting(
@@ -227,7 +238,7 @@ def _on_trace(options: Headroom) -> dict[str, list[Report]]:
     from keel.apps.serving import HONEST, closed_form, equal_cluster, foresee, play, summarise
 
     workload = _trace(options)
-    cluster = equal_cluster(closed_form(options.model), options.replicas)
+    cluster = equal_cluster(closed_form(options.model or USUAL), options.replicas)
     found = {name: [summarise(play(cluster, workload, name))] for name in HONEST}
     return found | {"clairvoyant": [summarise(foresee(cluster, workload))]}
 
@@ -238,7 +249,7 @@ def _draw(options: Headroom, best: str) -> None:
 
     assert options.png is not None
     if options.trace:
-        cluster = equal_cluster(closed_form(options.model), options.replicas)
+        cluster = equal_cluster(closed_form(options.model or USUAL), options.replicas)
         workload, conditions = _trace(options), None
     else:
         scene = draw(_setting(options), held_out(1)[0])

@@ -118,8 +118,8 @@ class View(NamedTuple):
     """What a router knows: reports of the replicas, and what it has itself sent since. The rows
     are named in `keel.apps.serving.fields`:
 
-    * `V_WAITING`, `V_RUNNING`, `V_WAITING_TOKENS`, `V_MEMORY` (share of the KV cache in use),
-      `V_PACE`: as reported, at the time `V_REPORTED`;
+    * `V_WAITING`, `V_RUNNING`, `V_UNREAD` (tokens of prompts), `V_MEMORY` (share of the KV cache
+      in use), `V_PACE`: as reported, at the time `V_REPORTED`;
     * `V_SENT`: requests since then, `V_SENT_TOKENS` of their prompts, probably cached ones not
       counted;
     * `V_UP`; `V_HIT`: tokens of the request at hand that are probably in its prefix cache.

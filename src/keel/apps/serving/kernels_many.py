@@ -95,7 +95,7 @@ def see(now, prompt, view, replicas, request, mask):
         outstanding = view.ints[f.V_WAITING, r] + view.ints[f.V_RUNNING, r] + view.ints[f.V_SENT, r]
         pace = math.log(view.times[f.V_PACE, r]) if view.times[f.V_PACE, r] > 0.0 else typical
         pace -= UNKNOWN_PACE
-        tokens = view.ints[f.V_WAITING_TOKENS, r] + view.ints[f.V_SENT_TOKENS, r]
+        tokens = view.ints[f.V_UNREAD, r] + view.ints[f.V_SENT_TOKENS, r]
         to_read = prompt - view.ints[f.V_HIT, r]
         replicas[r, 0] = math.log1p(outstanding)
         replicas[r, 1] = math.log1p(view.ints[f.V_RUNNING, r])

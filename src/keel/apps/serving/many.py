@@ -24,8 +24,9 @@ from keel.apps.serving.arrays import (
     idle_replicas,
 )
 from keel.apps.serving.playing import Played, telemetry_of
-from keel.apps.serving.settings import Scene, Setting, draw
+from keel.apps.serving.settings import PREFIX_BLOCK, Scene, Setting, draw
 from keel.apps.serving.sight import REPLICA, REQUEST
+from keel.apps.serving.windows import most_prefixes
 from keel.models.abreast import abreast
 
 ABREAST = 16
@@ -50,9 +51,9 @@ class Many:
         self.clock: Clock
         self.clock, plan = example.cluster.arrays()
         size, block = setting.requests, example.workload.prefix_block
-        prefixed = bool(setting.sessions[1] or setting.shared)
-        room = size * PREFIXES if prefixed else 0
-        largest = plan._replace(cache=np.full(setting.replicas, int(np.ceil(setting.cache[1]))))
+        room = _room(setting)
+        most = int(np.ceil(setting.cache[1])) * PREFIX_BLOCK // block
+        largest = plan._replace(cache=np.full(setting.replicas, most))
         self.plan = _stack(plan, count)
         self.requests = _stack(_blank_requests(size, room, block), count)
         self.future = _stack(_blank_requests(size, room, block), count)
@@ -181,6 +182,13 @@ class Many:
     def _abreast(self, run: Callable[[Ints], None], clusters: Ints) -> None:
         workers = torch.get_num_threads() if len(clusters) >= ABREAST else 1
         abreast(run, np.array_split(clusters, workers), workers)
+
+
+def _room(setting: Setting) -> int:
+    """Prefix blocks of all requests of a scene, at most."""
+    if setting.trace is not None:
+        return most_prefixes(setting.trace, setting.requests)
+    return setting.requests * PREFIXES if setting.sessions[1] or setting.shared else 0
 
 
 def _stack(one: Any, count: int) -> Any:

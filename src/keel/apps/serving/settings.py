@@ -11,6 +11,7 @@ from keel.apps.serving.cluster import Cluster, Replica
 from keel.apps.serving.playing import Conditions
 from keel.apps.serving.synthetic import Synthetic, synthesise
 from keel.apps.serving.tables import FORMS, closed_form
+from keel.apps.serving.windows import served_well, window
 from keel.apps.serving.workload import Workload
 from keel.errors import InputError, choose
 
@@ -18,6 +19,10 @@ Span = tuple[float, float]
 """Between these, by chance."""
 UNIT_RATE = 2.0
 """Conversations a second that one replica of speed 1 serves well: Llama-2-7B on an A100."""
+PREFIX_BLOCK = 64
+"""Tokens of a prefix block, in requests that are drawn."""
+FIRST_HELD_OUT = 2**40
+"""Seeds from here on are never trained on."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,10 @@ class Setting:
     lengths: Literal["conversation", "code", "arxiv", "chat"] = "conversation"
     fixed: tuple[int, int] | None = None
     """prompt and output of every request"""
+    trace: str | None = None
+    """a file of recorded requests: a scene is a window of it, at the load that was drawn"""
+    known_speeds: bool = False
+    """heuristics are told how fast replicas are"""
 
     def __post_init__(self) -> None:
         choose("model", self.model, FORMS)
@@ -82,16 +91,17 @@ SETTINGS = {
         speed=(0.4, 2.0), cache=(500.0, 2_000.0), interval=(0.5, 5.0), dropped=0.05,
         sessions=(0.4, 0.8), shared=8,
     ),
+    "speeds": Setting(speed=(0.4, 2.0)),
     "router": Setting(
-        replicas=8, fewest=2,
+        replicas=8, fewest=2, load=(0.5, 2.0),
         speed=(0.4, 2.0), cache=(0.0, 2_000.0), interval=(0.0, 5.0), dropped=0.05,
         sessions=(0.0, 0.8), shared=8, failing=0.1, alike=0.25, fresh=0.4, disturbed=0.3,
     ),
 }  # fmt: skip
 """`equal`: replicas alike, always up to date. `fixed`: equal requests as well, as in note 004, and
 nothing to be won; `note-004`: the same at the note's throughput of 0.1 requests a second.
-`mixed`: unknown speeds, prefix caches and old reports at once. `router`: what a router is trained
-on, from nothing of that to all of it."""
+`speeds`: unknown speeds, and nothing else. `mixed`: unknown speeds, prefix caches and old reports
+at once. `router`: what a router is trained on, from nothing of that to all of it."""
 
 
 def make_setting(name: str, **changes: Any) -> Setting:
@@ -124,29 +134,40 @@ def draw(setting: Setting, seed: int) -> Scene:
     caches = rng.uniform(*setting.cache, size=count).astype(int)
     if rng.random() < setting.alike:
         speeds = np.ones(count)
+    load = _between(setting.load, rng) * float(speeds.sum())
+    if setting.trace is not None:
+        rate = load * served_well(setting.trace, setting.model)
+        workload = window(setting.trace, setting.requests, rate, seed >= FIRST_HELD_OUT, chance)
+        caches = caches * PREFIX_BLOCK // workload.prefix_block
+    else:
+        workload = _drawn(setting, load * UNIT_RATE, seed, rng)
     replicas = tuple(
         Replica(tables, speed=float(s), cache=int(c)) for s, c in zip(speeds, caches, strict=True)
-    )
-    workload = synthesise(
-        Synthetic(
-            count=setting.requests,
-            rate=_between(setting.load, rng) * UNIT_RATE * float(speeds.sum()),
-            lengths=setting.lengths,
-            fixed=setting.fixed,
-            burst=_between(setting.burst, rng),
-            sessions=_between(setting.sessions, rng),
-            shared=setting.shared,
-            prefix_block=64,
-        ),
-        seed,
     )
     interval = _between(setting.interval, rng)
     conditions = Conditions(
         interval=0.0 if chance.random() < setting.fresh else interval,
         dropped=setting.dropped,
+        known_speeds=setting.known_speeds,
         failures=_failures(setting.failing, count, float(workload.arrival[-1]), rng),
     )
     return Scene(Cluster(replicas), workload, conditions)
+
+
+def _drawn(setting: Setting, rate: float, seed: int, rng: np.random.Generator) -> Workload:
+    return synthesise(
+        Synthetic(
+            count=setting.requests,
+            rate=rate,
+            lengths=setting.lengths,
+            fixed=setting.fixed,
+            burst=_between(setting.burst, rng),
+            sessions=_between(setting.sessions, rng),
+            shared=setting.shared,
+            prefix_block=PREFIX_BLOCK,
+        ),
+        seed,
+    )
 
 
 def _failures(
@@ -175,9 +196,9 @@ def _tables(model: str) -> Any:
 
 def held_out(count: int) -> list[int]:
     """Seeds that no training draws."""
-    return [2**40 + i for i in range(count)]
+    return [FIRST_HELD_OUT + i for i in range(count)]
 
 
 def training_seed(rng: np.random.Generator) -> int:
     """Any of those that are not held out."""
-    return int(rng.integers(2**40))
+    return int(rng.integers(FIRST_HELD_OUT))

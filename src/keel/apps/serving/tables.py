@@ -94,7 +94,7 @@ class Form:
     decode: tuple[float, float, float]
     """constant, per sequence, per token of KV cache"""
     heads: float
-    """query heads per device, over 32: attention of prompts goes with them"""
+    """attention of prompts, over that of 32 query heads on an A100"""
     pair: float
     """all-reduces of a layer: a constant, and per token (MB · ms/MB)"""
     per_token: float
@@ -115,9 +115,28 @@ FORMS = {
         48, (0.4701, 0.0, 0.2046, 3.186e-3, 3.80), (0.0134, 0.0, 1.31e-6), 1.0, 0.0974, 0.000173,
         True, 27_904,
     ),
+    "llama-2-7b-h100": Form(
+        32, (0.1699, 3.84e-4, 0.0, 5.49e-4, 2.57), (0.00461, 6.75e-4, 5.73e-6), 0.274, 0.0, 0.0,
+        False, 7_424,
+    ),
+    "llama-2-7b-a40": Form(
+        32, (0.7637, 1.89e-3, 0.4104, 3.753e-3, 13.5), (0.0207, 3.033e-3, 2.57e-5), 1.874, 0.0, 0.0,
+        False, 3_737,
+    ),
+    "llama-2-70b-a100-tp4": Form(
+        80, (0.3038, 0.0, 0.1483, 1.995e-3, 3.41), (0.0134, 0.0, 6.55e-7), 0.5, 0.0974, 0.00026,
+        True, 32_870,
+    ),
+    "llama-2-70b-h100-tp4": Form(
+        80, (0.1817, 1.78e-4, 0.119, 6.54e-4, 26.8), (0.00801, 0.0, 3.92e-7), 0.164, 0.0974,
+        0.000173, True, 32_870,
+    ),
 }  # fmt: skip
-"""By name. The linear parts of other devices are known; their attention is not, so they are not
-offered."""
+"""By name. Linear parts are fitted to profiles of each; so is attention of the first three. In the
+others attention is *scaled*, not profiled: from token to token it waits for memory, so it goes with
+the linear part's memory time (m0) beside the A100's, and over a prompt with its arithmetic (c1);
+half as many heads take half of the time. Four devices add up half again as many bytes as two, and
+an H100's links carry half again as many. Memory: nine tenths of the device less the weights."""
 
 
 def closed_form(name: str) -> Tables:

@@ -60,7 +60,7 @@ def live(test: Test) -> Callable[[], None]:
 def random_view(rng: np.random.Generator, count: int) -> View:
     view = blank_view(count)
     view.ints[:] = rng.integers(0, 30, view.ints.shape)
-    view.ints[f.V_WAITING_TOKENS] *= 100
+    view.ints[f.V_UNREAD] *= 100
     view.ints[f.V_UP] = rng.integers(0, 2, count)
     view.times[:] = rng.random(view.times.shape)
     view.times[f.V_PACE] *= rng.integers(0, 2, count)

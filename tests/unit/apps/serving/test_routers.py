@@ -54,6 +54,27 @@ def test_vidurs_counts_waiting_requests_only() -> None:
     assert max(summarise(play(cluster, workload, "least-outstanding")).shares) < 0.35
 
 
+def test_tokens_to_read_count_prompts_that_are_being_read() -> None:
+    """A prompt of 2,000 tokens is admitted at once and read in chunks of 512; a short one comes
+    before it is through. Token work must see the rest of it, or the two replicas look alike."""
+    workload = make_workload([0.0, 1e-4, 2e-4], [2_000, 40, 40], [40, 40, 40])
+    cluster = equal_cluster(toy_tables(), 2)
+    for seed in range(8):
+        where = play(cluster, workload, "token-work", seed=seed).requests.ints[f.Q_REPLICA]
+        assert (where[1:] != where[0]).all()
+
+
+def test_a_crowded_replica_tells_a_slower_pace() -> None:
+    """From token to token, whatever else is done: prompts come so fast that no iteration only
+    writes, and the pace of a request that was alone at first rises."""
+    arrival = [0.0, *(0.02 + 0.004 * np.arange(200))]
+    cluster = equal_cluster(closed_form("llama-2-7b-a100"), 1)
+    alone = play(cluster, make_workload([0.0], [100], [300]), "random").replicas
+    crowd = make_workload(arrival, [100] + [900] * 200, [300] + [2] * 200)
+    crowded = play(cluster, crowd, "random").replicas
+    assert crowded.times[f.R_PACE, 0] > 2.0 * alone.times[f.R_PACE, 0]
+
+
 def test_knowing_speeds_helps_where_they_differ(trace) -> None:
     replicas = tuple(Replica(toy_tables(), speed=s) for s in (4.0, 1.0, 1.0, 0.25))
     cluster = Cluster(replicas)
@@ -277,6 +298,17 @@ def test_a_turn_of_a_conversation_begins_with_all_that_was_said() -> None:
         assert len(chain) == found.prompt[i] // 64
     again = sum(bool(c) and c[0] in {d[0] for d in chains[:i] if d} for i, c in enumerate(chains))
     assert again > 0.5 * len(chains)
+
+
+def test_scaled_attention_by_hand() -> None:
+    """An H100 beside an A100: from token to token by memory time (.1699 / .2659), over prompts by
+    arithmetic (5.49e-4 / 2.003e-3); one 70B on four devices holds half the heads of 32."""
+    a100, h100, large = (
+        closed_form(name) for name in ("llama-2-7b-a100", "llama-2-7b-h100", "llama-2-70b-a100-tp4")
+    )
+    np.testing.assert_allclose(h100.decode[1:], a100.decode[1:] * 0.1699 / 0.2659, rtol=3e-3)
+    np.testing.assert_allclose(h100.prefill[1:], a100.prefill[1:] * 5.49e-4 / 2.003e-3, rtol=3e-3)
+    np.testing.assert_allclose(large.prefill, 0.5 * a100.prefill, rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -16,11 +16,13 @@ from keel.apps.serving import fields as f
 from keel.apps.serving.cluster import equal_cluster
 from keel.apps.serving.gym import ServingVectorEnv
 from keel.apps.serving.judging import gain, headroom, judge
+from keel.apps.serving.many import Many
 from keel.apps.serving.note import AFTER, BEFORE, fresh_memory, score
 from keel.apps.serving.playing import play, replay
 from keel.apps.serving.results import summarise
 from keel.apps.serving.scorer import make_scorer
 from keel.apps.serving.settings import draw, held_out, make_setting
+from keel.apps.serving.sight import REPLICA
 from keel.apps.serving.tables import closed_form
 from keel.apps.serving.vector import LATENCY_SCALE, vector_env
 from keel.cli import main
@@ -141,6 +143,90 @@ def test_weights_that_say_nothing_are_refused(weights: tuple[float, float, float
     end, first, lost = weights
     with pytest.raises(InputError, match="weights"):
         vector_env(1, weight_end=end, weight_first=first, weight_lost=lost)
+
+
+def test_scenes_of_fewer_replicas_leave_places_free() -> None:
+    """Places that are not taken cannot be chosen, and the others are seen as if there were none."""
+    setting = make_setting("speeds", replicas=6, fewest=2, requests=40)
+    seeds = held_out(8)
+    many = Many(setting, 8)
+    for c, seed in enumerate(seeds):
+        many.begin(c, draw(setting, seed), seed)
+    sizes = [len(draw(setting, seed).cluster) for seed in seeds]
+    assert len(set(sizes)) > 2
+    many.look(many.all)
+    assert many.seen[2].sum(1).tolist() == sizes
+    small = Many(replace(setting, replicas=sizes[0], fewest=None), 1)
+    small.begin(0, draw(setting, seeds[0]), seeds[0])
+    small.look(small.all)
+    for t in range(39):
+        many.step(np.array([t % size for size in sizes]))
+        small.step(np.array([t % sizes[0]]))
+        np.testing.assert_array_equal(many.seen[0][0, : sizes[0]], small.seen[0][0])
+        np.testing.assert_array_equal(many.seen[1][0], small.seen[1][0])
+    many.step(np.zeros(8, np.int64))
+    assert [len(summarise(many.played(c, "")).shares) for c in range(8)] == sizes
+
+
+def test_somebody_else_crowds_one_replica_and_nobody_is_blamed() -> None:
+    """In every scene somebody else sends requests of the first half to one replica. The credit is
+    for the choice, not for what was done."""
+    envs = vector_env(4, setting="equal", reward="counterfactual", disturbed=1.0, requests=60)
+    obs = envs.reset(0)
+    for _ in range(30):
+        weight = envs.many.weighed()
+        chosen = np.zeros(4, np.int64)
+        step = envs.step(chosen)
+        own = weight[:, 0] - weight.mean(1)
+        np.testing.assert_allclose(step.reward, -np.clip(own / 2.0, -20.0, 20.0), rtol=1e-5)
+        obs = step.obs
+    where = envs.many.requests.ints[:, f.Q_REPLICA, :30]
+    assert (where != 0).any()
+    late = vector_env(4, setting="equal", reward="counterfactual", disturbed=1.0, requests=60)
+    late.reset(0)
+    for _ in range(59):
+        late.step(np.zeros(4, np.int64))
+    assert (late.many.requests.ints[:, f.Q_REPLICA, 30:59] == 0).all()
+    assert obs["action_mask"].all()
+    with pytest.raises(InputError, match="disturbed"):
+        vector_env(1, setting="equal", reward="latency", disturbed=0.5)
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> str:
+    """Two hundred requests; those of the last third have prompts of 900 tokens."""
+    lines = [
+        json.dumps({
+            "timestamp": 1_000 * i, "input_length": 900 if i >= 140 else 600, "output_length": 20,
+            "hash_ids": [i % 5, 100 + i],
+        })
+        for i in range(200)
+    ]  # fmt: skip
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+def test_windows_of_a_trace_and_what_is_held_out(recorded: str) -> None:
+    setting = make_setting("mixed", trace=recorded, requests=40, load=(0.5, 0.5))
+    seen, kept = draw(setting, 7), draw(setting, held_out(1)[0])
+    assert set(seen.workload.prompt) == {600}
+    assert set(kept.workload.prompt) == {900}
+    # 64-token blocks of the setting are eighths of Mooncake's
+    assert max(r.cache for r in seen.cluster.replicas) <= 2_000 // 8
+    speeds = sum(r.speed for r in seen.cluster.replicas)
+    twice = draw(replace(setting, load=(1.0, 1.0)), 7)
+    assert twice.workload.rate == pytest.approx(2.0 * seen.workload.rate)
+    assert seen.workload.rate < 20.0 * speeds
+    envs = vector_env(3, setting="mixed", trace=recorded, requests=40)
+    envs.reset(0)
+    hits = 0.0
+    for _ in range(40):
+        step = envs.step(np.zeros(3, np.int64))
+        hits = max(hits, float(step.obs["replicas"][:, 0, REPLICA.index("hit")].max()))
+    assert hits > 0.3
+    with pytest.raises(InputError, match="a scene takes 100"):
+        draw(replace(setting, requests=100), held_out(1)[0])
 
 
 def test_a_replica_that_is_down_is_no_part_of_the_mean() -> None:

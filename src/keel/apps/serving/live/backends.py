@@ -23,6 +23,8 @@ from keel.errors import InputError
 
 log = logging.getLogger("keel.route")
 
+LENGTH_RATE = 0.1
+"""How fast the mean length of answers follows: ten answers."""
 FIRST_PAUSE, LONGEST_PAUSE, CALM = 0.25, 10.0, 30.0
 """Seconds: between the first probes, between later ones, and until a failure is forgotten."""
 PATIENCE = 2.0
@@ -150,7 +152,7 @@ class Flight:
         self.backend.running -= 1
         self.backend.held -= self.held
         if self.written:
-            self.backend.written += PACE_RATE * (self.written - self.backend.written)
+            self.backend.written += LENGTH_RATE * (self.written - self.backend.written)
 
 
 def view_of(backends: Sequence[Backend], prompt: Prompt, now: float, poll: float = 0.0) -> View:
@@ -164,7 +166,7 @@ def view_of(backends: Sequence[Backend], prompt: Prompt, now: float, poll: float
             sent, sent_tokens = len(own.sent), sum(tokens for _, tokens in own.sent)
             to_read = max(0, to_read - sent_tokens)
         view.ints[f.V_WAITING, r], view.ints[f.V_RUNNING, r] = waiting, running
-        view.ints[f.V_WAITING_TOKENS, r] = to_read
+        view.ints[f.V_UNREAD, r] = to_read
         view.ints[f.V_SENT, r], view.ints[f.V_SENT_TOKENS, r] = sent, sent_tokens
         view.ints[f.V_UP, r], view.ints[f.V_HIT, r] = own.up, own.prefixes.hit(prompt)
         view.times[f.V_MEMORY, r], view.times[f.V_PACE, r] = memory, own.pace

@@ -56,7 +56,7 @@ def see(view: View, prompt: int, now: float) -> tuple[Numbers, Numbers]:
     told = log_pace[known & up]
     typical = float(told.mean()) if told.size else UNKNOWN_PACE
     pace = np.where(known, log_pace, typical) - UNKNOWN_PACE
-    tokens, to_read = ints[f.V_WAITING_TOKENS] + ints[f.V_SENT_TOKENS], prompt - ints[f.V_HIT]
+    tokens, to_read = ints[f.V_UNREAD] + ints[f.V_SENT_TOKENS], prompt - ints[f.V_HIT]
     replicas = np.empty((len(outstanding), len(REPLICA)), dtype=np.float32)
     replicas[:, 0] = np.log1p(outstanding)
     replicas[:, 1] = np.log1p(ints[f.V_RUNNING])
@@ -91,7 +91,7 @@ def burdens(name: str, view: View, prompt: int, output: float) -> Floats:
     pace = np.where(pace > 0.0, pace, typical)
     if name == "least-by-speed":
         return np.asarray((outstanding + 1.0) * pace)
-    work: Floats = ints[f.V_WAITING_TOKENS] + ints[f.V_SENT_TOKENS] + output * outstanding
+    work: Floats = ints[f.V_UNREAD] + ints[f.V_SENT_TOKENS] + output * outstanding
     if name == "token-work":
         return work
     work = work + prompt - ints[f.V_HIT]
