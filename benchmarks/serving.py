@@ -15,6 +15,7 @@ import argparse
 import json
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from keel.apps.serving import (
     make_setting,
     play,
 )
-from keel.apps.serving.judging import LEARNED, learned
+from keel.apps.serving.judging import LEARNED, best_heuristic, learned
 from keel.apps.serving.picture import write_latencies, write_timeline
 from keel.apps.serving.vector import vector_env
 from keel.runs.reader import read_metrics
@@ -46,6 +47,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DATA, TABLES = ROOT / "docs" / "data" / "serving.json", ROOT / "docs" / "data" / "serving"
 IMAGES = ROOT / "docs" / "images"
 VIDUR = ROOT.parent / "shared" / "data" / "vidur"
+TRACES_FOLDER = VIDUR.parent / "traces"
 VIDUR_SPEED = {
     "llama2_7b_conv_rr": ("llama2_7b_a100_tp1", 728.0),
     "llama2_7b_arxiv_rr": ("llama2_7b_a100_tp1", 145.0),
@@ -54,8 +56,15 @@ VIDUR_SPEED = {
 }
 """Vidur's own results, the tables they were made with, and its requests a second on these."""
 TRACES, REQUESTS = 20, 1_000
-SETTINGS = {"mixed": 4, "equal": 4, "fixed": 4}
+SETTINGS = ("mixed", "speeds", "equal", "fixed")
 SIZES = (2, 4, 8, 16)
+RECORDED = {
+    "Azure, conversations": "splitwise_conv.csv",
+    "Azure, code": "splitwise_code.csv",
+    "Mooncake, conversations": "mooncake_conversation_trace.jsonl",
+}
+"""Traces beside the project; what is not there is left out."""
+LOADS = ((0.5, 0.95), (1.0, 1.5), (1.5, 2.0))
 MEASURES = {"end_to_end": "mean end to end", "ttft_p99": "p99 to the first token"}
 
 
@@ -66,8 +75,8 @@ def judge_all(runs: Path) -> None:
     scorers = {
         folder.name: load_scorer(folder) for folder in sorted((runs / "router").glob("seed-*"))
     }
-    for name, count in SETTINGS.items():
-        setting = make_setting(name, replicas=count, requests=REQUESTS)
+    for name in SETTINGS:
+        setting = make_setting(name, requests=REQUESTS)
         found = judge(setting, seeds, HONEST)
         entry: dict[str, Any] = {"routers": {}, "headroom": {}, "policies": {}}
         for router, reports in found.items():
@@ -84,20 +93,56 @@ def judge_all(runs: Path) -> None:
             }
             print(name, seed, json.dumps(entry["policies"][seed]["gains"]), flush=True)
         told[name] = entry
-    told["sizes"] = {}
-    for count in SIZES:
-        setting = make_setting("mixed", replicas=count, requests=REQUESTS)
-        found = judge(setting, seeds, ("least-by-speed", "local-count"), clairvoyant=False)
-        told["sizes"][str(count)] = {
-            seed: {
-                router: vars(gain(learned(scorer, setting, seeds), found[router]))
-                for router in found
-            }
-            for seed, scorer in scorers.items()
-        }
-        print(count, json.dumps(told["sizes"][str(count)]), flush=True)
+    told["sizes"] = {
+        f"{count}, {name}": _beside_speeds(
+            make_setting(name, replicas=count, requests=REQUESTS), scorers
+        )
+        for name in ("mixed", "speeds")
+        for count in SIZES
+    }
+    told["loads"] = {
+        f"{low:g} to {high:g}": _beside_best(
+            make_setting("mixed", load=(low, high), requests=REQUESTS), scorers
+        )
+        for low, high in LOADS
+    }
+    told["traces"] = {
+        name: _beside_best(
+            make_setting("mixed", trace=str(TRACES_FOLDER / file), requests=REQUESTS), scorers
+        )
+        for name, file in RECORDED.items()
+        if (TRACES_FOLDER / file).is_file()
+    }
     DATA.write_text(json.dumps(told, indent=1, sort_keys=True) + "\n")
-    _draw(scorers)
+    _draw(scorers, told["mixed"]["headroom"]["end_to_end"]["best"])
+
+
+def _beside_speeds(setting: Any, scorers: dict[str, Any]) -> dict[str, Any]:
+    """Gains over JSQ by speeds that it guesses, and by those it is told."""
+    seeds, entry = held_out(TRACES), {}
+    others = {
+        kind: judge(
+            replace(setting, known_speeds=kind == "told"), seeds, ("least-by-speed",),
+            clairvoyant=False,
+        )["least-by-speed"]
+        for kind in ("guessed", "told")
+    }  # fmt: skip
+    for seed, scorer in scorers.items():
+        own = learned(scorer, setting, seeds)
+        entry[seed] = {kind: vars(gain(own, other)) for kind, other in others.items()}
+    print(setting.replicas, json.dumps(entry), flush=True)
+    return entry
+
+
+def _beside_best(setting: Any, scorers: dict[str, Any]) -> dict[str, Any]:
+    """Gains over the best heuristic of each measure."""
+    seeds, entry = held_out(TRACES), {}
+    found = judge(setting, seeds, HONEST, clairvoyant=False)
+    for seed, scorer in scorers.items():
+        own = learned(scorer, setting, seeds)
+        entry[seed] = {m: vars(gain(own, found[best_heuristic(found, m)], m)) for m in MEASURES}
+    print(setting.load, setting.trace, json.dumps(entry), flush=True)
+    return entry
 
 
 def _means(reports: list[Any]) -> dict[str, float]:
@@ -111,7 +156,7 @@ def _means(reports: list[Any]) -> dict[str, float]:
     }
 
 
-def _draw(scorers: dict[str, Any]) -> None:
+def _draw(scorers: dict[str, Any], best_name: str) -> None:
     """One held-out trace: the best heuristic, the first trained router, the clairvoyant."""
     setting = make_setting("mixed", requests=REQUESTS)
     seed = held_out(1)[0]
@@ -126,14 +171,14 @@ def _draw(scorers: dict[str, Any]) -> None:
         replicas, request, mask = many.seen
         many.step(np.where(mask, scorer(replicas, request), -np.inf).argmax(1))
     policy = many.played(0, LEARNED)
-    best = play(scene.cluster, scene.workload, "local-count", scene.conditions, seed)
+    best = play(scene.cluster, scene.workload, best_name, scene.conditions, seed)
     others = [
         play(scene.cluster, scene.workload, name, scene.conditions, seed)
         for name in ("round-robin", "cache-work")
     ]
     all_of_them = [*others, best, policy, foresee(scene.cluster, scene.workload, scene.conditions)]
     write_latencies(all_of_them, IMAGES / "serving-latencies.png")
-    write_timeline(best, IMAGES / "serving-local-count.png")
+    write_timeline(best, IMAGES / "serving-heuristic.png")
     write_timeline(policy, IMAGES / "serving-policy.png")
 
 
@@ -209,6 +254,8 @@ def page() -> None:
         _write("note.md", _note_table(told))
     if "sizes" in told:
         _write("sizes.md", _sizes_table(told["sizes"]))
+        _write("loads.md", _beside_table("load", told["loads"]))
+        _write("traces.md", _beside_table("trace", told["traces"]))
     if "speed" in told:
         _write("fidelity.md", _fidelity_table(told["speed"]))
 
@@ -247,16 +294,40 @@ def _setting_table(entry: dict[str, Any]) -> list[str]:
 
 def _sizes_table(sizes: dict[str, Any]) -> list[str]:
     seeds = list(next(iter(sizes.values())))
-    heads = " | ".join(f"{seed} over least-by-speed | over local-count" for seed in seeds)
-    lines = [f"| replicas | {heads} |", "|---:|" + "---:|---:|" * len(seeds)]
-    for count, entry in sorted(sizes.items(), key=lambda item: int(item[0])):
-        cells = [
-            f"{x['gain']:+.1%} ({x['low']:+.1%} to {x['high']:+.1%})"
-            for seed in seeds
-            for x in (entry[seed]["least-by-speed"], entry[seed]["local-count"])
-        ]
-        lines.append(f"| {count} | {' | '.join(cells)} |")
+    lines = [
+        f"| replicas, setting | speeds | {' | '.join(seeds)} |",
+        "|---|---|" + "---:|" * len(seeds),
+    ]
+    for name, entry in sorted(sizes.items(), key=lambda item: _by_number(item[0])):
+        for kind in ("guessed", "told"):
+            cells = " | ".join(_saved(entry[seed][kind]) for seed in seeds)
+            lines.append(f"| {name} | {kind} | {cells} |")
     return lines
+
+
+def _by_number(name: str) -> tuple[str, int]:
+    count, setting = name.split(", ")
+    return setting, int(count)
+
+
+def _beside_table(what: str, entries: dict[str, Any]) -> list[str]:
+    seeds = list(next(iter(entries.values()), {}))
+    lines = [
+        f"| {what} | measure | best heuristic | {' | '.join(seeds)} |",
+        "|---|---|---|" + "---:|" * len(seeds),
+    ]
+    for name, entry in entries.items():
+        for measure, label in MEASURES.items():
+            first = entry[seeds[0]][measure]
+            cells = " | ".join(_saved(entry[seed][measure]) for seed in seeds)
+            lines.append(
+                f"| {name} | {label} | {first['against']}, {first['other']:.3f} s | {cells} |"
+            )
+    return lines
+
+
+def _saved(x: dict[str, float]) -> str:
+    return f"{x['gain']:+.1%} ({x['low']:+.1%} to {x['high']:+.1%})"
 
 
 def _note_table(told: dict[str, Any]) -> list[str]:

@@ -17,8 +17,9 @@ from keel.errors import InputError, choose
 
 Span = tuple[float, float]
 """Between these, by chance."""
-UNIT_RATE = 2.0
-"""Conversations a second that one replica of speed 1 serves well: Llama-2-7B on an A100."""
+UNIT_RATE = {"conversation": 2.0, "code": 2.2, "arxiv": 0.94, "chat": 3.05}
+"""Requests a second that one replica of speed 1 serves well (Llama-2-7B on an A100), by their
+lengths: the share `keel.apps.serving.windows.WELL` of what it can do at most."""
 PREFIX_BLOCK = 64
 """Tokens of a prefix block, in requests that are drawn."""
 FIRST_HELD_OUT = 2**40
@@ -59,7 +60,8 @@ class Setting:
     disturbed: float = 0.0
     """share of scenes in which somebody else sends many of the requests of the first half to one
     replica: a good router never sees a crowd, and would not know what to do about it"""
-    lengths: Literal["conversation", "code", "arxiv", "chat"] = "conversation"
+    lengths: Literal["conversation", "code", "arxiv", "chat", "any"] = "conversation"
+    """of prompts and outputs (`keel.apps.serving.synthetic`); `any`: of one kind in each scene"""
     fixed: tuple[int, int] | None = None
     """prompt and output of every request"""
     trace: str | None = None
@@ -69,6 +71,7 @@ class Setting:
 
     def __post_init__(self) -> None:
         choose("model", self.model, FORMS)
+        choose("lengths", self.lengths, (*UNIT_RATE, "any"))
         if self.replicas < 1 or self.requests < 2:
             raise InputError("setting: expected at least one replica and two requests")
         if self.fewest is not None and not 1 <= self.fewest <= self.replicas:
@@ -93,7 +96,7 @@ SETTINGS = {
     ),
     "speeds": Setting(speed=(0.4, 2.0)),
     "router": Setting(
-        replicas=8, fewest=2, load=(0.5, 2.0),
+        replicas=8, fewest=2, load=(0.5, 2.0), lengths="any", burst=(0.0, 1.0),
         speed=(0.4, 2.0), cache=(0.0, 2_000.0), interval=(0.0, 5.0), dropped=0.05,
         sessions=(0.0, 0.8), shared=8, failing=0.1, alike=0.25, fresh=0.4, disturbed=0.3,
     ),
@@ -140,7 +143,10 @@ def draw(setting: Setting, seed: int) -> Scene:
         workload = window(setting.trace, setting.requests, rate, seed >= FIRST_HELD_OUT, chance)
         caches = caches * PREFIX_BLOCK // workload.prefix_block
     else:
-        workload = _drawn(setting, load * UNIT_RATE, seed, rng)
+        lengths: str = setting.lengths
+        if lengths == "any":
+            lengths = str(chance.choice(list(UNIT_RATE)))
+        workload = _drawn(setting, lengths, load * UNIT_RATE[lengths], seed, rng)
     replicas = tuple(
         Replica(tables, speed=float(s), cache=int(c)) for s, c in zip(speeds, caches, strict=True)
     )
@@ -154,12 +160,14 @@ def draw(setting: Setting, seed: int) -> Scene:
     return Scene(Cluster(replicas), workload, conditions)
 
 
-def _drawn(setting: Setting, rate: float, seed: int, rng: np.random.Generator) -> Workload:
+def _drawn(
+    setting: Setting, lengths: str, rate: float, seed: int, rng: np.random.Generator
+) -> Workload:
     return synthesise(
         Synthetic(
             count=setting.requests,
             rate=rate,
-            lengths=setting.lengths,
+            lengths=lengths,
             fixed=setting.fixed,
             burst=_between(setting.burst, rng),
             sessions=_between(setting.sessions, rng),
