@@ -130,6 +130,7 @@ def iterate(
     )
     metrics = {
         **_episode_metrics(state, collected),
+        **_action_share(collected.rollout),
         **noted,
         **report.metrics,
         **shown,
@@ -280,3 +281,13 @@ def _episode_metrics(state: TrainState, collected: Collected) -> dict[str, float
             for name, x in collected.episodes.measures.items()
         },
     }
+
+
+def _action_share(rollout: Rollout) -> dict[str, float]:
+    """How often the commonest of single discrete choices was taken: a policy that has collapsed
+    onto one shows here before it shows in the return."""
+    action, counts = rollout.action, rollout.weight > 0
+    if action.dtype != torch.int64 or action.shape != rollout.weight.shape or not counts.any():
+        return {}
+    taken = torch.bincount(action[counts].flatten())
+    return {"rollout/action_share_max": (taken.max() / counts.sum()).item()}
