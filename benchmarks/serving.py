@@ -40,6 +40,7 @@ from keel.apps.serving import (
 )
 from keel.apps.serving.judging import LEARNED, best_heuristic, learned
 from keel.apps.serving.picture import write_latencies, write_timeline
+from keel.apps.serving.results import means
 from keel.apps.serving.vector import vector_env
 from keel.runs.reader import read_metrics
 
@@ -146,11 +147,8 @@ def _beside_best(setting: Any, scorers: dict[str, Any]) -> dict[str, Any]:
 
 
 def _means(reports: list[Any]) -> dict[str, float]:
-    return {
-        "end_to_end": statistics.fmean(r.end_to_end.mean for r in reports),
-        "ttft_p99": statistics.fmean(r.ttft.p99 for r in reports),
-        "slo": statistics.fmean(r.slo for r in reports),
-        "cache_hits": statistics.fmean(r.cache_hits for r in reports),
+    """Of shares the largest of any trace, and of drops all."""
+    return means(reports) | {
         "largest_share": max(max(r.shares) for r in reports),
         "dropped": float(sum(r.dropped for r in reports)),
     }

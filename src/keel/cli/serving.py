@@ -263,23 +263,9 @@ def _draw(options: Headroom, best: str) -> None:
 
 def _told(found: dict[str, list[Report]]) -> dict[str, Any]:
     """Means over traces."""
-    return {name: _means(reports) for name, reports in found.items()}
+    from keel.apps.serving.results import means
 
-
-def _means(reports: list[Report]) -> dict[str, float]:
-    def mean(values: list[float]) -> float:
-        return sum(values) / len(values)
-
-    return {
-        "end_to_end": mean([r.end_to_end.mean for r in reports]),
-        "end_to_end_p99": mean([r.end_to_end.p99 for r in reports]),
-        "ttft": mean([r.ttft.mean for r in reports]),
-        "ttft_p99": mean([r.ttft.p99 for r in reports]),
-        "slo": mean([r.slo for r in reports]),
-        "cache_hits": mean([r.cache_hits for r in reports]),
-        "largest_share": mean([max(r.shares) for r in reports]),
-        "dropped": mean([float(r.dropped) for r in reports]),
-    }
+    return {name: means(reports) for name, reports in found.items()}
 
 
 def _caption(count: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -127,3 +129,18 @@ def _spread(x: Floats) -> Spread:
         return Spread(*[float("nan")] * 4)
     p50, p90, p99 = np.percentile(x, (50, 90, 99)).tolist()
     return Spread(float(x.mean()), p50, p90, p99)
+
+
+def means(reports: Sequence[Report]) -> dict[str, float]:
+    """Over traces."""
+    found: dict[str, Callable[[Report], float]] = {
+        "end_to_end": lambda r: r.end_to_end.mean,
+        "end_to_end_p99": lambda r: r.end_to_end.p99,
+        "ttft": lambda r: r.ttft.mean,
+        "ttft_p99": lambda r: r.ttft.p99,
+        "slo": lambda r: r.slo,
+        "cache_hits": lambda r: r.cache_hits,
+        "largest_share": lambda r: max(r.shares),
+        "dropped": lambda r: float(r.dropped),
+    }
+    return {name: statistics.fmean(map(of, reports)) for name, of in found.items()}

@@ -45,8 +45,8 @@ ROLLOUTS = (
     Metric(
         "rollout/action_share_max",
         "share of the commonest action",
-        "Of policies with one discrete choice. Near 1 where several actions are good, the policy has "
-        "collapsed onto one, whatever the return says.",
+        "Of policies with one discrete choice. Near 1 where several actions are good, the policy "
+        "has collapsed onto one, whatever the return says.",
         "share over the steps of an update",
     ),
     Metric(
