@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from keel.apps.serving.arrays import Weights
     from keel.apps.serving.cluster import Cluster, Replica, equal_cluster
     from keel.apps.serving.fidelity import Fidelity, compare
     from keel.apps.serving.judging import Gain, Headroom, gain, headroom, judge
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from keel.apps.serving.workload import Workload, load_workload, make_workload
 
 _NAMES = {
+    "arrays": ("Weights",),
     "cluster": ("Cluster", "Replica", "equal_cluster"),
     "fidelity": ("Fidelity", "compare"),
     "judging": ("Gain", "Headroom", "gain", "headroom", "judge"),
@@ -54,6 +56,7 @@ __all__ = [
     "Setting",
     "Synthetic",
     "Tables",
+    "Weights",
     "Workload",
     "closed_form",
     "compare",
