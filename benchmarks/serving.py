@@ -71,7 +71,7 @@ MEASURES = {"end_to_end": "mean end to end", "ttft_p99": "p99 to the first token
 
 def judge_all(runs: Path) -> None:
     """Every trained seed and every heuristic, on the same traces."""
-    told: dict[str, Any] = json.loads(DATA.read_text()) if DATA.exists() else {}
+    told: dict[str, Any] = {}
     seeds = held_out(TRACES)
     scorers = {
         folder.name: load_scorer(folder) for folder in sorted((runs / "router").glob("seed-*"))
@@ -114,7 +114,7 @@ def judge_all(runs: Path) -> None:
         for name, file in RECORDED.items()
         if (TRACES_FOLDER / file).is_file()
     }
-    DATA.write_text(json.dumps(told, indent=1, sort_keys=True) + "\n")
+    _keep(told)
     _draw(scorers, told["mixed"]["headroom"]["end_to_end"]["best"])
 
 
@@ -144,6 +144,12 @@ def _beside_best(setting: Any, scorers: dict[str, Any]) -> dict[str, Any]:
         entry[seed] = {m: vars(gain(own, found[best_heuristic(found, m)], m)) for m in MEASURES}
     print(setting.load, setting.trace, json.dumps(entry), flush=True)
     return entry
+
+
+def _keep(parts: dict[str, Any]) -> None:
+    """Beside what was told before."""
+    told: dict[str, Any] = json.loads(DATA.read_text()) if DATA.exists() else {}
+    DATA.write_text(json.dumps(told | parts, indent=1, sort_keys=True) + "\n")
 
 
 def _means(reports: list[Any]) -> dict[str, float]:
@@ -194,8 +200,7 @@ NOTE_METRICS = {
 
 def note(runs: Path, seeds: list[int]) -> None:
     """Train both presets, and say what their last quarters were like, beside round robin."""
-    told: dict[str, Any] = json.loads(DATA.read_text()) if DATA.exists() else {}
-    told["note"] = {}
+    told: dict[str, Any] = {"note": {}}
     for name in NOTE:
         for seed in seeds:
             train_seed(runs / name, "serving", seed, "--preset", name)
@@ -210,13 +215,13 @@ def note(runs: Path, seeds: list[int]) -> None:
     found = judge(make_setting("note-004"), held_out(TRACES), ("round-robin", "least-outstanding"))
     told["note_round_robin"] = _means(found["round-robin"])
     told["note_headroom"] = headroom(found).to_dict()
-    DATA.write_text(json.dumps(told, indent=1, sort_keys=True) + "\n")
+    _keep(told)
 
 
 def speed() -> None:
     """On one thread: decisions a second of 64 clusters, simulated requests beside Vidur's."""
     torch.set_num_threads(1)
-    told: dict[str, Any] = json.loads(DATA.read_text()) if DATA.exists() else {}
+    told: dict[str, Any] = {}
     told["speed"] = {"decisions": {}, "vidur": {}}
     for setting in ("equal", "mixed"):
         envs = vector_env(64, setting=setting)
@@ -238,7 +243,7 @@ def speed() -> None:
                 "ratio": found.requests_per_second / theirs,
             }
     print(json.dumps(told["speed"], indent=1))
-    DATA.write_text(json.dumps(told, indent=1, sort_keys=True) + "\n")
+    _keep(told)
 
 
 def page() -> None:
