@@ -236,11 +236,14 @@ def _trace(options: Headroom) -> Workload:
 
 def _on_trace(options: Headroom) -> dict[str, list[Report]]:
     from keel.apps.serving import HONEST, closed_form, equal_cluster, foresee, play, summarise
+    from keel.apps.serving.judging import CLAIRVOYANTS
 
     workload = _trace(options)
     cluster = equal_cluster(closed_form(options.model or USUAL), options.replicas)
     found = {name: [summarise(play(cluster, workload, name))] for name in HONEST}
-    return found | {"clairvoyant": [summarise(foresee(cluster, workload))]}
+    for name, weights in CLAIRVOYANTS.items():
+        found[name] = [summarise(foresee(cluster, workload, None, weights))]
+    return found
 
 
 def _draw(options: Headroom, best: str) -> None:

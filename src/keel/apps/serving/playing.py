@@ -141,7 +141,7 @@ def foresee(
     """The choices of one who knows all lengths, speeds and caches, and plays every future.
 
     What it does not know are the requests that are still to come, so it is no bound in the strict
-    sense; no router that must guess has come near it.
+    sense. `weights` says what it plays for.
     """
     from keel.apps.serving import kernels_route
 
