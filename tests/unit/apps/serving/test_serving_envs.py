@@ -19,7 +19,7 @@ from keel.apps.serving.judging import gain, headroom, judge
 from keel.apps.serving.many import Many
 from keel.apps.serving.note import AFTER, BEFORE, fresh_memory, score
 from keel.apps.serving.playing import play, replay
-from keel.apps.serving.results import summarise
+from keel.apps.serving.results import Report, summarise
 from keel.apps.serving.scorer import make_scorer
 from keel.apps.serving.settings import draw, held_out, make_setting
 from keel.apps.serving.sight import REPLICA
@@ -335,6 +335,20 @@ def test_where_nothing_can_be_won_it_says_so() -> None:
     mixed = judge(make_setting("mixed", requests=150), held_out(4), ("round-robin", "random"))
     assert headroom(mixed).verdict == "something to win"
     assert gain(mixed["round-robin"], mixed["round-robin"]).gain == 0.0
+
+
+def test_each_clairvoyant_is_the_best_at_its_own() -> None:
+    found = judge(make_setting("mixed", requests=150), held_out(4), ("cache-work-by-speed",))
+    ends, firsts = found["clairvoyant"], found["clairvoyant-first"]
+
+    def mean(reports: list[Report], of: str) -> float:
+        return float(np.mean([getattr(r, of).mean for r in reports]))
+
+    assert mean(firsts, "ttft") < 0.9 * mean(ends, "ttft")
+    assert mean(ends, "end_to_end") < mean(firsts, "end_to_end")
+    room = headroom(found, "ttft_p99")
+    assert room.clairvoyant == pytest.approx(np.mean([r.ttft.p99 for r in firsts]))
+    assert headroom(found).clairvoyant == pytest.approx(mean(ends, "end_to_end"))
 
 
 def test_a_trained_router_goes_by_the_command_line(
