@@ -130,14 +130,16 @@ def _write(name: str, lines: list[str]) -> None:
 def _tasks(told: dict[str, Any]) -> list[str]:
     lines = [
         "| task | seeds | after the warm-up | more imitation, equal computing | after RL "
-        "| minutes | largest KL / bound |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        "| RL beyond imitation, by seed | minutes | largest KL / bound |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for name in ("lookup", "lookup-unmasked", "addition", "countdown"):
         runs = list(told.get(name, {}).values())
         if not runs:
             continue
         controls = [run["control"]["success"] for run in runs if "control" in run]
+        beyond = [run["rl"]["success"] - run["control"]["success"] for run in runs
+                  if "control" in run]  # fmt: skip
         minutes = statistics.fmean(run["seconds"] for run in runs) / 60
         worst = max(run["kl_exact_max"] for run in runs)
         lines.append(
@@ -145,6 +147,7 @@ def _tasks(told: dict[str, Any]) -> list[str]:
             f"| {interval([run['warm_up']['judged_success'] for run in runs])} "
             f"| {interval(controls) if controls else ''} "
             f"| **{interval([run['rl']['success'] for run in runs])}** "
+            f"| {interval(beyond) if beyond else ''} "
             f"| {minutes:.1f} | {worst:.4f} / {runs[0]['max_kl']:g} |"
         )
     return lines
