@@ -88,6 +88,7 @@ class Replicas(NamedTuple):
     `keel.apps.serving.fields`:
 
     * `R_HEAD`, `R_TAIL` of the queue; `R_WAITING` requests in it, `R_WAITING_TOKENS` to read;
+      `R_READING`: tokens to read of those that were admitted, as the iteration under way began;
     * `R_ASIDE`: requests in `running`; `R_SIZE`: of the batch, 0 when idle;
     * `R_MORE`: equal iterations of the stretch under way beside its last;
     * `R_FREE`: blocks of KV cache; `R_UP`: 1, or 0 after a failure;

@@ -17,8 +17,8 @@ Q_ARRIVAL, Q_STARTED, Q_FIRST_TOKEN, Q_FINISHED, Q_TIMES = range(5)
 (
     R_HEAD, R_TAIL, R_WAITING, R_WAITING_TOKENS, R_ASIDE, R_SIZE, R_MORE, R_FREE, R_UP,
     R_DONE_TOKENS, R_FINISHED, R_RING_FROM, R_RING_COUNT, R_ROOM, R_CACHED, R_TICKS, R_NAMES,
-    R_INTS,
-) = range(18)  # fmt: skip
+    R_READING, R_INTS,
+) = range(19)  # fmt: skip
 R_END, R_BEGUN, R_SECONDS, R_BUSY, R_PACE, R_TIMES = range(6)
 
 # Of what a router knows of a replica.

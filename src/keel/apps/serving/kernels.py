@@ -67,9 +67,10 @@ def prefill_time(kind, kv, read, several, clock):
 
 @inner
 def duration(r, tokens, clock, plan, requests, replicas):
-    """Seconds of the batch, and of what decodes in it the number and the sum of their KV."""
+    """Seconds of the batch, of what decodes in it the number and the sum of their KV, and of the
+    prompts in it the tokens that are not read yet."""
     kind = plan.kind[r]
-    decoding = total = kv = prompts = 0
+    decoding = total = kv = prompts = unread = 0
     squares = 0.0
     for j in range(replicas.ints[f.R_SIZE, r]):
         q = replicas.batch[r, j]
@@ -78,6 +79,7 @@ def duration(r, tokens, clock, plan, requests, replicas):
             total += requests.ints[f.Q_PROCESSED, q]
         else:
             prompts += 1
+            unread += requests.ints[f.Q_PREFILL, q] - requests.ints[f.Q_PROCESSED, q]
             kv += (requests.ints[f.Q_PROCESSED, q] + GRAIN - 1) // GRAIN * GRAIN
             squares += replicas.tokens[r, j] ** 2
     spent = linear_time(kind, tokens, clock)
@@ -88,7 +90,7 @@ def duration(r, tokens, clock, plan, requests, replicas):
     if prompts:
         read = round(math.sqrt(squares))
         spent += prefill_time(kind, kv, read, prompts > 1, clock)
-    return clock.layers[kind] * spent * MILLI / plan.speed[r], decoding, total
+    return clock.layers[kind] * spent * MILLI / plan.speed[r], decoding, total, unread
 
 
 @inner
@@ -179,9 +181,14 @@ def begin(r, now, clock, plan, requests, replicas):
     else:
         tokens = form_prompts_first(r, now, requests, replicas, plan)
     size = replicas.ints[f.R_SIZE, r]
+    replicas.ints[f.R_READING, r] = 0
     if size == 0:
         return
-    seconds, decoding, total = duration(r, tokens, clock, plan, requests, replicas)
+    seconds, decoding, total, unread = duration(r, tokens, clock, plan, requests, replicas)
+    for j in range(replicas.ints[f.R_ASIDE, r]):
+        q = replicas.running[r, j]
+        unread += max(0, requests.ints[f.Q_PREFILL, q] - requests.ints[f.Q_PROCESSED, q])
+    replicas.ints[f.R_READING, r] = unread
     more = 0
     if decoding == size:
         nobody = replicas.ints[f.R_HEAD, r] == NONE or plan.patience == math.inf
@@ -227,7 +234,9 @@ def complete(r, requests, replicas):
     replicas.ints[f.R_SIZE, r] = 0
     if decoding:
         seconds, pace = replicas.times[f.R_SECONDS, r], replicas.times[f.R_PACE, r]
-        kept = (PACE_DOWN if seconds < pace else PACE_UP) ** (replicas.ints[f.R_MORE, r] + 1)
+        kept = PACE_DOWN if seconds < pace else PACE_UP
+        if replicas.ints[f.R_MORE, r]:
+            kept = kept ** (replicas.ints[f.R_MORE, r] + 1)
         replicas.times[f.R_PACE, r] = kept * pace + (1.0 - kept) * seconds
 
 
@@ -272,7 +281,7 @@ def fail(r, now, plan, requests, replicas):
         lose(pop_front(r, requests, replicas), now, requests)
     replicas.ints[f.R_SIZE, r] = replicas.ints[f.R_ASIDE, r] = 0
     replicas.ints[f.R_FREE, r] = plan.blocks[r]
-    replicas.ints[f.R_UP, r] = 0
+    replicas.ints[f.R_UP, r] = replicas.ints[f.R_READING, r] = 0
     forget_prefixes(r, replicas)
 
 

@@ -24,26 +24,12 @@ from keel.apps.serving.kernels_cache import keep_prefix, prefix_hit
 ) = range(11)  # fmt: skip
 
 
-@inner
-def unread(r, requests, replicas):
-    """Tokens of prompts that are still to be read: of those who wait, and of those who were
-    admitted and are being read, chunk by chunk."""
-    tokens = replicas.ints[f.R_WAITING_TOKENS, r]
-    for j in range(replicas.ints[f.R_ASIDE, r]):
-        q = replicas.running[r, j]
-        tokens += max(0, requests.ints[f.Q_PREFILL, q] - requests.ints[f.Q_PROCESSED, q])
-    for j in range(replicas.ints[f.R_SIZE, r]):
-        q = replicas.batch[r, j]
-        tokens += max(0, requests.ints[f.Q_PREFILL, q] - requests.ints[f.Q_PROCESSED, q])
-    return tokens
-
-
 @outer
 def report(r, now, plan, requests, replicas, view):
     """A replica tells where it stands; what was sent before is in it."""
     view.ints[f.V_WAITING, r] = replicas.ints[f.R_WAITING, r]
     view.ints[f.V_RUNNING, r] = replicas.ints[f.R_ASIDE, r] + replicas.ints[f.R_SIZE, r]
-    view.ints[f.V_UNREAD, r] = unread(r, requests, replicas)
+    view.ints[f.V_UNREAD, r] = replicas.ints[f.R_WAITING_TOKENS, r] + replicas.ints[f.R_READING, r]
     view.times[f.V_MEMORY, r] = 1.0 - blocks_now(r, now, requests, replicas) / plan.blocks[r]
     view.times[f.V_PACE, r] = replicas.times[f.R_PACE, r]
     view.times[f.V_REPORTED, r] = now
