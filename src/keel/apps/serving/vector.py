@@ -68,7 +68,7 @@ class ServingEnvs:
         if setting.disturbed and reward != "counterfactual":
             raise InputError(
                 "disturbed: only reward=counterfactual tells what a choice is worth that somebody "
-                "else overrules"
+                "else overrules; with other rewards say disturbed=0.0"
             )
         self.setting, self.num_envs = setting, num_envs
         self.many = Many(setting, num_envs, weights)
