@@ -119,9 +119,13 @@ def test_a_request_that_is_lost_costs_its_weight(reward: str) -> None:
                           reward=reward, weight_lost=lost)  # fmt: skip
         envs.reset(0)
         envs.many.plan = envs.many.plan._replace(queue=0)
+        weight = envs.many.weighed()
         earned.append(float(envs.step(np.array([0])).reward[0]))
-    difference = 8.0 / 20.0 if reward == "latency" else 0.0  # both replicas would turn it away
-    assert earned[0] - earned[1] == pytest.approx(difference, abs=1e-6)
+    if reward == "latency":
+        assert earned[0] - earned[1] == pytest.approx(8.0 / 20.0, abs=1e-6)
+    else:  # both replicas turn it away: each choice costs 8, and none is better than the mean
+        np.testing.assert_allclose(weight, 8.0)
+        assert earned == [0.0, 0.0]
 
 
 def test_latency_rewards_sum_to_weighed_latencies() -> None:
