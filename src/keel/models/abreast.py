@@ -38,7 +38,12 @@ def abreast(
 def _threads(workers: int) -> ThreadPoolExecutor:
     """Threads that compute alone; the caller's own number of them stays as it was."""
     before = torch.get_num_threads()
-    pool = ThreadPoolExecutor(workers, "keel", initializer=torch.set_num_threads, initargs=(1,))
+
+    def alone() -> None:
+        torch.set_num_threads(1)
+        torch.get_num_threads()  # a thread takes the number over when it is first asked for it
+
+    pool = ThreadPoolExecutor(workers, "keel", initializer=alone)
     all_there = threading.Barrier(workers)
     list(pool.map(lambda _: all_there.wait(), range(workers)))
     torch.set_num_threads(before)  # what a thread sets is also what later ones begin with

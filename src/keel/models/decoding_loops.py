@@ -161,10 +161,10 @@ def add(x, y, bias):
 
 
 @vectorised
-def gate(x, bias):
-    """silu of the first half of every row, times the second, `[B, I]` from `[B, 2I]`."""
-    rows, size = x.shape[0], x.shape[1] // 2
-    out = np.empty((rows, size), np.float32)
+def gate(x, bias, out):
+    """silu of the first half of every row, times the second, `[B, I]` from `[B, 2I]`, to which the
+    bias is added first."""
+    rows, size = out.shape
     bits = np.empty(size, np.int32)
     powers = bits.view(np.float32)
     for i in range(rows):
@@ -175,7 +175,6 @@ def gate(x, bias):
         exponentials(out[i], bits, powers)
         for j in range(size):
             out[i, j] = x[i, j] * x[i, size + j] / (ONE + out[i, j])
-    return out
 
 
 @vectorised
@@ -203,5 +202,7 @@ def layer(x, attention, mlp, norm, angles, cache, starts, at, dials):
     add(x, update, out_bias)
     for i in range(rows):
         normalise(x[i], between, dials[1], normal[i])
-    np.dot(gate(np.dot(normal, up_weight), up_bias), down_weight, update)
+    opened = np.empty((rows, down_weight.shape[0]), np.float32)
+    gate(np.dot(normal, up_weight), up_bias, opened)
+    np.dot(opened, down_weight, update)
     add(x, update, down_bias)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_attention, silu
 
+from keel.models import compiled_pass
 from keel.models.decoding_lean import fits, is_plain
 
 Parameters = Mapping[str, Tensor]
@@ -33,22 +34,45 @@ def states(
     `tokens` and `attention` are `[R, T]`: prompts padded at the left, `last` tokens behind them
     padded at the right. As the model's own forward, to rounding.
     """
-    config = model.config
     width, steps = tokens.shape[1] - last, last - 1
-    seen = attention[:, :width]
-    known = torch.where(seen, tokens[:, :width], -1)
+    known = torch.where(attention[:, :width], tokens[:, :width], -1)
     shared, member = torch.unique(known, dim=0, return_inverse=True)
     real = shared >= 0
-    count, rows = len(shared), len(tokens)
     prompts, written = shared.clamp(min=0), tokens[:, width : width + steps]
     x = embedding(
         torch.cat([prompts.flatten(), written.flatten()]), parameters["embed_tokens.weight"]
     )
+    alone = torch.get_num_threads() == 1  # as a compiled loop is
+    through = _by_loops if alone and compiled_pass.is_for_loops(x) else _by_torch
+    x = through(model, parameters, x, real, member, steps)
+    weight = parameters["norm.weight"]
+    x = rms_norm(x, weight.shape, weight, model.config.rms_norm_eps)
+    cut, hidden = len(shared) * width, x.shape[1]
+    begin = x[:cut].view(len(shared), width, hidden)[:, -1:].index_select(0, member)
+    return torch.cat([begin, x[cut:].view(len(tokens), steps, hidden)], 1)
+
+
+def _by_loops(
+    model: Any, parameters: Parameters, x: Tensor, real: Tensor, member: Tensor, steps: int
+) -> Tensor:
+    """All layers; `real` `[U, P]` are the tokens of prompts, `member` `[R]` whose is whose."""
+    scene = compiled_pass.scene_of(model, real, member, steps)
+    weights = compiled_pass.stacked(parameters, model.config.num_hidden_layers)
+    return compiled_pass.layers(x, weights, scene)
+
+
+def _by_torch(
+    model: Any, parameters: Parameters, x: Tensor, real: Tensor, member: Tensor, steps: int
+) -> Tensor:
+    """The same in torch's operations."""
+    config = model.config
+    count, width = real.shape
+    rows = len(member)
     lengths = real.sum(1)
     places = torch.cat(
         [
             (real.long().cumsum(1) - 1).clamp(min=0).flatten(),
-            (lengths[member, None] + torch.arange(steps, device=tokens.device)).flatten(),
+            (lengths[member, None] + torch.arange(steps, device=x.device)).flatten(),
         ]
     )
     cos, sin = (table[0, :, None] for table in model.rotary_emb(x, places[None]))
@@ -90,9 +114,7 @@ def states(
         inner = norm(x, f"{layer}.post_attention_layernorm.weight")
         gate, up = product(inner, f"{layer}.mlp", "gate_proj", "up_proj").chunk(2, -1)
         x = x + product(silu(gate) * up, f"{layer}.mlp", "down_proj")
-    x = norm(x, "norm.weight")
-    begin = x[:cut].view(count, width, x.shape[1])[:, -1:].index_select(0, member)
-    return torch.cat([begin, x[cut:].view(rows, steps, x.shape[1])], 1)
+    return x
 
 
 def _masks(real: Tensor, seen: Tensor, steps: int) -> tuple[Tensor | None, Tensor]:
