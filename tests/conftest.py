@@ -9,8 +9,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-torch.set_num_threads(1)  # small tensors, and pytest-xdist already uses both cores
-
 settings.register_profile(
     "keel",
     deadline=None,  # a shared machine has pauses that no test caused
@@ -21,7 +19,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "keel"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """torch's inductor builds C++: where there is no compiler, its tests have nothing to run on."""
+    """One thread, whatever a run before has set: tensors are small, and pytest-xdist already uses
+    both cores. And torch's inductor builds C++: where there is no compiler, its tests have nothing
+    to run on."""
+    torch.set_num_threads(1)
     needs = "inductor" in item.name or item.get_closest_marker("compiler") is not None
     if needs and not any(map(shutil.which, ("c++", "g++", "clang++"))):
         pytest.skip("no C++ compiler")

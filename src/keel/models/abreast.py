@@ -14,6 +14,7 @@ from functools import cache
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
@@ -32,6 +33,18 @@ def abreast(
             return function(piece)
 
     return list(_threads(workers).map(run, pieces))
+
+
+def shared_out(function: Callable[[slice], None], rows: int, at_least: int) -> None:
+    """The function of all rows, a slice for each of torch's threads if there are so many."""
+    workers = torch.get_num_threads() if rows >= at_least else 1
+    size = max(1, -(-rows // workers))
+    abreast(function, [slice(i, i + size) for i in range(0, rows, size)], workers)
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether compiled loops can take it: float32 on the CPU."""
+    return x.device.type == "cpu" and x.dtype == torch.float32
 
 
 @cache

@@ -7,6 +7,7 @@ on the CPU, whose numbers it gives, to rounding.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,10 +16,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import rms_norm
 
-from keel.models.abreast import abreast
+from keel.models.abreast import abreast, is_plain, shared_out
 from keel.models.decoding_lean import LOOPS_UP_TO
 
 Arrays = tuple[np.ndarray, ...]
+
+ROWS_ABREAST = 16
+"""From here on rows are shared among threads; below, waking them takes longer."""
 
 
 class Scene(NamedTuple):
@@ -39,17 +43,22 @@ class Scene(NamedTuple):
     """of q·k"""
     epsilon: float
 
+    @property
+    def rows(self) -> int:
+        """U·P + R·T"""
+        return len(self.starts) * self.width + len(self.members) * self.steps
+
     def arguments(self) -> tuple[Any, ...]:
-        """As the loops take them, but for the shape."""
+        """As the loops take them."""
         angles = self.angles[0].numpy(), self.angles[1].numpy()
         dials = np.float32(self.scale), np.float32(self.epsilon)
-        return self.members.numpy(), self.starts.numpy(), angles, dials
+        shape = self.width, self.steps
+        return shape, self.members.numpy(), self.starts.numpy(), angles, dials
 
 
 def is_for_loops(x: Tensor) -> bool:
     """Whether compiled loops know how, of hidden states like x, and are faster."""
-    known = x.device.type == "cpu" and x.dtype == torch.float32
-    return known and x.shape[-1] <= LOOPS_UP_TO
+    return is_plain(x) and x.shape[-1] <= LOOPS_UP_TO
 
 
 def scene_of(model: Any, real: Tensor, members: Tensor, steps: int) -> Scene:
@@ -100,44 +109,85 @@ def stacked(parameters: Mapping[str, Tensor], layers: int) -> tuple[Tensor, ...]
     )
 
 
-def layers(x: Tensor, weights: Sequence[Tensor], scene: Scene) -> Tensor:
-    """What comes of x `[U·P + R·T, hidden]` after all layers, before the last norm.
+def workers(rows: int) -> int:
+    """How many threads share so many rows."""
+    return torch.get_num_threads() if rows >= ROWS_ABREAST else 1
 
-    `weights` are `[L, …]` each, in the order of `keel.models.pass_layers.forward`.
+
+def layers(x: Tensor, weights: Sequence[Tensor], scenes: Sequence[Scene]) -> Tensor:
+    """What comes of x `[N, hidden]` after all layers, before the last norm.
+
+    Its rows are those of the scenes, one after the other, which threads take abreast. `weights` are
+    `[L, …]` each, in the order of `keel.models.pass_layers.forward`.
     """
     if torch.is_grad_enabled() and any(w.requires_grad for w in (x, *weights)):
-        found: Tensor = _Layers.apply(scene, x, *weights)  # type: ignore[no-untyped-call]
+        found: Tensor = _Layers.apply(scenes, x, *weights)  # type: ignore[no-untyped-call]
         return found
     out = x.clone()
-    _forward(out, weights, scene, keep=False)
+    _forward(out, weights, scenes, keep=False)
     return out
 
 
+Kept = tuple[Arrays, np.ndarray]
+"""What the way back needs, and the keys and values of the prompts."""
+
+
 def _forward(
-    x: Tensor, weights: Sequence[Tensor], scene: Scene, keep: bool
-) -> tuple[Arrays, np.ndarray]:
-    """In place; what the way back needs, and the keys and values of the prompts."""
+    x: Tensor, weights: Sequence[Tensor], scenes: Sequence[Scene], keep: bool
+) -> list[Kept]:
+    """In place."""
     from keel.models import pass_layers  # numba is a second, which others need not pay
 
     arrays = tuple(w.detach().numpy() for w in weights)
-    count, size = len(arrays[0]), scene.angles[0].shape[1]
-    rows = len(x) if keep else 0
     widths = (x.shape[1], x.shape[1], arrays[1].shape[1], arrays[5].shape[2], arrays[8].shape[1])
-    kept = tuple(np.empty((count, rows, width), np.float32) for width in widths)
-    memories = np.empty(
-        (count, len(scene.starts), 2, scene.key_heads, size, scene.width), np.float32
-    )
-    shape = scene.width, scene.steps
-    pass_layers.forward(x.numpy(), shape, arrays, *scene.arguments(), kept, memories)
-    return kept, memories
+    count = len(arrays[0])
+
+    def through(piece: tuple[Scene, Tensor]) -> Kept:
+        scene, rows = piece
+        kept = _room(count, len(rows) if keep else 0, widths)
+        size = scene.angles[0].shape[1]
+        shape = count, len(scene.starts), 2, scene.key_heads, size, scene.width
+        memories = np.empty(shape, np.float32)
+        pass_layers.forward(rows.numpy(), *scene.arguments(), arrays, kept, memories)
+        return kept, memories
+
+    return abreast(through, _pieces(x, scenes), len(scenes))
+
+
+_SPARE: list[np.ndarray] = []
+"""Room that a pass has given back. Memory that is new has to be cleared by the system, page by
+page: of 40 MB that took longer than writing to them."""
+
+
+def _room(layers: int, rows: int, widths: Sequence[int]) -> Arrays:
+    """Arrays `[L, rows, width]`, uninitialised."""
+    sizes = [layers * rows * width for width in widths]
+    room = np.empty(0, np.float32)
+    if rows:
+        with suppress(IndexError):
+            room = _SPARE.pop()
+    if room.size < sum(sizes):
+        room = np.empty(sum(sizes), np.float32)
+    parts = np.split(room[: sum(sizes)], np.cumsum(sizes)[:-1])
+    return tuple(x.reshape(layers, rows, w) for x, w in zip(parts, widths, strict=True))
+
+
+def _give_back(kept: Arrays) -> None:
+    room = kept[0].base
+    assert room is not None
+    if len(_SPARE) < torch.get_num_threads():
+        _SPARE.append(room)
+
+
+def _pieces(x: Tensor, scenes: Sequence[Scene]) -> list[tuple[Scene, Tensor]]:
+    return list(zip(scenes, torch.split(x, [scene.rows for scene in scenes]), strict=True))
 
 
 class _Layers(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, scene: Scene, x: Tensor, *weights: Tensor) -> Tensor:
+    def forward(ctx: Any, scenes: Sequence[Scene], x: Tensor, *weights: Tensor) -> Tensor:
         out = x.detach().clone()
-        ctx.kept, ctx.memories = _forward(out, weights, scene, keep=True)
-        ctx.scene = scene
+        ctx.kept, ctx.scenes = _forward(out, weights, scenes, keep=True), scenes
         ctx.save_for_backward(*weights)
         return out
 
@@ -148,15 +198,25 @@ class _Layers(torch.autograd.Function):
 
         if ctx.kept is None:
             raise RuntimeError("a pass can be gone back through once: it uses up what it kept")
-        kept, ctx.kept = ctx.kept, None
-        scene, weights = ctx.scene, [w.detach().numpy() for w in ctx.saved_tensors]
-        to_weights = [np.zeros_like(w) for w in weights]
-        to_x = gradient.contiguous().clone()
-        pass_layers.backward(
-            to_x.numpy(), (scene.width, scene.steps), tuple(weights), tuple(to_weights),
-            *scene.arguments(), kept, ctx.memories,
-        )  # fmt: skip
-        return None, to_x, *map(torch.from_numpy, to_weights)
+        all_kept, ctx.kept = ctx.kept, None
+        weights = tuple(w.detach().numpy() for w in ctx.saved_tensors)
+        to_x = gradient.clone(memory_format=torch.contiguous_format)
+
+        def back(piece: tuple[tuple[Scene, Tensor], Kept]) -> Arrays:
+            (scene, rows), (kept, memories) = piece
+            to_weights = tuple(np.zeros_like(w) for w in weights)
+            pass_layers.backward(
+                rows.numpy(), *scene.arguments(), weights, to_weights, kept, memories
+            )
+            _give_back(kept)
+            return to_weights
+
+        pieces = list(zip(_pieces(to_x, ctx.scenes), all_kept, strict=True))
+        first, *others = abreast(back, pieces, len(pieces))
+        for other in others:
+            for total, part in zip(first, other, strict=True):
+                total += part
+        return None, to_x, *map(torch.from_numpy, first)
 
 
 class Written(NamedTuple):
@@ -179,7 +239,6 @@ def generate(
     chances: Tensor,
     temperature: float,
     stop: int,
-    workers: int,
 ) -> Written:
     """Completions of the prompts x `[U·P, hidden]`, as long as `chances` `[R, T]` reach.
 
@@ -189,7 +248,7 @@ def generate(
 
     x = x.clone()
     alone = scene._replace(steps=0, members=scene.members[:0])
-    _, memories = _forward(x, weights, alone, keep=False)
+    ((_, memories),) = _forward(x, weights, [alone], keep=False)
     last = x.view(len(scene.starts), scene.width, -1)[:, -1]
     begin = rms_norm(last, ends[1].shape, ends[1], scene.epsilon).numpy()
     rows, most = chances.shape
@@ -201,7 +260,7 @@ def generate(
     )
     arrays = tuple(w.numpy() for w in weights)
     sides = tuple(w.numpy() for w in ends)
-    members, *others = scene.arguments()
+    _, members, *others = scene.arguments()
 
     def write(part: slice) -> None:
         generation_loops.generate(
@@ -209,6 +268,5 @@ def generate(
             temperature, stop, *(y[part].numpy() for y in found),
         )  # fmt: skip
 
-    size = -(-rows // workers)
-    abreast(write, [slice(i, i + size) for i in range(0, rows, size)], workers)
+    shared_out(write, rows, ROWS_ABREAST)
     return found

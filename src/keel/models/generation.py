@@ -18,9 +18,6 @@ from keel.models import compiled_pass
 from keel.models.compiled_pass import Written
 from keel.models.decoding_lean import fits, is_plain, merge_adapters
 
-ROWS_ABREAST = 16
-"""From here on rows are shared among threads; below, waking them takes longer."""
-
 
 @dataclass(frozen=True)
 class Writer:
@@ -60,7 +57,6 @@ class Writer:
             chances,
             temperature,
             stop,
-            torch.get_num_threads() if rows >= ROWS_ABREAST else 1,
         )
 
 

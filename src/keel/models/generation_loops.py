@@ -4,7 +4,7 @@ A step of 64 rows is a millisecond of products, and as much again went into what
 operations of torch that draw a token, and threads that met after every one. Here a thread writes
 its rows to their end and meets nobody; rows that have ended are not computed any more.
 
-Arrays are those of `keel.models.pass_layers`. A test holds what is drawn to the model's own forward.
+Arrays are those of `keel.models.pass_layers`. A test holds what is written to torch's pass over it.
 """
 
 # Every function is compiled: numba's decorator has no types, and signatures would say nothing.
@@ -57,7 +57,7 @@ def compare(query, keys, out):
 def room_for(memories, members, starts, most):
     """Keys `[L, R, KV, D, ·]` and values `[L, R, KV, ·, D]` with those of prompts in front, without
     their padding, and room for `most` more."""
-    layers, heads, size, width = memories.shape[0], *memories.shape[3:]
+    layers, _, _, heads, size, width = memories.shape
     capacity = (width + most + LANES - 1) // LANES * LANES
     keys = np.zeros((layers, len(members), heads, size, capacity), np.float32)
     values = np.zeros((layers, len(members), heads, capacity, size), np.float32)

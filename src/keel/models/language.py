@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from keel.errors import InputError
-from keel.models import shared_prefix
+from keel.models import compiled_pass, shared_prefix
 from keel.models.agent import Agent, Evaluation
 from keel.models.critics import Scalar
 from keel.models.networks import Outputs, Part
@@ -151,9 +151,11 @@ class TokenAgent(Agent):
 
     @property
     def workers(self) -> int:
-        """On the CPU as many as torch has threads, where a pass leaves the modules as they are."""
+        """On the CPU as many as torch has threads, where a pass leaves the modules as they are;
+        compiled loops share their rows themselves."""
         alone = self.initial.device.type == "cpu" and self._stateless
-        return torch.get_num_threads() if alone else 1
+        loops = compiled_pass.is_for_loops(parts_of(self.network.model).head.weight)
+        return torch.get_num_threads() if alone and not loops else 1
 
     @property
     def _stateless(self) -> bool:

@@ -188,7 +188,7 @@ def rows_of(kept, layer, begin, end):
 
 
 @vectorised
-def forward(x, shape, weights, members, starts, angles, dials, kept, memories):
+def forward(x, shape, members, starts, angles, dials, weights, kept, memories):
     """All layers, added to x `[U·P + R·T, hidden]`.
 
     Args:
@@ -222,7 +222,7 @@ def forward(x, shape, weights, members, starts, angles, dials, kept, memories):
 
 
 @vectorised
-def backward(gradient, shape, weights, to_weights, members, starts, angles, dials, kept, memories):
+def backward(gradient, shape, members, starts, angles, dials, weights, to_weights, kept, memories):
     """Back through `forward`, which kept everything: `gradient` `[N, hidden]` of its result becomes
     that of its input, and `to_weights`, which begin with 0, those of the weights."""
     width, steps = shape

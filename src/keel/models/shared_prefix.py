@@ -9,7 +9,7 @@ products is fused: one product for q, k and v, one for gate and up, torch's own 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,27 @@ def can_share(model: Any) -> bool:
     return is_plain(model) and fits(model, dict(model.named_parameters()))
 
 
+class Group(NamedTuple):
+    """Completions of T tokens and their prompts of P, each prompt once."""
+
+    tokens: Tensor
+    """`[U·P + R·T]`: prompts, then completions"""
+    real: Tensor
+    """bool `[U, P]`: what of the prompts is no padding"""
+    member: Tensor
+    """`[R]`: whose prompt is whose"""
+    steps: int
+    """T"""
+
+    def before_each(self, x: Tensor) -> Tensor:
+        """`[R, T + 1, ·]`: what is known before each token and after the last, of x `[U·P + R·T,
+        ·]`, what is known after each."""
+        count, width = self.real.shape
+        cut, size = count * width, x.shape[1]
+        begin = x[:cut].view(count, width, size)[:, -1:].index_select(0, self.member)
+        return torch.cat([begin, x[cut:].view(len(self.member), self.steps, size)], 1)
+
+
 def states(
     model: Any, parameters: Parameters, tokens: Tensor, attention: Tensor, last: int
 ) -> Tensor:
@@ -34,38 +55,51 @@ def states(
     `tokens` and `attention` are `[R, T]`: prompts padded at the left, `last` tokens behind them
     padded at the right. As the model's own forward, to rounding.
     """
+    words, weight = parameters["embed_tokens.weight"], parameters["norm.weight"]
+    by_loops = compiled_pass.is_for_loops(words)
+    groups, order = _grouped(
+        tokens, attention, last, compiled_pass.workers(len(tokens)) if by_loops else 1
+    )
+    x = embedding(torch.cat([group.tokens for group in groups]), words)
+    if by_loops:
+        scenes = [compiled_pass.scene_of(model, g.real, g.member, g.steps) for g in groups]
+        stacked = compiled_pass.stacked(parameters, model.config.num_hidden_layers)
+        x = compiled_pass.layers(x, stacked, scenes)
+    else:
+        x = _by_torch(model, parameters, x, groups[0])
+    x = rms_norm(x, weight.shape, weight, model.config.rms_norm_eps)
+    parts = torch.split(x, [len(group.tokens) for group in groups])
+    found = [group.before_each(part) for group, part in zip(groups, parts, strict=True)]
+    whole = found[0] if len(found) == 1 else torch.cat(found)
+    return whole if order is None else whole.index_select(0, order.argsort())
+
+
+def _grouped(
+    tokens: Tensor, attention: Tensor, last: int, pieces: int
+) -> tuple[list[Group], Tensor | None]:
+    """All rows in so many pieces, those of a prompt next to each other; and in which order, if that
+    is not theirs."""
     width, steps = tokens.shape[1] - last, last - 1
     known = torch.where(attention[:, :width], tokens[:, :width], -1)
-    shared, member = torch.unique(known, dim=0, return_inverse=True)
-    real = shared >= 0
-    prompts, written = shared.clamp(min=0), tokens[:, width : width + steps]
-    x = embedding(
-        torch.cat([prompts.flatten(), written.flatten()]), parameters["embed_tokens.weight"]
-    )
-    alone = torch.get_num_threads() == 1  # as a compiled loop is
-    through = _by_loops if alone and compiled_pass.is_for_loops(x) else _by_torch
-    x = through(model, parameters, x, real, member, steps)
-    weight = parameters["norm.weight"]
-    x = rms_norm(x, weight.shape, weight, model.config.rms_norm_eps)
-    cut, hidden = len(shared) * width, x.shape[1]
-    begin = x[:cut].view(len(shared), width, hidden)[:, -1:].index_select(0, member)
-    return torch.cat([begin, x[cut:].view(len(tokens), steps, hidden)], 1)
+    order = None
+    if pieces > 1:
+        member = torch.unique(known, dim=0, return_inverse=True)[1]
+        if bool((member[1:] < member[:-1]).any()):
+            order = member.argsort(stable=True)
+            tokens, known = tokens[order], known[order]
+    found = []
+    for part, prompts in zip(tokens.chunk(pieces), known.chunk(pieces), strict=True):
+        shared, member = torch.unique(prompts, dim=0, return_inverse=True)
+        written = part[:, width : width + steps]
+        every = torch.cat([shared.clamp(min=0).flatten(), written.flatten()])
+        found.append(Group(every, shared >= 0, member, steps))
+    return found, order
 
 
-def _by_loops(
-    model: Any, parameters: Parameters, x: Tensor, real: Tensor, member: Tensor, steps: int
-) -> Tensor:
-    """All layers; `real` `[U, P]` are the tokens of prompts, `member` `[R]` whose is whose."""
-    scene = compiled_pass.scene_of(model, real, member, steps)
-    weights = compiled_pass.stacked(parameters, model.config.num_hidden_layers)
-    return compiled_pass.layers(x, weights, scene)
-
-
-def _by_torch(
-    model: Any, parameters: Parameters, x: Tensor, real: Tensor, member: Tensor, steps: int
-) -> Tensor:
-    """The same in torch's operations."""
+def _by_torch(model: Any, parameters: Parameters, x: Tensor, group: Group) -> Tensor:
+    """All layers, in torch's operations."""
     config = model.config
+    _, real, member, steps = group
     count, width = real.shape
     rows = len(member)
     lengths = real.sum(1)

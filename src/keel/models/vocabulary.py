@@ -9,14 +9,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from keel.errors import InputError
 from keel.functional import vocabulary_kl, vocabulary_log_prob
 from keel.functional.vocabulary import MAX_ELEMENTS, TokenComparison, vocabulary_comparison
+from keel.models.abreast import is_plain, shared_out
 from keel.types import Tree
 
 HIDDEN, HEAD = "hidden", "head"
+
+LOOPS_UP_TO = 4096
+"""Tokens of a vocabulary whose distributions stay in the first cache."""
+ROWS_ABREAST = 256
+"""From here on threads share rows; below, waking them takes longer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,8 +73,11 @@ class Vocabulary:
         )
 
     def compare(self, p: Tree, q: Tree, action: Tensor) -> TokenComparison:
-        """Both KLs, and the log-prob and entropy of q, in one pass over the vocabulary."""
+        """Both KLs, and the log-prob and entropy of q, in one pass over the vocabulary; without
+        gradients."""
         sides = p[HIDDEN], self._head(p), q[HIDDEN], self._head(q)
+        if self.n <= LOOPS_UP_TO and all(is_plain(side) for side in sides):
+            return _by_loops(sides, action)
         return vocabulary_comparison(*sides, action.long(), max_elements=self.max_elements)
 
     def fisher(self, params: Tree, tangent: Tree) -> Tree:
@@ -78,3 +89,23 @@ class Vocabulary:
         if head is None:
             raise InputError("a vocabulary: hidden states without a head have no distribution")
         return head
+
+
+def _by_loops(sides: tuple[Tensor, ...], action: Tensor) -> TokenComparison:
+    """`vocabulary_comparison`, with the rows shared among threads."""
+    from keel.models import vocabulary_loops  # numba is a second, which others need not pay
+
+    p_hidden, p_head, q_hidden, q_head = (
+        side.detach().reshape(-1, side.shape[-1]).contiguous().numpy() for side in sides
+    )
+    tokens = action.long().reshape(-1).contiguous().numpy()
+    found = torch.empty(4, len(tokens))
+
+    def compare(part: slice) -> None:
+        out = np.empty((4, len(tokens[part])), np.float32)
+        rows = p_hidden[part], p_head, q_hidden[part], q_head
+        vocabulary_loops.comparison(*rows, tokens[part], out)
+        found[:, part] = torch.from_numpy(out)
+
+    shared_out(compare, len(tokens), ROWS_ABREAST)
+    return TokenComparison(*(x.reshape(action.shape) for x in found))

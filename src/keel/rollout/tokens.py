@@ -53,7 +53,6 @@ class Sampling:
                 f"{self.temperature}, {self.top_k} and {self.top_p}"
             )
 
-
     @property
     def is_greedy(self) -> bool:
         """Whether nothing is left to chance."""
@@ -182,8 +181,7 @@ def _finished(
     found: Written, sampling: Sampling, prompts: Tensor, attention: Tensor, eos: int, pad: int
 ) -> Completions:
     """What was written at once, as `complete` gives it."""
-    rows, most = found.tokens.shape
-    length = int(found.lengths.max())
+    rows, length = len(found.tokens), int(found.lengths.max())
     there = torch.arange(length) < found.lengths[:, None]
     tokens = torch.where(there, found.tokens[:, :length], pad)
     log_prob = found.log_prob[:, :length]

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from keel.models.abreast import abreast
+from keel.models.abreast import abreast, shared_out
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
@@ -28,9 +28,17 @@ def test_whether_gradients_are_kept_is_the_callers_choice(learning: bool) -> Non
 
 
 def test_each_computes_alone_and_the_caller_as_before() -> None:
-    before = torch.get_num_threads()
-    assert abreast(lambda _: torch.get_num_threads(), [0, 1], 2) == [1, 1]
-    assert torch.get_num_threads() == before
+    torch.set_num_threads(3)
+    assert abreast(lambda _: torch.get_num_threads(), [0, 1, 2, 3], 4) == [1, 1, 1, 1]
+    assert torch.get_num_threads() == 3
+
+
+@pytest.mark.parametrize(("rows", "pieces"), [(0, []), (3, [3]), (4, [2, 2]), (5, [3, 2])])
+def test_rows_are_shared_out_if_there_are_enough(rows: int, pieces: list[int]) -> None:
+    torch.set_num_threads(2)
+    seen = []
+    shared_out(lambda part: seen.append((part.start, len(range(rows)[part]))), rows, at_least=4)
+    assert [size for _, size in sorted(seen)] == pieces
 
 
 def test_an_error_reaches_the_caller() -> None:

@@ -10,7 +10,17 @@ from token_toys import CALL, EOS, PAD, PROMPTS, VOCABULARY, completions, gpt2, m
 
 from keel.errors import InputError
 from keel.models.language import TokenAgent
+from keel.rollout import tokens
 from keel.rollout.tokens import Sampling, complete, pad_left, truncated
+
+
+@pytest.fixture(params=["at once", "step by step"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Small models write completions at once, if nothing stands in the way; all must be alike."""
+    if request.param == "step by step":
+        monkeypatch.setattr(tokens, "make_writer", lambda *_: None)
+    return request.param
+
 
 AGENTS = {"qwen": lambda: TokenAgent(qwen()), "gpt2": lambda: TokenAgent(gpt2())}
 
@@ -151,6 +161,24 @@ def test_with_top_p_policy_and_sampler_are_told_apart() -> None:
     gap = (found.sampler_log_prob - found.log_prob)[written]
     torch.testing.assert_close(gap, kl[written], rtol=1e-3, atol=1e-4)
     assert gap.max() > 0.05
+
+
+def test_small_models_write_at_once(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "make_decoder", None)
+    if way == "at once":
+        completions(TokenAgent(qwen()))
+        return
+    with pytest.raises(TypeError):
+        completions(TokenAgent(qwen()))
+
+
+def test_both_ways_take_the_likeliest(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = TokenAgent(qwen())
+    at_once = completions(agent, temperature=0.0, max_new_tokens=12)
+    monkeypatch.setattr(tokens, "make_writer", lambda *_: None)
+    stepwise = completions(agent, temperature=0.0, max_new_tokens=12)
+    for ours, theirs in zip(at_once, stepwise, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0.0, atol=1e-4)
 
 
 def test_other_parameters_draw_other_tokens() -> None:

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from keel.functional import k1, k2, k3, vocabulary_kl, vocabulary_log_prob
+from keel.functional import k1, k2, k3
 from keel.models.abreast import abreast
 from keel.models.language import TokenAgent
-from keel.models.vocabulary import HIDDEN
+from keel.models.vocabulary import HEAD, HIDDEN, Vocabulary
 from keel.regions.measure import chunks
 from keel.rollout.tokens import Completions
 from keel.types import UpdateReport
@@ -44,13 +44,16 @@ def compare_with(
 ) -> Reference:
     """One pass of the reference; the policy's side is what was kept when it sampled."""
     rows = found.rows()
+    assert isinstance(agent.dist, Vocabulary)
+    dist = agent.dist
     head, own_head = agent.head(reference), agent.head(params)
 
     def piece(index: slice) -> tuple[Tensor, Tensor, Tensor]:
         seen = {k: x[index] for k, x in found.obs.items()}
-        hidden = agent.policy(reference, seen, temperature)[HIDDEN]
-        log_prob = vocabulary_log_prob(hidden, head, found.action[index]).log_prob
-        return hidden, log_prob, vocabulary_kl(found.hidden[index], own_head, hidden, head)
+        other = agent.policy(reference, seen, temperature)
+        own = {HIDDEN: found.hidden[index], HEAD: own_head}
+        told = dist.compare(own, other, found.action[index])
+        return other[HIDDEN], told.log_prob, told.kl
 
     parts = abreast(piece, chunks(rows, agent.workers), agent.workers)
     hidden, log_prob, exact = (torch.cat(x) for x in zip(*parts, strict=True))
