@@ -1,8 +1,10 @@
-"""Pieces of a pass abreast: as many threads as torch has, each with one of its own.
+"""Pieces of a pass abreast: threads that compute alone, each on rows of its own.
 
 An operation of a small model takes a fraction of a millisecond, and torch's threads meet after each
-of them. Threads that take half of the rows through the whole pass meet once: of a model of a
-million parameters and 64 sequences, a gradient on two cores takes 0.16 s in place of 0.20.
+of them. Threads that take half of the rows through the whole pass meet once. There are as many as
+torch has, unless rows are shared among more while torch computes alone (`set_threads`): of compiled
+loops the little that torch does in between is slower with threads of its own, which spin for
+milliseconds after every operation while ours want the core.
 """
 
 from __future__ import annotations
@@ -16,8 +18,27 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+POOL = "keel-abreast"
+"""How the names of our threads begin."""
+
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
+
+
+_SHARING: list[int] = []
+"""Among how many threads rows are shared, if not among as many as torch has."""
+
+
+def set_threads(count: int, *, torch_alone: bool) -> None:
+    """`count` threads for passes, and for torch, unless it is to compute alone."""
+    torch.set_num_threads(1 if torch_alone else count)
+    _SHARING[:] = [count] if torch_alone else []
+
+
+def threads() -> int:
+    """How many threads may take pieces abreast; in such a thread, one."""
+    own = threading.current_thread().name.startswith(POOL)
+    return 1 if own else (_SHARING or [torch.get_num_threads()])[0]
 
 
 def abreast(
@@ -36,8 +57,8 @@ def abreast(
 
 
 def shared_out(function: Callable[[slice], None], rows: int, at_least: int) -> None:
-    """The function of all rows, a slice for each of torch's threads if there are so many."""
-    workers = torch.get_num_threads() if rows >= at_least else 1
+    """The function of all rows, a slice for each thread if there are so many rows."""
+    workers = threads() if rows >= at_least else 1
     size = max(1, -(-rows // workers))
     abreast(function, [slice(i, i + size) for i in range(0, rows, size)], workers)
 
@@ -56,7 +77,7 @@ def _threads(workers: int) -> ThreadPoolExecutor:
         torch.set_num_threads(1)
         torch.get_num_threads()  # a thread takes the number over when it is first asked for it
 
-    pool = ThreadPoolExecutor(workers, "keel", initializer=alone)
+    pool = ThreadPoolExecutor(workers, POOL, initializer=alone)
     all_there = threading.Barrier(workers)
     list(pool.map(lambda _: all_there.wait(), range(workers)))
     torch.set_num_threads(before)  # what a thread sets is also what later ones begin with

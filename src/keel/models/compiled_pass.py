@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import rms_norm
 
-from keel.models.abreast import abreast, is_plain, shared_out
+from keel.models.abreast import abreast, is_plain, shared_out, threads
 from keel.models.decoding_lean import LOOPS_UP_TO
 
 Arrays = tuple[np.ndarray, ...]
@@ -111,7 +111,7 @@ def stacked(parameters: Mapping[str, Tensor], layers: int) -> tuple[Tensor, ...]
 
 def workers(rows: int) -> int:
     """How many threads share so many rows."""
-    return torch.get_num_threads() if rows >= ROWS_ABREAST else 1
+    return threads() if rows >= ROWS_ABREAST else 1
 
 
 def layers(x: Tensor, weights: Sequence[Tensor], scenes: Sequence[Scene]) -> Tensor:
@@ -175,7 +175,7 @@ def _room(layers: int, rows: int, widths: Sequence[int]) -> Arrays:
 def _give_back(kept: Arrays) -> None:
     room = kept[0].base
     assert room is not None
-    if len(_SPARE) < torch.get_num_threads():
+    if len(_SPARE) < threads():
         _SPARE.append(room)
 
 
@@ -208,11 +208,12 @@ class _Layers(torch.autograd.Function):
             pass_layers.backward(
                 rows.numpy(), *scene.arguments(), weights, to_weights, kept, memories
             )
-            _give_back(kept)
             return to_weights
 
         pieces = list(zip(_pieces(to_x, ctx.scenes), all_kept, strict=True))
         first, *others = abreast(back, pieces, len(pieces))
+        for kept, _ in all_kept:
+            _give_back(kept)
         for other in others:
             for total, part in zip(first, other, strict=True):
                 total += part
@@ -262,11 +263,24 @@ def generate(
     sides = tuple(w.numpy() for w in ends)
     _, members, *others = scene.arguments()
 
+    count, _, _, heads, size, width = memories.shape
+    lanes = generation_loops.LANES
+    capacity = (width + most + lanes - 1) // lanes * lanes
+    used: list[Arrays] = []
+
     def write(part: slice) -> None:
+        number = len(members[part])
+        room = _room(2, count * number, [heads * size * capacity])
+        keys, values = room[0]
         generation_loops.generate(
             arrays, sides, memories, begin, members[part], *others, chances[part].numpy(),
             temperature, stop, *(y[part].numpy() for y in found),
+            keys.reshape(count, number, heads, size, capacity),
+            values.reshape(count, number, heads, capacity, size),
         )  # fmt: skip
+        used.append(room)
 
     shared_out(write, rows, ROWS_ABREAST)
+    for room in used:
+        _give_back(room)
     return found

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from keel.errors import InputError, ShapeError
 from keel.functional._shapes import expect_same, expect_shape
-from keel.models.abreast import abreast
+from keel.models.abreast import shared_out
 from keel.models.decoding_lean import (
     Angles,
     Lean,
@@ -244,9 +244,7 @@ class LeanDecoder:
                     everything[part], *arrays, angles, cache[part], starts[part], rows.filled, dials
                 )
 
-        workers = torch.get_num_threads() if len(x) >= ROWS_ABREAST else 1
-        size = -(-len(x) // workers)
-        abreast(through, [slice(i, i + size) for i in range(0, len(x), size)], workers)
+        shared_out(through, len(x), ROWS_ABREAST)
 
     def _select(self, index: Tensor) -> None:
         filled = self._rows.filled

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from keel.models.abreast import threads
+
 FAMILY = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 """How the classes of these models begin, by `model_type`."""
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
@@ -157,7 +159,7 @@ def by_loops(weights: Lean) -> bool:
     return (
         weights.norm.device.type == "cpu"
         and weights.norm.dtype == torch.float32
-        and (len(weights.norm) <= LOOPS_UP_TO or torch.get_num_threads() == 1)
+        and (len(weights.norm) <= LOOPS_UP_TO or threads() == 1)
     )
 
 

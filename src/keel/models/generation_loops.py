@@ -18,14 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from keel.models import compiling, pass_loops
-from keel.models.decoding_loops import LOWEST, ONE, ZERO, add, exponentials, gate, mix
-from keel.models.pass_loops import (
-    add_bias,
-    angle_columns,
-    largest,
-    normalise_rows,
-    turn_heads,
-)
+from keel.models.decoding_loops import LOWEST, ONE, ZERO, add, exponentials, gate, normalise
+from keel.models.pass_loops import largest, normalise_rows
 
 SOURCES = (Path(__file__), *pass_loops.SOURCES)
 vectorised = compiling.keeping(SOURCES, fastmath={"reassoc", "contract"})
@@ -54,13 +48,9 @@ def compare(query, keys, out):
 
 
 @vectorised
-def room_for(memories, members, starts, most):
-    """Keys `[L, R, KV, D, ·]` and values `[L, R, KV, ·, D]` with those of prompts in front, without
-    their padding, and room for `most` more."""
+def copy_prompts(memories, members, starts, keys, values):
+    """The keys and values of prompts, without their padding, to the front of the rows' own."""
     layers, _, _, heads, size, width = memories.shape
-    capacity = (width + most + LANES - 1) // LANES * LANES
-    keys = np.zeros((layers, len(members), heads, size, capacity), np.float32)
-    values = np.zeros((layers, len(members), heads, capacity, size), np.float32)
     for layer in range(layers):
         for i in range(len(members)):
             start = starts[members[i]]
@@ -70,7 +60,39 @@ def room_for(memories, members, starts, most):
                     for j in range(start, width):
                         keys[layer, i, h, d, j - start] = memory[0, h, d, j]
                         values[layer, i, h, j - start, d] = memory[1, h, d, j]
-    return keys, values
+
+
+@vectorised
+def turn_head(x, norm, cos, sin, dials, out):
+    """A query or a key of one token, normed, turned and scaled."""
+    scale, epsilon = dials
+    half = x.size // 2
+    if norm.size:
+        normalise(x, norm, epsilon, out)
+    else:
+        out[:] = x
+    low, high = out[:half], out[half:]
+    for d in range(half):
+        left, right = low[d] * scale, high[d] * scale
+        low[d] = left * cos[d] - right * sin[d]
+        high[d] = right * cos[d] + left * sin[d]
+
+
+@vectorised
+def mix(weight, values, out):
+    """Σ w·v over values `[T, D]`; four at a time, so that `out` is read and written less often."""
+    count = weight.size
+    whole = count - count % 4
+    out[:] = ZERO
+    for j in range(0, whole, 4):
+        a, b, c, e = weight[j], weight[j + 1], weight[j + 2], weight[j + 3]
+        of_a, of_b, of_c, of_e = values[j], values[j + 1], values[j + 2], values[j + 3]
+        for d in range(out.size):
+            out[d] += (a * of_a[d] + b * of_b[d]) + (c * of_c[d] + e * of_e[d])
+    for j in range(whole, count):
+        row = values[j]
+        for d in range(out.size):
+            out[d] += weight[j] * row[d]
 
 
 @vectorised
@@ -105,33 +127,33 @@ def step(x, rows, counts, weights, angles, dials, keys, values):
     group = out.shape[2] // (heads * size)
     normal, update = np.empty_like(x), np.empty_like(x)
     asked, turning = out.shape[2], out.shape[2] + heads * size
-    flat = np.empty((qkv.shape[1], number), np.float32)
-    turned = np.empty((turning, number), np.float32)
+    flat = np.empty((number, qkv.shape[1]), np.float32)
     seen = np.empty((number, asked), np.float32)
     gated = np.empty((number, up.shape[1]), np.float32)
     inner = np.empty((number, down.shape[2]), np.float32)
     query = np.empty(size, np.float32)
-    places = counts[rows]
-    angle = angle_columns(angles, places, 1)
     room = np.empty(keys.shape[4], np.float32), np.empty(keys.shape[4], np.int32)
     one = (ONE, dials[1])
     for layer in range(before.shape[0]):
         normalise_rows(x, before[layer], dials[1], normal)
-        np.dot(qkv[layer], normal.T, flat)
-        add_bias(flat, qkv_bias[layer])
-        turn_heads(flat[:asked], query_norm[layer], angle, dials, turned[:asked])
-        turn_heads(flat[asked:turning], key_norm[layer], angle, one, turned[asked:])
+        np.dot(normal, qkv[layer].T, flat)
         for i in range(number):
-            at = places[i]
+            at = counts[rows[i]]
+            line, cos, sin = flat[i], angles[0][at], angles[1][at]
+            for j in range(qkv_bias.shape[1]):
+                line[j] += qkv_bias[layer, j]
             for h in range(heads):
                 past, told = keys[layer, rows[i], h], values[layer, rows[i], h]
+                begin = h * size
+                own = line[asked + begin : asked + begin + size]
+                turn_head(own, key_norm[layer], cos, sin, one, query)
                 for d in range(size):
-                    past[d, at] = turned[asked + h * size + d, i]
-                    told[at, d] = flat[turning + h * size + d, i]
+                    past[d, at] = query[d]
+                told[at] = line[turning + begin : turning + begin + size]
                 for g in range(group):
                     column = (h * group + g) * size
-                    for d in range(size):
-                        query[d] = turned[column + d, i]
+                    own = line[column : column + size]
+                    turn_head(own, query_norm[layer], cos, sin, dials, query)
                     target = seen[i, column : column + size]
                     look_back(query, past, told, at + 1, room, target)
         np.dot(seen, out[layer].T, update)
@@ -173,7 +195,7 @@ def draw(logits, chance, greedy, bits):
 @vectorised
 def generate(
     weights, ends, memories, begin, members, starts, angles, dials, chances, temperature, stop,
-    tokens, log_probs, hidden, lengths,
+    tokens, log_probs, hidden, lengths, keys, values,
 ):  # fmt: skip
     """Completions of rows, each until the token `stop` or until there is no more room.
 
@@ -185,10 +207,11 @@ def generate(
         temperature: 0 takes the likeliest.
         tokens, log_probs, hidden: `[R, T]`, `[R, T]` and `[R, T, H]`, filled as far as rows go.
         lengths: `[R]`: how far.
+        keys, values: room, `[L, R, KV, D, ·]` and `[L, R, KV, ·, D]`, for a multiple of `LANES`.
     """
     embedding, last_norm, head = ends
     count, most = tokens.shape
-    keys, values = room_for(memories, members, starts, most)
+    copy_prompts(memories, members, starts, keys, values)
     counts = memories.shape[5] - starts[members]
     greedy = temperature == 0.0
     factor = ONE if greedy else np.float32(1.0 / temperature)

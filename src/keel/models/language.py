@@ -17,6 +17,7 @@ from torch.nn.functional import linear
 
 from keel.errors import InputError
 from keel.models import compiled_pass, shared_prefix
+from keel.models.abreast import threads
 from keel.models.agent import Agent, Evaluation
 from keel.models.critics import Scalar
 from keel.models.networks import Outputs, Part
@@ -150,12 +151,16 @@ class TokenAgent(Agent):
         self._backbone_names = _names_of(network, dict(backbone.named_parameters()))
 
     @property
+    def by_loops(self) -> bool:
+        """Whether compiled loops do most of what is to be done, and share their rows themselves."""
+        like = self.initial.new_empty(self.backbone.config.hidden_size)
+        return self.network.shares_prompts and compiled_pass.is_for_loops(like)
+
+    @property
     def workers(self) -> int:
-        """On the CPU as many as torch has threads, where a pass leaves the modules as they are;
-        compiled loops share their rows themselves."""
+        """On the CPU as many as torch has threads, where a pass leaves the modules as they are."""
         alone = self.initial.device.type == "cpu" and self._stateless
-        loops = compiled_pass.is_for_loops(parts_of(self.network.model).head.weight)
-        return torch.get_num_threads() if alone and not loops else 1
+        return threads() if alone and not self.by_loops else 1
 
     @property
     def _stateless(self) -> bool:

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from keel.models.abreast import abreast, shared_out
+from keel.models.abreast import abreast, set_threads, shared_out, threads
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
@@ -44,3 +44,11 @@ def test_rows_are_shared_out_if_there_are_enough(rows: int, pieces: list[int]) -
 def test_an_error_reaches_the_caller() -> None:
     with pytest.raises(ZeroDivisionError):
         abreast(lambda x: 1 // x, [1, 0], 2)
+
+
+def test_rows_may_be_shared_while_torch_computes_alone() -> None:
+    set_threads(3, torch_alone=True)
+    assert (threads(), torch.get_num_threads()) == (3, 1)
+    assert abreast(lambda _: threads(), [0, 1], 2) == [1, 1]  # no threads of threads
+    set_threads(2, torch_alone=False)
+    assert (threads(), torch.get_num_threads()) == (2, 2)

@@ -19,6 +19,7 @@ from keel.apps.language.tokenizer import build_tokenizer, encode
 from keel.apps.language.tools import ToolLoop, tool_loop
 from keel.errors import InputError, need
 from keel.functional.reduce import Reduction
+from keel.models.abreast import set_threads
 from keel.models.language import TokenAgent
 from keel.regions.certify import Certified
 from keel.regions.proximal import Proximal
@@ -161,7 +162,7 @@ def open_session(
     seeds = spread(config.seed)
     device = _device(config.device)
     threads = config.threads or len(os.sched_getaffinity(0))
-    torch.set_num_threads(threads)
+    set_threads(threads, torch_alone=False)
     need("scipy.linalg.cython_blas", "language")  # loaded now, so that its threads can be set
     threadpool_limits(1, user_api="blas")  # a decoder's products are small: a second one spins
     task = task_named(config.task, **task_options(config)) if task is None else task
@@ -169,6 +170,7 @@ def open_session(
     model, tokenizer = load_model(config, seeds.network, tokenizer)
     agent = TokenAgent(model, config.critic)
     agent.to(device)
+    set_threads(threads, torch_alone=agent.by_loops)
     room = config.sample.max_new_tokens or task.max_new_tokens
     sample = config.sample
     tools = None
