@@ -17,11 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
-from keel.models import compiling, pass_loops
+from keel.models import compiling, pass_loops, products
 from keel.models.decoding_loops import LOWEST, ONE, ZERO, add, exponentials, gate, normalise
 from keel.models.pass_loops import largest, normalise_rows
+from keel.models.products import times_transposed
 
-SOURCES = (Path(__file__), *pass_loops.SOURCES)
+SOURCES = (Path(__file__), *pass_loops.SOURCES, *products.SOURCES)
 vectorised = compiling.keeping(SOURCES, fastmath={"reassoc", "contract"})
 
 
@@ -136,7 +137,7 @@ def step(x, rows, counts, weights, angles, dials, keys, values):
     one = (ONE, dials[1])
     for layer in range(before.shape[0]):
         normalise_rows(x, before[layer], dials[1], normal)
-        np.dot(normal, qkv[layer].T, flat)
+        times_transposed(normal, qkv[layer], flat)
         for i in range(number):
             at = counts[rows[i]]
             line, cos, sin = flat[i], angles[0][at], angles[1][at]
@@ -156,12 +157,12 @@ def step(x, rows, counts, weights, angles, dials, keys, values):
                     turn_head(own, query_norm[layer], cos, sin, dials, query)
                     target = seen[i, column : column + size]
                     look_back(query, past, told, at + 1, room, target)
-        np.dot(seen, out[layer].T, update)
+        times_transposed(seen, out[layer], update)
         add(x, update, out_bias[layer])
         normalise_rows(x, between[layer], dials[1], normal)
-        np.dot(normal, up[layer].T, gated)
+        times_transposed(normal, up[layer], gated)
         gate(gated, up_bias[layer], inner)
-        np.dot(inner, down[layer].T, update)
+        times_transposed(inner, down[layer], update)
         add(x, update, down_bias[layer])
 
 

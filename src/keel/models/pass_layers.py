@@ -9,14 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from keel.models import compiling, pass_loops
+from keel.models import compiling, pass_loops, products
 from keel.models.decoding_loops import ONE, add, gate
 from keel.models.pass_loops import (
     BLOCK,
     add_bias,
     add_bias_gradient,
     add_normalise_gradient,
-    add_product,
     add_sums,
     angle_columns,
     attend,
@@ -27,8 +26,9 @@ from keel.models.pass_loops import (
     turn_heads,
     turn_heads_gradient,
 )
+from keel.models.products import add_product, add_product_of_transposed, add_transposed_product
 
-SOURCES = (Path(__file__), *pass_loops.SOURCES)
+SOURCES = (Path(__file__), *pass_loops.SOURCES, *products.SOURCES)
 vectorised = compiling.keeping(SOURCES, fastmath={"reassoc", "contract"})
 
 
@@ -120,8 +120,6 @@ def backward_part(
     group = asked // (heads * size)
     arrays = attention_arrays(group, steps, past, size)
     spare = attention_arrays(group, steps, past, size)
-    of_down, of_up = np.empty_like(down[0]), np.empty_like(up[0])
-    of_out, of_qkv = np.empty_like(out[0]), np.empty_like(qkv[0])
     one = (ONE, dials[1])
     for first in range(0, len(members), whole):
         count = min(whole, len(members) - first)
@@ -130,11 +128,11 @@ def backward_part(
         # the MLP
         np.dot(g, down[layer], to_inner[: b - a])
         gate_gradient(ups[a:b], to_inner[: b - a], inner[: b - a])
-        add_product(g.T, inner[: b - a], of_down, to_down[layer])
+        add_transposed_product(g, inner[: b - a], to_down[layer])
         add_sums(g, to_down_bias[layer])
         add_sums(ups[a:b], to_up_bias[layer])
         normalise_rows(middles[a:b], between[layer], dials[1], plain)
-        add_product(ups[a:b].T, plain, of_up, to_up[layer])
+        add_transposed_product(ups[a:b], plain, to_up[layer])
         np.dot(ups[a:b], up[layer], more)
         for i in range(b - a):
             add_normalise_gradient(
@@ -145,7 +143,7 @@ def backward_part(
         turned, to_turned = block_of(turns, 0, b - a), block_of(to_turns, 0, b - a)
         to_flat, to_seen = block_of(to_flats, 0, b - a), block_of(to_seens, 0, b - a)
         np.dot(out[layer].T, g.T, to_seen)
-        add_product(g.T, seen.T, of_out, to_out[layer])
+        add_product_of_transposed(g, seen, to_out[layer])
         add_sums(g, to_out_bias[layer])
         angle = angle_columns(angles, past - starts[first : first + count], steps)
         turn_heads(flat[:asked], query_norm[layer], angle, dials, turned[:asked])
@@ -166,7 +164,7 @@ def backward_part(
             to_flat[asked:turning], to_key_norm[layer],
         )  # fmt: skip
         normalise_rows(inputs[a:b], before[layer], dials[1], plain)
-        add_product(to_flat, plain, of_qkv, to_qkv[layer])
+        add_product(to_flat, plain, to_qkv[layer])
         add_bias_gradient(to_flat, to_qkv_bias[layer])
         np.dot(to_flat.T, qkv[layer], more)
         for i in range(b - a):

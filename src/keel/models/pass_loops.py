@@ -86,15 +86,6 @@ def add_bias_gradient(x, total):
 
 
 @vectorised
-def add_product(x, y, scratch, total):
-    """`total` += x·y, the gradient of a weight."""
-    np.dot(x, y, scratch)
-    for i in range(total.shape[0]):
-        for j in range(total.shape[1]):
-            total[i, j] += scratch[i, j]
-
-
-@vectorised
 def gate_gradient(x, gradient, inner):
     """Of silu(a)·b, a and b the halves of every row of x `[N, 2I]`, which their gradients replace;
     `inner` becomes what it was."""
