@@ -20,7 +20,7 @@ import numpy as np
 from scipy.stats import t as student
 
 from benchmarks.seeds import train_seed
-from keel.look import BLUE, GREEN, GREY, INK, ORANGE, new_figure, tidy
+from keel.look import BLUE, GREY, ORANGE, new_figure, tidy
 from keel.runs.drawing import write_png
 from keel.runs.reader import read_metrics
 
@@ -194,11 +194,11 @@ def _draw_tasks(told: dict[str, Any]) -> None:
     for axes, name in zip(np.atleast_1d(figure.subplots(1, len(names))), names, strict=True):
         tidy(axes, name, "completions", "share solved in training")
         axes.locator_params(axis="x", nbins=5)
-        for k, (seed, run) in enumerate(told[name].items()):
-            colour = (BLUE, GREEN, INK)[k % 3]
-            success = [math.nan if x is None else x for x in run["curves"]["success"]]
-            axes.plot(run["steps"], success, lw=1.1, color=colour, label=seed)
         runs = list(told[name].values())
+        for k, run in enumerate(runs):
+            success = [math.nan if x is None else x for x in run["curves"]["success"]]
+            label = None if k else f"RL, {len(runs)} seeds"
+            axes.plot(run["steps"], success, lw=1.0, alpha=0.75, color=BLUE, label=label)
         for key, colour, label in (
             ("warm_up", GREY, "warm-up"),
             ("control", ORANGE, "more imitation"),

@@ -39,7 +39,7 @@ SOURCES = (
 """Loops that were compiled with one of them must not be taken for the other's."""
 
 if LIBRARY is not None:
-    from llvmlite import binding
+    from llvmlite import binding  # type: ignore[import-untyped]
 
     binding.load_library_permanently(str(LIBRARY))
     from keel.models.products_mkl import multiply

@@ -35,7 +35,7 @@ def multiply(x, turn_x, y, turn_y, keep, out):
     factors = np.empty(2, np.float32)
     factors[0], factors[1] = np.float32(1.0), keep
     t, s, f = turns.ctypes.data, sizes.ctypes.data, factors.ctypes.data
-    sgemm(
+    sgemm(  # type: ignore[call-overload]
         t, t + 1, s, s + 4, s + 8, f, y.ctypes.data, s + 12, x.ctypes.data, s + 16, f + 4,
         out.ctypes.data, s + 20,
     )  # fmt: skip

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from keel.errors import InputError
+from keel.errors import InputError, KeelError
 from keel.models.compiled_pass import Written
 from keel.models.decoding import make_decoder
 from keel.models.generation import make_writer
@@ -185,6 +185,11 @@ def _finished(
     there = torch.arange(length) < found.lengths[:, None]
     tokens = torch.where(there, found.tokens[:, :length], pad)
     log_prob = found.log_prob[:, :length]
+    if not bool(log_prob.isfinite().all()):
+        raise KeelError(
+            "completions: the model's log-probs are not finite, so nothing can be drawn from them; "
+            "its parameters or its temperature are at fault"
+        )
     last = found.tokens.gather(1, found.lengths[:, None] - 1)[:, 0]
     group = rows // len(prompts)
     return Completions(

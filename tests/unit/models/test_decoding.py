@@ -16,6 +16,7 @@ from keel.errors import InputError, ShapeError
 from keel.models import decoding, decoding_loops
 from keel.models.decoding import Decoder, GenericDecoder, LeanDecoder, make_decoder
 from keel.models.decoding_lean import prompt_mask
+from keel.models.generation import make_writer
 
 transformers = pytest.importorskip("transformers")
 
@@ -296,6 +297,22 @@ def test_lora_is_merged(name: str):
     assert largest_error(decoder, plain) > 0.05
     doubled = make_decoder(adapted, {key: 2.0 * value for key, value in tree.items()})
     assert largest_error(doubled, adapted) > 0.05
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3"])
+def test_lora_is_merged_where_completions_are_written_at_once(name: str):
+    adapted = with_lora(build(name))
+    writer = make_writer(adapted, {k: v for k, v in tree_of(adapted).items() if "lora_" in k})
+    assert writer is not None
+    tokens, real = padded(PROMPTS)
+    chances = torch.rand(len(PROMPTS), 4, dtype=torch.float64)
+    head = torch.randn(32, 32, generator=torch.Generator().manual_seed(0))
+    found = writer.write(tokens, real, head, chances, 0.0, stop=-1)
+    for row, prompt in enumerate(PROMPTS):
+        for t in range(4):
+            known = whole(adapted, [[*prompt, *found.tokens[row, :t].tolist()]])[0]
+            torch.testing.assert_close(found.hidden[row, t], known, rtol=1e-4, atol=1e-4)
+            assert found.tokens[row, t] == (head @ known).argmax()
 
 
 @pytest.mark.parametrize("kind", ["dora", "relative", "bias", "off", "half"])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from token_toys import CALL, EOS, PAD, PROMPTS, VOCABULARY, completions, gpt2, moved, qwen
 
-from keel.errors import InputError
+from keel.errors import InputError, KeelError
 from keel.models.language import TokenAgent
 from keel.rollout import tokens
 from keel.rollout.tokens import Sampling, complete, pad_left, truncated
@@ -179,6 +179,12 @@ def test_both_ways_take_the_likeliest(monkeypatch: pytest.MonkeyPatch) -> None:
     stepwise = completions(agent, temperature=0.0, max_new_tokens=12)
     for ours, theirs in zip(at_once, stepwise, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0.0, atol=1e-4)
+
+
+def test_from_what_is_not_finite_nothing_is_drawn() -> None:
+    agent = TokenAgent(qwen())
+    with pytest.raises((KeelError, RuntimeError), match="finite|inf"):
+        completions(agent, torch.full_like(agent.initial, torch.nan))
 
 
 def test_other_parameters_draw_other_tokens() -> None:

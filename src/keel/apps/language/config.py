@@ -228,7 +228,7 @@ class Language:
     device: str = "auto"
     """`auto`, `cpu`, `cuda`, …"""
     threads: int = 0
-    """torch's threads; 0: all cores."""
+    """0: all cores."""
     tag: str = ""
     """Stored with the run, for comparing."""
     log: str = ""
