@@ -183,7 +183,7 @@ def test_both_ways_take_the_likeliest(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_from_what_is_not_finite_nothing_is_drawn() -> None:
     agent = TokenAgent(qwen())
-    with pytest.raises((KeelError, RuntimeError), match="finite|inf"):
+    with pytest.raises((KeelError, RuntimeError), match=r"finite|inf"):
         completions(agent, torch.full_like(agent.initial, torch.nan))
 
 
