@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from keel.models import compiling, pass_loops, products
-from keel.models.decoding_loops import LOWEST, ONE, ZERO, add, exponentials, gate, normalise
+from keel.models.decoding_loops import ONE, ZERO, add, exponentials, gate, mix, normalise
 from keel.models.pass_loops import largest, normalise_rows
 from keel.models.products import times_transposed
 
@@ -80,31 +80,14 @@ def turn_head(x, norm, cos, sin, dials, out):
 
 
 @vectorised
-def mix(weight, values, out):
-    """Σ w·v over values `[T, D]`; four at a time, so that `out` is read and written less often."""
-    count = weight.size
-    whole = count - count % 4
-    out[:] = ZERO
-    for j in range(0, whole, 4):
-        a, b, c, e = weight[j], weight[j + 1], weight[j + 2], weight[j + 3]
-        of_a, of_b, of_c, of_e = values[j], values[j + 1], values[j + 2], values[j + 3]
-        for d in range(out.size):
-            out[d] += (a * of_a[d] + b * of_b[d]) + (c * of_c[d] + e * of_e[d])
-    for j in range(whole, count):
-        row = values[j]
-        for d in range(out.size):
-            out[d] += weight[j] * row[d]
-
-
-@vectorised
 def look_back(query, keys, values, count, room, out):
     """Attention of one query to the first `count` of the keys `[D, ·]` and values `[·, D]`."""
     weight, bits = room
     lanes = min((count + LANES - 1) // LANES * LANES, weight.size)
     scores = weight[:lanes]
     compare(query, keys, scores)
-    scores[count:] = LOWEST
-    top = largest(scores)
+    scores[count:] = ZERO
+    top = largest(weight[:count])
     for j in range(lanes):
         scores[j] -= top
     exponentials(scores, bits, bits.view(np.float32))

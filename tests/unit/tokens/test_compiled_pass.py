@@ -232,3 +232,22 @@ def test_a_chance_picks_the_token_whose_share_it_falls_into() -> None:
     assert picked == [0, 0, 1, 1, 3, 3]
     assert drawn(0.2)[1] == pytest.approx(torch.tensor(0.2).log().item(), abs=1e-6)
     assert drawn(0.0, greedy=True) == (3, pytest.approx(torch.tensor(0.7).log().item(), abs=1e-6))
+
+
+@pytest.mark.parametrize("count", [1, 31, 32, 40])
+@pytest.mark.parametrize("shift", [0.0, -300.0, 300.0])
+def test_looking_back_is_a_softmax_of_what_is_there(count: int, shift: float) -> None:
+    """Also where all scores are far below or above 0; what is not there may be anything."""
+    from keel.models.generation_loops import look_back
+
+    rng = torch.Generator().manual_seed(0)
+    query, values = torch.randn(6, generator=rng), torch.randn(64, 5, generator=rng)
+    keys = torch.randn(6, 64, generator=rng)
+    keys += shift * query[:, None] / query.square().sum()
+    keys[:, count:] = torch.nan
+    values[count:] = torch.nan
+    room = torch.empty(64).numpy(), torch.empty(64, dtype=torch.int32).numpy()
+    out = torch.empty(5)
+    look_back(query.numpy(), keys.numpy(), values.numpy(), count, room, out.numpy())
+    weight = (query @ keys[:, :count]).softmax(0)
+    torch.testing.assert_close(out, weight @ values[:count], rtol=1e-4, atol=1e-4)
