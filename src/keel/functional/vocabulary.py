@@ -173,9 +173,7 @@ def vocabulary_comparison(
 ) -> TokenComparison:
     """What `vocabulary_kl`, both ways, and `vocabulary_log_prob` say, from logits that are made
     once; without gradients."""
-    _expect_head("p_hidden", p_hidden, "p_head", p_head)
-    _expect_head("q_hidden", q_hidden, "q_head", q_head)
-    expect_shape("token", token, tuple(q_hidden.shape[:-1]), "one for each hidden state")
+    expect_comparable(p_hidden, p_head, q_hidden, q_head, token)
     p_rows, q_rows = p_hidden.reshape(-1, p_head.shape[1]), q_hidden.reshape(-1, q_head.shape[1])
     chosen = token.reshape(-1)
     found = q_rows.new_empty(4, len(q_rows))
@@ -187,6 +185,21 @@ def vocabulary_comparison(
         found[2, part] = log_q.gather(1, chosen[part, None])[:, 0]
         found[3, part] = -(log_q.exp() * log_q).sum(-1)
     return TokenComparison(*(x.reshape(token.shape) for x in found))
+
+
+def expect_comparable(
+    p_hidden: Tensor, p_head: Tensor, q_hidden: Tensor, q_head: Tensor, token: Tensor
+) -> None:
+    """Raise unless two distributions are over one vocabulary, and of the same tokens."""
+    _expect_head("p_hidden", p_hidden, "p_head", p_head)
+    _expect_head("q_hidden", q_hidden, "q_head", q_head)
+    lead = tuple(p_hidden.shape[:-1])
+    expect_shape("token", token, lead, "one for each hidden state")
+    if tuple(q_hidden.shape[:-1]) != lead or len(p_head) != len(q_head):
+        raise ShapeError(
+            f"q: expected tokens {list(lead)} and a vocabulary of {len(p_head)} (those of p), "
+            f"got {list(q_hidden.shape[:-1])} and {len(q_head)}"
+        )
 
 
 def _expect_head(name: str, hidden: Tensor, head_name: str, head: Tensor) -> None:

@@ -9,6 +9,7 @@ milliseconds after every operation while ours want the core.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +40,12 @@ def threads() -> int:
     """How many threads may take pieces abreast; in such a thread, one."""
     own = threading.current_thread().name.startswith(POOL)
     return 1 if own else (_SHARING or [torch.get_num_threads()])[0]
+
+
+def _alone_after_fork() -> None:
+    """The threads of the parent did not come along: whoever waited for them would wait for ever."""
+    _SHARING[:] = [1]
+    _threads.cache_clear()
 
 
 def abreast(
@@ -82,3 +89,7 @@ def _threads(workers: int) -> ThreadPoolExecutor:
     list(pool.map(lambda _: all_there.wait(), range(workers)))
     torch.set_num_threads(before)  # what a thread sets is also what later ones begin with
     return pool
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_alone_after_fork)

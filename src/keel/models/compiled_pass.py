@@ -65,7 +65,8 @@ def scene_of(model: Any, real: Tensor, members: Tensor, steps: int) -> Scene:
     """For a backbone of the Llama family; `real` `[U, P]` are the tokens of prompts that are no
     padding, which stands at the left."""
     config, attention, width = model.config, model.layers[0].self_attn, real.shape[1]
-    cos, sin = model.rotary_emb(torch.empty(0), torch.arange(width + steps)[None])
+    like = torch.empty(0, dtype=torch.float32)
+    cos, sin = model.rotary_emb(like, torch.arange(width + steps)[None])
     return Scene(
         width=width,
         steps=steps,
@@ -84,28 +85,32 @@ def stacked(parameters: Mapping[str, Tensor], layers: int) -> tuple[Tensor, ...]
     nothing = parameters["norm.weight"].new_empty(0)
 
     def of_all(kind: str, *names: str) -> Tensor:
-        found = []
-        for i in range(layers):
-            every = (parameters.get(f"layers.{i}.{name}.{kind}") for name in names)
-            parts = [part for part in every if part is not None]
-            found.append(torch.cat(parts) if parts else nothing)
-        return torch.stack(found)
+        return torch.stack(
+            [
+                torch.cat([parameters[f"layers.{i}.{name}.{kind}"] for name in names])
+                for i in range(layers)
+            ]
+        )
+
+    def if_there(kind: str, *names: str) -> Tensor:
+        there = f"layers.0.{names[0]}.{kind}" in parameters
+        return of_all(kind, *names) if there else torch.stack([nothing] * layers)
 
     q, k, v, out = (f"self_attn.{part}_proj" for part in "qkvo")
     gate, up, down = (f"mlp.{part}_proj" for part in ("gate", "up", "down"))
     return (
         of_all("weight", "input_layernorm"),
         of_all("weight", q, k, v),
-        of_all("bias", q, k, v),
-        of_all("weight", "self_attn.q_norm"),
-        of_all("weight", "self_attn.k_norm"),
+        if_there("bias", q, k, v),
+        if_there("weight", "self_attn.q_norm"),
+        if_there("weight", "self_attn.k_norm"),
         of_all("weight", out),
-        of_all("bias", out),
+        if_there("bias", out),
         of_all("weight", "post_attention_layernorm"),
         of_all("weight", gate, up),
-        of_all("bias", gate, up),
+        if_there("bias", gate, up),
         of_all("weight", down),
-        of_all("bias", down),
+        if_there("bias", down),
     )
 
 
@@ -255,8 +260,8 @@ def generate(
     rows, most = chances.shape
     found = Written(
         tokens=torch.zeros(rows, most, dtype=torch.int64),
-        log_prob=torch.zeros(rows, most),
-        hidden=torch.zeros(rows, most, x.shape[1]),
+        log_prob=x.new_zeros(rows, most),
+        hidden=x.new_zeros(rows, most, x.shape[1]),
         lengths=torch.zeros(rows, dtype=torch.int64),
     )
     arrays = tuple(w.numpy() for w in weights)

@@ -16,6 +16,7 @@ from torch.nn.functional import embedding
 
 from keel.models import compiled_pass
 from keel.models.compiled_pass import Written
+from keel.models.decoding import prompt_rows
 from keel.models.decoding_lean import fits, is_plain, merge_adapters
 
 
@@ -25,6 +26,11 @@ class Writer:
 
     model: Any
     parameters: Mapping[str, Tensor]
+
+    def takes(self, head: Tensor) -> bool:
+        """Whether all that a head `[V, ·]` says can be read again, and a bias is no part of it."""
+        words = self.parameters["embed_tokens.weight"]
+        return head.shape[1] == words.shape[1] and len(head) <= len(words)
 
     @torch.no_grad()
     def write(
@@ -45,13 +51,14 @@ class Writer:
             temperature: 0 takes the likeliest.
             stop: a row ends with this token.
         """
+        prompt_rows(tokens, attention, tokens.shape[1])  # raises unless they are padded so
         rows = len(chances)
         members = torch.arange(len(tokens)).repeat_interleave(rows // len(tokens))
         words = self.parameters["embed_tokens.weight"].contiguous()
         scene = compiled_pass.scene_of(self.model, attention.bool(), members, chances.shape[1])
         return compiled_pass.generate(
             embedding(tokens.flatten(), words),
-            compiled_pass.stacked(self.parameters, self.model.config.num_hidden_layers),
+            compiled_pass.stacked(self.parameters, len(self.model.layers)),
             scene,
             (words, self.parameters["norm.weight"].contiguous(), head.contiguous()),
             chances,

@@ -158,9 +158,20 @@ class TokenAgent(Agent):
 
     @property
     def workers(self) -> int:
-        """On the CPU as many as torch has threads, where a pass leaves the modules as they are."""
+        """How many threads take rows abreast: on the CPU all, where a pass leaves the modules as
+        they are and compiled loops do not share the rows themselves."""
         alone = self.initial.device.type == "cpu" and self._stateless
         return threads() if alone and not self.by_loops else 1
+
+    @property
+    def _frozen(self) -> Tree:
+        """Parameters of the backbone that are not learned, and so in no tree."""
+        known = set(self.layout.names)
+        return {
+            own: parameter.detach()
+            for own, parameter in self.backbone.named_parameters()
+            if self._backbone_names[own] not in known
+        }
 
     @property
     def _stateless(self) -> bool:
@@ -172,7 +183,7 @@ class TokenAgent(Agent):
         if not self._stateless:
             return super().outputs_of(tree, obs, part)
         tokens, length = obs[TOKENS], obs[WRITTEN].shape[1]
-        own = self.backbone_tree(tree)
+        own = {**self._frozen, **self.backbone_tree(tree)}
         hidden = shared_prefix.states(self.backbone, own, tokens, obs[ATTENTION].bool(), length)
         value = None
         if part != "actor" and self.network.critic_kind == "head":

@@ -24,7 +24,8 @@ YES, NO = ord("T"), ord("N")
 def multiply(x, turn_x, y, turn_y, keep, out):
     """`out` = x·y + keep·`out`, of x or y the transposes if they are to be turned.
 
-    In Fortran's order of columns all three are their transposes: outᵀ = yᵀ·xᵀ.
+    In Fortran's order of columns all three are their transposes: outᵀ = yᵀ·xᵀ. What is given by
+    its address has to be used once more afterwards, or numba may free it before the call.
     """
     inner = x.shape[0] if turn_x else x.shape[1]
     turns = np.empty(2, np.int8)
@@ -39,3 +40,4 @@ def multiply(x, turn_x, y, turn_y, keep, out):
         t, t + 1, s, s + 4, s + 8, f, y.ctypes.data, s + 12, x.ctypes.data, s + 16, f + 4,
         out.ctypes.data, s + 20,
     )  # fmt: skip
+    return turns[0] + sizes[0] + factors[0]

@@ -56,14 +56,16 @@ def states(
     padded at the right. As the model's own forward, to rounding.
     """
     words, weight = parameters["embed_tokens.weight"], parameters["norm.weight"]
-    by_loops = compiled_pass.is_for_loops(words)
+    prompts = attention[:, : tokens.shape[1] - last]
+    padded_left = not bool((prompts[:, :-1] & ~prompts[:, 1:]).any())
+    by_loops = compiled_pass.is_for_loops(words) and padded_left
     groups, order = _grouped(
         tokens, attention, last, compiled_pass.workers(len(tokens)) if by_loops else 1
     )
     x = embedding(torch.cat([group.tokens for group in groups]), words)
     if by_loops:
         scenes = [compiled_pass.scene_of(model, g.real, g.member, g.steps) for g in groups]
-        stacked = compiled_pass.stacked(parameters, model.config.num_hidden_layers)
+        stacked = compiled_pass.stacked(parameters, len(model.layers))
         x = compiled_pass.layers(x, stacked, scenes)
     else:
         x = _by_torch(model, parameters, x, groups[0])

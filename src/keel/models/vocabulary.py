@@ -15,7 +15,12 @@ from torch import Tensor
 
 from keel.errors import InputError
 from keel.functional import vocabulary_kl, vocabulary_log_prob
-from keel.functional.vocabulary import MAX_ELEMENTS, TokenComparison, vocabulary_comparison
+from keel.functional.vocabulary import (
+    MAX_ELEMENTS,
+    TokenComparison,
+    expect_comparable,
+    vocabulary_comparison,
+)
 from keel.models.abreast import is_plain, shared_out
 from keel.types import Tree
 
@@ -91,21 +96,27 @@ class Vocabulary:
         return head
 
 
-def _by_loops(sides: tuple[Tensor, ...], action: Tensor) -> TokenComparison:
+def _by_loops(sides: tuple[Tensor, Tensor, Tensor, Tensor], action: Tensor) -> TokenComparison:
     """`vocabulary_comparison`, with the rows shared among threads."""
     from keel.models import vocabulary_loops  # numba is a second, which others need not pay
 
+    expect_comparable(*sides, action)
+    if action.numel() and not 0 <= int(action.min()) <= int(action.max()) < len(sides[1]):
+        raise InputError(
+            f"action: expected tokens from 0 to {len(sides[1]) - 1}, got "
+            f"{int(action.min())} to {int(action.max())}"
+        )
     p_hidden, p_head, q_hidden, q_head = (
         side.detach().reshape(-1, side.shape[-1]).contiguous().numpy() for side in sides
     )
     tokens = action.long().reshape(-1).contiguous().numpy()
-    found = torch.empty(4, len(tokens))
+    found = np.empty((4, len(tokens)), np.float32)
 
     def compare(part: slice) -> None:
         out = np.empty((4, len(tokens[part])), np.float32)
         rows = p_hidden[part], p_head, q_hidden[part], q_head
         vocabulary_loops.comparison(*rows, tokens[part], out)
-        found[:, part] = torch.from_numpy(out)
+        found[:, part] = out
 
     shared_out(compare, len(tokens), ROWS_ABREAST)
-    return TokenComparison(*(x.reshape(action.shape) for x in found))
+    return TokenComparison(*(torch.from_numpy(x).reshape(action.shape) for x in found))

@@ -144,7 +144,7 @@ def complete(
     head, length = agent.head_of(tree), sampling.max_new_tokens
     if insert is None and sampling.is_whole:
         writer = make_writer(agent.backbone, agent.backbone_tree(tree))
-        if writer is not None and head.shape[1] == agent.backbone.config.hidden_size:
+        if writer is not None and writer.takes(head):
             size = len(prompts) * group, length
             chances = torch.rand(*size, dtype=torch.float64, generator=rng)
             found = writer.write(tokens, attention, head, chances, sampling.temperature, eos)

@@ -16,6 +16,7 @@ from threadpoolctl import threadpool_limits
 from keel.config import Config, options
 from keel.envs import AtariOptions, Envs, ObsNormaliser, RewardNormaliser, lead, make_envs
 from keel.errors import InputError
+from keel.models.abreast import set_threads
 from keel.models.acting import make_actor
 from keel.models.agent import Agent
 from keel.models.build import build_agent
@@ -83,7 +84,7 @@ def open_session(config: Config) -> Session:
         agent = agent_for(config, envs, seeds.network)
         pixels = _sees_pixels(agent)
         threads = config.threads or (_cores() if pixels else 1)
-        torch.set_num_threads(threads)
+        set_threads(threads, torch_alone=False)
         agent.to(device)
         if device.type == "cuda":  # a mantissa of 10 bits: replaying would differ from acting
             torch.backends.cudnn.allow_tf32 = False

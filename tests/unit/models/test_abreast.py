@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import threading
 
 import pytest
@@ -52,3 +54,17 @@ def test_rows_may_be_shared_while_torch_computes_alone() -> None:
     assert abreast(lambda _: threads(), [0, 1], 2) == [1, 1]  # no threads of threads
     set_threads(2, torch_alone=False)
     assert (threads(), torch.get_num_threads()) == (2, 2)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_child_that_was_forked_does_not_wait_for_threads_of_its_parent() -> None:
+    set_threads(2, torch_alone=True)
+    abreast(lambda x: x, [0, 1], 2)
+    child = multiprocessing.get_context("fork").Process(
+        target=lambda: shared_out(lambda _: None, 100, at_least=1)
+    )
+    child.start()
+    child.join(20.0)
+    code = child.exitcode
+    child.kill()
+    assert code == 0

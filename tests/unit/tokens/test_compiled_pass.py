@@ -8,11 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_shared_prefix import backbones
 from token_toys import VOCABULARY, qwen
-from transformers import LlamaConfig, LlamaModel
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
+from keel.errors import InputError
 from keel.functional.vocabulary import vocabulary_comparison
 from keel.models import compiled_pass, shared_prefix
 from keel.models.generation import make_writer
+from keel.models.language import ATTENTION, TOKENS, WRITTEN, TokenAgent, positions
 from keel.models.shared_prefix import states
 from keel.models.vocabulary import HEAD, HIDDEN, Vocabulary
 
@@ -251,3 +253,81 @@ def test_looking_back_is_a_softmax_of_what_is_there(count: int, shift: float) ->
     look_back(query.numpy(), keys.numpy(), values.numpy(), count, room, out.numpy())
     weight = (query @ keys[:, :count]).softmax(0)
     torch.testing.assert_close(out, weight @ values[:count], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("frozen", ["k_proj.weight", "input_layernorm.weight", "up_proj", "bias"])
+def test_what_is_not_learned_is_the_modules_own(frozen: str) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        shape = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12}
+        config = LlamaConfig(vocab_size=VOCABULARY, hidden_size=16, attention_bias=True, **shape)
+        model = LlamaForCausalLM(config)
+    for name, parameter in model.named_parameters():
+        torch.nn.init.normal_(parameter, 0.5, 0.3, generator=torch.Generator().manual_seed(1))
+        parameter.requires_grad_(frozen not in name)
+    agent = TokenAgent(model)
+    tokens, attention = texts(True, 6)
+    obs = {TOKENS: tokens, ATTENTION: attention, WRITTEN: torch.ones(19, 6)}
+    found = agent.policy(agent.initial, obs)[HIDDEN].detach()
+    theirs = model.model(
+        input_ids=tokens, attention_mask=attention.long(), position_ids=positions(attention)
+    ).last_hidden_state[:, 4:-1]
+    torch.testing.assert_close(found, theirs.detach(), rtol=1e-4, atol=1e-4)
+
+
+def test_prompts_with_holes_are_left_to_torch(watched: list[int]) -> None:
+    model = disturbed("qwen3")
+    tokens, attention = texts(False, 4)
+    attention[3, 2] = False
+    found = states(model, dict(model.named_parameters()), tokens, attention, 4).detach()
+    assert not watched
+    double = model.double()
+    exact = states(double, dict(double.named_parameters()), tokens, attention, 4).detach()
+    torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_of_fewer_layers_than_its_configuration_says() -> None:
+    model = disturbed("qwen3")
+    model.layers = model.layers[:1]
+    tokens, attention = texts(False, 4)
+    found = states(model, dict(model.named_parameters()), tokens, attention, 4).detach()
+    theirs = model(input_ids=tokens).last_hidden_state[:, 4:-1].detach()
+    torch.testing.assert_close(found, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda p, q, a: (p, q, a + 9), "expected tokens from 0 to 8, got"),
+        (lambda p, q, a: (p, q, a - 1), "expected tokens from 0 to 8, got -1"),
+        (lambda p, q, a: (p, q, a[:5]), "token: expected"),
+        (lambda p, q, a: ({**p, HEAD: p[HEAD][:7]}, q, a), "vocabulary of 7"),
+        (lambda p, q, a: (p, {**q, HIDDEN: q[HIDDEN][:2]}, a), "q: expected tokens"),
+    ],
+)
+def test_comparisons_of_what_does_not_fit_are_refused(change, message: str) -> None:
+    rng = torch.Generator().manual_seed(0)
+    p = {HIDDEN: torch.randn(300, 4, generator=rng), HEAD: torch.randn(9, 4, generator=rng)}
+    action = torch.arange(300) % 9
+    with pytest.raises(InputError, match=message):
+        Vocabulary(9, 4).compare(*change(p, p, action))
+
+
+def test_a_comparison_in_inference_mode() -> None:
+    torch.set_num_threads(2)
+    with torch.inference_mode():
+        side = {HIDDEN: torch.randn(300, 4), HEAD: torch.randn(9, 4)}
+        assert (Vocabulary(9, 4).compare(side, side, torch.zeros(300).long()).kl == 0.0).all()
+
+
+def test_a_head_that_says_more_than_can_be_read_is_not_for_a_writer() -> None:
+    writer = make_writer(disturbed("qwen3"), {})
+    assert writer is not None
+    width = writer.model.config.hidden_size
+    assert writer.takes(torch.empty(VOCABULARY, width))
+    assert not writer.takes(torch.empty(VOCABULARY + 1, width))
+    assert not writer.takes(torch.empty(VOCABULARY, width + 1))
+    holes = torch.tensor([[True, False, True]])
+    chances = torch.rand(2, 3, dtype=torch.float64)
+    with pytest.raises(InputError, match="pad on the left only"):
+        writer.write(holes.long() + 2, holes, torch.empty(VOCABULARY, width), chances, 1.0, 1)
