@@ -40,8 +40,8 @@ EXPERIMENTS: dict[str, tuple[str, ...]] = {
     "countdown": ("--task", "countdown"),
     "lookup-adaptive": ("--task", "lookup", *ADAPTIVE, "--kl.target", "0.1", "--no-control"),
     "sort-adaptive": (
-        *("--task", "sort", "--total-steps", "76800", "--sample.prompts", "16"),
-        *("--region.minibatch", "128", "--warmup.until", "0.3", "--warmup.every", "1"),
+        *("--task", "sort", "--total-steps", "102400", "--sample.prompts", "64"),
+        *("--region.minibatch", "512", "--warmup.until", "0.3", "--warmup.every", "1"),
         *ADAPTIVE,
         *("--kl.target", "0.05", "--region.learning-rate", "3e-5", "--no-control"),
     ),
@@ -153,7 +153,11 @@ def _tasks(told: dict[str, Any]) -> list[str]:
     return lines
 
 
-TARGETS = {"lookup-adaptive": 0.2, "sort-adaptive": 0.1, "held": 0.05}
+TARGETS = {
+    name: float(words[words.index("--kl.target") + 1])
+    for name, words in EXPERIMENTS.items()
+    if "--kl.target" in words
+}
 
 
 def _controller(told: dict[str, Any]) -> list[str]:

@@ -87,10 +87,18 @@ def run(args: Sequence[str]) -> int:
     check(config)
     from keel.apps.language.runner import start
     from keel.cli.train import drive
+    from keel.models import compiled_pass
 
     console, shown = Console(), not (options.json or options.quiet)
     if shown:
         console.print(f"keel train language: {config.task} by {config.algo}", highlight=False)
+        if compiled_pass.loops_are_new():
+            console.print(
+                "the loops for small models are compiled for this machine, once: about a minute "
+                "until the first line",
+                style="dim",
+                highlight=False,
+            )
 
     def told(warm: dict[str, float]) -> None:
         if shown:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import rms_norm
 
+from keel.models import compiling
 from keel.models.abreast import abreast, is_plain, shared_out, threads
 from keel.models.decoding_lean import LOOPS_UP_TO
 
@@ -59,6 +60,13 @@ class Scene(NamedTuple):
 def is_for_loops(x: Tensor) -> bool:
     """Whether compiled loops know how, of hidden states like x, and are faster."""
     return is_plain(x) and x.shape[-1] <= LOOPS_UP_TO
+
+
+def loops_are_new() -> bool:
+    """Whether nothing of them is on disk yet, and the first pass has to wait for the compiler."""
+    from keel.models import pass_layers
+
+    return not any(compiling.cache_folder(pass_layers.SOURCES).rglob("*.nbi"))
 
 
 def scene_of(model: Any, real: Tensor, members: Tensor, steps: int) -> Scene:

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
 from keel.errors import InputError
 from keel.functional.vocabulary import vocabulary_comparison
-from keel.models import compiled_pass, shared_prefix
+from keel.models import compiled_pass, compiling, shared_prefix
 from keel.models.generation import make_writer
 from keel.models.language import ATTENTION, TOKENS, WRITTEN, TokenAgent, positions
 from keel.models.shared_prefix import states
@@ -331,3 +331,17 @@ def test_a_head_that_says_more_than_can_be_read_is_not_for_a_writer() -> None:
     chances = torch.rand(2, 3, dtype=torch.float64)
     with pytest.raises(InputError, match="pad on the left only"):
         writer.write(holes.long() + 2, holes, torch.empty(VOCABULARY, width), chances, 1.0, 1)
+
+
+def test_whether_loops_have_to_be_compiled_is_known(
+    monkeypatch: pytest.MonkeyPatch, tmp_path
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    assert compiled_pass.loops_are_new()
+    from keel.models.pass_layers import SOURCES
+
+    below = compiling.cache_folder(SOURCES) / "models"
+    below.mkdir(parents=True)
+    assert compiled_pass.loops_are_new()  # numba makes the folder before it compiles
+    (below / "pass_layers.forward-190.py311.nbi").touch()
+    assert not compiled_pass.loops_are_new()
