@@ -40,10 +40,11 @@ EXPERIMENTS: dict[str, tuple[str, ...]] = {
     "countdown": ("--task", "countdown"),
     "lookup-adaptive": ("--task", "lookup", *ADAPTIVE, "--kl.target", "0.1", "--no-control"),
     "sort-adaptive": (
-        *("--task", "sort", "--total-steps", "102400", "--sample.prompts", "64"),
-        *("--region.minibatch", "512", "--warmup.until", "0.3", "--warmup.every", "1"),
+        *("--task", "sort", "--total-steps", "76800", "--sample.prompts", "16"),
+        *("--region.minibatch", "128", "--warmup.until", "0.3", "--warmup.every", "1"),
         *ADAPTIVE,
         *("--kl.target", "0.05", "--region.learning-rate", "3e-5", "--no-control"),
+        *("--kl.horizon", "1024", "--kl.low", "0.03"),
     ),
     "hacked": ("--task", "sort-flawed", "--no-control"),
     "held": ("--task", "sort-flawed", *ADAPTIVE, "--kl.target", "0.05", "--no-control"),
