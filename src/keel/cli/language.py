@@ -85,14 +85,19 @@ def run(args: Sequence[str]) -> int:
     if options.seeds:
         config = dataclasses.replace(config, seed=options.seeds[0])
     check(config)
+    from keel.apps.language.config import task_options
     from keel.apps.language.runner import start
+    from keel.apps.language.tasks import task_named
     from keel.cli.train import drive
     from keel.models import compiled_pass
+    from keel.models.decoding_lean import LOOPS_UP_TO
 
+    task_named(config.task, **task_options(config))  # a typo is told before anything else
+    small = not config.model.path and config.model.hidden <= LOOPS_UP_TO
     console, shown = Console(), not (options.json or options.quiet)
     if shown:
         console.print(f"keel train language: {config.task} by {config.algo}", highlight=False)
-        if compiled_pass.loops_are_new():
+        if small and compiled_pass.loops_are_new():
             console.print(
                 "the loops for small models are compiled for this machine, once: about a minute "
                 "until the first line",
