@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 from tyro.conf import Positional, arg
 
+from keel.cli.strict_json import print_json
 from keel.errors import InputError, choose
 
 if TYPE_CHECKING:
@@ -252,7 +251,7 @@ def run(args: Sequence[str]) -> int:
 
         save_picture(explanation, output.plot)
     if output.json:
-        print(json.dumps(_strict(explanation.numbers), allow_nan=False))  # noqa: T201
+        print_json(explanation.numbers)
     else:
         from keel.cli.render import print_explanation
 
@@ -283,16 +282,3 @@ def _softmax(logits: list[float]) -> list[float]:
     top = max(logits)
     weights = [math.exp(value - top) for value in logits]
     return [weight / math.fsum(weights) for weight in weights]
-
-
-def _strict(value: object) -> object:
-    """The same data as strict JSON, where NaN and infinity do not exist."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _strict(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_strict(item) for item in value]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _strict(dataclasses.asdict(value))
-    return value

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from tyro.conf import Positional, arg
 
+from keel.cli.progress import WorkProgress
+from keel.cli.strict_json import print_json
 from keel.errors import InputError
 
 if TYPE_CHECKING:
@@ -71,14 +73,21 @@ def run(args: Sequence[str]) -> int:
     for name in chosen.baselines:
         players[name] = BASELINES[choose("baselines", name, BASELINES)]
     seeds = held_out(chosen.maps)
-    reports = [play(player, rules, seeds, name=name) for name, player in players.items()]
+    months = rules.months * len(players)
+    with WorkProgress("keel land", months, _step(next(iter(players), ""))) as progress:
+        reports = [
+            play(
+                player, rules, seeds, name=name, on_month=partial(progress.advance, 1, _step(name))
+            )
+            for name, player in players.items()
+        ]
     best = _optimum(rules, reports) if chosen.optimum else None
     _draw(chosen, rules, next(iter(players.values())), int(seeds[0]))
     if chosen.json:
         told = {"maps": chosen.maps, "reports": [report.to_dict() for report in reports]}
         if best is not None:
             told["optimum"] = best
-        print(json.dumps(told, allow_nan=False))  # noqa: T201
+        print_json(told)
         return 0
     _table(reports, best)
     return 0
@@ -88,8 +97,16 @@ def _optimum(rules: Rules, reports: list[Report]) -> float:
     """The mean over the maps of what is possible at all."""
     from keel.apps.land import find_optimum
 
-    found = [find_optimum(seed, rules).npv for seed in reports[0].maps]
-    return sum(found) / len(found)
+    maps, total = reports[0].maps, 0.0
+    with WorkProgress("keel land", len(maps), "solving maps exactly") as progress:
+        for seed in maps:
+            total += find_optimum(seed, rules).npv
+            progress.advance(1, "solving maps exactly")
+    return total / len(maps)
+
+
+def _step(player: str) -> str:
+    return f"{player} plays"
 
 
 def _draw(chosen: Land, rules: Rules, player: Baseline, seed: int) -> None:

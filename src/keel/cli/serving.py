@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from tyro.conf import Positional, arg
 
+from keel.cli.progress import WorkProgress
+from keel.cli.strict_json import print_json
 from keel.errors import InputError, choose
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def _replay(options: Replay) -> int:
 
     found = compare(options.results, load_tables(options.tables))
     if options.json:
-        print(json.dumps(found.to_dict(), allow_nan=False))  # noqa: T201
+        print_json(found.to_dict())
         return 0
     from keel.cli.render import PipedConsole
 
@@ -153,7 +154,7 @@ def _headroom(options: Headroom) -> int:
         told: dict[str, Any] = {
             "routers": _told(found), "headroom": [room.to_dict() for room in rooms],
         }  # fmt: skip
-        print(json.dumps(told, allow_nan=False))  # noqa: T201
+        print_json(told)
         return 0
     console = _table(found)
     for room, name in zip(rooms, ("mean end to end", "p99 to the first token"), strict=True):
@@ -179,7 +180,7 @@ def _judge(options: Judge) -> int:
     ]
     if options.json:
         told = {"routers": _told(found), "gains": [vars(x) for x in gains]}
-        print(json.dumps(told, allow_nan=False))  # noqa: T201
+        print_json(told)
         return 0
     console = _table(found)
     for x, name in zip(gains, ("mean end to end", "p99 to the first token"), strict=True):
@@ -210,20 +211,20 @@ def _setting(options: Headroom | Judge) -> Setting:
 def _on_setting(
     options: Headroom | Judge, routers: Sequence[str], scorer: Scorer | None, clairvoyant: bool
 ) -> dict[str, list[Report]]:
-    from rich.console import Console
-
     from keel.apps.serving import held_out, judge
+    from keel.apps.serving.judging import CLAIRVOYANTS
 
-    console = Console(stderr=True, quiet=options.json)
-    with console.status("playing (the first time, loops are compiled: a minute)") as status:
+    setting = _setting(options)
+    players = len(routers) + (len(CLAIRVOYANTS) if clairvoyant else 0) + (scorer is not None)
+    with _progress(options, players * options.seeds) as progress:
         return judge(
-            _setting(options),
-            held_out(options.seeds),
-            routers,
-            scorer,
-            clairvoyant,
-            lambda name: status.update(f"played {name}"),
+            setting, held_out(options.seeds), routers, scorer, clairvoyant, progress.advance
         )
+
+
+def _progress(options: Headroom | Judge, traces: int) -> WorkProgress:
+    title = f"keel serving {type(options).__name__.lower()}"
+    return WorkProgress(title, traces, "loops are compiled first if they are not yet: a minute")
 
 
 def _trace(options: Headroom) -> Workload:
@@ -240,10 +241,16 @@ def _on_trace(options: Headroom) -> dict[str, list[Report]]:
 
     workload = _trace(options)
     cluster = equal_cluster(closed_form(options.model or USUAL), options.replicas)
-    found = {name: [summarise(play(cluster, workload, name))] for name in HONEST}
-    for name, weights in CLAIRVOYANTS.items():
-        found[name] = [summarise(foresee(cluster, workload, None, weights))]
-    return found
+    reports: dict[str, list[Report]] = {}
+    with _progress(options, len(HONEST) + len(CLAIRVOYANTS)) as progress:
+        for name in (*HONEST, *CLAIRVOYANTS):
+            if name in CLAIRVOYANTS:
+                played = foresee(cluster, workload, None, CLAIRVOYANTS[name])
+            else:
+                played = play(cluster, workload, name)
+            reports[name] = [summarise(played)]
+            progress.advance(1, name)
+    return reports
 
 
 def _draw(options: Headroom, best: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -56,9 +56,17 @@ class Report:
 
 
 def play(
-    policy: Baseline, rules: Rules, seeds: ArrayLike, *, name: str = "policy", seed: int = 0
+    policy: Baseline,
+    rules: Rules,
+    seeds: ArrayLike,
+    *,
+    name: str = "policy",
+    seed: int = 0,
+    on_month: Callable[[], None] | None = None,
 ) -> Report:
     """A whole game on the map of each of `seeds`, all developers played by `policy`.
+
+    `on_month` is called after each month that all maps have played, for a display of progress.
 
     >>> from keel.apps.land.baselines import wait
     >>> play(wait, Rules(), [1_000_000]).total
@@ -69,7 +77,11 @@ def play(
         raise InputError("seeds: expected at least one map")
     games, rng = Games(rules, maps.size), np.random.default_rng(seed)
     games.begin(np.arange(maps.size), maps)
-    months = [games.step(policy(games, rng)) for _ in range(rules.months)]
+    months = []
+    for _ in range(rules.months):
+        months.append(games.step(policy(games, rng)))
+        if on_month is not None:
+            on_month()
     return _report(name, games, months)
 
 

@@ -11,10 +11,10 @@ from scipy.stats import t as student
 
 from keel.apps.serving.arrays import Weights
 from keel.apps.serving.many import Many
-from keel.apps.serving.playing import HONEST, foresee, play
+from keel.apps.serving.playing import HONEST, Played, foresee, play
 from keel.apps.serving.results import Report, summarise
 from keel.apps.serving.scorer import Scorer
-from keel.apps.serving.settings import Setting, draw
+from keel.apps.serving.settings import Scene, Setting, draw
 from keel.errors import InputError
 
 LEARNED = "policy"
@@ -28,7 +28,8 @@ MEASURES: dict[str, Measure] = {
     "end_to_end": lambda report: report.end_to_end.mean,
     "ttft_p99": lambda report: report.ttft.p99,
 }
-Told = Callable[[str], None]
+OnProgress = Callable[[float, str], None]
+"""Called with how many more traces are done, and by which router."""
 
 
 def judge(
@@ -37,33 +38,36 @@ def judge(
     routers: Sequence[str] = HONEST,
     scorer: Scorer | None = None,
     clairvoyant: bool = True,
-    told: Told | None = None,
+    on_progress: OnProgress | None = None,
 ) -> dict[str, list[Report]]:
     """Reports of every router on the scenes of all seeds, in their order."""
     if not seeds:
         raise InputError("seeds: expected at least one")
     scenes = [draw(setting, seed) for seed in seeds]
-    found: dict[str, list[Report]] = {}
-    for router in routers:
-        found[router] = [
-            summarise(play(s.cluster, s.workload, router, s.conditions, seed))
-            for s, seed in zip(scenes, seeds, strict=True)
-        ]
-        if told is not None:
-            told(router)
-    if clairvoyant:
-        for name, weights in CLAIRVOYANTS.items():
-            found[name] = [
-                summarise(foresee(s.cluster, s.workload, s.conditions, weights)) for s in scenes
-            ]
-            if told is not None:
-                told(name)
+    names = [*routers, *(CLAIRVOYANTS if clairvoyant else ())]
+    reports: dict[str, list[Report]] = {name: [] for name in names}
+    for name in names:
+        for scene, seed in zip(scenes, seeds, strict=True):
+            reports[name].append(summarise(_play_scene(scene, name, seed)))
+            if on_progress is not None:
+                on_progress(1.0, name)
     if scorer is not None:
-        found[LEARNED] = learned(scorer, setting, seeds)
-    return found
+        reports[LEARNED] = learned(scorer, setting, seeds, on_progress)
+    return reports
 
 
-def learned(scorer: Scorer, setting: Setting, seeds: Sequence[int]) -> list[Report]:
+def _play_scene(scene: Scene, name: str, seed: int) -> Played:
+    if name in CLAIRVOYANTS:
+        return foresee(scene.cluster, scene.workload, scene.conditions, CLAIRVOYANTS[name])
+    return play(scene.cluster, scene.workload, name, scene.conditions, seed)
+
+
+def learned(
+    scorer: Scorer,
+    setting: Setting,
+    seeds: Sequence[int],
+    on_progress: OnProgress | None = None,
+) -> list[Report]:
     """The reports of a trained router, which takes the replica it scores highest."""
     reports: list[Report] = []
     for begin in range(0, len(seeds), AT_ONCE):
@@ -76,6 +80,8 @@ def learned(scorer: Scorer, setting: Setting, seeds: Sequence[int]) -> list[Repo
             replicas, request, mask = many.seen
             scores = np.where(mask, scorer(replicas, request), -np.inf)
             many.step(scores.argmax(1))
+            if on_progress is not None:
+                on_progress(len(part) / setting.requests, LEARNED)
         reports += [summarise(many.played(c, LEARNED)) for c in range(len(part))]
     return reports
 
@@ -160,4 +166,10 @@ def best_heuristic(found: dict[str, list[Report]], measure: str = "end_to_end") 
     }
     if not means:
         raise InputError("routers: expected at least one that is not marked broken")
-    return min(means, key=means.__getitem__)
+    served = {name: mean for name, mean in means.items() if math.isfinite(mean)}
+    if not served:
+        raise InputError(
+            "every heuristic has lost all requests of a trace: prompts that no replica has memory "
+            "for, or too much load; choose another trace, model or --scale"
+        )
+    return min(served, key=served.__getitem__)

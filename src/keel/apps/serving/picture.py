@@ -9,7 +9,7 @@ import numpy as np
 
 from keel.apps.serving import fields as f
 from keel.apps.serving.playing import Played
-from keel.apps.serving.results import latencies
+from keel.apps.serving.results import last_moment, latencies
 from keel.look import BLUE, GREEN, GREY, INK, ORANGE, new_figure, tidy
 from keel.runs.drawing import write_png
 
@@ -22,9 +22,7 @@ def write_timeline(played: Played, path: Path) -> None:
     requests, count = played.requests, played.replicas.ints.shape[1]
     figure = new_figure(9.6, 1.3 + 1.15 * count)
     panels = np.atleast_1d(np.asarray(figure.subplots(count, 1, sharex=True, sharey=True)))
-    moments = np.linspace(
-        requests.times[f.Q_ARRIVAL][0], np.nanmax(requests.times[f.Q_FINISHED]), 600
-    )
+    moments = np.linspace(requests.times[f.Q_ARRIVAL][0], last_moment(played), 600)
     for r, axes in enumerate(panels):
         own = requests.ints[f.Q_REPLICA] == r
         came, begun, gone = (

@@ -78,8 +78,7 @@ def summarise(played: Played, objective: Objective | None = None) -> Report:
     served = requests.ints[f.Q_LOST] == 0
     ttft, tpot, whole = latencies(played)
     kept = served & (ttft <= objective.ttft) & ~(tpot > objective.tpot)
-    begin, end = requests.times[f.Q_ARRIVAL][0], np.nanmax(requests.times[f.Q_FINISHED])
-    span = max(float(end - begin), 1e-9)
+    span = max(last_moment(played) - float(requests.times[f.Q_ARRIVAL][0]), 1e-9)
     count = replicas.ints.shape[1]
     sent = np.bincount(
         requests.ints[f.Q_REPLICA][requests.ints[f.Q_REPLICA] >= 0], minlength=count
@@ -107,6 +106,13 @@ def summarise(played: Played, objective: Objective | None = None) -> Report:
         shares=tuple(share.tolist()),
         fairness=float(share.sum() ** 2 / (count * (share**2).sum())) if sent.sum() else 1.0,
     )
+
+
+def last_moment(played: Played) -> float:
+    """Return when the last request was finished or, where none was, when the last one arrived."""
+    finished = played.requests.times[f.Q_FINISHED]
+    finished = finished[np.isfinite(finished)]
+    return float(finished.max() if finished.size else played.requests.times[f.Q_ARRIVAL].max())
 
 
 def latencies(played: Played) -> tuple[Floats, Floats, Floats]:

@@ -1,0 +1,106 @@
+"""Progress of long work on stderr: a moving bar on a terminal, plain lines at intervals elsewhere.
+
+`is_interactive` is the one place that decides between the two.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+PLAIN_SECONDS = 5.0
+"""Seconds between two plain lines."""
+
+
+def is_interactive(console: Console) -> bool:
+    """Return whether a display may move the cursor of this console.
+
+    False without a terminal (colors that `FORCE_COLOR` asks for in a file do not make one), on one
+    that cannot move its cursor (`TERM=dumb`), and in continuous integration (`CI` is set), whose
+    logs keep every redrawn line.
+
+    Args:
+        console: The console that would be drawn on.
+    """
+    in_ci = os.environ.get("CI", "").lower() not in ("", "0", "false", "no")
+    only_colors = "FORCE_COLOR" in os.environ and not console.file.isatty()
+    able = console.is_interactive and not console.is_dumb_terminal
+    return able and not in_ci and not only_colors
+
+
+class WorkProgress(AbstractContextManager["WorkProgress"]):
+    """Show how much of a long piece of work is done.
+
+    Args:
+        title: What is being done, for example "keel land".
+        total: Units of work.
+        step: The first step, named before any work is done.
+        console: Where to write; stderr by default, so that results on stdout stay clean.
+        clock: Source of seconds, for tests.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        total: float,
+        step: str = "",
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.title, self.total, self.step, self.done = title, total, step, 0.0
+        self.console = console or Console(stderr=True, highlight=False)
+        self._clock, self._begin, self._printed = clock, clock(), clock()
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> WorkProgress:
+        if is_interactive(self.console):
+            columns = (
+                SpinnerColumn(),
+                TextColumn("{task.fields[title]}"),
+                BarColumn(bar_width=30),
+                TextColumn("{task.percentage:3.0f} %"),
+                TimeElapsedColumn(),
+                TextColumn("{task.description}", style="dim"),
+            )
+            self._bar = Progress(*columns, console=self.console, transient=True)
+            self._task = self._bar.add_task(self.step, total=self.total, title=self.title)
+            self._bar.start()
+        else:
+            self._print_line()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def advance(self, units: float, step: str) -> None:
+        """Count units of work as done.
+
+        Args:
+            units: How many.
+            step: The step they belong to, for example the name of a router.
+        """
+        self.done, self.step = min(self.total, self.done + units), step
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self.done, description=step)
+        elif self._clock() - self._printed >= PLAIN_SECONDS:
+            self._print_line()
+
+    def _print_line(self) -> None:
+        self._printed = self._clock()
+        share = self.done / self.total if self.total else 1.0
+        minutes, seconds = divmod(int(self._printed - self._begin), 60)
+        parts = [f"{share:.0%}", f"{minutes}:{seconds:02d}", *filter(None, [self.step])]
+        line = f"{self.title}: {', '.join(parts)}"
+        self.console.print(line, soft_wrap=True, markup=False, highlight=False)
