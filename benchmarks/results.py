@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import signal
 import subprocess
@@ -30,6 +29,7 @@ import yaml
 from benchmarks.functional import fisher_on_cnn
 from benchmarks.results_page import write_page
 from keel.functional import interquartile_mean, stratified_bootstrap
+from keel.resources import cores
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "docs" / "data" / "results.json"
@@ -92,7 +92,7 @@ def _first_update() -> float:
 def measure_fisher() -> None:
     """A CNN's Fisher-vector product beside the double backward that others take."""
     print("Fisher-vector product", flush=True)
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.set_num_threads(cores())
     found = {}
     for cnn in ("nature", "small"):
         result, error = fisher_on_cnn(cnn)
@@ -192,7 +192,7 @@ def keep(part: str, key: str, value: Any) -> None:
     data.setdefault(part, {})[key] = value
     data["measured"] = {
         "day": time.strftime("%Y-%m-%d"),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores(),
         "machine": platform.machine(),
         "python": platform.python_version(),
     }

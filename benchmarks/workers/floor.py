@@ -5,7 +5,6 @@ Nothing that collects in lockstep and then updates can be faster than
 """
 
 import json
-import os
 import time
 
 import numpy as np
@@ -16,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from keel.envs import make_envs
 from keel.models.build import build_agent
+from keel.resources import cores
 
 
 def env_rate(envs, windows: int = 5, seconds: float = 0.4) -> float:
@@ -37,7 +37,7 @@ def env_rate(envs, windows: int = 5, seconds: float = 0.4) -> float:
 
 def gemm_rate(size: int = 1024, repeats: int = 20) -> float:
     """FLOP per second of the best of some float32 products, on all cores."""
-    torch.set_num_threads(os.cpu_count() or 1)
+    torch.set_num_threads(cores())
     a, b = torch.randn(2, size, size).unbind()
     best = float("inf")
     for _ in range(repeats):

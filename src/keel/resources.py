@@ -1,12 +1,23 @@
-"""The machine's memory: looked up before something large is made, and kept once it is had."""
+"""What this machine offers: the cores that may be used, and the memory that is free."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from pathlib import Path
 
 from keel.errors import InputError
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use, at least 1.
+
+    Where the system has no affinity masks (macOS, Windows), all cores of the machine.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def free_bytes() -> int | None:

@@ -33,7 +33,7 @@ MAY_IMPORT = {
     },  # single files; names are lazy
     "functional": BASE,
     "config": BASE,
-    "runs": FUNCTIONAL_AND_BASE | {"look"},
+    "runs": FUNCTIONAL_AND_BASE | {"look", "resources"},
     "envs": FUNCTIONAL_AND_BASE | {"resources"},
     "models": MODELS,
     "rollout": ROLLOUT,

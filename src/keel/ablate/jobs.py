@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import tempfile
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from typing import IO, Any, TypeVar
 
 from keel.envs.names import atari_game
+from keel.resources import cores
 
 Key = TypeVar("Key")
 PAUSE = 0.2
@@ -60,12 +60,11 @@ class _Running:
 
 def at_once(config: Any) -> int:
     """A network small enough for one thread leaves the other cores to other runs."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     network = getattr(config, "network", None)
     large = network is None or network.kind == "cnn" or atari_game(config.env) is not None
     large = large or "NoFrameskip" in config.env
-    threads = config.threads or ((cores or 1) if large else 1)
-    return max(1, (cores or 1) // threads)
+    threads = config.threads or (cores() if large else 1)
+    return max(1, cores() // threads)
 
 
 def run_jobs(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import Any
 from keel.bench.settings import PEERS, Algo, Settings, settings_for
 from keel.bench.workers import Reading, Workers
 from keel.errors import InputError, choose
+from keel.resources import cores
 
 Tell = Callable[[str], None]
 Caches = tuple[Path, Path]
@@ -86,7 +86,7 @@ def bench(
     workers.check()
     run = _Run(workers, settings, name, tell)
     floor = None if algo == "tokens" else run.take("floor", settings, "floor")
-    trials = run.trials(sorted({1, _cores()}))
+    trials = run.trials(sorted({1, cores()}))
     threads = max(trials, key=lambda count: trials[count])
     tell(f"{name}: {threads} thread{'s' * (threads > 1)} it is")
     if whole is None:
@@ -221,9 +221,3 @@ def _environment(caches: Caches | None) -> dict[str, str]:
         "JAX_COMPILATION_CACHE_DIR": jax,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

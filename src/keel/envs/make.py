@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ from keel.envs.sync import SyncEnvs
 from keel.envs.vector import VectorEnvs
 from keel.envs.workers import AsyncEnvs
 from keel.errors import InputError, choose
-from keel.resources import expect_memory
+from keel.resources import cores, expect_memory
 
 Backend = Literal["auto", "vector", "sync", "async", "envpool", "ale"]
 BACKENDS = ("auto", "vector", "sync", "async", "envpool", "ale")
@@ -134,7 +133,7 @@ def make_envs(
         kwargs=dict(env_kwargs or {}),
         wrappers=tuple(wrappers),
         autoreset=autoreset,
-        threads=min(num_envs, threads or _cores()),
+        threads=min(num_envs, threads or cores()),
         threads_given=threads is not None,
         timeout=timeout,
         restart_workers=restart_workers,
@@ -350,9 +349,3 @@ def _tell(request: _Request, what: str) -> None:
 
 def _installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from keel import __version__
+from keel.resources import cores
 
 PACKAGES = ("torch", "numpy", "gymnasium", "safetensors", "envpool", "ale-py", "mujoco")
 
@@ -33,7 +34,7 @@ def describe_environment(choices: Mapping[str, Any] | None = None) -> dict[str, 
             "platform": platform.platform(),
             "processor": platform.machine(),
             "cpus": os.cpu_count(),
-            "cpus_usable": _usable_cpus(),
+            "cpus_usable": cores(),
         },
         "threads": _threads(),
         "command": sys.argv,
@@ -49,10 +50,6 @@ def _versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def _usable_cpus() -> int | None:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def _threads() -> dict[str, int | str | None]:

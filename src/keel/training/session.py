@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import shutil
 from dataclasses import dataclass
 
@@ -31,7 +30,7 @@ from keel.regions.controllers import (
 from keel.regions.proximal import Proximal
 from keel.regions.sequential import Sequential
 from keel.regions.stepper import Loss, Step, make_step
-from keel.resources import expect_memory, keep_memory
+from keel.resources import cores, expect_memory, keep_memory
 from keel.rollout.collect import Collector
 from keel.rollout.faults import learner
 from keel.rollout.imitation import Lessons, open_lessons
@@ -83,7 +82,7 @@ def open_session(config: Config) -> Session:
         torch.set_num_threads(1)  # initial weights must not depend on how many threads there are
         agent = agent_for(config, envs, seeds.network)
         pixels = _sees_pixels(agent)
-        threads = config.threads or (_cores() if pixels else 1)
+        threads = config.threads or (cores() if pixels else 1)
         set_threads(threads, torch_alone=False)
         agent.to(device)
         if device.type == "cuda":  # a mantissa of 10 bits: replaying would differ from acting
@@ -200,13 +199,6 @@ def _device(name: str) -> torch.device:
         reason = str(error).splitlines()[0]
         raise InputError(f"device: {name!r} cannot be used ({reason}); cpu always can") from error
     return device
-
-
-def _cores() -> int:
-    """Those that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _step(agent: Agent, region: Region, many: bool, compiled: bool) -> Step:

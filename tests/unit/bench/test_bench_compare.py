@@ -50,7 +50,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workers:
     python = tmp_path / ".venv-peers" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.symlink_to(sys.executable)
-    monkeypatch.setattr(library, "_cores", lambda: 2)
+    monkeypatch.setattr(library, "cores", lambda: 2)
     return Workers(root=tmp_path)
 
 

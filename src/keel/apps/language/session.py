@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from keel.regions.certify import Certified
 from keel.regions.proximal import Proximal
 from keel.regions.stepper import Step, make_step
 from keel.regions.token_objective import Covariance, TokenObjective
+from keel.resources import cores
 from keel.rollout.tokens import Completions, Sampling, complete
 from keel.training.seeding import Seeds, spread
 
@@ -161,7 +161,7 @@ def open_session(
     need("transformers", "language")
     seeds = spread(config.seed)
     device = _device(config.device)
-    threads = config.threads or len(os.sched_getaffinity(0))
+    threads = config.threads or cores()
     set_threads(threads, torch_alone=False)
     need("scipy.linalg.cython_blas", "language")  # loaded now, so that its threads can be set
     threadpool_limits(1, user_api="blas")  # a decoder's products are small: a second one spins
