@@ -5,8 +5,10 @@ Commands are imported when they are called, so that `keel --help` needs neither 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -27,11 +29,39 @@ COMMANDS = {
     "bench": "measure training speed side by side with a peer",
     "explain": "what KL, clipping, penalties and trust regions do to your numbers",
 }
+TRACEBACK = "--traceback"
+DEBUG = "KEEL_DEBUG"
+"""The environment variable that asks for the same as `--traceback`."""
+BAD_INPUT, UNEXPECTED, INTERRUPTED = 2, 1, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return its exit status (0 done, 2 bad input, 130 interrupted)."""
+    """Run one command and return its exit status.
+
+    Returns:
+        0 done; 1 an error that Keel did not expect, or a job that failed; 2 bad input; 130
+        interrupted.
+    """
     args = list(sys.argv[1:] if argv is None else argv)
+    if TRACEBACK in args:
+        args.remove(TRACEBACK)
+        os.environ[DEBUG] = "1"
+    _write_any_character()
+    try:
+        status = _dispatch(args)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # The reader (`head`, a closed pager) has what it wanted; do not complain at exit either.
+        _discard_stdout()
+        return 0
+    except KeyboardInterrupt:
+        return _fail("interrupted", INTERRUPTED)
+    except Exception as error:
+        return _report(error)
+
+
+def _dispatch(args: list[str]) -> int:
     if not args or args[0] in ("-h", "--help", "help"):
         print(_help())  # noqa: T201
         return 0
@@ -42,24 +72,59 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if args[0] not in COMMANDS:
         return _fail(_unknown("command", args[0], list(COMMANDS)) + " (`keel --help` lists them)")
-    return _run(args[0], args[1:])
+    status: int = importlib.import_module(f"keel.cli.{args[0]}").run(args[1:])
+    return status
 
 
-def _run(command: str, args: list[str]) -> int:
+def _report(error: Exception) -> int:
+    """Say in one line what went wrong; the whole traceback goes before it where it is asked for."""
     from keel.errors import KeelError
 
-    try:
-        status: int = importlib.import_module(f"keel.cli.{command}").run(args)
-        sys.stdout.flush()
-        return status
-    except KeelError as error:
+    _flush_or_discard()
+    if os.environ.get(DEBUG, "") not in ("", "0"):
+        import traceback
+
+        traceback.print_exception(error)
+    if isinstance(error, KeelError):
         return _fail(str(error))
-    except KeyboardInterrupt:
-        return _fail("interrupted", 130)
-    except BrokenPipeError:
-        # The reader (`head`, a closed pager) has what it wanted; do not complain at exit either.
+    if isinstance(error, OSError) and error.strerror:
+        return _fail(_system_error(error))
+    if isinstance(error, MemoryError):
+        return _fail("out of memory: use smaller batches, networks or fewer environments")
+    return _fail(
+        f"unexpected {type(error).__name__}: {error or 'no message'} (a bug: please report it with "
+        f"the traceback that {DEBUG}=1 or {TRACEBACK} shows)",
+        UNEXPECTED,
+    )
+
+
+def _system_error(error: OSError) -> str:
+    """What the operating system refused; a write that fails does not say to which file."""
+    names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+    where = " → ".join(names) or "the standard output, or a file, cannot be written"
+    return f"{where}: {error.strerror}"
+
+
+def _flush_or_discard() -> None:
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        _discard_stdout()
+
+
+def _discard_stdout() -> None:
+    """Send what is still to be written nowhere, so that Python does not complain at exit."""
+    try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except (OSError, ValueError):  # no file behind it: nothing is flushed at exit either
+        return
+
+
+def _write_any_character() -> None:
+    """Print a question mark where the encoding of the terminal lacks a character."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _help() -> str:
@@ -71,7 +136,8 @@ def _help() -> str:
         f"commands:\n{commands}\n\n"
         "options:\n"
         "  -h, --help     show this help, or that of a command: keel explain --help\n"
-        "  -V, --version  show the version"
+        "  -V, --version  show the version\n"
+        f"  {TRACEBACK}    show where an error came from, in any command"
     )
 
 
@@ -81,6 +147,8 @@ def _unknown(what: str, value: str, known: list[str]) -> str:
     return f"unknown {what} {value!r}{hint or '; there are: ' + ', '.join(known)}"
 
 
-def _fail(message: str, status: int = 2) -> int:
-    print(f"keel: {message}", file=sys.stderr)  # noqa: T201
+def _fail(message: str, status: int = BAD_INPUT) -> int:
+    """Print one line on the standard error; a closed one is no reason for another error."""
+    with contextlib.suppress(OSError):
+        print(f"keel: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201
     return status

@@ -13,7 +13,7 @@ import tyro
 import yaml
 from tyro.conf import Positional, arg
 
-from keel.cli.arguments import translate
+from keel.cli.arguments import read_known_options, translate
 from keel.errors import InputError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def run(args: Sequence[str]) -> int:
         print("\n".join(names()))  # noqa: T201
         return 0
     words = translate(args)
-    options, rest = tyro.cli(Ablate, args=words, prog="keel ablate", return_unknown_args=True)
+    options, rest = read_known_options(Ablate, words, "keel ablate")
     if options.at_once is not None and options.at_once < 1:
         raise InputError(f"--at-once: expected 1 or more, got {options.at_once}")
     plan = _plan(options, rest)

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import tyro
+
+from keel.errors import InputError
+
+T = TypeVar("T")
 
 ALIASES = {
     "--max-kl": "--region.max-kl",
@@ -71,3 +80,65 @@ def find_option(args: Sequence[str], name: str) -> str | None:
         if arg == name:
             return args[index + 1]
     return None
+
+
+def read_options(kind: type[T], args: Sequence[str], prog: str, default: T | None = None) -> T:
+    """Parse the words of a command line into a dataclass of options.
+
+    Args:
+        kind: The dataclass; its fields are the options.
+        args: Words after the name of the command.
+        prog: The command as the user types it, for `--help` and error messages.
+        default: Values of options that are not given; by default those of the dataclass.
+
+    Raises:
+        InputError: In one line, what could not be understood, with the nearest option.
+    """
+    result: T = _tyro(kind, args, prog, {} if default is None else {"default": default})
+    return result
+
+
+def read_known_options(kind: type[T], args: Sequence[str], prog: str) -> tuple[T, list[str]]:
+    """Parse like `read_options`, and return the words that are none of these options as well."""
+    result: tuple[T, list[str]] = _tyro(kind, args, prog, {"return_unknown_args": True})
+    return result
+
+
+def _tyro(kind: type[T], args: Sequence[str], prog: str, more: Mapping[str, Any]) -> Any:
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            return tyro.cli(kind, args=list(args), prog=prog, **more)
+    except SystemExit as exit_:
+        if exit_.code in (0, None):
+            raise
+        raise InputError(f"{prog}: {one_line(complaint.getvalue())}") from None
+
+
+COLOR = re.compile(r"\x1b\[[0-9;]*m")
+RULE = re.compile(r"^[│| ]*[-─]{8,}[│| ]*$")
+MISSING = re.compile("^Missing from [^:]*: ")
+SUGGESTIONS = ("Perhaps you meant", "Arguments similar to")
+
+
+def one_line(box: str) -> str:
+    """Return the complaint of tyro, which is a box of several lines, as one line of text."""
+    parts: list[list[str]] = [[]]
+    lines = COLOR.sub("", box).splitlines()
+    for line in lines[1:-1]:  # between the title, which the text repeats, and the end
+        if RULE.match(line):
+            parts.append([])
+        elif text := line.strip("│| "):
+            parts[-1].append(text)
+    first, *rest = [part for part in parts if part] or [[]]
+    problem = MISSING.sub("missing: ", " ".join(first)).removesuffix(" (required)")
+    near = [
+        hint.split()[0].rstrip(",")
+        for title, *hints in rest
+        if title.startswith(SUGGESTIONS)
+        for hint in hints
+        if hint.startswith("-")
+    ]
+    if near:
+        problem += f"; did you mean {' or '.join(dict.fromkeys(near))}?"
+    return problem[:1].lower() + problem[1:] if problem else "the options cannot be understood"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import tyro
 from tyro.conf import arg
 
+from keel.cli.arguments import read_options
 from keel.errors import choose
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def run(args: Sequence[str]) -> int:
         print(_help())  # noqa: T201
         return 0
     algo = cast("Algo", choose("bench", args[0], BENCHES))
-    options = tyro.cli(BENCHES[algo], args=list(args[1:]), prog=f"keel bench {algo}")
+    options = read_options(BENCHES[algo], args[1:], f"keel bench {algo}")
     from rich.console import Console
 
     from keel.bench import bench

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 from tyro.conf import Positional, arg
 
+from keel.cli.arguments import read_options
 from keel.errors import InputError
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Compare:
 
 def run(args: Sequence[str]) -> int:
     """Compare."""
-    options = tyro.cli(Compare, args=list(args), prog="keel compare")
+    options = read_options(Compare, args, "keel compare")
     if not options.runs:
         raise InputError("compare what? keel compare runs/A runs/B")
     from keel.compare import Criteria, as_json, compare, load_runs

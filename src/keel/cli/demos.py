@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from tyro.conf import Positional, arg
 
+from keel.cli.arguments import read_options
 from keel.errors import InputError, choose
 
 if TYPE_CHECKING:
@@ -62,8 +63,8 @@ def run(args: Sequence[str]) -> int:
         print(_help())  # noqa: T201
         return 0
     if choose("demos", words[0], ACTIONS) == "show":
-        return _show(tyro.cli(Show, args=words[1:], prog="keel demos show"))
-    return _record(tyro.cli(Record, args=words[1:], prog="keel demos record"))
+        return _show(read_options(Show, words[1:], "keel demos show"))
+    return _record(read_options(Record, words[1:], "keel demos record"))
 
 
 def _record(options: Record) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from tyro.conf import Positional, arg
 
+from keel.cli.arguments import read_options
 from keel.errors import InputError
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Evaluate:
 
 def run(args: Sequence[str]) -> int:
     """Evaluate."""
-    options = tyro.cli(Evaluate, args=list(args), prog="keel evaluate")
+    options = read_options(Evaluate, args, "keel evaluate")
     if options.deterministic and options.stochastic:
         raise InputError("--deterministic: goes without --stochastic")
     if _is_language(options.run):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 from tyro.conf import Positional, arg
 
+from keel.cli.arguments import read_options
 from keel.cli.strict_json import print_json
 from keel.errors import InputError, choose
 
@@ -239,7 +240,7 @@ def run(args: Sequence[str]) -> int:
         print(_help())  # noqa: T201
         return 0
     topic = TOPICS[choose("topic", args[0], TOPICS)]
-    options = tyro.cli(topic, args=list(args[1:]), prog=f"keel explain {args[0]}")
+    options = read_options(topic, args[1:], f"keel explain {args[0]}")
     output = options.output
     if output.plot is not None:
         from keel.explain.figures import check_picture_path

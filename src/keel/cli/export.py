@@ -11,6 +11,8 @@ from typing import Annotated
 import tyro
 from tyro.conf import Positional, arg
 
+from keel.cli.arguments import read_options
+
 
 @dataclass(frozen=True)
 class Export:
@@ -34,7 +36,7 @@ class Export:
 
 def run(args: Sequence[str]) -> int:
     """Export."""
-    options = tyro.cli(Export, args=list(args), prog="keel export")
+    options = read_options(Export, args, "keel export")
     from keel.training.export import export_onnx
     from keel.training.inspect import open_policy
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 from tyro.conf import Positional, arg
 
+from keel.cli.arguments import read_options
 from keel.cli.progress import WorkProgress
 from keel.cli.strict_json import print_json
 from keel.errors import InputError
@@ -52,7 +53,7 @@ class Land:
 
 def run(args: Sequence[str]) -> int:
     """Play, and say what came of it."""
-    chosen = tyro.cli(Land, args=list(args), prog="keel land")
+    chosen = read_options(Land, args, "keel land")
     from keel.apps.land import BASELINES, held_out, make_rules, play
     from keel.errors import choose
 

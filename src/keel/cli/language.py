@@ -14,7 +14,8 @@ from rich.console import Console
 from tyro.conf import Positional, arg
 
 from keel.apps.language.config import Language, check, from_dict
-from keel.cli.arguments import find_option, translate
+from keel.cli.arguments import find_option, read_options, translate
+from keel.cli.render import PipedConsole
 from keel.config import read
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def run(args: Sequence[str]) -> int:
 
     task_named(config.task, **task_options(config))  # a typo is told before anything else
     small = not config.model.path and config.model.hidden <= LOOPS_UP_TO
-    console, shown = Console(), not (options.json or options.quiet)
+    console, shown = PipedConsole(), not (options.json or options.quiet)
     if shown:
         console.print(f"keel train language: {config.task} by {config.algo}", highlight=False)
         if small and compiled_pass.loops_are_new():
@@ -130,7 +131,7 @@ def parse(args: list[str]) -> TrainLanguage:
     algo = find_option(args, "--algo") or settings.get("algo")
     base = preset(chosen) if chosen else preset_for(str(task or Language().task), algo)
     base = from_dict(settings, base)
-    return tyro.cli(TrainLanguage, args=args, default=TrainLanguage(config=base), prog="keel train")
+    return read_options(TrainLanguage, args, "keel train", TrainLanguage(config=base))
 
 
 def summary(newest: Progress) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -11,7 +12,8 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from keel.explain import Explanation, Table
+if TYPE_CHECKING:
+    from keel.explain import Explanation, Table
 
 NUMERIC = {"", *"0123456789−±∞–"}
 

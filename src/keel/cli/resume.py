@@ -11,7 +11,7 @@ from typing import Annotated
 import tyro
 from tyro.conf import Positional, arg
 
-from keel.cli.arguments import translate
+from keel.cli.arguments import read_options, translate
 from keel.config import from_dict
 
 
@@ -31,7 +31,7 @@ class Resume:
 
 def run(args: Sequence[str]) -> int:
     """Resume."""
-    options = tyro.cli(Resume, args=translate(args), prog="keel resume")
+    options = read_options(Resume, translate(args), "keel resume")
     from keel.cli.train import drive
     from keel.runs.directory import read_config
     from keel.training.runner import resume

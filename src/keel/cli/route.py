@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import tyro
 from tyro.conf import arg
 
+from keel.cli.arguments import read_options
 from keel.errors import InputError, need
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -68,7 +68,7 @@ class Route:
 
 def run(args: Sequence[str]) -> int:
     """Until Ctrl-C."""
-    chosen = tyro.cli(Route, args=list(args), prog="keel route")
+    chosen = read_options(Route, args, "keel route")
     need("aiohttp", "serving")
     from keel.apps.serving.live.backends import make_backends
     from keel.apps.serving.live.choosing import Chooser, Guards

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from tyro.conf import Positional, arg
 
+from keel.cli.arguments import read_options
 from keel.errors import InputError, KeelError, choose
 
 if TYPE_CHECKING:
@@ -53,8 +54,8 @@ def run(args: Sequence[str]) -> int:
         return 0
     action = choose("runs", words[0], ACTIONS)
     if action == "export":
-        return _export(tyro.cli(Export, args=words[1:], prog="keel runs export"))
-    return _list(tyro.cli(List, args=words[1:], prog="keel runs list"))
+        return _export(read_options(Export, words[1:], "keel runs export"))
+    return _list(read_options(List, words[1:], "keel runs list"))
 
 
 def _list(options: List) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from keel.ablate.jobs import Job, at_once, run_jobs
+from keel.cli.render import PipedConsole
 from keel.runs.directory import run_name
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def _report(results: dict[int, dict[str, Any]], as_json: bool) -> None:
     if as_json:
         print(json.dumps(whole, allow_nan=False))  # noqa: T201
         return
-    Console().print(
+    PipedConsole().print(
         f"{len(scores)} seeds: IQM {whole['iqm']:,.1f} ({scores[0]:,.1f} to {scores[-1]:,.1f}); "
         f"largest exact KL {_kl(whole['kl_exact_max'])} of {whole['max_kl']:g}",
         highlight=False,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from tyro.conf import Positional, arg
 
+from keel.cli.arguments import read_options
 from keel.cli.progress import WorkProgress
 from keel.cli.strict_json import print_json
 from keel.errors import InputError, choose
@@ -102,10 +103,10 @@ def run(args: Sequence[str]) -> int:
         return 0
     action = choose("serving", words[0], ACTIONS)
     if action == "replay":
-        return _replay(tyro.cli(Replay, args=words[1:], prog="keel serving replay"))
+        return _replay(read_options(Replay, words[1:], "keel serving replay"))
     if action == "headroom":
-        return _headroom(tyro.cli(Headroom, args=words[1:], prog="keel serving headroom"))
-    return _judge(tyro.cli(Judge, args=words[1:], prog="keel serving judge"))
+        return _headroom(read_options(Headroom, words[1:], "keel serving headroom"))
+    return _judge(read_options(Judge, words[1:], "keel serving judge"))
 
 
 def _help() -> str:

@@ -14,8 +14,9 @@ import tyro
 from rich.console import Console
 from tyro.conf import Positional, arg
 
-from keel.cli.arguments import find_option, translate
+from keel.cli.arguments import find_option, read_options, translate
 from keel.cli.live import Display
+from keel.cli.render import PipedConsole
 from keel.config import Config, check, from_dict, read
 from keel.models.compiling import cache_folder
 from keel.presets import names, preset, preset_for
@@ -69,7 +70,7 @@ def run(args: Sequence[str]) -> int:
     if options.seeds:
         config = dataclasses.replace(config, seed=options.seeds[0])
     check(config)
-    console = Console()
+    console = PipedConsole()
     if not (options.json or options.quiet) and not console.is_terminal:
         console.print(f"keel train {config.env}: starting", highlight=False)
     if not (options.json or options.quiet) and never_compiled(config.algo):
@@ -90,7 +91,7 @@ def parse(args: list[str]) -> Train:
     if args and not args[0].startswith("-"):
         env = args[0]
     else:  # which of the words it is, only the whole grammar can tell
-        env = tyro.cli(Train, args=args, default=Train(env="CartPole-v1"), prog="keel train").env
+        env = read_options(Train, args, "keel train", Train(env="CartPole-v1")).env
     chosen, file = find_option(args, "--preset"), find_option(args, "--config")
     settings = read(Path(file)) if file else {}
     algo = find_option(args, "--algo") or str(settings.get("algo", "ppo"))
@@ -100,7 +101,7 @@ def parse(args: list[str]) -> Train:
 
 def on_top(base: Config, args: list[str], prog: str) -> Train:
     """The options, on top of a configuration."""
-    options = tyro.cli(Train, args=args, default=Train(env=base.env, config=base), prog=prog)
+    options = read_options(Train, args, prog, Train(env=base.env, config=base))
     return dataclasses.replace(options, config=dataclasses.replace(options.config, env=options.env))
 
 
@@ -117,7 +118,7 @@ def drive(
     """Consume a run: show it, stop it on request, sum it up; returns the exit status."""
     from keel.training.signals import graceful_stop
 
-    console = Console()
+    console = PipedConsole()
     newest: Progress | None = None
     with (
         graceful_stop() as stop,

@@ -16,7 +16,7 @@ import tyro
 import yaml
 from tyro.conf import Positional, arg
 
-from keel.cli.arguments import translate
+from keel.cli.arguments import read_known_options, translate
 from keel.errors import InputError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Tune:
 
 def run(args: Sequence[str]) -> int:
     """Search."""
-    options, rest = tyro.cli(Tune, args=translate(args), prog="keel tune", return_unknown_args=True)
+    options, rest = read_known_options(Tune, translate(args), "keel tune")
     for name, number in (("--trials", options.trials), ("--at-once", options.at_once)):
         if number is not None and number < 1:
             raise InputError(f"{name}: expected 1 or more, got {number}")

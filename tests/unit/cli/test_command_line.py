@@ -100,13 +100,6 @@ def test_bad_input_is_one_line_and_status_2(
     assert out == ""
 
 
-def test_a_misspelt_option_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["explain", "clip", "--ratoi", "2"])
-    assert stop.value.code == 2
-    assert "--ratio" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("args", [(), ("--help",), ("-h",), ("help",)])
 def test_help_lists_the_commands(args: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = answer(capsys, *args)
