@@ -7,11 +7,13 @@ metrics.jsonl  checkpoints/  lock
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import re
 import secrets
 import shutil
 import time
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,12 +24,16 @@ import yaml
 from keel.errors import InputError
 from keel.runs import lock
 from keel.runs.environment import describe_environment
-from keel.runs.errors import RunError
+from keel.runs.errors import RunError, RunWarning
 from keel.runs.files import is_disk_full, replace_file, write_synced
 from keel.runs.resume import check_config
+from keel.runs.sealed import dump_checked, is_intact
 
 CONFIG, ENVIRONMENT, RECORD = "config.yaml", "environment.json", "run.json"
 METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"
+
+_SEAL_START = b"# sha256"
+_SEAL = _SEAL_START + b" of the lines above: "
 
 Status = Literal["finished", "stopped", "failed"]
 
@@ -73,9 +79,9 @@ class RunDirectory:
         path = Path(root) / check_name(name) / f"seed-{seed}"
         record = {"name": name, "seed": seed, "tag": tag, "created": _now(), "status": "running"}
         with _made_whole(path) as draft:
-            write_synced(draft / CONFIG, _dump_yaml(config).encode())
-            write_synced(draft / ENVIRONMENT, _dump(describe_environment(choices)).encode())
-            write_synced(draft / RECORD, _dump(record).encode())
+            write_synced(draft / CONFIG, _config_file(config))
+            write_synced(draft / ENVIRONMENT, dump_checked(describe_environment(choices)))
+            write_synced(draft / RECORD, dump_checked(record))
             (draft / CHECKPOINTS).mkdir()
             lock.acquire(draft)
         return cls(path)
@@ -106,7 +112,7 @@ class RunDirectory:
             run = cls(path)
             try:
                 if config is not None:
-                    replace_file(path / CONFIG, _dump_yaml(config).encode())
+                    replace_file(path / CONFIG, _config_file(config))
                 resumed = [*record.get("resumed", []), _now()]
                 run._record({**record, "status": "running", "resumed": resumed})
             except BaseException:
@@ -132,7 +138,7 @@ class RunDirectory:
         self.close("finished" if kind is None else "stopped" if stopped else "failed")
 
     def _record(self, record: Mapping[str, Any]) -> None:
-        replace_file(self.path / RECORD, _dump(record).encode())
+        replace_file(self.path / RECORD, dump_checked(record))
 
 
 def run_name(env: str, algo: str, root: Path | str | None = None) -> str:
@@ -170,18 +176,37 @@ def read_record(path: Path) -> dict[str, Any]:
         raise RunError(f"{path / RECORD}: cannot be read: {error}") from error
     if not isinstance(record, dict):
         raise RunError(f"{path / RECORD}: expected an object")
+    if not is_intact(record):
+        _warn(f"{path / RECORD}: not as Keel wrote it: edited or damaged")
     return record
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """`config.yaml` of a run, as plain data: tags in it are an error and nothing is executed."""
+def read_config(path: Path, *, strict: bool = False) -> dict[str, Any]:
+    """Return `config.yaml` of a run as plain data: tags are an error and nothing is executed.
+
+    A file that was edited or damaged after Keel wrote it is a warning, and with `strict` (a run
+    that goes on must go on as it began) an error.
+    """
     try:
-        config = yaml.safe_load((path / CONFIG).read_text(encoding="utf-8"))
+        content = (path / CONFIG).read_bytes()
+        config = yaml.safe_load(content.decode("utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise RunError(f"{path / CONFIG}: cannot be read: {error}") from error
     if not isinstance(config, dict):
         raise RunError(f"{path / CONFIG}: expected names and values")
+    if not _is_unchanged(content):
+        problem = f"{path / CONFIG}: not as Keel wrote it: edited or damaged"
+        if strict:
+            raise RunError(
+                f"{problem}; put it back, or start a new run with `keel train --config FILE` "
+                "(what a resumed run may change has flags: `keel resume --help`)"
+            )
+        _warn(problem)
     return config
+
+
+def _warn(problem: str) -> None:
+    warnings.warn(problem, RunWarning, stacklevel=3)
 
 
 @contextmanager
@@ -220,8 +245,18 @@ def _taken(path: Path) -> str:
     return f"{path}: exists already; continue it with `keel resume {path}` or choose another --name"
 
 
-def _dump(data: Mapping[str, Any]) -> str:
-    return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+def _config_file(config: Mapping[str, Any]) -> bytes:
+    """Return `config.yaml` with a last line that tells whether the others are unchanged."""
+    content = _dump_yaml(config).encode()
+    return content + _SEAL + hashlib.sha256(content).hexdigest().encode() + b"\n"
+
+
+def _is_unchanged(content: bytes) -> bool:
+    """Return whether `config.yaml` fits its last line; files of an older Keel have no such line."""
+    body, seal, digest = content.rpartition(_SEAL)
+    if not seal:
+        return _SEAL_START not in content
+    return digest.strip().decode("ascii", "replace") == hashlib.sha256(body).hexdigest()
 
 
 def _dump_yaml(config: Mapping[str, Any]) -> str:

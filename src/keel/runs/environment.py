@@ -8,6 +8,7 @@ import platform
 import socket
 import subprocess
 import sys
+import warnings
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import Any
 
 from keel import __version__
 from keel.resources import cores
+from keel.runs.errors import RunWarning
+from keel.runs.sealed import is_intact
 
 PACKAGES = ("torch", "numpy", "gymnasium", "safetensors", "envpool", "ale-py", "mujoco")
 
@@ -80,10 +83,21 @@ def _run_git(folder: Path, *arguments: str) -> str | None:
 
 
 def read_choices(run: Path) -> dict[str, Any]:
-    """What was decided automatically when a run began; empty where it was not recorded."""
+    """Return what was decided automatically when a run began.
+
+    A file that is missing or damaged is a warning, because the choices are then made anew.
+    """
+    path = run / "environment.json"
     try:
-        stored = json.loads((run / "environment.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    choices = stored.get("choices") if isinstance(stored, dict) else None
-    return choices if isinstance(choices, dict) else {}
+        stored = json.loads(path.read_bytes())
+        choices = stored["choices"] if is_intact(stored) else None
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        choices = None
+    if isinstance(choices, dict):
+        return choices
+    warnings.warn(
+        f"{path}: missing, edited or damaged; backend, threads and compilation are chosen anew",
+        RunWarning,
+        stacklevel=2,
+    )
+    return {}

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 from keel.runs import plain
 from keel.runs.tensorfile import check_header
 
-MANIFEST = "manifest.json"
+MANIFEST, CHECKSUM = "manifest.json", "checksum"
 MAX_MANIFEST = 64 * 1024
 
 
@@ -27,8 +27,17 @@ def seal(contents: Mapping[str, bytes], header: Mapping[str, Any]) -> bytes:
         name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         for name, content in contents.items()
     }
-    manifest = {**header, "files": files}
-    return plain.dump({**manifest, "checksum": _checksum(manifest)})
+    return dump_checked({**header, "files": files})
+
+
+def dump_checked(record: Mapping[str, Any]) -> bytes:
+    """Return strict JSON of `record` with its own checksum, so that a flipped bit is noticed."""
+    return plain.dump({**record, CHECKSUM: _checksum(record)})
+
+
+def is_intact(record: Mapping[str, Any]) -> bool:
+    """Return whether a record fits its own checksum; one of an older Keel, without any, does."""
+    return CHECKSUM not in record or record[CHECKSUM] == _checksum(record)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -43,7 +52,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         manifest = plain.load(content)
     except ValueError as error:
         raise SealError(f"{MANIFEST}: {error}") from error
-    if manifest.get("checksum") != _checksum(manifest):
+    if CHECKSUM not in manifest or not is_intact(manifest):
         raise SealError(f"{MANIFEST} is damaged: its checksum differs")
     return manifest
 
@@ -99,7 +108,6 @@ def _open(folder: Path, name: str) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
-def _checksum(manifest: Mapping[str, Any]) -> str:
-    """Of the manifest itself, so that a flipped bit is not taken for a newer schema."""
-    rest = {name: value for name, value in manifest.items() if name != "checksum"}
+def _checksum(record: Mapping[str, Any]) -> str:
+    rest = {name: value for name, value in record.items() if name != CHECKSUM}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()

@@ -28,7 +28,15 @@ from keel.errors import InputError, KeelError
 from keel.runs import plain
 from keel.runs.directory import CHECKPOINTS
 from keel.runs.files import is_disk_full, replace_file, sync_folder, write_synced
-from keel.runs.sealed import MANIFEST, SealError, read_files, read_manifest, seal
+from keel.runs.sealed import (
+    MANIFEST,
+    SealError,
+    dump_checked,
+    is_intact,
+    read_files,
+    read_manifest,
+    seal,
+)
 from keel.runs.tensorfile import check_header
 
 SCHEMA = 1
@@ -228,17 +236,24 @@ def _write(root: Path, name: str, contents: Mapping[str, bytes]) -> Path:
 
 
 def _point(root: Path, pointer: Pointer, step: int, **more: float) -> None:
-    content = plain.dump({"checkpoint": _name(step), "step": step, **more})
+    content = dump_checked({"checkpoint": _name(step), "step": step, **more})
     replace_file(root / f"{pointer}.json", content, _crash_point)
 
 
 def _target(root: Path, pointer: str) -> int | None:
-    """The step that a pointer names; None if there is none, or it cannot be read."""
+    """Return the step that a pointer names; None if there is none, or (a warning) it is damaged."""
+    path = root / f"{pointer}.json"
     try:
-        step = plain.load((root / f"{pointer}.json").read_bytes()).get("step")
-    except (OSError, ValueError):
+        record = plain.load(path.read_bytes())
+        step = record.get("step") if is_intact(record) else None
+    except FileNotFoundError:
         return None
-    return step if isinstance(step, int) else None
+    except (OSError, ValueError):
+        step = None
+    if isinstance(step, int):
+        return step
+    warnings.warn(f"{path}: edited or damaged, and not used", CheckpointWarning, stacklevel=3)
+    return None
 
 
 def _prune(root: Path, step: int, keep: int | None, protect: Collection[str]) -> None:

@@ -102,7 +102,8 @@ def resume(path: Path, changes: Config | None = None) -> Generator[Progress, Non
     """Go on with a run from its newest good checkpoint; the run is locked before anything else."""
     config = changes or from_dict(read_config(path))
     check(config)
-    stored = to_dict(from_dict(read_config(path)))  # with what was added since, as it is by default
+    # with the defaults of fields that were added since
+    stored = to_dict(from_dict(read_config(path, strict=True)))
     directory = RunDirectory.resume(
         path, config=to_dict(config), stored=stored, may_change=MAY_CHANGE
     )

@@ -84,7 +84,7 @@ def resume(
     """Go on with a run from its newest good checkpoint."""
     config = changes or from_dict(read_config(path))
     check(config)
-    stored = to_dict(from_dict(read_config(path)))
+    stored = to_dict(from_dict(read_config(path, strict=True)))
     directory = RunDirectory.resume(
         path, config=to_dict(config), stored=stored, may_change=MAY_CHANGE
     )
