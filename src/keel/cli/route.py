@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -62,12 +62,20 @@ class Route:
     """Seconds between reading the backends' /metrics (vLLM's names); 0: never."""
     max_body: int = 32 << 20
     """Bytes of a request."""
+    header_seconds: float = 10.0
+    """Seconds for the headers of a request; a slower client is answered 408."""
+    body_seconds: float = 60.0
+    """Seconds for the body of a request after its headers; a slower client is answered 408."""
+    max_connections: int = 1_000
+    """Open connections of clients; one more is answered 503."""
+    allowed_hosts: Annotated[tuple[str, ...], arg(metavar="HOST HOST…")] = ()
+    """Names in the Host header that are served, others are answered 421; by default all."""
     grace: float = 30.0
     """Seconds for responses under way when the router is stopped."""
 
 
 def run(args: Sequence[str]) -> int:
-    """Until Ctrl-C."""
+    """Route until a signal; return 128 and its number: 130 for Ctrl-C, 143 for SIGTERM."""
     chosen = read_options(Route, args, "keel route")
     need("aiohttp", "serving")
     from keel.apps.serving.live.backends import make_backends
@@ -81,14 +89,7 @@ def run(args: Sequence[str]) -> int:
         raise InputError(f"--kv-tokens: expected at least 1, got {chosen.kv_tokens}")
     backends = make_backends(chosen.backends, chosen.kv_tokens)
     guards = Guards(chosen.max_kl, chosen.max_share, chosen.deadline_ms / 1e3, chosen.window)
-    options = Options(
-        chosen.retries,
-        chosen.connect_seconds,
-        chosen.silent_seconds,
-        chosen.max_body,
-        chosen.poll,
-        chosen.grace,
-    )
+    options = Options(**{each.name: getattr(chosen, each.name) for each in fields(Options)})
     chooser = Chooser(len(backends), None, chosen.reference, guards)
     if chosen.policy is not None:
         from keel.apps.serving import load_scorer
@@ -96,8 +97,7 @@ def run(args: Sequence[str]) -> int:
         chooser.policy = load_scorer(chosen.policy, chosen.checkpoint)
     _log_to_stderr()
     router = Router(backends, chooser, options)
-    asyncio.run(serve(router, chosen.host, chosen.port, partial(_tell, chosen)))
-    return 0
+    return 128 + asyncio.run(serve(router, chosen.host, chosen.port, partial(_tell, chosen)))
 
 
 def _log_to_stderr() -> None:

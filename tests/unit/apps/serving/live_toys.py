@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 import aiohttp
@@ -22,12 +22,16 @@ COMPLETIONS = "/v1/completions"
 class Toy:
     """One server; `mode` may be changed while it runs.
 
-    `ok` streams tokens; `busy` answers 503; `hang` never answers; `reset` hangs up without a word;
-    `empty` hangs up after the headers; `broken` hangs up after two tokens.
+    `ok` streams tokens; `busy` answers 503, `gateway` 502; `hang` never answers; `reset` hangs up
+    without a word; `empty` hangs up after the headers; `broken` hangs up after two tokens;
+    `garbage` answers something that is no HTTP; `quiet` sends headers and nothing else; `stall` is
+    silent after two tokens. A request with the word `poison` is answered by `poison_mode` if there
+    is one.
     """
 
     def __init__(self, name: str, tokens: int = 4, gap: float = 0.0) -> None:
         self.name, self.tokens, self.gap, self.mode = name, tokens, gap, "ok"
+        self.poison_mode = ""
         self.port, self.asked, self.bodies, self.headers = 0, 0, [], {}
         self.left = asyncio.Event()
         self.may_go_on = asyncio.Event()
@@ -68,11 +72,18 @@ class Toy:
         self.headers = request.headers
         self.bodies.append(await request.read())
         assert request.transport is not None
-        if self.mode == "busy":
+        mode = self.poison_mode if b"poison" in self.bodies[-1] and self.poison_mode else self.mode
+        if mode == "busy":
             return web.Response(status=503, text=f"{self.name} is busy")
-        if self.mode == "hang":
+        if mode == "gateway":
+            return web.Response(status=502, text=f"{self.name} has lost its engine")
+        if mode == "hang":
             await asyncio.sleep(30.0)
-        if self.mode == "reset":
+        if mode == "garbage":
+            request.transport.write(b"this is no HTTP\r\n\r\n")
+            request.transport.close()
+            return web.Response()
+        if mode == "reset":
             request.transport.abort()
             return web.Response()
         if request.method != "POST":
@@ -82,13 +93,17 @@ class Toy:
             )
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        if self.mode == "empty":
+        if mode == "quiet":
+            await asyncio.sleep(30.0)
+        if mode == "empty":
             await asyncio.sleep(0.02)
             request.transport.abort()
             return response
         try:
             for k in range(self.tokens):
-                if self.mode == "broken" and k == 2:
+                if mode == "stall" and k == 2:
+                    await asyncio.sleep(30.0)
+                if mode == "broken" and k == 2:
                     await asyncio.sleep(0.02)
                     request.transport.abort()
                     return response
@@ -100,6 +115,19 @@ class Toy:
             raise
         await response.write(b"data: [DONE]\n\n")
         return response
+
+
+Test = Callable[[], Coroutine[Any, Any, None]]
+
+
+def live(test: Test) -> Callable[[], None]:
+    """Run a test in a loop of its own, for half a minute at most."""
+
+    def run() -> None:
+        asyncio.run(asyncio.wait_for(test(), 30.0))
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
 
 
 def prefer(*scores: float) -> Scoring:

@@ -13,14 +13,13 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import numpy as np
 import pytest
-from live_toys import COMPLETIONS, Toy, prefer, routed, toys
+from live_toys import COMPLETIONS, Toy, live, prefer, routed, toys
 
 from keel.apps.serving import fields as f
 from keel.apps.serving import kernels_many, kernels_route
@@ -40,19 +39,6 @@ from keel.apps.serving.sight import REPLICA, REQUEST
 from keel.cli import main
 from keel.cli.route import Route
 from keel.errors import InputError
-
-Test = Callable[[], Coroutine[Any, Any, None]]
-
-
-def live(test: Test) -> Callable[[], None]:
-    """Run a test in a loop of its own, for half a minute at most."""
-
-    def run() -> None:
-        asyncio.run(asyncio.wait_for(test(), 30.0))
-
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
-    return run
-
 
 # What the policy sees
 
@@ -597,6 +583,11 @@ A = "http://127.0.0.1:9"
         (["--backends", A, "--window", "3"], "--window: expected at least 20"),
         (["--backends", A, "--retries", "-1"], "--retries: expected"),
         (["--backends", A, "--max-body", "0"], "--max-body: expected"),
+        (["--backends", A, "--header-seconds", "0"], "--header-seconds: expected more than 0"),
+        (["--backends", A, "--body-seconds", "inf"], "--body-seconds: expected more than 0"),
+        (["--backends", A, "--max-connections", "-1"], "--max-connections: expected more than 0"),
+        (["--backends", A, "--allowed-hosts", "http://a"], "--allowed-hosts: 'http://a' is no"),
+        (["--backends", A, "--allowed-hosts", "a", "b:80"], "--allowed-hosts: 'b:80' is no host"),
         (["--backends", A, "--kv-tokens", "0"], "--kv-tokens: expected"),
         (["--backends", A, "--policy", "nowhere"], "nowhere"),
     ],
@@ -635,27 +626,34 @@ def test_equal_addresses_are_found_out_however_they_are_written() -> None:
         make_backends(["http://a", "http://A:80"], 1)
 
 
-@live
-async def test_ctrl_c_finishes_what_is_under_way() -> None:
-    async with toys("a", tokens=10, gap=0.1) as (a,):
-        words = ["route", "--backends", a.url, "--port", "0"]
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", "import sys; from keel.cli import main; sys.exit(main())", *words,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(os.environ),
-        )  # fmt: skip
-        try:
-            assert process.stdout is not None
-            line = (await process.stdout.readline()).decode()
-            found = re.match(r"(http://127\.0\.0\.1:\d+) → 1 backend, by least-by-speed", line)
-            assert found, line
-            async with aiohttp.ClientSession() as client:
-                where = found[1] + COMPLETIONS
-                async with client.post(where, json={"prompt": "x"}) as answer:
-                    first = await answer.content.readany()
-                    process.send_signal(signal.SIGINT)
-                    assert first + await answer.read() == a.stream()
-            assert await process.wait() == 0
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_finishes_what_is_under_way_and_is_told_in_the_status(number: int) -> None:
+    async def test() -> None:
+        async with toys("a", tokens=10, gap=0.1) as (a,):
+            words = ["route", "--backends", a.url, "--port", "0"]
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "keel", *words,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(os.environ),
+            )  # fmt: skip
+            try:
+                assert process.stdout is not None
+                assert process.stderr is not None
+                line = (await process.stdout.readline()).decode()
+                found = re.match(r"(http://127\.0\.0\.1:\d+) → 1 backend, by least-by-speed", line)
+                assert found, line
+                async with aiohttp.ClientSession() as client:
+                    where = found[1] + COMPLETIONS
+                    async with client.post(where, json={"prompt": "x"}) as answer:
+                        first = await answer.content.readany()
+                        process.send_signal(number)
+                        assert first + await answer.read() == a.stream()
+                assert await process.wait() == 128 + number
+                told = (await process.stderr.read()).decode().splitlines()
+                assert told[-1].endswith("stopping: responses under way are finished")
+                assert "Traceback" not in "".join(told)
+            finally:
+                if process.returncode is None:
+                    process.kill()
+                    await process.wait()
+
+    live(test)()

@@ -1,10 +1,12 @@
 """A trained router in front of real servers: `keel route`.
 
-* `prompts`: what a request asks to be read;
+* `prompts`: what a request asks to be read; `parsing`: the same for large bodies, elsewhere;
 * `backends`: what is known of every server, and whether it answers;
 * `choosing`: the policy's choice, and the guards that may overrule it;
 * `metrics`: what happened, for Prometheus;
-* `server`: the reverse proxy itself; `running`: from its start to its end.
+* `server`: the reverse proxy towards clients; `connections`, `headers`: what it lets in;
+* `forwarding`: the reverse proxy towards backends; `blame`: whose fault a failure is;
+* `options`: settings of both; `running`: from the start of the proxy to its end.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from yarl import URL
 
 from keel.apps.serving import fields as f
 from keel.apps.serving.arrays import View, blank_view
+from keel.apps.serving.live.blame import Record
 from keel.apps.serving.live.prompts import CHARACTERS, PIECE, Prefixes, Prompt
 from keel.apps.serving.sight import follow
 from keel.errors import InputError
@@ -87,6 +88,8 @@ class Backend:
     """when, and tokens to read, since the report"""
     failed: float = -np.inf
     pause: float = 0.0
+    record: Record = field(default_factory=Record)
+    """failures since its last answer"""
 
     def __post_init__(self) -> None:
         self.prefixes = Prefixes(max(1, self.kv_tokens * CHARACTERS // PIECE))
@@ -204,13 +207,21 @@ class Watch:
     def __init__(self, backends: Sequence[Backend], session: aiohttp.ClientSession) -> None:
         self.backends, self.session = backends, session
         self._tasks: set[asyncio.Task[None]] = set()
+        self._checked: set[str] = set()
 
     def take_out(self, backend: Backend, why: str) -> None:
         """No request goes there until it answers again."""
         if backend.up:
             backend.up = False
+            backend.record.failures.clear()
             log.warning("%s is out: %s", backend.url, why)
             self._start(self._revive(backend))
+
+    def check(self, backend: Backend) -> None:
+        """Ask after a backend in the background, and take it out if it does not answer."""
+        if backend.up and backend.url not in self._checked:
+            self._checked.add(backend.url)
+            self._start(self._check(backend))
 
     async def first_look(self) -> None:
         """Who is there at all, before anything is sent."""
@@ -239,6 +250,13 @@ class Watch:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _check(self, backend: Backend) -> None:
+        try:
+            if not await self.answers(backend):
+                self.take_out(backend, "does not answer /health")
+        finally:
+            self._checked.discard(backend.url)
 
     async def _revive(self, backend: Backend) -> None:
         pause = backend.next_pause(time.monotonic())

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
+import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +12,6 @@ PIECE = 256
 """Characters of a piece of a prompt that may be cached."""
 CHARACTERS = 4
 """Of a token, about: no router has time for a tokenizer."""
-LARGE = 1 << 17
-"""Bytes of a body that is read in a thread: it would hold up others' tokens."""
 READ_PROMPT = ("tools", "prompt", "input", "messages")
 READ_MESSAGE = ("role", "name", "content", "text", "tool_calls", "function", "arguments")
 
@@ -29,40 +26,63 @@ class Prompt:
     """names of its whole pieces, each made of the one before and its own text"""
 
 
-async def prompt_of(body: bytes) -> Prompt:
-    """`read_prompt`, without holding up others."""
-    return read_prompt(body) if len(body) < LARGE else await asyncio.to_thread(read_prompt, body)
-
-
 def read_prompt(body: bytes) -> Prompt:
     """Of a request to an OpenAI-compatible server; whatever else it may be counts by its length."""
+    texts: list[str] = []
     try:
         asked = json.loads(body)
-        texts = list(_texts([asked[key] for key in READ_PROMPT if key in asked]))
+        counts = [_gather(asked[key], texts) for key in READ_PROMPT if key in asked]
     except (ValueError, TypeError, RecursionError):
-        return Prompt(max(1, len(body) // CHARACTERS))
-    ids = sum(1 for text in texts if isinstance(text, int))
-    whole = "".join(text if isinstance(text, str) else f"{text} " for text in texts)
-    written = sum(len(text) for text in texts if isinstance(text, str))
-    name = hash(str(asked.get("model"))) if isinstance(asked, dict) else 0
+        return count_by_length(body)
+    ids, written = (sum(count) for count in zip(*counts, strict=True)) if counts else (0, 0)
+    whole = "".join(texts)
+    name = _chain(0, str(asked.get("model"))) if isinstance(asked, dict) else 0
     pieces = []
     for at in range(0, len(whole) - PIECE + 1, PIECE):
-        name = hash((name, whole[at : at + PIECE]))
+        name = _chain(name, whole[at : at + PIECE])
         pieces.append(name)
     return Prompt(max(1, ids + written // CHARACTERS), len(whole), tuple(pieces))
 
 
-def _texts(value: Any) -> Iterator[str | int]:
-    """Texts and numbers of tokens, in their order; pictures and settings are left out."""
-    if isinstance(value, str | int):
-        yield value
-    elif isinstance(value, list):
-        for part in value:
-            yield from _texts(part)
-    elif isinstance(value, dict):
-        for key in READ_MESSAGE:
-            if key in value:
-                yield from _texts(value[key])
+def count_by_length(body: bytes) -> Prompt:
+    """Return a prompt of as many tokens as the bytes of a body that nothing else is known of."""
+    return Prompt(max(1, len(body) // CHARACTERS))
+
+
+def _chain(name: int, text: str) -> int:
+    """Name a piece by its text and the name before it; the same in every process."""
+    key = name.to_bytes(8, "little", signed=True)
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8, key=key).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def _gather(value: Any, texts: list[str]) -> tuple[int, int]:
+    """Collect texts and ids of tokens in their order; pictures and settings are left out.
+
+    Args:
+        value: A part of a request.
+        texts: Where to collect them; ids are written out.
+
+    Returns:
+        How many ids, and how many characters of texts there were.
+    """
+    if isinstance(value, str):
+        texts.append(value)
+        return 0, len(value)
+    if isinstance(value, int):
+        texts.append(f"{value} ")
+        return 1, 0
+    if isinstance(value, list) and set(map(type, value)) == {int}:  # millions, perhaps
+        texts.append(" ".join(map(str, value)) + " ")
+        return len(value), 0
+    parts = value if isinstance(value, list) else []
+    if isinstance(value, dict):
+        parts = [value[key] for key in READ_MESSAGE if key in value]
+    ids = written = 0
+    for part in parts:
+        more = _gather(part, texts)
+        ids, written = ids + more[0], written + more[1]
+    return ids, written
 
 
 class Prefixes:

@@ -16,9 +16,20 @@ from keel.errors import InputError
 
 log = logging.getLogger("keel.route")
 
+SPARE_DESCRIPTORS = 64
+"""Open files and sockets besides two for each connection: to its client and to a backend."""
 
-async def serve(router: Router, host: str, port: int, told: Callable[[str], None]) -> None:
-    """Until a signal says to stop; responses under way are finished."""
+
+async def serve(router: Router, host: str, port: int, told: Callable[[str], None]) -> int:
+    """Serve until a signal, finish the responses under way, and return the signal's number.
+
+    Args:
+        router: The proxy.
+        host: Where to listen.
+        port: Where to listen; 0: any that is free.
+        told: Called with the address once it can be used.
+    """
+    allow_descriptors(2 * router.options.max_connections + SPARE_DESCRIPTORS)
     await router.start()
     runner = router.runner()
     try:
@@ -29,7 +40,7 @@ async def serve(router: Router, host: str, port: int, told: Callable[[str], None
             raise InputError(_why_not(host, port, error)) from error
         where, given = runner.addresses[0][:2]
         told(f"http://{f'[{where}]' if ':' in where else where}:{given}")
-        await _stopped()
+        return await _stopped()
     finally:
         await runner.cleanup()
         await router.close()
@@ -41,15 +52,39 @@ def _why_not(host: str, port: int, error: Exception) -> str:
     return f"--host {host} --port {port}: cannot listen there ({error})"
 
 
-async def _stopped() -> None:
+async def _stopped() -> int:
     """By Ctrl-C or SIGTERM; a second one does not wait for responses."""
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    stop: asyncio.Queue[int] = asyncio.Queue()
     signals = (signal.SIGINT, signal.SIGTERM)
     with contextlib.suppress(NotImplementedError):  # elsewhere Ctrl-C is an exception
-        for number in signals:
-            loop.add_signal_handler(number, stop.set)
-    await stop.wait()
+        for each in signals:
+            loop.add_signal_handler(each, stop.put_nowait, int(each))
+    number = await stop.get()
     log.warning("stopping: responses under way are finished")
     with contextlib.suppress(NotImplementedError):
-        for number in signals:
-            loop.remove_signal_handler(number)
+        for each in signals:
+            loop.remove_signal_handler(each)
+    return number
+
+
+def allow_descriptors(needed: int) -> None:
+    """Raise the limit on open files as far as the system lets us; say so if that is not enough.
+
+    Args:
+        needed: Files and sockets that may be open at a time.
+    """
+    try:
+        import resource
+    except ImportError:  # not a Unix: there is no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < needed:
+        log.warning(
+            "%d files may be open, --max-connections may need %d: lower it, or raise `ulimit -n`",
+            most, needed,
+        )  # fmt: skip
