@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from keel.config.checks import check
+from keel.config.options import named_values
 from keel.config.reading import (
     MINARI,
     anchored,
     from_dict,
     load,
     merged,
-    named_values,
     options,
     read,
     to_dict,

@@ -6,12 +6,14 @@ import dataclasses
 import math
 from typing import Any
 
+from keel.config.options import OPTIONS, named_values
 from keel.config.schema import SINKS, Config
 from keel.errors import InputError, choose
 
 
 def check(config: Config) -> None:
     """Raise an `InputError` that names the first impossible value."""
+    named_values(config.envs.options, OPTIONS)
     positive = {
         "total_steps": config.total_steps,
         "rollout_steps": config.rollout_steps,

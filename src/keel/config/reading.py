@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar, Union
 import yaml
 
 from keel.config.checks import check
+from keel.config.options import OPTIONS, named_values, options_text
 from keel.config.schema import Config
 from keel.errors import InputError
 
@@ -51,18 +52,7 @@ def anchored(config: Config) -> Config:
 
 def options(config: Config) -> dict[str, Any]:
     """What the environment is made with, of `envs.options`."""
-    return named_values(config.envs.options, "envs.options")
-
-
-def named_values(text: str, field: str) -> dict[str, Any]:
-    """`name=value`, separated by commas; numbers and true/false as such."""
-    found: dict[str, Any] = {}
-    for part in filter(None, (x.strip() for x in text.split(","))):
-        name, equals, value = (x.strip() for x in part.partition("="))
-        if not (equals and name.isidentifier()):
-            raise InputError(f"{field}: expected name=value, got {part!r}")
-        found[name] = yaml.safe_load(value)
-    return found
+    return named_values(config.envs.options, OPTIONS)
 
 
 def load(path: Path, base: Config | None = None) -> Config:
@@ -132,6 +122,8 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
             return hint(number)
     elif isinstance(value, hint):
         return value
+    elif name == OPTIONS and isinstance(value, Mapping):
+        return options_text(value, name)
     raise InputError(f"{name}: expected {_name(hint)}, got {value!r}")
 
 

@@ -34,7 +34,7 @@ class Envs:
     timeout: float = 60.0
     """Seconds after which a silent worker counts as hung."""
     options: str = ""
-    """What the environment is made with: name=value, separated by commas."""
+    """Constructor options: name=value, separated by commas; or nested, 'a={"b": [1, 2]}'."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,110 @@
+"""Constructor options of an environment: `name=value` on the command line, a mapping in a file.
+
+Values are YAML in its one-line form, of which JSON is a part: numbers, true and false, text, lists
+and mappings, nested as deep as they need to be. A configuration keeps them as one line of text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from keel.errors import InputError
+
+OPTIONS = "envs.options"
+"""The setting, as errors name it."""
+OPENING = {"[": "]", "{": "}"}
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain data only; 1e6 is a number, as in YAML 1.2 (PyYAML takes it for text)."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
+def named_values(text: str, field: str) -> dict[str, Any]:
+    """Return the values that `text` names.
+
+    Args:
+        text: `name=value`, separated by commas; commas inside brackets or quotes separate nothing.
+        field: the setting that the text belongs to, for the error.
+
+    >>> named_values('size=8, walls=[1, 2], goal={"x": 0.5}', "envs.options")
+    {'size': 8, 'walls': [1, 2], 'goal': {'x': 0.5}}
+    """
+    values: dict[str, Any] = {}
+    for part in _parts(text, field):
+        name, equals, value = (x.strip() for x in part.partition("="))
+        if not (equals and name.isidentifier()):
+            raise InputError(f"{field}: expected name=value, got {part!r}")
+        if name in values:
+            raise InputError(f"{field}: {name} is given twice")
+        values[name] = _value(value, name, field)
+    return values
+
+
+def options_text(values: Mapping[Any, Any], field: str) -> str:
+    """Return a mapping as the text that `named_values` reads back."""
+    parts = []
+    for name, value in values.items():
+        if not (isinstance(name, str) and name.isidentifier()):
+            raise InputError(f"{field}: {name!r} is no name of an option")
+        try:
+            parts.append(f"{name}={json.dumps(value, ensure_ascii=False, allow_nan=False)}")
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"{field}: {name} must be numbers, text, lists and mappings ({error})"
+            ) from None
+    return ", ".join(parts)
+
+
+def _parts(text: str, field: str) -> Iterator[str]:
+    """Yield what stands between commas that are outside of brackets and quotes."""
+    expected: list[str] = []
+    quote, start = "", 0
+    for at, letter in enumerate(text):
+        if quote:
+            # a backslash escapes only inside double quotes
+            if letter == quote and not (quote == '"' and _escaped(text, at)):
+                quote = ""
+        elif letter in "\"'" and _begins_value(text[start:at]):
+            quote = letter
+        elif letter in OPENING:
+            expected.append(OPENING[letter])
+        elif letter in OPENING.values():
+            if not expected or expected.pop() != letter:
+                raise InputError(f"{field}: {letter!r} closes nothing in {text!r}")
+        elif letter == "," and not expected:
+            if text[start:at].strip():
+                yield text[start:at].strip()
+            start = at + 1
+    if quote or expected:
+        raise InputError(f"{field}: {quote or expected[-1]!r} is missing at the end of {text!r}")
+    if text[start:].strip():
+        yield text[start:].strip()
+
+
+def _begins_value(before: str) -> bool:
+    """Whether a quote after `before` opens a text; in the middle of a word it is an apostrophe."""
+    return before.rstrip()[-1:] in ("", "=", "[", "{", ",", ":")
+
+
+def _escaped(text: str, at: int) -> bool:
+    """Whether an odd number of backslashes stands before place `at`."""
+    before = text[:at]
+    return bool((len(before) - len(before.rstrip("\\"))) % 2)
+
+
+def _value(text: str, name: str, field: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise InputError(f"{field}: {name}={text} cannot be read ({problem})") from None

@@ -1,0 +1,64 @@
+"""Options of an environment's constructor, from the command line and from files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keel.config import from_dict, load, named_values, options, to_dict
+from keel.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("", {}),
+        ("size=8,maps=held_out", {"size": 8, "maps": "held_out"}),
+        ("a=1e-3, b=1e6, c=2.5, d=-3", {"a": 1e-3, "b": 1e6, "c": 2.5, "d": -3}),
+        ("slippery=false, seed=null", {"slippery": False, "seed": None}),
+        ('a={"b": [1, 2]}', {"a": {"b": [1, 2]}}),
+        ("a={b: [1, {c: 2e3}]}, d=[x, y]", {"a": {"b": [1, {"c": 2000.0}]}, "d": ["x", "y"]}),
+        ("text=\"one, two\", other='a]b'", {"text": "one, two", "other": "a]b"}),
+        ('text="a \\" b, c"', {"text": 'a " b, c'}),
+        ("name=it's, n=1", {"name": "it's", "n": 1}),
+        ("rule=a=b", {"rule": "a=b"}),
+    ],
+)
+def test_values_may_be_nested(text: str, values: dict[str, Any]) -> None:
+    assert named_values(text, "envs.options") == values
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a=[1", r"envs\.options: ']' is missing at the end of 'a=\[1'"),
+        ('a={"b": [1, 2}', r"envs\.options: '}' closes nothing in"),
+        ("a=1]", r"envs\.options: ']' closes nothing in"),
+        ('a="x', r"envs\.options: '\"' is missing at the end"),
+        ("a", r"envs\.options: expected name=value, got 'a'"),
+        ("a=1, 2", r"envs\.options: expected name=value, got '2'"),
+        ("a=1, a=2", r"envs\.options: a is given twice"),
+        ("a={b: c: d}", r"envs\.options: a={b: c: d} cannot be read"),
+        ("a=!!python/name:os.system", r"envs\.options: a=!!python.* cannot be read"),
+    ],
+)
+def test_bad_syntax_is_one_line(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        from_dict({"envs": {"options": text}})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_mapping_in_a_file_is_the_same_as_the_text(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("envs:\n  options:\n    a:\n      b: [1, 2]\n    c: 'x, y'\n    d: true\n")
+    config = load(path)
+    assert options(config) == {"a": {"b": [1, 2]}, "c": "x, y", "d": True}
+    assert from_dict(to_dict(config)) == config
+
+
+@pytest.mark.parametrize("values", [{"a": object()}, {"a": float("nan")}, {"a b": 1}, {3: 1}])
+def test_what_cannot_be_written_down_is_refused(values: dict[Any, Any]) -> None:
+    with pytest.raises(InputError, match=r"envs\.options: "):
+        from_dict({"envs": {"options": values}})
