@@ -6,11 +6,14 @@ environments themselves, at a known step, so that no test sleeps for longer than
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,13 +27,16 @@ from gymnasium import spaces
 from keel.envs import (
     BadStepError,
     ClosedEnvError,
+    EnvError,
     EnvHungError,
+    EnvMakeError,
     EnvRaisedError,
     Envs,
     WorkerDiedError,
     env_seeds,
     make_envs,
 )
+from keel.errors import InputError
 
 
 class Faulty(gymnasium.Env[Any, Any]):
@@ -48,6 +54,8 @@ class Faulty(gymnasium.Env[Any, Any]):
         self.fault, self.victim, self.at, self.struck = fault, victim, at, False
         if fault == "make":
             raise RuntimeError("no licence found")
+        if fault == "make in worker" and multiprocessing.parent_process() is not None:
+            raise RuntimeError("one licence, one process")
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -148,9 +156,30 @@ def test_an_exception_in_reset_is_told_the_same_way(backend: Any) -> None:
     assert all_end(pids)
 
 
-def test_an_exception_while_it_is_made_reaches_the_user() -> None:
-    with pytest.raises(RuntimeError, match="no licence found"):
-        faulty("make")
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_an_exception_in_the_constructor_is_one_line_that_names_the_environment(
+    backend: Any,
+) -> None:
+    with pytest.raises(EnvMakeError) as caught:
+        faulty("make", backend)
+    assert re.fullmatch(
+        r"keel/Faulty-v0: cannot be made: RuntimeError: no licence found.* "
+        r"\(.*\.py, line \d+\)",
+        str(caught.value),
+    )
+
+
+def test_an_exception_in_a_workers_constructor_alone_names_the_environment() -> None:
+    with pytest.raises(EnvMakeError) as caught:
+        faulty("make in worker")
+    assert str(caught.value) == (
+        "keel/Faulty-v0: cannot be made in a worker process: RuntimeError: one licence, one process"
+    )
+
+
+def test_an_option_that_the_constructor_does_not_know_names_the_environment() -> None:
+    with pytest.raises(InputError, match=r"keel/Faulty-v0: .*unexpected keyword argument 'size'"):
+        make_envs("keel/Faulty-v0", 2, seed=0, env_kwargs={"size": 3})
 
 
 def test_without_the_guard_the_siblings_are_closed_as_well() -> None:
@@ -312,13 +341,57 @@ def test_workers_outlive_the_thread_that_started_them() -> None:
     envs.close()
 
 
-def test_a_script_without_a_main_guard_is_told_what_it_lacks(tmp_path: Path) -> None:
+PLAIN_SCRIPT = """
+import gymnasium, numpy as np
+from keel.envs import make_envs
+
+print("the script runs")
+
+class Inner(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return np.ones(2, np.float32), float(action), False, False, {}
+
+class Outer(gymnasium.Wrapper):
+    def __init__(self):
+        super().__init__(gymnasium.make("Inner-v0"))
+
+gymnasium.register("Inner-v0", "__main__:Inner")
+gymnasium.register("Outer-v0", Outer)
+for name in ("Inner-v0", "Outer-v0"):
+    envs = make_envs(name, 2, backend="async", seed=0, threads=1)
+    envs.reset(0)
+    print(name, envs.step(np.array([0, 1])).reward.tolist())
+"""
+
+
+def test_a_script_without_a_main_guard_runs_once_and_its_own_classes_reach_the_workers(
+    tmp_path: Path,
+) -> None:
+    """Workers do not import the script: neither by file, nor what it has registered by name."""
     script = tmp_path / "script.py"
-    make = "make_envs('CartPole-v1', 2, backend='async', seed=0, threads=1)"
-    script.write_text(f"from keel.envs import make_envs\n{make}\n")
+    script.write_text(PLAIN_SCRIPT)
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1
-    assert "needs `if __name__ == '__main__':`" in done.stderr.splitlines()[-1]
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "the script runs",
+        "Inner-v0 [0.0, 1.0]",
+        "Outer-v0 [0.0, 1.0]",
+    ]
+
+
+def test_what_cannot_be_sent_to_a_worker_is_told_in_one_line() -> None:
+    kwargs = {"fault": threading.Lock()}
+    with pytest.raises(
+        EnvError, match=r"cannot be sent to a worker process .*use envs\.backend sync"
+    ):
+        make_envs("keel/Faulty-v0", 2, backend="async", seed=0, env_kwargs=kwargs)
 
 
 # --- 22 and 31: what environments give is looked at ---------------------------------------------

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import gymnasium
+
 from keel.errors import InputError, KeelError
 
 
@@ -22,6 +29,10 @@ class MissingExtraError(EnvError, ImportError):
 
 class UnsupportedSpaceError(EnvError, InputError):
     """A space that Keel has no layout for; the message names it."""
+
+
+class EnvMakeError(EnvError, InputError):
+    """The constructor of an environment raised; the message names the environment and the line."""
 
 
 class ClosedEnvError(EnvError):
@@ -56,3 +67,29 @@ class WorkerDiedError(EnvFaultError):
 
 class EnvWarning(UserWarning):
     """Something about an environment that is worth knowing, but does not stop the run."""
+
+
+@contextmanager
+def constructor_of(env_id: str) -> Iterator[None]:
+    """Name the environment in whatever its constructor raises, in one line."""
+    try:
+        yield
+    except gymnasium.error.DependencyNotInstalled as error:
+        if "mujoco" in str(error).lower():
+            raise MissingExtraError(env_id, "mujoco") from error
+        raise EnvMakeError(f"{env_id}: {_first_line(error)}") from error
+    except EnvRaisedError as error:  # in a worker, which sent its traceback
+        reason = error.detail.strip().rpartition("\n")[2]
+        raise EnvMakeError(f"{env_id}: cannot be made in a worker process: {reason}") from error
+    except KeelError:
+        raise
+    except (Exception, SystemExit) as error:  # the environment's own
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise EnvMakeError(
+            f"{env_id}: cannot be made: {type(error).__name__}: {_first_line(error)} "
+            f"({Path(place.filename).name}, line {place.lineno})"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]

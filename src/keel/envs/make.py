@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib.util
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -15,13 +14,14 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from keel.envs.atari import AtariEnvs, AtariOptions
-from keel.envs.faults import EnvError, EnvWarning, MissingExtraError
+from keel.envs.faults import EnvError, EnvWarning, constructor_of
 from keel.envs.guard import Guarded
 from keel.envs.lanes import Env
 from keel.envs.multi import ParallelEnvs
 from keel.envs.names import Parallel, atari_game, find_spec, native, parallel, unknown
 from keel.envs.pool import PoolEnvs, import_envpool
 from keel.envs.protocol import Autoreset, Envs
+from keel.envs.spawning import at_hand
 from keel.envs.sync import SyncEnvs
 from keel.envs.vector import VectorEnvs
 from keel.envs.workers import AsyncEnvs
@@ -156,10 +156,8 @@ def _native(make: Callable[..., Envs], backend: str, request: _Request) -> Envs:
     choose("backend", backend, ("auto", "vector"))
     if request.wrappers:
         raise InputError(f"wrappers: are Gymnasium's; {request.env_id} is not made of its parts")
-    try:
+    with constructor_of(request.env_id):
         return make(request.num_envs, **request.kwargs)
-    except TypeError as error:
-        raise InputError(f"{request.env_id}: {error}") from error
 
 
 def _parallel(several: Parallel, backend: str, request: _Request) -> Envs:
@@ -169,15 +167,13 @@ def _parallel(several: Parallel, backend: str, request: _Request) -> Envs:
         raise InputError(
             "wrappers, autoreset: are Gymnasium's; this environment has several agents"
         )
-    try:
+    with constructor_of(request.env_id):
         if several.make_many is not None and backend != "sync":
             envs: Envs = several.make_many(request.num_envs, **request.kwargs)
             return envs
         if backend == "vector":
             raise InputError(f"backend: {request.env_id} has no vector form; use sync")
         return ParallelEnvs(partial(several.make, **request.kwargs), request.num_envs)
-    except TypeError as error:
-        raise InputError(f"{request.env_id}: {error}") from error
 
 
 def _make(backend: str, request: _Request) -> Envs:
@@ -186,16 +182,11 @@ def _make(backend: str, request: _Request) -> Envs:
         raise InputError(f"wrappers: need backend sync or async, not {backend}")
     if plain and request.autoreset == "same_step":
         raise InputError(f"autoreset: same_step needs backend sync or async, not {backend}")
-    if backend == "ale":
-        game = atari_game(request.env_id)
-        if game is None:
-            raise InputError(f"backend: ale plays Atari games, not {request.env_id}")
-        if request.kwargs:
-            raise InputError("env_kwargs: the ALE takes its options as atari=AtariOptions(…)")
-        return AtariEnvs(game, request.num_envs, threads=request.threads, options=request.atari)
-    if backend == "envpool":
-        return _envpool(request)
-    with _translated(request.env_id):
+    with constructor_of(request.env_id):
+        if backend == "ale":
+            return _ale(request)
+        if backend == "envpool":
+            return _envpool(request)
         if backend == "vector":
             return _vector(request)
         factory = _factory(request)
@@ -209,6 +200,15 @@ def _make(backend: str, request: _Request) -> Envs:
             timeout=request.timeout,
             restarts=request.restart_workers,
         )
+
+
+def _ale(request: _Request) -> Envs:
+    game = atari_game(request.env_id)
+    if game is None:
+        raise InputError(f"backend: ale plays Atari games, not {request.env_id}")
+    if request.kwargs:
+        raise InputError("env_kwargs: the ALE takes its options as atari=AtariOptions(…)")
+    return AtariEnvs(game, request.num_envs, threads=request.threads, options=request.atari)
 
 
 def _auto(request: _Request) -> Envs:
@@ -242,7 +242,7 @@ def _mujoco(request: _Request) -> Envs | None:
         return None
     try:
         return _make("envpool", request)
-    except (InputError, TypeError, AssertionError) as error:
+    except (InputError, EnvError) as error:
         _tell(request, f"EnvPool cannot take it as asked ({error}); using Gymnasium")
         return None
 
@@ -292,14 +292,14 @@ def _factory(request: _Request) -> EnvFactory:
     spec = _spec(request)
     if spec is None:
         raise unknown(request.env_id)
-    return EnvFactory(spec, request.kwargs, request.wrappers)
+    return EnvFactory(at_hand(spec), request.kwargs, request.wrappers)
 
 
 def _is_slow(request: _Request) -> bool:
     """Time a few random steps of one environment, for at most a fraction of a second."""
     if min(request.num_envs, request.threads) < 2:
         return False
-    with _translated(request.env_id):
+    with constructor_of(request.env_id):
         env = _factory(request)()
     try:
         env.reset(seed=0)
@@ -330,17 +330,6 @@ def _hear_mujoco() -> None:
 def _warn_mujoco(text: str) -> None:
     if "deprecated" not in text:  # the model files are Gymnasium's
         warnings.warn(f"MuJoCo: {text}", EnvWarning, stacklevel=2)
-
-
-@contextmanager
-def _translated(env_id: str) -> Iterator[None]:
-    """Gymnasium's complaint about a missing package, as one line with the command."""
-    try:
-        yield
-    except gymnasium.error.DependencyNotInstalled as error:
-        if "mujoco" in str(error).lower():
-            raise MissingExtraError(env_id, "mujoco") from error
-        raise EnvError(f"{env_id}: {error}") from error
 
 
 def _tell(request: _Request, what: str) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 
 from keel.envs.faults import BadStepError, EnvRaisedError
 from keel.envs.lanes import Lanes
+from keel.envs.spawning import unpack
 
 STEP, RESET, CLOSE, DONE, FAILED = b"s", b"r", b"c", b"k", b"e"
 
@@ -62,9 +63,7 @@ def serve(pipe: Connection, payload: bytes, memory: Any, post: Post, main_thread
 
 
 def _build(payload: bytes, memory: Any, post: Post) -> Lanes:
-    import cloudpickle  # type: ignore[import-untyped]
-
-    factory, plan, autoreset = cloudpickle.loads(payload)
+    factory, plan, autoreset = unpack(payload)
     buffers = plan.buffers(memory).rows(post.first, post.last)
     progress = np.ndarray(1, np.int64, buffer=memory, offset=plan.nbytes + 8 * post.number)
     envs = [factory() for _ in range(post.first, post.last)]

@@ -1,7 +1,8 @@
 """Gymnasium environments in worker processes, with shared memory; failures have names.
 
-Workers are started with `spawn`: no lock or thread of the parent is copied into them. The memory
-has no name in the file system, so nothing is left behind however the parent ends.
+Workers are started with `spawn`: no lock or thread of the parent is copied into them, and its
+script is not run again. The memory has no name in the file system, so nothing is left behind
+however the parent ends.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from keel.envs.lanes import Env, Plan, read_obs, read_step
 from keel.envs.protocol import Autoreset, Obs, Saved, Step
 from keel.envs.seeding import env_seeds
 from keel.envs.spaces import action_layout, observation_layout
+from keel.envs.spawning import PREFIX, ScriptlessProcess, pack
 from keel.envs.worker import CLOSE, DONE, RESET, STEP, Post, serve
 
 START_TIMEOUT = 120.0
@@ -69,8 +71,6 @@ class AsyncEnvs:
         timeout: float = 60.0,
         restarts: int = 0,
     ) -> None:
-        import cloudpickle  # type: ignore[import-untyped]
-
         model = factory()  # for its spaces only
         layout = observation_layout(model.observation_space)
         self._actions = action_layout(model.action_space)
@@ -80,7 +80,7 @@ class AsyncEnvs:
         self._timeout, self._allowed = timeout, restarts
         self._plan = Plan(layout, self._actions, num_envs)
         self._plan.expect_memory()
-        self._payload = cloudpickle.dumps((factory, self._plan, autoreset))
+        self._payload = pack(factory, self._plan, autoreset)
         self._context = multiprocessing.get_context("spawn")
         self._memory = self._context.RawArray("B", self._plan.nbytes + 8 * workers)
         self._buffers = self._plan.buffers(self._memory)
@@ -208,10 +208,10 @@ class AsyncEnvs:
     def _start(self, post: Post) -> Worker:
         ours, theirs = self._context.Pipe()
         main_thread = threading.current_thread() is threading.main_thread()
-        process = self._context.Process(
+        process = ScriptlessProcess(
             target=serve,
             args=(theirs, self._payload, self._memory, post, main_thread),
-            name=f"keel-env-{post.first}-{post.last - 1}",
+            name=f"{PREFIX}{post.first}-{post.last - 1}",
             daemon=True,
         )
         process.start()
@@ -232,7 +232,6 @@ class AsyncEnvs:
                 f"could not be made: process {worker.process.pid} ended with code "
                 f"{worker.process.exitcode}",
                 *(fault.index, fault.seed, fault.step),
-                "A script that starts workers needs `if __name__ == '__main__':` around its body.",
             )
         raise fault
 
