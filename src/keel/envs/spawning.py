@@ -32,7 +32,7 @@ class ScriptlessProcess(SpawnProcess):
     @staticmethod
     def _Popen(process_obj: BaseProcess) -> Any:
         with _without_script():
-            return SpawnProcess._Popen(process_obj)  # type: ignore[attr-defined]
+            return SpawnProcess._Popen(process_obj)
 
 
 @contextmanager
@@ -51,11 +51,11 @@ def _without_script() -> Iterator[None]:
                 data.pop("init_main_from_path", None)
             return data
 
-        spawn.get_preparation_data = prepare
+        vars(spawn)["get_preparation_data"] = prepare
         try:
             yield
         finally:
-            spawn.get_preparation_data = original
+            vars(spawn)["get_preparation_data"] = original
 
 
 def pack(factory: Callable[[], Any], *others: Any) -> bytes:
@@ -103,4 +103,5 @@ def at_hand(spec: EnvSpec) -> EnvSpec:
     entry = spec.entry_point
     if not (isinstance(entry, str) and entry.startswith("__main__:")):
         return spec
-    return replace(spec, entry_point=gymnasium.envs.registration.load_env_creator(entry))
+    creator: Any = gymnasium.envs.registration.load_env_creator(entry)
+    return replace(spec, entry_point=creator)
