@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,13 +17,14 @@ import gymnasium
 import numpy as np
 
 from keel.envs.episodes import Episodes
-from keel.envs.faults import BadStepError, EnvError, EnvRaisedError
+from keel.envs.faults import BadStepError, EnvError, EnvRaisedError, EnvWarning
 from keel.envs.protocol import Autoreset, Obs, Step
 from keel.envs.spaces import ActionLayout, ObsLayout, open_mask
 from keel.keys import GROUP, MASK
 from keel.resources import expect_memory
 
 Env = gymnasium.Env[Any, Any]
+METHOD = "action_masks"
 NUMBERS = (int, float, np.number, np.bool_, np.ndarray)
 
 
@@ -123,6 +125,7 @@ class Lanes:
         self.pending = [False] * len(self.envs)
         self.progress = np.full(1, first) if progress is None else progress
         self._layout, self._out = layout, buffers
+        self._masks = [mask_method(env, layout, buffers.mask.shape[1]) for env in self.envs]
         self._same_step = autoreset == "same_step"
         buffers.mask[:] = True
         buffers.final_mask[:] = True
@@ -170,7 +173,7 @@ class Lanes:
         if type(result) is not tuple or len(result) != 2 or not isinstance(result[1], dict):
             raise BadStepError(f"reset must return (observation, info), got {_shown(result)}")
         self._layout.store(self._out.obs, row, result[0])
-        self._store_mask(self._out.mask, row, result[1])
+        self._store_mask(self._out.mask, row, result[1], ended=False)
         self._store_group(row, result[1])
 
     def _step(self, row: int, action: Any) -> tuple[Any, bool, bool]:
@@ -192,20 +195,22 @@ class Lanes:
         done = bool(terminated or truncated)
         if done and self._same_step:
             self._layout.store(out.final, row, obs)
-            self._store_mask(out.final_mask, row, info)
+            self._store_mask(out.final_mask, row, info, ended=bool(terminated))
             self._reset(row, None)
         else:
             self.pending[row] = done
             self._layout.store(out.obs, row, obs)
-            self._store_mask(out.mask, row, info)
+            self._store_mask(out.mask, row, info, ended=bool(terminated))
             self._store_group(row, info)
         return reward, terminated, truncated
 
-    def _store_mask(self, mask: np.ndarray, row: int, info: dict[str, Any]) -> None:
-        if MASK not in info:
+    def _store_mask(self, mask: np.ndarray, row: int, info: dict[str, Any], ended: bool) -> None:
+        """Take the mask of the info, else that of `action_masks()`, which an end leaves unasked."""
+        method = self._masks[row]
+        if MASK not in info and (method is None or ended):
             mask[row] = True
             return
-        given = info[MASK]
+        given = info[MASK] if method is None or MASK in info else method()
         flat = np.asarray(given).reshape(-1)
         if flat.shape != mask.shape[1:]:
             raise BadStepError(
@@ -221,6 +226,28 @@ class Lanes:
         if isinstance(given, bool) or not isinstance(given, int | np.integer) or given < 0:
             raise BadStepError(f"info[{GROUP!r}]: expected a whole number from 0, got {given!r}")
         self._out.group[row] = given
+
+
+def mask_method(env: Env, layout: ObsLayout, choices: int) -> Callable[[], Any] | None:
+    """Return the `action_masks` of an environment or of a wrapper of it (sb3-contrib's convention).
+
+    None where there is none, where the observation holds a mask already, and where actions are not
+    counted.
+    """
+    method = env.get_wrapper_attr(METHOD) if env.has_wrapper_attr(METHOD) else None
+    given = any(field.key == MASK for field in layout.fields)
+    return method if callable(method) and choices and not given else None
+
+
+def warn_of_masks(env: Env, choices: int) -> None:
+    """Say that an environment has masks which cannot be kept: its actions are not counted."""
+    if not choices and env.has_wrapper_attr(METHOD):
+        warnings.warn(
+            f"{METHOD}() does not count: masks are for Discrete and MultiDiscrete actions, "
+            f"this environment's are {env.action_space}",
+            EnvWarning,
+            stacklevel=3,
+        )
 
 
 def _shown(value: Any) -> str:

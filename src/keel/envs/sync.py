@@ -9,7 +9,7 @@ import numpy as np
 
 from keel.envs import snapshot
 from keel.envs.episodes import Episodes
-from keel.envs.lanes import Env, Lanes, Plan, read_obs, read_step
+from keel.envs.lanes import Env, Lanes, Plan, read_obs, read_step, warn_of_masks
 from keel.envs.protocol import Autoreset, Obs, Saved, Step
 from keel.envs.seeding import env_seeds
 from keel.envs.spaces import action_layout, observation_layout
@@ -29,6 +29,7 @@ class SyncEnvs:
         self.num_envs, self.autoreset = num_envs, autoreset
         layout = observation_layout(first.observation_space)
         self._actions = action_layout(first.action_space)
+        warn_of_masks(first, self._actions.choices)
         plan = Plan(layout, self._actions, num_envs)
         plan.expect_memory()
         envs = [first, *(factory() for _ in range(num_envs - 1))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,8 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from keel.envs import snapshot
 from keel.envs.episodes import Episodes
+from keel.envs.faults import EnvWarning
+from keel.envs.lanes import METHOD
 from keel.envs.protocol import Autoreset, Obs, Saved, Step
 from keel.envs.seeding import env_seeds
 from keel.envs.spaces import action_layout, observation_layout, open_mask
@@ -39,6 +42,14 @@ class VectorEnvs:
         self._masked = False
         self._group = np.full(self.num_envs, -1, dtype=np.int64)
         self._episodes = Episodes(self.num_envs)
+        first = getattr(venv.unwrapped, "envs", [venv.unwrapped])[0]
+        if hasattr(first, METHOD) or getattr(first, "has_wrapper_attr", lambda _: False)(METHOD):
+            warnings.warn(
+                f"{METHOD}() of a vector environment does not count; give the mask as "
+                f"info[{MASK!r}], or use envs.backend sync",
+                EnvWarning,
+                stacklevel=2,
+            )
 
     def reset(self, seed: int) -> Obs:
         own = isinstance(self._venv.unwrapped, SyncVectorEnv | AsyncVectorEnv)

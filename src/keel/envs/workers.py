@@ -30,7 +30,7 @@ from keel.envs.faults import (
     EnvRaisedError,
     WorkerDiedError,
 )
-from keel.envs.lanes import Env, Plan, read_obs, read_step
+from keel.envs.lanes import Env, Plan, read_obs, read_step, warn_of_masks
 from keel.envs.protocol import Autoreset, Obs, Saved, Step
 from keel.envs.seeding import env_seeds
 from keel.envs.spaces import action_layout, observation_layout
@@ -74,6 +74,7 @@ class AsyncEnvs:
         model = factory()  # for its spaces only
         layout = observation_layout(model.observation_space)
         self._actions = action_layout(model.action_space)
+        warn_of_masks(model, self._actions.choices)
         model.close()
         self.num_envs, self.autoreset, self.restarts = num_envs, autoreset, 0
         self.observation_space, self.action_space = layout.space, self._actions.space

@@ -66,6 +66,22 @@ class MaskedInObservation(Masked):
         return {"observation": obs, **info}, *result, {}
 
 
+class MaskedByMethod(Masked):
+    """The same, sb3-contrib's way: a method is asked, which has no answer once it is over."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return super().reset(seed=seed)[0], {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        *result, _ = super().step(action)
+        return *result, {}
+
+    def action_masks(self) -> np.ndarray:
+        if abs(self.place) >= 4:
+            raise RuntimeError("the game is over")
+        return self.mask().astype(bool)
+
+
 class Everything(gymnasium.Env[Any, Any]):
     """A Dict of every kind of observation."""
 
@@ -128,6 +144,7 @@ TOYS: dict[str, Any] = {
     "keel/Walk-v0": Walk,
     "keel/Masked-v0": Masked,
     "keel/MaskedInObservation-v0": MaskedInObservation,
+    "keel/MaskedByMethod-v0": MaskedByMethod,
     "keel/Everything-v0": Everything,
     "keel/Echo-v0": Echo,
 }
