@@ -8,3 +8,10 @@ AGENT = "agent"
 """int64 `[N, A]`: the number of each of several agents."""
 STATE = "state"
 """float32 `[N, A, S]`: what a centralised critic sees, and actors do not."""
+SMALLEST_IMAGE = 7
+"""Height and width from which an observation of rank 3 is an image; a smaller one is a board."""
+
+
+def is_image_shape(shape: tuple[int, ...]) -> bool:
+    """Whether an observation `[C, H, W]` is an image that a CNN can take."""
+    return len(shape) == 3 and min(shape[1:]) >= SMALLEST_IMAGE

@@ -1,4 +1,4 @@
-"""Many copies of a PettingZoo Parallel environment, with an axis of their own for agents.
+"""Many copies of a PettingZoo environment, with an axis of their own for agents.
 
 Agents may die before the others, and their spaces may differ in size: vectors are padded with
 zeros, choices that an agent does not have are masked. What a padded or dead agent does is ignored.
@@ -7,6 +7,7 @@ zeros, choices that an agent does not have are masked. What a padded or dead age
 from __future__ import annotations
 
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -14,8 +15,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import Space, spaces
 
+from keel.envs.central import CentralState
 from keel.envs.episodes import AgentEpisodes
-from keel.envs.faults import BadStepError, EnvError, EnvRaisedError, UnsupportedSpaceError
+from keel.envs.faults import (
+    BadStepError,
+    EnvError,
+    EnvRaisedError,
+    EnvWarning,
+    UnsupportedSpaceError,
+)
 from keel.envs.protocol import Autoreset, Obs, Saved, Step
 from keel.envs.seeding import env_seeds
 from keel.envs.spaces import ActionLayout, ObsLayout, action_layout, observation_layout
@@ -36,7 +44,7 @@ class ParallelEnvs:
     backend = "pettingzoo"
 
     def __init__(self, make: Callable[[], ParallelEnv], num_envs: int) -> None:
-        self._envs = [make() for _ in range(num_envs)]
+        self._envs = [as_parallel(make(), quiet=index > 0) for index in range(num_envs)]
         self.num_envs = num_envs
         first = self._envs[0]
         self.agents: tuple[str, ...] = tuple(map(str, first.possible_agents))
@@ -49,10 +57,13 @@ class ParallelEnvs:
         self._alive = np.zeros((num_envs, len(self.agents)), bool)
         self._episodes = AgentEpisodes(num_envs, len(self.agents))
         self._masked = self._plan.masked
-        self._state = self._find_state(first)
+        given, info = first.reset(seed=0)
+        self._masked |= any(MASK in (info.get(name) or {}) for name in given)
+        self._state = CentralState(first, self._plan.observation, len(self.agents))
         parts = dict(self._plan.observation.items())
         parts[AGENT] = spaces.Discrete(len(self.agents))
-        parts[STATE] = spaces.Box(-np.inf, np.inf, (self._state,), np.float32)
+        if self._state.space is not None:
+            parts[STATE] = self._state.space
         self.observation_space = spaces.Dict(parts)
         self._obs = self._blank()
 
@@ -153,31 +164,28 @@ class ParallelEnvs:
                 legal = read.get(MASK, (info.get(name) or {}).get(MASK))
                 if legal is not None:
                     mask[: len(legal)] &= np.asarray(legal, bool)
-        if self._state:
-            self._obs[STATE][index] = self._told(index, given)
+        if STATE in self._obs:
+            seen = {key: self._obs[key][index] for key in self._plan.keys}
+            last = self._obs[STATE][index, 0]
+            try:
+                with self._watched(index):
+                    self._obs[STATE][index] = self._state.read(self._envs[index], seen, last)
+            except BadStepError as error:
+                raise BadStepError(f"environment {index}: {error}") from error
         if MASK in self._obs:
-            mask = self._obs[MASK][index]
-            mask[~mask.any(-1)] = True  # the dead, and those whose episode is over
+            self._open(self._obs[MASK][index], given)
 
-    def _told(self, index: int, given: Mapping[Any, Any]) -> np.ndarray:
-        if self._has_state:
-            with self._watched(index):
-                return np.asarray(self._envs[index].state(), np.float32).reshape(-1)
-        return np.concatenate([self._obs[key][index].reshape(-1) for key in self._plan.keys])
-
-    def _find_state(self, env: ParallelEnv) -> int:
-        """How many numbers a centralised critic sees; asks an environment that was begun."""
-        given, info = env.reset(seed=0)
-        self._masked |= any(MASK in (info.get(name) or {}) for name in given)
-        try:
-            told = np.asarray(env.state(), np.float32).reshape(-1)
-        except NotImplementedError:  # what PettingZoo's own base class says where there is none
-            told = None
-        self._has_state = told is not None
-        if told is not None:
-            return int(told.size)
-        shapes = [self._plan.observation[key].shape or (1,) for key in self._plan.keys]
-        return len(self.agents) * int(sum(np.prod(shape) for shape in shapes))
+    def _open(self, mask: np.ndarray, given: Mapping[Any, Any]) -> None:
+        """Leave everybody a choice, `[A, width]`: the dead every one, since none of it is kept, and
+        those who may do nothing (in a game of turns, who waits) a single one, so that the policy is
+        certain there: nothing to learn from, no entropy and no KL."""
+        nothing = ~mask.any(-1)
+        if not nothing.any():
+            return
+        here = np.array([name in given for name in self._names])
+        mask[nothing & ~here] = True
+        for a in np.flatnonzero(nothing & here):
+            mask[a, self._plan.actions[a].first_choices] = True
 
     def _blank(self) -> Obs:
         lead = (self.num_envs, len(self.agents))
@@ -208,6 +216,32 @@ class ParallelEnvs:
                 int(self._steps[index]),
                 traceback.format_exc(),
             ) from error
+
+
+def as_parallel(env: Any, quiet: bool = False) -> ParallelEnv:
+    """Return a PettingZoo environment in its Parallel form.
+
+    An AEC environment that says it `is_parallelizable` is converted by `aec_to_parallel`. In any
+    other, agents take turns (`turn_based_aec_to_parallel`): all observe every move, and what those
+    do whose turn it is not has no effect. An `EnvWarning` says so, unless `quiet`.
+    """
+    if not (hasattr(env, "agent_iter") and hasattr(env, "last")):
+        return env
+    from pettingzoo.utils import (  # type: ignore[import-untyped]
+        aec_to_parallel,
+        turn_based_aec_to_parallel,
+    )
+
+    if env.metadata.get("is_parallelizable", False):
+        return aec_to_parallel(env)
+    if not quiet:
+        warnings.warn(
+            "an AEC environment that is not parallelizable: agents take turns, and those who wait "
+            "have one choice, which has no effect",
+            EnvWarning,
+            stacklevel=4,
+        )
+    return turn_based_aec_to_parallel(env)
 
 
 class _Plan(NamedTuple):
@@ -247,6 +281,11 @@ def _plan(given: Sequence[tuple[Space[Any], Space[Any]]]) -> _Plan:
                 f"agents observe different things: {keys} and {found}; give all of them the same "
                 "keys (vectors may differ in length)"
             )
+    taken = {AGENT, STATE} & set(keys)
+    if taken:
+        raise UnsupportedSpaceError(
+            f"observation {taken.pop()!r}: Keel has a key of that name for itself; rename it"
+        )
     observation = spaces.Dict({key: _widest(key, layouts) for key in keys})
     action = _widest_action([layout.space for layout in actions])
     width = max(layout.choices for layout in actions)
@@ -272,6 +311,11 @@ def _widest(key: str, layouts: Sequence[ObsLayout]) -> Space[Any]:
             f"observation {key!r}: agents have shapes {sorted(set(shapes))}; only vectors can be "
             "padded"
         )
+    if len(set(shapes)) == 1:
+        bounds = [(space.low, space.high) for space in found if isinstance(space, spaces.Box)]
+        lows, highs = zip(*bounds, strict=True)
+        low, high = np.minimum.reduce(lows), np.maximum.reduce(highs)
+        return spaces.Box(low, high, shapes[0], first.dtype.type)  # type: ignore[union-attr]
     size = max(shape[0] for shape in shapes)
     return spaces.Box(-np.inf, np.inf, (size, *shapes[0][1:]), np.float32)
 

@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium import spaces
 
 from keel.envs.protocol import Obs
+from keel.envs.spaces import is_image
 from keel.errors import InputError, ShapeError
 
 
@@ -71,9 +72,9 @@ def no_moments(shape: tuple[int, ...] = ()) -> RunningMoments:
 
 @dataclass(frozen=True, eq=False)
 class ObsNormaliser:
-    """(x − mean) / √(variance + ε), clipped, for every float32 key; other keys pass unchanged.
+    """(x − mean) / √(variance + ε), clipped, for every float32 vector; other keys pass unchanged.
 
-    Pixels, counted observations and masks have no entry in `moments`.
+    Images, counted observations and masks have no entry in `moments`.
     """
 
     moments: Mapping[str, RunningMoments]
@@ -95,7 +96,11 @@ class ObsNormaliser:
     def for_space(cls, space: gymnasium.Space[Any], clip: float = 10.0) -> ObsNormaliser:
         """For `envs.observation_space`."""
         fields = dict(space.items()) if isinstance(space, spaces.Dict) else {"obs": space}
-        floats = {key: inner for key, inner in fields.items() if inner.dtype == np.float32}
+        floats = {
+            key: inner
+            for key, inner in fields.items()
+            if inner.dtype == np.float32 and not is_image(inner)
+        }
         return cls({key: no_moments(inner.shape or ()) for key, inner in floats.items()}, clip)
 
     def apply(self, obs: Obs) -> Obs:

@@ -1,15 +1,19 @@
 """How spaces become arrays.
 
-| observation space            | in `Obs`                                              |
-|------------------------------|-------------------------------------------------------|
-| Box, uint8, rank 3           | uint8 `[N, C, H, W]`, channels moved to the front     |
-| Box, uint8, rank 2           | uint8 `[N, 1, H, W]`                                  |
-| Box, other dtype, rank 1, 3  | float32 `[N, *shape]`, kept                           |
-| Box, any other rank          | float32 `[N, D]`, flattened                           |
-| Discrete, MultiDiscrete      | int64 `[N]`, `[N, K]`, counted from 0                 |
-| MultiBinary                  | float32 `[N, K]`, a Box of 0 and 1                    |
-| Dict of those                | one entry per key; Dict inside Dict is refused        |
-| `action_mask` key of a Dict  | bool `[N, A]`, left out of the space                  |
+| observation space            | in `Obs`                                                    |
+|------------------------------|-------------------------------------------------------------|
+| Box, rank 3, 7×7 or larger   | an image `[N, C, H, W]`: uint8, or float32 for other dtypes |
+| Box, uint8, rank 3, smaller  | uint8 `[N, C, H, W]`; the network takes it as numbers       |
+| Box, uint8, rank 2           | uint8 `[N, 1, H, W]`                                        |
+| Box, rank 4, of images       | frames as channels: `[N, S·C, H, W]`                        |
+| Box, any other               | float32 `[N, D]`, flattened                                 |
+| Discrete, MultiDiscrete      | int64 `[N]`, `[N, K]`, counted from 0                       |
+| MultiBinary                  | float32 `[N, K]`, a Box of 0 and 1                          |
+| Dict, Tuple of those, nested | one entry for each part, `a/b` for b in a, `0/b` in a Tuple |
+| `action_mask` key of a Dict  | bool `[N, A]`, left out of the space                        |
+
+Text, Sequence, Graph and OneOf are refused. Of an image's first and last axis one is taken for its
+channels (`has_channels_last`), and moved to the front.
 
 | action space            | `step` takes                                                    |
 |-------------------------|-----------------------------------------------------------------|
@@ -21,7 +25,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -30,10 +35,10 @@ from gymnasium import Space, spaces
 
 from keel.envs.faults import BadStepError, UnsupportedSpaceError
 from keel.envs.protocol import Obs
-from keel.keys import MASK
+from keel.keys import MASK, is_image_shape
 
-MOST_CHANNELS = 16
-"""Of a picture: four frames in colour are twelve."""
+Path = tuple[str | int, ...]
+"""Where a part lies in nested Dicts and Tuples."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +55,8 @@ class Field:
     start: np.ndarray | None = None
     channels_last: bool = False
     """An image `[H, W, C]`, which `Obs` holds as `[C, H, W]`."""
+    path: Path = ()
+    """Where the environment's observation holds it; empty: it is all there is."""
 
     def checked(self, value: Any, lead: tuple[int, ...]) -> np.ndarray:
         """`value` as an array, if its shape and the kind of its dtype are what was declared."""
@@ -71,7 +78,7 @@ class Field:
             array = array.astype(self.dtype)
         if self.channels_last:
             array = np.moveaxis(array, -1, -3)
-        elif self.shape != self.raw_shape:
+        if array.shape[len(lead) :] != self.shape:
             array = array.reshape(lead + self.shape)
         return array if self.start is None else array - self.start
 
@@ -81,13 +88,13 @@ class Field:
         if self.start is not None:
             array = array - self.start
         if self.channels_last:
-            array = np.moveaxis(array, -1, 0)
+            array = np.moveaxis(array, -1, -3)
         out[row] = array if self.shape == array.shape else array.reshape(self.shape)
 
 
 @dataclass(frozen=True, eq=False)
 class ObsLayout:
-    """The fields of an observation space; `plain` when it is not a Dict."""
+    """The fields of an observation space; `plain` when it is neither Dict nor Tuple."""
 
     fields: tuple[Field, ...]
     plain: bool
@@ -102,24 +109,34 @@ class ObsLayout:
         """An observation of the environment, with leading axes `lead`, as `Obs`."""
         if self.plain:
             return {"obs": self.fields[0].read(raw, lead)}
-        self._expect_keys(raw)
-        return {field.key: field.read(raw[field.key], lead) for field in self.fields}
+        return {field.key: field.read(self._pick(raw, field), lead) for field in self.fields}
 
     def store(self, out: Obs, row: int, raw: Any) -> None:
         """Write one environment's observation into row `row` of `out`."""
         if self.plain:
             self.fields[0].store(out["obs"], row, raw)
             return
-        self._expect_keys(raw)
         for field in self.fields:
-            field.store(out[field.key], row, raw[field.key])
+            field.store(out[field.key], row, self._pick(raw, field))
 
-    def _expect_keys(self, raw: Any) -> None:
-        if not isinstance(raw, dict) or any(field.key not in raw for field in self.fields):
-            got = sorted(raw) if isinstance(raw, dict) else type(raw).__name__
+    def _pick(self, raw: Any, field: Field) -> Any:
+        """Return the part of an observation that a field describes."""
+        part = raw
+        try:
+            for step in field.path:
+                part = part[step]
+        except (TypeError, LookupError):
             raise BadStepError(
-                f"observation: expected a dict with {[f.key for f in self.fields]}, got {got}"
-            )
+                f"observation: expected parts {[f.key for f in self.fields]}, got {_parts_of(raw)}"
+            ) from None
+        return part
+
+
+def _parts_of(raw: Any) -> Any:
+    """What an observation holds instead, for an error."""
+    if isinstance(raw, dict):
+        return sorted(map(str, raw))
+    return f"a tuple of {len(raw)}" if isinstance(raw, tuple) else type(raw).__name__
 
 
 def observation_layout(space: Space[Any], *, matrices: bool = False) -> ObsLayout:
@@ -127,10 +144,28 @@ def observation_layout(space: Space[Any], *, matrices: bool = False) -> ObsLayou
 
     With `matrices`, Boxes of rank 2 are not flattened.
     """
-    if not isinstance(space, spaces.Dict):
-        return ObsLayout((_field("obs", space, matrices),), plain=True)
-    fields = tuple(_field(key, inner, matrices) for key, inner in space.items())
-    return ObsLayout(fields, plain=False)
+    plain = not isinstance(space, spaces.Dict | spaces.Tuple)
+    parts = [("obs", (), space)] if plain else list(_leaves(space, (), ""))
+    fields = tuple(replace(_field(key, inner, matrices), path=path) for key, path, inner in parts)
+    keys = [field.key for field in fields]
+    if len(set(keys)) < len(keys):
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise UnsupportedSpaceError(f"observation space: two parts are called {twice!r}")
+    return ObsLayout(fields, plain)
+
+
+def _leaves(space: Space[Any], path: Path, name: str) -> Iterator[tuple[str, Path, Space[Any]]]:
+    """Yield name, place and space of every part of nested Dicts and Tuples."""
+    inner: Iterable[tuple[str | int, Space[Any]]]
+    if isinstance(space, spaces.Dict):
+        inner = space.items()
+    elif isinstance(space, spaces.Tuple):
+        inner = enumerate(space.spaces)
+    else:
+        yield name, path, space
+        return
+    for step, part in inner:
+        yield from _leaves(part, (*path, step), f"{name}/{step}" if name else str(step))
 
 
 def _field(key: str, space: Space[Any], matrices: bool) -> Field:
@@ -150,18 +185,22 @@ def _field(key: str, space: Space[Any], matrices: bool) -> Field:
         box = spaces.Box(0.0, 1.0, flat, np.float32)
         return Field(key, space.shape, np.dtype(space.dtype), flat, np.dtype(np.float32), box)
     if isinstance(space, spaces.Box) and space.dtype.kind in "fiub":
-        shape, dtype = _box_shape(space)
-        if matrices and len(space.shape) == 2 and dtype == np.float32:
-            shape = space.shape
-        last = _has_channels_last(space)
-        bounds = [np.moveaxis(x, -1, 0) if last else x for x in (space.low, space.high)]
-        low, high = (bound.reshape(shape).astype(dtype) for bound in bounds)
-        shown_box = spaces.Box(low, high, shape, dtype.type)
-        return Field(key, space.shape, space.dtype, shape, dtype, shown_box, channels_last=last)
+        return _box_field(key, space, matrices)
     raise UnsupportedSpaceError(
         f"observation space {key!r}: {space} is not supported; Keel takes Box, Discrete, "
-        "MultiDiscrete, MultiBinary and one Dict of those (flatten it with a gymnasium wrapper)"
+        "MultiDiscrete, MultiBinary, and Dict or Tuple of those: leave it out by a wrapper "
+        "(gymnasium.wrappers.FilterObservation), and register the wrapped environment"
     )
+
+
+def _box_field(key: str, space: spaces.Box, matrices: bool) -> Field:
+    shape, dtype, last = _box_layout(space)
+    if matrices and len(space.shape) == 2 and dtype == np.float32:
+        shape = space.shape
+    bounds = [np.moveaxis(x, -1, -3) if last else x for x in (space.low, space.high)]
+    low, high = (bound.reshape(shape).astype(dtype) for bound in bounds)
+    shown = spaces.Box(low, high, shape, dtype.type)
+    return Field(key, space.shape, space.dtype, shape, dtype, shown, channels_last=last)
 
 
 def _start(start: Any) -> np.ndarray | None:
@@ -170,22 +209,35 @@ def _start(start: Any) -> np.ndarray | None:
     return (array.reshape(-1) if array.ndim else array) if np.any(array) else None
 
 
-def _box_shape(space: spaces.Box) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def _box_layout(space: spaces.Box) -> tuple[tuple[int, ...], np.dtype[Any], bool]:
+    """Return shape and dtype in `Obs`, and whether the last axis holds an image's channels."""
     shape, rank = space.shape, len(space.shape)
-    if space.dtype == np.uint8 and rank == 3:
-        last = _has_channels_last(space)
-        return (shape[2], *shape[:2]) if last else shape, np.dtype(np.uint8)
-    if space.dtype == np.uint8 and rank == 2:
-        return (1, *shape), np.dtype(np.uint8)
-    return (shape if rank in (1, 3) else (math.prod(shape),)), np.dtype(np.float32)
+    dtype = np.dtype(np.uint8 if space.dtype == np.uint8 else np.float32)
+    if dtype == np.uint8 and rank == 2:
+        return (1, *shape), dtype, False
+    if rank in (3, 4):
+        last = has_channels_last(shape[-3:])
+        channels, height, width = (shape[-1], *shape[-3:-1]) if last else shape[-3:]
+        if is_image_shape((channels, height, width)) or (dtype == np.uint8 and rank == 3):
+            return (math.prod(shape[:-3]) * channels, height, width), dtype, last
+    return (shape if rank == 1 else (math.prod(shape),)), np.dtype(np.float32), False
 
 
-def _has_channels_last(space: spaces.Box) -> bool:
-    """Pictures as most environments draw them: few channels, behind height and width."""
-    if space.dtype != np.uint8 or len(space.shape) != 3:
-        return False
-    height, width, channels = space.shape
-    return channels <= MOST_CHANNELS and channels < min(height, width)
+def has_channels_last(shape: tuple[int, ...]) -> bool:
+    """Whether an image `shape` has its channels behind height and width.
+
+    Two equal axes are height and width; else the channels are the smaller of the first and the
+    last axis, and in doubt the first.
+    """
+    first, middle, last = shape
+    if (first == middle) != (middle == last):
+        return first == middle
+    return last < first
+
+
+def is_image(space: Space[Any]) -> bool:
+    """Whether a part of `Obs` is an image that a CNN can take."""
+    return isinstance(space, spaces.Box) and is_image_shape(space.shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,6 +266,11 @@ class ActionLayout:
         """Where each choice begins in a mask."""
         counts = self.space.nvec if isinstance(self.space, spaces.MultiDiscrete) else np.ones(1)
         return np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64)
+
+    @property
+    def first_choices(self) -> np.ndarray:
+        """The columns of a mask that stand for 0 in every choice."""
+        return self._parts
 
     def legal(self, mask: np.ndarray) -> np.ndarray:
         """`[N]` bool: whether `mask` `[N, A]` leaves something of every choice."""

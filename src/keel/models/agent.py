@@ -23,6 +23,7 @@ from keel.models.distributions import Dist
 from keel.models.items import FEATURES, ITEMS, LEGAL, Choosing
 from keel.models.memory import CRITIC, STARTS
 from keel.models.networks import Outputs, Part, Separate
+from keel.models.parts import SeparateJoined
 from keel.types import Tree
 
 
@@ -139,7 +140,7 @@ class Agent:
         if self.groups == 1:
             return self._one(params[0], obs, part)
         params = self.of_agents(params)
-        if isinstance(self.network, Choosing):
+        if isinstance(self.network, Choosing | SeparateJoined):
             return self._one_by_one(params, obs, part)
         if isinstance(self.network, Separate):
             return self._stacked(params, obs, part)
@@ -164,7 +165,7 @@ class Agent:
         )
 
     def _one_by_one(self, params: Tensor, obs: Tree, part: Part) -> Outputs:
-        """Where every agent has work of another shape."""
+        """Where every agent has work of another shape, or so much that calls do not count."""
         found = [
             self._one(row, {key: x[:, a] for key, x in obs.items()}, part)
             for a, row in enumerate(params)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from gymnasium import spaces
 from torch import nn
@@ -30,8 +29,6 @@ from keel.models.memory import Recurrent, Tower
 from keel.models.networks import (
     CNN,
     MLP,
-    NATURE,
-    SMALL,
     Branch,
     Branched,
     Flatten,
@@ -39,7 +36,9 @@ from keel.models.networks import (
     Image,
     Projection,
     Separate,
+    convolutions_for,
 )
+from keel.models.parts import JoinedEncoder, SeparateJoined, Spaces, spaces_of
 
 
 def build_agent(
@@ -61,19 +60,16 @@ def build_agent(
     dist = build_dist(action, squash=config.squash)
     if agents:
         return _build_many(observation, dist, returns, config, generator, agents, many or Agents())
-    shapes, classes = _layout(observation)
-    pixels = [key for key, shape in shapes.items() if len(shape) == 3]
+    parts = spaces_of(observation)
+    shapes, classes, scales = parts
     kind = _kind(config, shapes, dist)
-    if kind == "cnn" and (len(pixels) != 1 or len(shapes) != 1):
-        raise InputError(
-            f"network.kind: a CNN needs one image and nothing else, the observation is {shapes}; "
-            "take `--network.kind mlp`"
-        )
-    encoder, head = Flatten(shapes, classes), _head(dist, config)
+    encoder, head = parts.flatten(), _head(dist, config)
     network: nn.Module
-    if kind == "cnn":
-        scale = 1.0 / 255.0 if _kind_of(observation, pixels[0]) == np.uint8 else 1.0
-        network = _seeing(pixels[0], shapes[pixels[0]], scale, head, values, config, generator)
+    if kind == "cnn" and parts.images == list(shapes) and len(shapes) == 1:
+        (key,) = shapes
+        network = _seeing(key, shapes[key], scales[key], head, values, config, generator)
+    elif kind == "cnn":
+        network = _joined(parts, head, values, config, generator)
     elif config.memory != "none":
         network = _remembering(kind, encoder, head, values, config, generator)
     elif kind == "decoupled":
@@ -97,11 +93,12 @@ def _build_many(
     many: Agents,
 ) -> Agent:
     """A network for every row of parameters; critics may see more than actors."""
-    shapes, classes = _layout(observation)
-    kind = _kind(config, shapes, dist)
-    if kind not in ("mlp", "items") or config.memory != "none":
+    parts = spaces_of(observation)
+    shapes, classes, _ = parts
+    kind = _kind(config, {k: x for k, x in shapes.items() if k != STATE}, dist)
+    if kind not in ("mlp", "cnn", "items") or config.memory != "none":
         raise InputError(
-            f"network: several agents have networks of kind mlp or items without memory, not "
+            f"network: several agents have networks of kind mlp, cnn or items without memory, not "
             f"{kind}" + ("" if config.memory == "none" else " with memory")
         )
     rows, members = sharing(agents, many.sharing)
@@ -114,15 +111,20 @@ def _build_many(
     def network() -> nn.Module:
         if kind == "items":
             return _choosing(seen, known, classes, dist, returns.outputs, config, generator)
-        made = Separate(
-            Flatten(seen, classes),
-            config.hidden,
-            config.activation,
-            _head(dist, config),
-            returns.outputs,
-            generator,
-            None if known == seen else Flatten(known, classes),
-        )
+        made: nn.Module
+        if kind == "cnn" or parts.of([STATE]).images:
+            views = parts.of(list(seen)), parts.of(list(known))
+            made = _joined_apart(*views, _head(dist, config), returns.outputs, config, generator)
+        else:
+            made = Separate(
+                Flatten(seen, classes),
+                config.hidden,
+                config.activation,
+                _head(dist, config),
+                returns.outputs,
+                generator,
+                None if known == seen else Flatten(known, classes),
+            )
         if config.state_std and isinstance(dist, Gaussian | SquashedGaussian):
             _start_std(made, config.log_std)
         return made
@@ -147,6 +149,11 @@ def _kind(config: Network, shapes: dict[str, tuple[int, ...]], dist: Dist) -> st
     ranks = [len(shape) for shape in shapes.values()]
     if config.kind == "auto":
         return "cnn" if 3 in ranks else "mlp"
+    if config.kind == "cnn" and 3 not in ranks:
+        raise InputError(
+            f"network.kind: a CNN needs an image, the observation is {shapes}; take "
+            "`--network.kind mlp`"
+        )
     if config.kind == "items" and _items(shapes, dist) is None:
         raise InputError(
             "network.kind items: needs Discrete actions and one matrix in the observation, with as "
@@ -167,7 +174,7 @@ def _items(shapes: dict[str, tuple[int, ...]], dist: Dist) -> str | None:
 def _choosing(
     seen: dict[str, tuple[int, ...]],
     known: dict[str, tuple[int, ...]],
-    classes: dict[str, int],
+    classes: dict[str, tuple[int, ...]],
     dist: Dist,
     values: int,
     config: Network,
@@ -214,7 +221,7 @@ def _seeing(
 ) -> nn.Module:
     """A CNN for both, or one each, before their last layers."""
     image, width = Image(key), config.features
-    convolutions = NATURE if config.cnn == "nature" else SMALL
+    convolutions = convolutions_for(shape, config.cnn)
 
     def eye() -> nn.Module:
         return CNN(shape, generator, width, convolutions=convolutions, scale=scale)
@@ -230,6 +237,56 @@ def _seeing(
         return last if config.share else nn.Sequential(seen, last)
 
     return Branched(image, trunk, branch(head.outputs, 0.01), branch(values, 1.0), head)
+
+
+def _joined(
+    parts: Spaces, head: Head, values: int, config: Network, generator: torch.Generator
+) -> nn.Module:
+    """Images beside other things: an encoder for both or one each, then the MLPs of `hidden`."""
+    encoders = [
+        JoinedEncoder(parts, generator, config.features, config.cnn)
+        for _ in range(1 if config.share else 2)
+    ]
+    width, act = encoders[0].size, config.activation
+    trunk = encoders[0] if config.share else nn.Identity()
+
+    def behind(layers: nn.Module) -> nn.Module:
+        return layers if config.share else nn.Sequential(encoders.pop(0), layers)
+
+    if config.memory != "none":
+        sizes, gain = (width, *config.hidden), math.sqrt(2.0)
+        return _recurrent(
+            parts.flatten(),
+            trunk,
+            lambda: behind(MLP(sizes, act, generator, gain, act_last=True)),
+            config.hidden[-1],
+            head,
+            values,
+            config,
+            generator,
+        )
+    actor = behind(MLP((width, *config.hidden, head.outputs), act, generator, 0.01))
+    critic = behind(MLP((width, *config.hidden, values), act, generator, 1.0))
+    return Branched(parts.flatten(), trunk, actor, critic, head)
+
+
+def _joined_apart(
+    seen: Spaces,
+    known: Spaces,
+    head: Head,
+    values: int,
+    config: Network,
+    generator: torch.Generator,
+) -> SeparateJoined:
+    """The same for one of several agents, whose critic may see more than its actor."""
+
+    def tower(parts: Spaces, outputs: int, gain: float) -> nn.Module:
+        encoder = JoinedEncoder(parts, generator, config.features, config.cnn)
+        sizes = (encoder.size, *config.hidden, outputs)
+        return nn.Sequential(encoder, MLP(sizes, config.activation, generator, gain))
+
+    actor, critic = tower(seen, head.outputs, 0.01), tower(known, values, 1.0)
+    return SeparateJoined(seen.flatten(), known.flatten(), actor, critic, head)
 
 
 def _decoupled(
@@ -319,25 +376,3 @@ def _start_std(network: nn.Module, log_std: float) -> None:
     biases = [p for name, p in network.named_parameters() if name.startswith("actor")]
     with torch.no_grad():
         biases[-1][len(biases[-1]) // 2 :] = log_std
-
-
-def _kind_of(observation: spaces.Space[Any], key: str) -> np.dtype[Any] | None:
-    space = observation.spaces[key] if isinstance(observation, spaces.Dict) else observation
-    return space.dtype
-
-
-def _layout(
-    observation: spaces.Space[Any],
-) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
-    """Shapes by key, and the number of classes of keys that hold integers."""
-    parts = observation.spaces if isinstance(observation, spaces.Dict) else {"obs": observation}
-    shapes: dict[str, tuple[int, ...]] = {}
-    classes: dict[str, int] = {}
-    for key, space in parts.items():
-        if isinstance(space, spaces.Discrete):
-            shapes[key], classes[key] = (), int(space.n)
-        elif space.shape is None:
-            raise InputError(f"observation {key!r}: {space} has no fixed shape")
-        else:
-            shapes[key] = tuple(space.shape) or (1,)
-    return shapes, classes

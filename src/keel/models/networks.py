@@ -27,6 +27,12 @@ NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 """Filters, size and stride of the convolutions of Mnih et al. 2015."""
 SMALL = ((16, 8, 4), (32, 4, 2))
 """Those of Mnih et al. 2013: with 256 features a third of the arithmetic."""
+MIDDLE = ((32, 5, 2), (64, 3, 2), (64, 3, 1))
+"""Convolutions for images between 20 and 35 pixels high or wide, which those of 2015 do not fit."""
+TINY = {"nature": ((32, 3, 1), (64, 3, 2)), "small": ((16, 3, 1), (32, 3, 2))}
+"""Convolutions for images from 7×7, such as MiniGrid's."""
+LARGEST_MAP = 65_536
+"""Numbers that the last convolution may give; larger images get more layers of stride 2."""
 SPACE_KEYS_IGNORED = (MASK,)
 
 
@@ -57,16 +63,19 @@ def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float, generator: torch.Gener
 
 
 class Flatten(nn.Module):
-    """A tree of observations as one float vector per row; what is Discrete becomes one-hot."""
+    """A tree of observations as one float vector per row; Discrete and MultiDiscrete as one-hot."""
 
-    def __init__(self, shapes: dict[str, tuple[int, ...]], classes: dict[str, int]) -> None:
+    def __init__(
+        self, shapes: dict[str, tuple[int, ...]], classes: dict[str, tuple[int, ...]]
+    ) -> None:
         super().__init__()
         self.shapes = {k: v for k, v in shapes.items() if k not in SPACE_KEYS_IGNORED}
         self.classes = classes
-        self.size = sum(
-            classes[key] if key in classes else math.prod(shape)
+        self.sizes = {
+            key: sum(classes[key]) if key in classes else math.prod(shape)
             for key, shape in self.shapes.items()
-        )
+        }
+        self.size = sum(self.sizes.values())
 
     def forward(self, obs: Tree) -> Tensor:
         """`[*lead, size]`."""
@@ -74,7 +83,12 @@ class Flatten(nn.Module):
         for key, shape in self.shapes.items():
             x = obs[key]
             if key in self.classes:
-                parts.append(nn.functional.one_hot(x.long(), self.classes[key]).float())
+                counts = self.classes[key]
+                columns = x.long().unbind(-1) if shape else (x.long(),)
+                parts += [
+                    nn.functional.one_hot(column, count).float()
+                    for column, count in zip(columns, counts, strict=True)
+                ]
             elif len(shape) == 1:
                 parts.append(x.float())
             else:
@@ -142,6 +156,38 @@ class MLP(nn.Module):
         return x
 
 
+Convolutions = Sequence[tuple[int, int, int]]
+"""Filters, size and stride of each."""
+
+
+def feature_map(shape: tuple[int, ...], convolutions: Convolutions) -> tuple[int, int, int]:
+    """Return channels, height and width after the convolutions; below 1 where they do not fit."""
+    channels, height, width = shape
+    for filters, kernel, stride in convolutions:
+        channels = filters
+        height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
+    return channels, height, width
+
+
+def convolutions_for(shape: tuple[int, ...], kind: str) -> Convolutions:
+    """Return the convolutions that fit an image `[C, H, W]`, from 7×7 to any size.
+
+    Args:
+        shape: of the image.
+        kind: `nature` or `small`; taken as they are wherever they fit.
+    """
+    standard: Convolutions = NATURE if kind == "nature" else SMALL
+    for convolutions in (standard, MIDDLE, TINY[kind]):
+        if min(feature_map(shape, convolutions)) >= 1:
+            break
+    while math.prod(feature_map(shape, convolutions)) > LARGEST_MAP:
+        deeper = (*convolutions, (64, 3, 2))
+        if min(feature_map(shape, deeper)) < 1:
+            break
+        convolutions = deeper
+    return convolutions
+
+
 class CNN(nn.Module):
     """Convolutions and a layer of `features`, on images `[*lead, C, H, W]`.
 
@@ -154,21 +200,20 @@ class CNN(nn.Module):
         generator: torch.Generator,
         features: int = 512,
         *,
-        convolutions: Sequence[tuple[int, int, int]] = NATURE,
+        convolutions: Convolutions = NATURE,
         scale: float = 1.0 / 255.0,
     ) -> None:
         super().__init__()
         self.scale = scale
-        channels, height, width = shape
-        layers = []
+        layers, channels = [], shape[0]
         for filters, kernel, stride in convolutions:
             layers.append(nn.Conv2d(channels, filters, kernel, stride=stride))
             channels = filters
-            height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
+        channels, height, width = feature_map(shape, convolutions)
         if height < 1 or width < 1:
             raise InputError(
-                f"observation {shape}: too small for the CNN, which wants channels "
-                "first and 84×84; resize it, or take `--network.kind mlp`"
+                f"observation {shape}: too small for the CNN, which wants channels first and at "
+                "least 7×7; take `--network.kind mlp`"
             )
         self.convolutions = nn.ModuleList(layers)
         self.linear = nn.Linear(channels * height * width, features)

@@ -21,6 +21,7 @@ from keel.models.agent import Agent
 from keel.models.build import build_agent
 from keel.models.items import Choosing
 from keel.models.networks import CNN
+from keel.models.parts import spaces_of
 from keel.regions import dense, dense_critic
 from keel.regions.certify import Certified, Region
 from keel.regions.constraint import Constraint
@@ -116,6 +117,8 @@ def open_session(config: Config) -> Session:
         "threads": threads,
         "device": str(device),
     }
+    if pixels:
+        choices["observation"] = spaces_of(envs.observation_space).describe()
     if lessons is not None:
         choices["demos"] = lessons.fingerprint
     return Session(
