@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from pettingzoo import ParallelEnv
+from pettingzoo import AECEnv, ParallelEnv
 
 
 class Countdown(ParallelEnv):  # type: ignore[type-arg]
@@ -84,3 +84,85 @@ class Mixed(Countdown):
 
     def action_space(self, agent: str) -> spaces.Space[Any]:
         return spaces.Discrete(2) if agent == "long" else spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+
+class Forgetful(Stated):
+    """Has no state as soon as an agent is gone, as PettingZoo's multiwalker."""
+
+    def state(self) -> np.ndarray:
+        if len(self.agents) < 2:
+            raise AttributeError("'NoneType' object has no attribute 'position'")
+        return super().state()
+
+
+class Stateless(Stated):
+    """Fails while everybody is there, from step `broken_at` on; −1: from the start."""
+
+    broken_at = 1
+
+    def state(self) -> np.ndarray:
+        if self.time >= self.broken_at:
+            raise ValueError("no state today")
+        return super().state()
+
+
+class Attribute(Countdown):
+    """Has something else of that name, as PettingZoo's rps."""
+
+    state = {"long": 0}  # type: ignore[assignment]  # noqa: RUF012
+
+
+class Growing(Stated):
+    """Its state has another size in every step."""
+
+    def state(self) -> np.ndarray:
+        return np.zeros(2 + self.time, np.float32)
+
+
+class Nim(AECEnv):  # type: ignore[type-arg]
+    """Two players take one or two of five sticks in turn; who takes the last wins."""
+
+    metadata = {"name": "nim", "is_parallelizable": False}  # noqa: RUF012
+    possible_agents = ["first", "second"]  # noqa: RUF012
+    render_mode = None
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Dict(
+            {
+                "observation": spaces.Box(0.0, 5.0, (1,), np.float32),
+                "action_mask": spaces.Box(0, 1, (2,), np.int8),
+            }
+        )
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(2)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> None:
+        self.agents = list(self.possible_agents)
+        self.rewards = dict.fromkeys(self.agents, 0.0)
+        self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
+        self.terminations = dict.fromkeys(self.agents, False)
+        self.truncations = dict.fromkeys(self.agents, False)
+        self.infos: dict[str, dict[str, Any]] = {name: {} for name in self.agents}
+        self.sticks, self.agent_selection = 5, "first"
+
+    def observe(self, agent: str) -> dict[str, np.ndarray]:
+        mine = agent == self.agent_selection
+        mask = np.array([mine and self.sticks >= 1, mine and self.sticks >= 2], np.int8)
+        return {"observation": np.array([self.sticks], np.float32), "action_mask": mask}
+
+    def step(self, action: Any) -> None:
+        mover = self.agent_selection
+        if self.terminations[mover]:
+            self._was_dead_step(action)
+            return
+        other = "second" if mover == "first" else "first"
+        assert self.observe(mover)["action_mask"][action], "an illegal move"
+        self.sticks -= int(action) + 1
+        self._cumulative_rewards[mover] = 0.0
+        self._clear_rewards()
+        if self.sticks == 0:
+            self.rewards = {mover: 1.0, other: -1.0}
+            self.terminations = dict.fromkeys(self.agents, True)
+        self._accumulate_rewards()
+        self.agent_selection = other

@@ -1,10 +1,28 @@
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
-from parallel_toys import Countdown, Mixed, Stated, Vanishing
+from parallel_toys import (
+    Attribute,
+    Countdown,
+    Forgetful,
+    Growing,
+    Mixed,
+    Stated,
+    Stateless,
+    Vanishing,
+)
 
-from keel.envs import BadStepError, EnvError, EnvRaisedError, UnsupportedSpaceError, make_envs
+from keel.envs import (
+    BadStepError,
+    EnvError,
+    EnvRaisedError,
+    EnvWarning,
+    UnsupportedSpaceError,
+    make_envs,
+)
 from keel.envs.guard import Guarded
 from keel.envs.multi import ParallelEnvs
 from keel.errors import InputError
@@ -113,6 +131,71 @@ def test_an_environment_that_raises_says_which_and_when() -> None:
     envs = _begun(Countdown, fail_at=2)
     with pytest.raises(EnvRaisedError, match=r"environment 0 raised RuntimeError.*step 2"):
         play(envs, 3)
+
+
+def test_a_state_that_fails_once_an_agent_is_gone_is_the_last_one_until_the_end() -> None:
+    envs = _begun(Forgetful)
+    with pytest.warns(EnvWarning, match="raised AttributeError after an agent was gone") as told:
+        steps = play(envs, 13)
+    assert len(told) == 1
+    states = [step.obs["state"][0, 0, 0] for step in steps]
+    assert states == [1, 1, 1, 1, 1, 0] * 2 + [1], "the dead leave with step 2; a reset is step 0"
+
+
+class TogetherForgetful(Forgetful):
+    lives = {"long": 2, "short": 2}  # noqa: RUF012
+
+
+def test_a_state_that_fails_at_the_end_alone_needs_no_warning() -> None:
+    envs = _begun(TogetherForgetful)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        steps = play(envs, 6)
+    assert [step.obs["state"][0, 0, 0] for step in steps] == [1, 1, 0, 1, 1, 0]
+
+
+def test_a_state_that_fails_while_all_are_there_stops_the_run() -> None:
+    with pytest.raises(EnvRaisedError, match=r"environment 0 raised ValueError: no state today"):
+        play(_begun(Stateless), 1)
+    with pytest.raises(BadStepError, match=r"environment 0: state\(\): expected shape \[2\], got"):
+        play(_begun(Growing), 1)
+
+
+def test_a_state_that_is_none_is_told_and_observations_stand_for_it() -> None:
+    with pytest.warns(EnvWarning, match=r"state\(\) raised TypeError: .* side by side"):
+        envs = ParallelEnvs(Attribute, 1)
+    assert envs.reset(0)["state"].shape == (1, 2, 6)
+
+
+def test_an_aec_environment_that_is_parallelizable_is_its_parallel_form() -> None:
+    kwargs = {"env_kwargs": {"max_cycles": 5}, "seed": 0}
+    one, two = (
+        make_envs(f"mpe2.simple_spread_v3:{name}", 2, **kwargs)  # type: ignore[arg-type]
+        for name in ("env", "parallel_env")
+    )
+    a, b = one.reset(3), two.reset(3)
+    for t in range(12):
+        assert all(np.array_equal(a[key], b[key]) for key in a)
+        s, u = (envs.step(np.full((2, 3), t % 5)) for envs in (one, two))
+        assert np.array_equal(s.reward, u.reward)
+        assert np.array_equal(s.truncated, u.truncated)
+        a, b = s.obs, u.obs
+
+
+def test_in_a_game_of_turns_who_waits_has_one_choice_and_who_loses_is_told() -> None:
+    with pytest.warns(EnvWarning, match="agents take turns"):
+        envs = make_envs("parallel_toys:Nim", 1, seed=0)
+    obs = envs.reset(0)
+    assert obs["action_mask"][0].tolist() == [[True, True], [True, False]], "first moves"
+    step = envs.step(np.array([[1, 0]]))
+    assert step.obs["observation"][0].tolist() == [[3.0], [3.0]], "both see every move"
+    assert step.obs["action_mask"][0].tolist() == [[True, False], [True, True]]
+    step = envs.step(np.array([[0, 1]]))
+    assert step.obs["action_mask"][0].tolist() == [[True, False], [True, False]], "one is left"
+    step = envs.step(np.array([[0, 0]]))
+    assert step.reward[0].tolist() == [1.0, -1.0]
+    assert step.terminated[0].tolist() == [True, True]
+    assert envs.step(np.array([[0, 0]])).ignored.all()
 
 
 def test_spaces_that_cannot_be_one_are_refused() -> None:
