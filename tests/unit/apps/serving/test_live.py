@@ -478,6 +478,12 @@ async def test_guards_fall_back_and_say_so() -> None:
         assert 'keel_route_fallback_episodes_total{reason="share"} 1' in text
 
 
+def test_routing_without_a_policy_is_no_alarm(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "keel.route"):
+        assert decide(Chooser(4), 5) == ["no_policy"] * 5
+    assert caplog.records == []
+
+
 def test_the_log_says_how_the_policy_failed(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "keel.route"):
         decide(Chooser(4, failing), 5)
@@ -611,7 +617,8 @@ def test_a_taken_port_is_told(capsys: pytest.CaptureFixture[str]) -> None:
         taken.listen()
         port = str(taken.getsockname()[1])
         told = complaint(capsys, "--backends", A, "--port", port)
-    assert f"--port {port}: is taken on 127.0.0.1" in told
+    assert told.startswith(f"keel: --port {port}: is taken on 127.0.0.1")
+    assert len(told.splitlines()) == 1
 
 
 def test_by_default_only_this_machine_can_ask() -> None:
@@ -649,8 +656,8 @@ def test_a_signal_finishes_what_is_under_way_and_is_told_in_the_status(number: i
                         assert first + await answer.read() == a.stream()
                 assert await process.wait() == 128 + number
                 told = (await process.stderr.read()).decode().splitlines()
-                assert told[-1].endswith("stopping: responses under way are finished")
-                assert "Traceback" not in "".join(told)
+                assert len(told) == 1
+                assert told[0].endswith("stopping: responses under way are finished")
             finally:
                 if process.returncode is None:
                     process.kill()

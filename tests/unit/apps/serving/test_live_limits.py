@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import logging
 import time
 from collections.abc import Awaitable
 
@@ -16,6 +17,7 @@ from keel.apps.serving.live import parsing
 from keel.apps.serving.live.headers import check_hosts, end_to_end, host_allowed
 from keel.apps.serving.live.parsing import PromptParser, answer_all
 from keel.apps.serving.live.prompts import count_by_length, read_prompt
+from keel.apps.serving.live.running import allow_descriptors
 from keel.errors import InputError
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -135,6 +137,43 @@ async def test_one_connection_too_many_is_answered_503() -> None:
             await asyncio.sleep(0.01)
         assert (await ask_raw(router, request)).startswith(b"HTTP/1.1 200 ")
         await hang_up(others[1][1])
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "allowed", "set_to", "warns"),
+    [
+        (1024, 4096, True, 3000, False),
+        (4096, 4096, True, None, False),
+        (1024, 2000, True, 2000, True),
+        (1024, -1, True, 3000, False),
+        (1024, -1, False, None, True),
+    ],
+)
+def test_the_limit_on_open_files_is_raised_as_far_as_it_goes(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    soft: int,
+    hard: int,
+    allowed: bool,
+    set_to: int | None,
+    warns: bool,
+) -> None:
+    resource = pytest.importorskip("resource")
+    changes: list[tuple[int, int]] = []
+
+    def change(what: int, limits: tuple[int, int]) -> None:
+        if not allowed:
+            raise ValueError("current limit exceeds maximum limit")
+        changes.append(limits)
+
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", change)
+    with caplog.at_level(logging.WARNING, "keel.route"):
+        allow_descriptors(3000)
+    assert changes == ([] if set_to is None else [(set_to, hard)])
+    assert ["--max-connections may need 3000" in x.message for x in caplog.records] == [
+        True
+    ] * warns
 
 
 @live

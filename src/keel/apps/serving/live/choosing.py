@@ -269,7 +269,8 @@ class Chooser:
             if fallback not in self._quiet:
                 self.episodes[fallback] += 1
                 why = WHY[fallback] + (self._error if fallback == "error" else "")
-                log.warning("FALLING BACK to %s: %s", self.reference, why)
+                if fallback != "no_policy":  # which nobody expected
+                    log.warning("FALLING BACK to %s: %s", self.reference, why)
             self._quiet[fallback] = 0
 
     def _next_in_turn(self, allowed: Mask) -> int:

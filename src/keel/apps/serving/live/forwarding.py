@@ -95,10 +95,10 @@ class Forwarder:
             skip_auto_headers=AUTOMATIC,
         )
         self.watch = Watch(backends, self.session)
+        chooser.warm_up()
 
-    async def start(self) -> None:
-        """Look who is there."""
-        self.chooser.warm_up()
+    async def look(self) -> None:
+        """Look who is there, and go on asking for reports."""
         await self.watch.first_look()
         if self.options.poll > 0.0:
             self.watch.poll_every(self.options.poll)

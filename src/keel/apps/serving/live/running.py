@@ -30,7 +30,7 @@ async def serve(router: Router, host: str, port: int, told: Callable[[str], None
         told: Called with the address once it can be used.
     """
     allow_descriptors(2 * router.options.max_connections + SPARE_DESCRIPTORS)
-    await router.start()
+    router.open()
     runner = router.runner()
     try:
         await runner.setup()
@@ -38,6 +38,7 @@ async def serve(router: Router, host: str, port: int, told: Callable[[str], None
             await web.TCPSite(runner, host, port).start()
         except (OSError, OverflowError) as error:
             raise InputError(_why_not(host, port, error)) from error
+        await router.look()  # after a taken port is told: backends that are silent take seconds
         where, given = runner.addresses[0][:2]
         told(f"http://{f'[{where}]' if ':' in where else where}:{given}")
         return await _stopped()
@@ -82,7 +83,10 @@ def allow_descriptors(needed: int) -> None:
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return
     most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    except (OSError, ValueError):  # macOS says that there is no limit, and has one
+        most = soft
     if most < needed:
         log.warning(
             "%d files may be open, --max-connections may need %d: lower it, or raise `ulimit -n`",

@@ -39,10 +39,18 @@ class Router:
         self.app.router.add_get("/keel/health", self._tell_health)
         self.app.router.add_route("*", "/{path:.*}", self._handle)
 
+    def open(self) -> None:
+        """Get ready for requests, before anything is known of the backends."""
+        self.forwarder = Forwarder(self.backends, self.chooser, self.options, self.metrics)
+
+    async def look(self) -> None:
+        """Look who is there."""
+        await self.forwarder.look()
+
     async def start(self) -> None:
         """Get ready, and look who is there."""
-        self.forwarder = Forwarder(self.backends, self.chooser, self.options, self.metrics)
-        await self.forwarder.start()
+        self.open()
+        await self.look()
 
     async def close(self) -> None:
         """After the last response."""
