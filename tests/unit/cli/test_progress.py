@@ -12,6 +12,7 @@ from rich.console import Console
 
 from keel.cli import main
 from keel.cli.progress import PLAIN_SECONDS, WorkProgress, is_interactive
+from keel.errors import InputError
 
 TRACE_HEADER = "arrived_at,num_prefill_tokens,num_decode_tokens\n"
 
@@ -114,3 +115,15 @@ def test_a_trace_that_nobody_can_serve_is_one_line_without_a_warning(
     told = err.splitlines()[-1]
     assert told.startswith("keel: every heuristic has lost all requests of a trace")
     assert "Warning" not in err
+
+
+def test_windows_of_a_trace_that_nobody_can_serve_are_refused_without_a_warning(
+    tmp_path: Path,
+) -> None:
+    from keel.apps.serving.windows import served_well
+
+    trace = write_trace(tmp_path / "t.csv", 10_000_000)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(InputError, match="has memory for none of its requests"):
+            served_well(str(trace), "llama-2-7b-a100")
