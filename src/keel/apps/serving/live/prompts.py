@@ -31,10 +31,9 @@ def read_prompt(body: bytes) -> Prompt:
     texts: list[str] = []
     try:
         asked = json.loads(body)
-        counts = [_gather(asked[key], texts) for key in READ_PROMPT if key in asked]
+        ids, written = _gather([asked[key] for key in READ_PROMPT if key in asked], texts)
     except (ValueError, TypeError, RecursionError):
         return count_by_length(body)
-    ids, written = (sum(count) for count in zip(*counts, strict=True)) if counts else (0, 0)
     whole = "".join(texts)
     name = _chain(0, str(asked.get("model"))) if isinstance(asked, dict) else 0
     pieces = []
