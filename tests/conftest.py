@@ -19,6 +19,12 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "keel"))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep what tests measure out of the user's own cache."""
+    os.environ["KEEL_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """One thread, whatever a run before has set: tensors are small, and pytest-xdist already uses
     both cores. And torch's inductor builds C++: where there is no compiler, its tests have nothing

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,9 @@ from keel.envs.multi import ParallelEnvs
 from keel.envs.names import Parallel, atari_game, find_spec, native, parallel, unknown
 from keel.envs.pool import PoolEnvs, import_envpool
 from keel.envs.protocol import Autoreset, Envs
+from keel.envs.registered import POOL, also_offered
 from keel.envs.spawning import at_hand
+from keel.envs.step_time import step_time
 from keel.envs.sync import SyncEnvs
 from keel.envs.vector import VectorEnvs
 from keel.envs.workers import AsyncEnvs
@@ -30,10 +31,6 @@ from keel.resources import cores, expect_memory
 
 Backend = Literal["auto", "vector", "sync", "async", "envpool", "ale"]
 BACKENDS = ("auto", "vector", "sync", "async", "envpool", "ale")
-SLOW_STEP = 1e-3
-"""Seconds: if even the shortest step takes longer, the way to another process (0.1 ms) pays."""
-
-
 SMALLEST_ENV = 1024
 """Bytes that any environment takes at the very least."""
 LIGHT = ("gymnasium.envs.classic_control", "gymnasium.envs.toy_text")
@@ -95,11 +92,13 @@ def make_envs(
 
     `backend="auto"` takes, in this order: the ALE's vector for Atari (EnvPool if only that is
     installed), Gymnasium's vector entry point, EnvPool for MuJoCo and for names that only EnvPool
-    knows, worker processes where one step takes longer than a millisecond, and one process
-    otherwise. `envs.backend` says which it became; a detour is told by an `EnvWarning`.
+    knows, worker processes where one step takes longer than a millisecond (`keel.envs.step_time`),
+    and one process otherwise. `envs.backend` says which it became; an `EnvWarning` tells a detour,
+    and from which of several packages an id was taken.
 
     Args:
-        env_id: a Gymnasium id, `module:Name-v0`, an Atari alias (`Breakout`), an EnvPool task, or
+        env_id: a Gymnasium id, `module:Name-v0`, an Atari alias (`Breakout`), an EnvPool task
+            (`envpool:Name-v0` where others have that name), or
             for several agents `module:parallel_env`, a function that makes a PettingZoo Parallel
             environment.
         seed: for backends that are seeded when they are made; otherwise `reset` decides.
@@ -124,6 +123,9 @@ def make_envs(
     expect_memory(
         f"num_envs: {num_envs} environments", num_envs * SMALLEST_ENV, "use fewer environments"
     )
+    if env_id.startswith(POOL):
+        choose(f"backend of {env_id}", backend, ("auto", "envpool"))
+        env_id, backend = env_id.removeprefix(POOL), "envpool"
     if threads is not None and threads < 1:
         raise InputError(f"threads: expected at least 1, got {threads}")
     request = _Request(
@@ -220,6 +222,7 @@ def _auto(request: _Request) -> Envs:
     spec = _spec(request)
     if spec is None:
         if _installed("envpool") and request.env_id in import_envpool("").list_all_envs():
+            _tell(request, also_offered(request.env_id, None))
             return _make("envpool", request)
         raise unknown(request.env_id)
     if spec.vector_entry_point is not None and not own_process:
@@ -230,6 +233,7 @@ def _auto(request: _Request) -> Envs:
     elif str(spec.entry_point).startswith("gymnasium.envs.mujoco") and not own_process:
         envs = _mujoco(request)
         if envs is not None:
+            _tell(request, also_offered(request.env_id, spec))
             return envs
     return _make("async" if _is_slow(request) else "sync", request)
 
@@ -251,6 +255,11 @@ def _envpool(request: _Request) -> Envs:
     game = atari_game(request.env_id)
     task = request.env_id if game is None else f"{game}-v5"
     envpool = import_envpool(request.env_id)
+    module, _, name = task.rpartition(":")
+    if module:
+        raise InputError(
+            f"backend: {request.env_id} is that of {module}; EnvPool's own is {POOL}{name}"
+        )
     if task not in envpool.list_all_envs():
         raise unknown(request.env_id, envpool.list_all_envs())
     options = {**({} if game is None else request.atari.for_envpool()), **request.kwargs}
@@ -296,25 +305,19 @@ def _factory(request: _Request) -> EnvFactory:
 
 
 def _is_slow(request: _Request) -> bool:
-    """Time a few random steps of one environment, for at most a fraction of a second."""
+    """Whether steps take long enough for worker processes; says so where they do."""
     if min(request.num_envs, request.threads) < 2:
         return False
     with constructor_of(request.env_id):
-        env = _factory(request)()
-    try:
-        env.reset(seed=0)
-        env.action_space.seed(0)
-        shortest, stop = float("inf"), time.perf_counter() + 0.2
-        while shortest > SLOW_STEP and (begin := time.perf_counter()) < stop:
-            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
-            shortest = min(shortest, time.perf_counter() - begin)
-            if terminated or truncated:
-                break
-        return shortest > SLOW_STEP
-    except Exception:
-        return False  # the real environments will say what is wrong, and where
-    finally:
-        env.close()
+        factory = _factory(request)
+        step = step_time(request.env_id, factory.spec.entry_point, request.kwargs, factory)
+    if step.is_slow:
+        _tell(
+            request,
+            f"a step takes {1e3 * step.seconds:.1f} ms ({step.source}): worker processes step it; "
+            "envs.backend decides otherwise",
+        )
+    return step.is_slow
 
 
 def _hear_mujoco() -> None:

@@ -6,7 +6,7 @@ import difflib
 import importlib
 import importlib.util
 import re
-import warnings
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from keel.envs.faults import EnvError, MissingExtraError, UnknownEnvError
+from keel.envs.registered import decided, registered
 
 ATARI_GAMES = """
 Adventure AirRaid Alien Amidar Assault Asterix Asteroids Atlantis BankHeist BattleZone BeamRider
@@ -88,17 +89,14 @@ def find_spec(env_id: str) -> EnvSpec | None:
     module, _, name = env_id.rpartition(":")
     if name.startswith("ALE/") and importlib.util.find_spec("ale_py") is not None:
         module = "ale_py"  # importing it registers its games
-    if module:
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            raise EnvError(f"{env_id}: cannot import {module!r}: {error}") from error
+    if not module:
+        return registered(name)
+    before, fresh = registered(name), module not in sys.modules
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a newer version exists: the user chose this one
-            return gymnasium.spec(name)
-    except gymnasium.error.Error:
-        return None
+        importlib.import_module(module)
+    except ImportError as error:
+        raise EnvError(f"{env_id}: cannot import {module!r}: {error}") from error
+    return decided(f"{module}:{name}", before, fresh)
 
 
 def unknown(env_id: str, more: Iterable[str] = ()) -> UnknownEnvError:

@@ -14,6 +14,7 @@ from threadpoolctl import threadpool_limits
 
 from keel.config import Config, options
 from keel.envs import AtariOptions, Envs, ObsNormaliser, RewardNormaliser, lead, make_envs
+from keel.envs.registered import source_of
 from keel.errors import InputError
 from keel.models.abreast import set_threads
 from keel.models.acting import make_actor
@@ -113,6 +114,7 @@ def open_session(config: Config) -> Session:
         raise
     choices: dict[str, object] = {
         "backend": envs.backend,
+        "source": source_of(config.env, envs.backend),
         "compile": compiled,
         "threads": threads,
         "device": str(device),

@@ -50,23 +50,6 @@ def test_an_alias_with_wrappers_is_the_plain_game() -> None:
     assert envs.reset(0)["obs"].shape == (1, 3, 210, 160)
 
 
-class Slow(env_toys.Walk):
-    def step(self, action: Any) -> Any:
-        import time
-
-        time.sleep(0.002)
-        return super().step(action)
-
-
-def test_auto_sends_slow_steps_to_worker_processes() -> None:
-    if "keel/Slow-v0" not in gymnasium.registry:
-        gymnasium.register("keel/Slow-v0", Slow)  # type: ignore[arg-type]
-    envs = make_envs("keel/Slow-v0", 2, seed=0, threads=2)
-    assert envs.backend == "gymnasium async"
-    envs.close()
-    assert make_envs("keel/Slow-v0", 1, seed=0, threads=2).backend == "gymnasium sync"
-
-
 class BrokenVector:
     def __init__(self, **_: Any) -> None:
         raise RuntimeError("no such accelerator")

@@ -1,0 +1,129 @@
+"""How long a step of an environment takes: known, or measured once and kept.
+
+`auto` sends slow environments to worker processes. A time that is measured anew by every command
+could choose otherwise in every command, so the first one stays: a file for each environment, its
+options and this machine, below `$KEEL_CACHE_DIR` (`~/.cache/keel` unless that is set).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from keel.envs.lanes import Env
+
+SLOW_STEP = 1e-3
+"""Seconds: if even the shortest step takes longer, the way to another process (0.1 ms) pays."""
+FAST = (
+    "gymnasium.envs.classic_control",
+    "gymnasium.envs.toy_text",
+    "gymnasium.envs.mujoco",
+    "gymnasium.envs.box2d.bipedal_walker",
+    "gymnasium.envs.box2d.lunar_lander",
+)
+"""Where environments come from whose steps are short on any machine; nothing is measured there."""
+SLOW = ("gymnasium.envs.box2d.car_racing",)
+"""Where those come from that draw an image in every step."""
+
+
+class StepTime(NamedTuple):
+    """How long a step takes, and how that is known."""
+
+    seconds: float
+    source: str
+    """in words"""
+
+    @property
+    def is_slow(self) -> bool:
+        return self.seconds > SLOW_STEP
+
+
+def step_time(
+    env_id: str, entry_point: Any, kwargs: Mapping[str, Any], make: Callable[[], Env]
+) -> StepTime:
+    """Return the time of a step: known, kept from before, or measured now and kept.
+
+    Args:
+        env_id: name of the environment.
+        entry_point: what its specification names as its constructor.
+        kwargs: options of the constructor.
+        make: makes one, to measure it.
+    """
+    if str(entry_point).startswith(FAST):
+        return StepTime(0.0, "known to be fast")
+    if str(entry_point).startswith(SLOW):
+        return StepTime(2.0 * SLOW_STEP, "known to be slow")
+    path = _path(env_id, entry_point, kwargs)
+    kept = _read(path)
+    if kept is None:
+        kept = _keep(path, {"env": env_id, "seconds": measure(make)})
+    if kept["kept"]:
+        return StepTime(kept["seconds"], f"measured once, and kept in {path}")
+    return StepTime(kept["seconds"], f"measured now, since {path} cannot be written")
+
+
+def measure(make: Callable[[], Env]) -> float:
+    """Return the shortest of a few random steps, timed for at most a fraction of a second."""
+    env = make()
+    shortest = float("inf")
+    try:
+        env.reset(seed=0)
+        env.action_space.seed(0)
+        stop = time.perf_counter() + 0.2
+        while shortest > SLOW_STEP and (begin := time.perf_counter()) < stop:
+            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+            shortest = min(shortest, time.perf_counter() - begin)
+            if terminated or truncated:
+                break
+    except Exception:
+        return 0.0  # the real environments will say what is wrong, and where
+    finally:
+        env.close()
+    return shortest
+
+
+def _path(env_id: str, entry_point: Any, kwargs: Mapping[str, Any]) -> Path:
+    """Return the file for one environment with its options on this machine."""
+    home = os.environ.get("KEEL_CACHE_DIR") or Path("~/.cache/keel").expanduser()
+    name = entry_point if isinstance(entry_point, str) else getattr(entry_point, "__name__", "")
+    options = json.dumps(dict(kwargs), sort_keys=True, default=lambda x: type(x).__name__)
+    words = "\n".join([env_id, str(name), options, platform.node()])
+    digest = hashlib.sha256(words.encode()).hexdigest()[:16]
+    return Path(home) / "step-times" / f"{digest}.json"
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """Return what is kept, or None where there is nothing, or nothing that can be used."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return {"seconds": float(data["seconds"]), "kept": True}
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _keep(path: Path, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Write a measurement; where another process was first, return its own instead."""
+    text = json.dumps(dict(data))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():  # it could not be read
+            path.unlink()
+        handle, draft = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.link(draft, path)
+        finally:
+            Path(draft).unlink()
+    except OSError:
+        return {"seconds": data["seconds"], "kept": False}
+    return _read(path) or {"seconds": data["seconds"], "kept": False}
