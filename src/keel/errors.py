@@ -11,6 +11,11 @@ from typing import Any
 class KeelError(Exception):
     """The base of everything Keel raises on purpose."""
 
+    @property
+    def brief(self) -> str:
+        """The message on one line, as the command line shows it."""
+        return " ".join(str(self).split())
+
 
 class InputError(KeelError, ValueError):
     """A value from outside (command line, file, argument) that cannot be used as it is."""

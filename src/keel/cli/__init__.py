@@ -86,7 +86,7 @@ def _report(error: Exception) -> int:
 
         traceback.print_exception(error)
     if isinstance(error, KeelError):
-        return _fail(str(error))
+        return _fail(error.brief)
     if isinstance(error, OSError) and error.strerror:
         return _fail(_system_error(error))
     if isinstance(error, MemoryError):

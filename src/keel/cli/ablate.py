@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
-import yaml
 from tyro.conf import Positional, arg
 
 from keel.cli.arguments import read_known_options, translate
+from keel.config import parse_yaml
 from keel.errors import InputError
 
 if TYPE_CHECKING:
@@ -112,7 +112,9 @@ def _values(word: str) -> tuple[str, list[Any]]:
     name, equals, values = word.partition("=")
     if not (name and equals and values):
         raise InputError(f"--vary {word}: expected FIELD=VALUE,VALUE")
-    return name.replace("-", "_"), [yaml.safe_load(value) for value in values.split(",")]
+    return name.replace("-", "_"), [
+        parse_yaml(value, f"--vary {word}") for value in values.split(",")
+    ]
 
 
 def _train(plan: Plan, tasks: list[Task], options: Ablate) -> list[Task]:

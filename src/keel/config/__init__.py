@@ -32,6 +32,7 @@ from keel.config.schema import (
     Region,
     Stabiliser,
 )
+from keel.config.values import describe, parse_yaml
 
 __all__ = [
     "MINARI",
@@ -53,11 +54,13 @@ __all__ = [
     "Stabiliser",
     "anchored",
     "check",
+    "describe",
     "from_dict",
     "load",
     "merged",
     "named_values",
     "options",
+    "parse_yaml",
     "read",
     "to_dict",
 ]

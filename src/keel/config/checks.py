@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Collection
 from typing import Any
 
 from keel.config.options import OPTIONS, named_values
 from keel.config.schema import SINKS, Config
+from keel.config.values import describe
 from keel.errors import InputError, choose
+
+MOST = 2**63 - 1
+"""The largest whole number that fits into 64 bits."""
+MOST_THREADS = 1024
+"""Beyond some thousands, torch and the system fail in the middle of their work."""
 
 
 def check(config: Config) -> None:
@@ -46,11 +53,7 @@ def check(config: Config) -> None:
     for name, value in positive.items():
         if not value > 0:
             raise InputError(f"{name}: expected a number above 0, got {value}")
-    for name, value in _numbers(config):
-        if not math.isfinite(value):
-            raise InputError(f"{name}: expected a finite number, got {value}")
-        if value < 0 and name != "network.log_std":
-            raise InputError(f"{name}: expected no negative number, got {value}")
+    check_numbers(config, may_be_negative=("network.log_std",))
     shares = {
         "critic.cvar": config.critic.cvar,
         "advantage.gamma": config.advantage.gamma,
@@ -218,13 +221,35 @@ def _changed(part: Any) -> str | None:
     return next((n for n in names if getattr(part, n) != getattr(default, n)), None)
 
 
+def check_numbers(config: Any, may_be_negative: Collection[str] = ()) -> None:
+    """Raise an `InputError` for a number that is not finite, negative, or too large to count with.
+
+    Args:
+        config: A dataclass of settings, of environments or of tokens.
+        may_be_negative: Dotted names of the fields that may be below 0.
+    """
+    for name, value in _numbers(config):
+        if isinstance(value, int) and abs(value) > MOST:
+            raise InputError(f"{name}: expected at most {MOST:,}, got {describe(value)}")
+        if not math.isfinite(value):
+            raise InputError(f"{name}: expected a finite number, got {value}")
+        if value < 0 and name not in may_be_negative:
+            raise InputError(f"{name}: expected no negative number, got {value}")
+    if config.threads > MOST_THREADS:
+        raise InputError(f"threads: expected at most {MOST_THREADS:,}, got {config.threads:,}")
+
+
 def _numbers(value: Any, prefix: str = "") -> list[tuple[str, float]]:
-    found: list[tuple[str, float]] = []
+    numbers: list[tuple[str, float]] = []
     for item in dataclasses.fields(value):
         content = getattr(value, item.name)
         name = f"{prefix}{item.name}"
         if dataclasses.is_dataclass(content):
-            found += _numbers(content, f"{name}.")
-        elif isinstance(content, int | float) and not isinstance(content, bool):
-            found.append((name, float(content)))
-    return found
+            numbers += _numbers(content, f"{name}.")
+        parts = content if isinstance(content, tuple) else (content,)
+        numbers += [
+            (name, part)
+            for part in parts
+            if isinstance(part, int | float) and not isinstance(part, bool)
+        ]
+    return numbers

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from keel.config.values import describe, describe_reason
 from keel.errors import InputError
 
 OPTIONS = "envs.options"
@@ -55,7 +56,7 @@ def options_text(values: Mapping[Any, Any], field: str) -> str:
     parts = []
     for name, value in values.items():
         if not (isinstance(name, str) and name.isidentifier()):
-            raise InputError(f"{field}: {name!r} is no name of an option")
+            raise InputError(f"{field}: {describe(name)} is no name of an option")
         try:
             parts.append(f"{name}={json.dumps(value, ensure_ascii=False, allow_nan=False)}")
         except (TypeError, ValueError) as error:
@@ -105,6 +106,6 @@ def _escaped(text: str, at: int) -> bool:
 def _value(text: str, name: str, field: str) -> Any:
     try:
         return yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    except Exception as error:  # PyYAML has errors of many kinds for values that break their type
+        problem = describe_reason(getattr(error, "problem", None) or str(error))
         raise InputError(f"{field}: {name}={text} cannot be read ({problem})") from None

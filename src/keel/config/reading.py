@@ -15,11 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
 
-import yaml
-
 from keel.config.checks import check
 from keel.config.options import OPTIONS, named_values, options_text
 from keel.config.schema import Config
+from keel.config.values import describe, parse_yaml, read_text
 from keel.errors import InputError
 
 T = TypeVar("T")
@@ -62,12 +61,7 @@ def load(path: Path, base: Config | None = None) -> Config:
 
 def read(path: Path) -> dict[str, Any]:
     """What a YAML file says, before any of it is checked."""
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    except yaml.YAMLError as error:
-        raise InputError(f"{path}: not a plain YAML file ({str(error).splitlines()[0]})") from None
+    data = parse_yaml(read_text(path), str(path))
     if not isinstance(data, dict):
         raise InputError(f"{path}: expected keys and values, got {type(data).__name__}")
     return data
@@ -78,15 +72,16 @@ def merged(base: T, data: Mapping[str, Any], prefix: str = "") -> T:
     hints = typing.get_type_hints(type(base))
     changes: dict[str, Any] = {}
     for key, value in data.items():
-        name = str(key).replace("-", "_")
+        name = key.replace("-", "_") if isinstance(key, str) else ""
         if name not in hints:
-            near = difflib.get_close_matches(name, hints, n=1)
+            near = difflib.get_close_matches(name[:100], hints, n=1)
             hint = f"; did you mean {prefix}{near[0]}?" if near else ""
-            raise InputError(f"unknown key {prefix}{name}{hint}")
+            written = name if name.isidentifier() and len(name) <= 80 else describe(key)
+            raise InputError(f"unknown key {prefix}{written}{hint}")
         current = getattr(base, name)
         if dataclasses.is_dataclass(current):
             if not isinstance(value, Mapping):
-                raise InputError(f"{prefix}{name}: expected keys and values, got {value!r}")
+                raise InputError(f"{prefix}{name}: expected keys and values, got {describe(value)}")
             changes[name] = merged(current, value, f"{prefix}{name}.")
         else:
             changes[name] = _convert(hints[name], value, f"{prefix}{name}")
@@ -102,14 +97,7 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
         (inner,) = (option for option in typing.get_args(hint) if option is not type(None))
         return _convert(inner, value, name)
     if origin is Literal:
-        options = typing.get_args(hint)
-        if isinstance(value, bool) and "off" in options:
-            value = "on" if value else "off"
-        if value in options:
-            return value
-        near = difflib.get_close_matches(str(value), options, n=1)
-        hint_text = f"; did you mean {near[0]!r}?" if near else ""
-        raise InputError(f"{name}: {value!r} is not one of {', '.join(options)}{hint_text}")
+        return _choice(typing.get_args(hint), value, name)
     if origin is tuple:
         if isinstance(value, list | tuple):
             return tuple(_convert(int, item, name) for item in value)
@@ -121,21 +109,43 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
         if number is not None and (hint is float or number == int(number)):
             return hint(number)
     elif isinstance(value, hint):
-        return value
+        return _one_line(value, name)
     elif name == OPTIONS and isinstance(value, Mapping):
         return options_text(value, name)
-    raise InputError(f"{name}: expected {_name(hint)}, got {value!r}")
+    raise InputError(f"{name}: expected {_name(hint)}, got {describe(value)}")
 
 
-def _number(value: Any) -> float | None:
+def _choice(options: tuple[str, ...], value: Any, name: str) -> str:
+    if isinstance(value, bool) and "off" in options:
+        value = "on" if value else "off"
+    if isinstance(value, str) and value in options:
+        return value
+    near = difflib.get_close_matches(str(value)[:100], options, n=1) if value else []
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise InputError(f"{name}: {describe(value)} is not one of {', '.join(options)}{hint}")
+
+
+def _one_line(text: str, name: str) -> str:
+    """A text without line breaks, control characters and halves of characters."""
+    text = text.strip()
+    if not text.isprintable():
+        raise InputError(f"{name}: expected text on one line, got {describe(text)}")
+    return text
+
+
+def _number(value: Any) -> float | int | None:
     """YAML reads 1e6 (without a dot) as text: it is a number all the same."""
-    if isinstance(value, bool):
+    if isinstance(value, str):
+        try:
+            value = float(value) if set(value) & set(".eE") else int(value)
+        except ValueError:
+            return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
-        number = float(value)
-    except (TypeError, ValueError):
+        return value if math.isfinite(value) else None
+    except OverflowError:  # a whole number beyond every float
         return None
-    return number if math.isfinite(number) else None
 
 
 def _name(hint: Any) -> str:

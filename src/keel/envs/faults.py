@@ -27,6 +27,10 @@ class MissingExtraError(EnvError, ImportError):
         super().__init__(f'{what} needs an extra: pip install "keel-rl[{extra}]"')
 
 
+class MakingError(EnvError, InputError):
+    """The constructor of an environment raised; the message names the kind of error."""
+
+
 class UnsupportedSpaceError(EnvError, InputError):
     """A space that Keel has no layout for; the message names it."""
 
@@ -51,6 +55,12 @@ class EnvFaultError(EnvError):
         self.index, self.seed, self.step = index, seed, step
         message = f"environment {index} {what} (seed {seed}, step {step})"
         super().__init__(f"{message}\n{detail}" if detail else message)
+
+    @property
+    def brief(self) -> str:
+        """The message with the last line of the environment's traceback, which names the error."""
+        first, *trace = [line.strip() for line in str(self).splitlines() if line.strip()]
+        return f"{first}: {trace[-1]}" if trace else first
 
 
 class EnvRaisedError(EnvFaultError):

@@ -8,6 +8,7 @@ import importlib.util
 import re
 import sys
 from collections.abc import Callable, Iterable
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -64,16 +65,22 @@ def parallel(env_id: str) -> Parallel | None:
     module, _, name = full.rpartition(":")
     if not module or not name.isidentifier():
         return None
-    try:
-        found = importlib.import_module(module)
-    except ImportError as error:
-        if env_id in PARALLEL:
-            raise MissingExtraError(env_id, "multi-agent") from error
-        raise EnvError(f"{env_id}: cannot import {module!r}: {error}") from error
+    found = _import(module, env_id)
     make = getattr(found, name, None)
     if not callable(make):
         raise EnvError(f"{env_id}: {module!r} has no function {name!r}")
     return Parallel(make, getattr(found, "vector_env", None))
+
+
+def _import(module: str, env_id: str) -> ModuleType:
+    """Import the module of an environment; it may be broken in any way."""
+    try:
+        return importlib.import_module(module)
+    except Exception as error:
+        if env_id in PARALLEL and isinstance(error, ImportError):
+            raise MissingExtraError(env_id, "multi-agent") from error
+        kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
+        raise EnvError(f"{env_id}: cannot import {module!r}: {kind}{error}") from error
 
 
 def atari_game(env_id: str) -> str | None:
@@ -92,10 +99,7 @@ def find_spec(env_id: str) -> EnvSpec | None:
     if not module:
         return registered(name)
     before, fresh = registered(name), module not in sys.modules
-    try:
-        importlib.import_module(module)
-    except ImportError as error:
-        raise EnvError(f"{env_id}: cannot import {module!r}: {error}") from error
+    _import(module, env_id)
     return decided(f"{module}:{name}", before, fresh)
 
 

@@ -190,7 +190,7 @@ def read_config(path: Path, *, strict: bool = False) -> dict[str, Any]:
     try:
         content = (path / CONFIG).read_bytes()
         config = yaml.safe_load(content.decode("utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except Exception as error:  # PyYAML has errors of many kinds
         raise RunError(f"{path / CONFIG}: cannot be read: {error}") from error
     if not isinstance(config, dict):
         raise RunError(f"{path / CONFIG}: expected names and values")

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
+from keel.config import parse_yaml
 from keel.errors import InputError
 
 Choices = tuple[Any, ...]
@@ -54,7 +53,7 @@ def read_space(words: Sequence[str]) -> Space:
 
 
 def _choices(text: str) -> Choices:
-    return tuple(yaml.safe_load(part) for part in text.split(","))
+    return tuple(parse_yaml(part, f"--search {text}") for part in text.split(","))
 
 
 def _range(word: str, text: str) -> Range:

@@ -12,11 +12,19 @@ from typing import Any, Literal, get_args
 
 from tyro.conf import Suppress
 
-from keel.config import Checkpoints, merged, named_values
-from keel.errors import InputError
+from keel.config import Checkpoints, describe, merged, named_values
+from keel.config.checks import check_numbers
+from keel.config.schema import SINKS
+from keel.errors import InputError, choose
 
 Algo = Literal["ppo", "grpo", "rloo", "reinforce_pp", "remax", "dr_grpo"]
 Place = Literal["none", "reward", "loss", "both"]
+Estimator = Literal["k1", "k2", "k3", "abs", "kl", "mse", "low_var_kl"]
+"""Sample estimates of the KL; the last three are other names of k1, k2 and k3."""
+KLLoss = Literal[
+    "weighted_k2", "ratio_k3", "straight_through", "full",
+    "k1", "k2", "k3", "abs", "kl", "mse", "low_var_kl",
+]  # fmt: skip
 REDUCTIONS = Literal["auto", "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean"]
 
 
@@ -76,9 +84,9 @@ class KL:
     """In the reward (k1), in the loss, in both, or nowhere: then no reference is kept."""
     coef: float = 0.01
     """β."""
-    reward: str = "k1"
+    reward: Estimator = "k1"
     """The estimator in the reward; another than k1 warns."""
-    loss: str = "weighted_k2"
+    loss: KLLoss = "weighted_k2"
     """The form in the loss: weighted_k2, ratio_k3, straight_through, or full (exact); on-policy
     also k2; others warn."""
     controller: Literal["fixed", "adaptive"] = "fixed"
@@ -268,19 +276,26 @@ def from_dict(data: Mapping[str, Any], base: Language | None = None) -> Language
     control = given.pop("kl_ctrl", None)
     if control is not None:
         if not isinstance(control, Mapping):
-            raise InputError(f"kl_ctrl: expected keys and values, got {control!r}")
+            raise InputError(f"kl_ctrl: expected keys and values, got {describe(control)}")
         known = {name.partition(".")[2]: own for name, own in VERL.items()}
         for key in control:
             if key not in known:
-                raise InputError(f"kl_ctrl.{key}: expected one of {', '.join(known)}")
+                raise InputError(f"kl_ctrl.{str(key)[:80]}: expected one of {', '.join(known)}")
         own = {known[key]: value for key, value in control.items()}
-        given["kl"] = {**own, **given.get("kl", {})}
+        given["kl"] = {**own, **_section(given, "kl")}
     if "state_masking" in given:
         masking = {"state_masking": given.pop("state_masking")}
-        given["sample"] = {**masking, **given.get("sample", {})}
+        given["sample"] = {**masking, **_section(given, "sample")}
     config = merged(base if base is not None else Language(), given)
     check(config)
     return config
+
+
+def _section(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = given.get(name, {})
+    if not isinstance(section, Mapping):
+        raise InputError(f"{name}: expected keys and values, got {describe(section)}")
+    return section
 
 
 def to_dict(config: Language) -> dict[str, Any]:
@@ -295,6 +310,7 @@ def task_options(config: Language) -> dict[str, Any]:
 
 def check(config: Language) -> None:
     """Raise an `InputError` for what cannot be run, before anything is made."""
+    check_numbers(config)
     for path, low in _AT_LEAST.items():
         value = _get(config, path)
         if value is not None and not value >= low:
@@ -303,6 +319,13 @@ def check(config: Language) -> None:
         value = _get(config, path)
         if value is not None and not 0.0 < value < math.inf:
             raise InputError(f"{path}: expected a number above 0, got {value:g}")
+    for path in _SHARES:
+        share = _get(config, path)
+        if share > 1.0:
+            raise InputError(f"{path}: expected a number from 0 to 1, got {share:g}")
+    for name in config.sinks:
+        choose("log", name, SINKS)
+    task_options(config)
     if config.algo not in get_args(Algo):
         raise InputError(f"algo: expected one of {', '.join(get_args(Algo))}, got {config.algo!r}")
     if config.algo in ("grpo", "rloo", "dr_grpo") and config.sample.group < 2:
@@ -316,6 +339,10 @@ def check(config: Language) -> None:
         raise InputError(
             f"model.heads: {config.model.hidden} numbers cannot be shared evenly, and by even "
             f"numbers, among {config.model.heads} heads"
+        )
+    if config.kl.low > config.kl.high:
+        raise InputError(
+            f"kl.low: expected at most kl.high ({config.kl.high:g}), got {config.kl.low:g}"
         )
     outside = not config.kl.low <= config.kl.coef <= config.kl.high
     if config.kl.controller == "adaptive" and outside:
@@ -340,13 +367,18 @@ _AT_LEAST = {
     "kl.refresh": 0, "kl.ema": 0.0, "warmup.examples": 0, "warmup.epochs": 1, "warmup.minibatch": 1,
     "warmup.every": 1, "evaluation.prompts": 1, "evaluation.every": 0, "model.layers": 1,
     "model.heads": 1, "model.hidden": 2, "model.lora_rank": 0, "threads": 0,
-    "reward.soft_length": 0,
+    "reward.soft_length": 0, "model.positions": 1,
 }  # fmt: skip
 _POSITIVE = (
     "region.max_kl", "region.learning_rate", "region.clip", "region.clip_high", "region.dual_clip",
     "region.max_grad_norm", "region.max_log_ratio", "region.target_kl", "region.value_clip",
     "sample.temperature", "sample.top_p", "sample.max_importance", "kl.target", "kl.horizon",
-    "warmup.learning_rate", "reward.timeout", "advantage.clamp",
+    "warmup.learning_rate", "reward.timeout", "advantage.clamp", "kl.high", "model.lora_alpha",
+    "region.covariance_share",
+)  # fmt: skip
+_SHARES = (
+    "sample.top_p", "kl.ema", "advantage.gamma", "advantage.lam", "reward.max_failures",
+    "region.covariance_share", "warmup.until",
 )  # fmt: skip
 
 
