@@ -29,12 +29,24 @@ class EstimatorWarning(UserWarning):
     """A KL estimator in a place where its gradient is not the gradient of the KL it claims."""
 
 
+LIKENESS = 0.7
+"""Share of letters in common from which on a name is a typo of another: klip and clip have 0.75,
+nope and hopper 0.6."""
+
+
+def similar(value: str, options: Iterable[str], limit: int = 1) -> list[str]:
+    """Return the options that `value` may be a typo of, best first; upper case does not matter."""
+    lowered = {option.lower(): option for option in options}
+    near = difflib.get_close_matches(value[:100].lower(), lowered, n=limit, cutoff=LIKENESS)
+    return [lowered[name] for name in near]
+
+
 def choose(what: str, value: str, options: Iterable[str]) -> str:
     """Return `value` if it is one of `options`, else raise an `InputError` with a suggestion."""
     known = list(options)
     if value in known:
         return value
-    near = difflib.get_close_matches(value, known, n=1)
+    near = similar(value, known)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise InputError(f"{what}: {value!r} is not one of {', '.join(known)}{hint}")
 

@@ -55,6 +55,30 @@ def test_a_wrong_option_is_one_line(
     assert message in fail(capsys, *args)
 
 
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="no /proc")
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("explain", "kl", "--plot", "/proc/kl.png"),
+        ("train", "CartPole-v1", "--runs", "/proc/runs"),
+        ("train", "CartPole-v1", "--runs", "/dev/null"),
+    ],
+)
+def test_a_folder_that_takes_no_files_is_one_line(
+    args: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Files cannot be made in /proc, whoever asks: the tests may run as root."""
+    assert args[-1] in fail(capsys, *args)
+
+
+def test_a_folder_without_permission_is_found_before_anything_is_computed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    line = fail(capsys, "explain", "kl", "--plot", str(tmp_path / "kl.png"))
+    assert "--plot: no permission to write into" in line
+
+
 def test_several_wrong_options_are_each_given_a_suggestion() -> None:
     box = (
         "╭─ Unrecognized options ─────────╮\n"

@@ -6,7 +6,6 @@ Commands are imported when they are called, so that `keel --help` needs neither 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import io
 import os
@@ -142,7 +141,9 @@ def _help() -> str:
 
 
 def _unknown(what: str, value: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(value, known, n=1)
+    from keel.errors import similar
+
+    near = similar(value, known)
     hint = f", did you mean {near[0]!r}?" if near else ""
     return f"unknown {what} {value!r}{hint or '; there are: ' + ', '.join(known)}"
 

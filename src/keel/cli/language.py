@@ -96,15 +96,6 @@ def run(args: Sequence[str]) -> int:
     task_named(config.task, **task_options(config))  # a typo is told before anything else
     small = not config.model.path and config.model.hidden <= LOOPS_UP_TO
     console, shown = PipedConsole(), not (options.json or options.quiet)
-    if shown:
-        console.print(f"keel train language: {config.task} by {config.algo}", highlight=False)
-        if small and compiled_pass.loops_are_new():
-            console.print(
-                "the loops for small models are compiled for this machine, once: about a minute "
-                "until the first line",
-                style="dim",
-                highlight=False,
-            )
 
     def told(warm: dict[str, float]) -> None:
         if shown:
@@ -116,7 +107,16 @@ def run(args: Sequence[str]) -> int:
                 highlight=False,
             )
 
-    progress = start(config, options.runs, options.name, told)
+    progress = start(config, options.runs, options.name, told)  # raises for what cannot be trained
+    if shown:
+        console.print(f"keel train language: {config.task} by {config.algo}", highlight=False)
+        if small and compiled_pass.loops_are_new():
+            console.print(
+                "the loops for small models are compiled for this machine, once: about a minute "
+                "until the first line",
+                style="dim",
+                highlight=False,
+            )
     return drive(progress, config, options.json, options.quiet, finish)
 
 

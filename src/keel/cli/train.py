@@ -16,6 +16,7 @@ from tyro.conf import Positional, arg
 
 from keel.cli.arguments import find_option, read_options, translate
 from keel.cli.live import Display
+from keel.cli.progress import is_interactive
 from keel.cli.render import PipedConsole
 from keel.config import Config, check, from_dict, read
 from keel.models.compiling import cache_folder
@@ -70,14 +71,21 @@ def run(args: Sequence[str]) -> int:
     if options.seeds:
         config = dataclasses.replace(config, seed=options.seeds[0])
     check(config)
-    console = PipedConsole()
-    if not (options.json or options.quiet) and not console.is_terminal:
-        console.print(f"keel train {config.env}: starting", highlight=False)
-    if not (options.json or options.quiet) and never_compiled(config.algo):
-        console.print("first run: loops are compiled once, about ten seconds", style="dim")
     from keel.training.runner import start
 
-    return drive(start(config, options.runs, options.name), config, options.json, options.quiet)
+    progress = start(config, options.runs, options.name)  # raises for what cannot be trained
+    if not (options.json or options.quiet):
+        _announce(config)
+    return drive(progress, config, options.json, options.quiet)
+
+
+def _announce(config: Config) -> None:
+    """Say that training begins, after every check."""
+    console = PipedConsole()
+    if not is_interactive(console):
+        console.print(f"keel train {config.env}: starting", highlight=False)
+    if never_compiled(config.algo):
+        console.print("first run: loops are compiled once, about ten seconds", style="dim")
 
 
 def never_compiled(algo: str) -> bool:

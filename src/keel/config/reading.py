@@ -7,7 +7,6 @@ raised before anything is created.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import types
 import typing
@@ -19,7 +18,7 @@ from keel.config.checks import check
 from keel.config.options import OPTIONS, named_values, options_text
 from keel.config.schema import Config
 from keel.config.values import describe, parse_yaml, read_text
-from keel.errors import InputError
+from keel.errors import InputError, similar
 
 T = TypeVar("T")
 MINARI = "minari:"
@@ -74,7 +73,7 @@ def merged(base: T, data: Mapping[str, Any], prefix: str = "") -> T:
     for key, value in data.items():
         name = key.replace("-", "_") if isinstance(key, str) else ""
         if name not in hints:
-            near = difflib.get_close_matches(name[:100], hints, n=1)
+            near = similar(name, hints)
             hint = f"; did you mean {prefix}{near[0]}?" if near else ""
             written = name if name.isidentifier() and len(name) <= 80 else describe(key)
             raise InputError(f"unknown key {prefix}{written}{hint}")
@@ -120,7 +119,7 @@ def _choice(options: tuple[str, ...], value: Any, name: str) -> str:
         value = "on" if value else "off"
     if isinstance(value, str) and value in options:
         return value
-    near = difflib.get_close_matches(str(value)[:100], options, n=1) if value else []
+    near = similar(str(value), options) if isinstance(value, str) else []
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise InputError(f"{name}: {describe(value)} is not one of {', '.join(options)}{hint}")
 

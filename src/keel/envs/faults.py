@@ -27,10 +27,6 @@ class MissingExtraError(EnvError, ImportError):
         super().__init__(f'{what} needs an extra: pip install "keel-rl[{extra}]"')
 
 
-class MakingError(EnvError, InputError):
-    """The constructor of an environment raised; the message names the kind of error."""
-
-
 class UnsupportedSpaceError(EnvError, InputError):
     """A space that Keel has no layout for; the message names it."""
 

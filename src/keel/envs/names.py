@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import re
@@ -16,6 +15,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from keel.envs.faults import EnvError, MissingExtraError, UnknownEnvError
 from keel.envs.registered import decided, registered
+from keel.errors import similar
 
 ATARI_GAMES = """
 Adventure AirRaid Alien Amidar Assault Asterix Asteroids Atlantis BankHeist BattleZone BeamRider
@@ -105,10 +105,11 @@ def find_spec(env_id: str) -> EnvSpec | None:
 
 def unknown(env_id: str, more: Iterable[str] = ()) -> UnknownEnvError:
     """The error for a name that nobody knows, with up to three near names."""
-    known = sorted({*gymnasium.registry, *ATARI_GAMES, *PARALLEL, *NATIVE, *more})
-    lowered = {name.lower(): name for name in reversed(known)}
-    near = difflib.get_close_matches(env_id.lower(), lowered, n=3, cutoff=0.5)
-    hint = f"; did you mean {', '.join(lowered[name] for name in near)}?" if near else "."
+    known = sorted({*gymnasium.registry, *ATARI_GAMES, *PARALLEL, *NATIVE, *more}, reverse=True)
+    bare = {re.sub(r"-v\d+$", "", name): name for name in reversed(known)}  # of the newest version
+    near = [bare.get(name, name) for name in similar(env_id, [*bare, *known], limit=3)]
+    names = list(dict.fromkeys(near))
+    hint = f"; did you mean {', '.join(names)}?" if names else ". `keel envs` lists them."
     return UnknownEnvError(
         f"no environment is called {env_id!r}{hint} "
         "An environment of your own is registered with gymnasium.register before it is used, "

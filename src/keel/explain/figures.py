@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from keel.errors import InputError
@@ -30,6 +31,8 @@ def check_picture_path(path: Path) -> None:
         raise InputError(f"--plot: {path.name!r} must end in {', '.join(FORMATS)}")
     if not path.parent.is_dir():
         raise InputError(f"--plot: the folder {str(path.parent)!r} does not exist")
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"--plot: no permission to write into {str(path.parent)!r}")
 
 
 def save_picture(explanation: Explanation, path: Path) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 
 from keel.config import Config, load
-from keel.errors import InputError
+from keel.errors import InputError, similar
 
 FOLDER = Path(__file__).parent
 NAMED = {"serving": "router"}
@@ -22,7 +21,7 @@ def preset(name: str) -> Config:
     """A preset by its name."""
     path = FOLDER / f"{name}.yaml"
     if name not in names():
-        near = difflib.get_close_matches(name, names(), n=1)
+        near = similar(name, names())
         hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(names())}"
         raise InputError(f"preset: {name!r} does not exist{hint}")
     return load(path)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import shutil
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +22,7 @@ from keel.models.abreast import set_threads
 from keel.models.acting import make_actor
 from keel.models.agent import Agent
 from keel.models.build import build_agent
+from keel.models.devices import find_device
 from keel.models.items import Choosing
 from keel.models.networks import CNN
 from keel.models.parts import spaces_of
@@ -42,6 +45,9 @@ from keel.training.state import TrainState
 
 COMPILE_PAYS = 12_000
 """Optimizer steps from which compiling (about 20 s, cold) has earned itself back."""
+
+SMALLEST_IMAGE = 64
+"""Numbers that the convolutions leave of the smallest image they take."""
 
 
 @dataclass
@@ -68,7 +74,7 @@ class Session:
 
 def open_session(config: Config) -> Session:
     """Make everything ready, and say what was chosen."""
-    seeds, device = spread(config.seed), _device(config.device)
+    seeds, device = spread(config.seed), find_device(config.device)
     envs = make_envs(
         config.env,
         config.envs.num,
@@ -81,6 +87,7 @@ def open_session(config: Config) -> Session:
     )
     try:
         _expect_memory(config, envs)
+        _expect_network(config, envs)
         torch.set_num_threads(1)  # initial weights must not depend on how many threads there are
         agent = agent_for(config, envs, seeds.network)
         pixels = _sees_pixels(agent)
@@ -160,16 +167,45 @@ def atari_options(config: Config) -> AtariOptions:
 
 def _expect_memory(config: Config, envs: Envs) -> None:
     """A rollout is kept once as it was seen, once as it came if that differs."""
-    space = envs.observation_space
-    parts = space.values() if isinstance(space, spaces.Dict) else [space]
     numbers = sum(
-        math.prod(part.shape or ()) * (part.dtype or np.dtype("f4")).itemsize for part in parts
+        math.prod(part.shape or ()) * (part.dtype or np.dtype("f4")).itemsize
+        for part in _parts(envs)
     )
     row = (numbers * (2 if config.envs.normalise_obs else 1) + 128) * max(1, len(envs.agents))
     expect_memory(
         f"a rollout of {config.rollout_steps} steps × {config.envs.num} environments",
         row * config.batch,
         "use a smaller rollout_steps or envs.num",
+    )
+
+
+def _parts(envs: Envs) -> list[spaces.Space[Any]]:
+    """The spaces that an observation consists of."""
+    space = envs.observation_space
+    return list(space.values()) if isinstance(space, spaces.Dict) else [space]
+
+
+def _expect_network(config: Config, envs: Envs) -> None:
+    """Refuse widths whose parameters this machine cannot hold, before any is made.
+
+    What is counted is the least that every kind of network has: the hidden layers of actor and
+    critic, with a gradient and Adam's two moments of each parameter.
+    """
+    network, critic = config.network, config.critic
+    hidden = network.hidden
+    layers = sum(math.prod(pair) for pair in itertools.pairwise(hidden)) + sum(hidden)
+    outputs = {"quantile": critic.quantiles, "scalar": 1}.get(critic.kind, critic.atoms)
+    numbers = 2 * layers + hidden[-1] * outputs
+    if network.memory != "none":
+        numbers += 3 * network.memory_size * (network.memory_size + 1)
+    if network.kind == "decoupled":
+        numbers += network.features * hidden[-1]
+    elif any(len(part.shape or ()) == 3 for part in _parts(envs)):
+        numbers += network.features * SMALLEST_IMAGE
+    expect_memory(
+        f"network: layers of {' × '.join(f'{width:,}' for width in hidden)}",
+        4 * 4 * numbers,
+        "use smaller widths (network.hidden, features, memory_size, critic.quantiles, atoms)",
     )
 
 
@@ -191,19 +227,6 @@ def initial_state(session: Session) -> TrainState:
             else None
         ),
     )
-
-
-def _device(name: str) -> torch.device:
-    """The device asked for, if there is one; the first GPU for `auto`, or the CPU."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except Exception as error:  # each backend has an error of its own for "not here"
-        reason = str(error).splitlines()[0]
-        raise InputError(f"device: {name!r} cannot be used ({reason}); cpu always can") from error
-    return device
 
 
 def _step(agent: Agent, region: Region, many: bool, compiled: bool) -> Step:

@@ -19,12 +19,13 @@ from keel.apps.language.tools import ToolLoop, tool_loop
 from keel.errors import InputError, need
 from keel.functional.reduce import Reduction
 from keel.models.abreast import set_threads
+from keel.models.devices import find_device
 from keel.models.language import TokenAgent
 from keel.regions.certify import Certified
 from keel.regions.proximal import Proximal
 from keel.regions.stepper import Step, make_step
 from keel.regions.token_objective import Covariance, TokenObjective
-from keel.resources import cores
+from keel.resources import cores, expect_memory
 from keel.rollout.tokens import Completions, Sampling, complete
 from keel.training.seeding import Seeds, spread
 
@@ -160,13 +161,14 @@ def open_session(
     """
     need("transformers", "language")
     seeds = spread(config.seed)
-    device = _device(config.device)
+    device = find_device(config.device)
     threads = config.threads or cores()
     set_threads(threads, torch_alone=False)
     need("scipy.linalg.cython_blas", "language")  # loaded now, so that its threads can be set
     threadpool_limits(1, user_api="blas")  # a decoder's products are small: a second one spins
     task = task_named(config.task, **task_options(config)) if task is None else task
     held_out(task, config.evaluation.prompts)  # whether there are so many, before work begins
+    _expect_completions(config, task)
     model, tokenizer = load_model(config, seeds.network, tokenizer)
     agent = TokenAgent(model, config.critic)
     agent.to(device)
@@ -190,6 +192,16 @@ def open_session(
         shuffle=torch.Generator().manual_seed(seeds.shuffle),
         examples=np.random.default_rng(seeds.envs),
         choices={"threads": threads, "device": str(device)},
+    )
+
+
+def _expect_completions(config: Language, task: Task) -> None:
+    """Refuse, before the model is made, more tokens at once than this machine can hold."""
+    length = config.sample.max_new_tokens or task.max_new_tokens
+    expect_memory(
+        f"sample: {config.batch:,} completions of {length:,} tokens",
+        64 * config.batch * length,  # the least that is kept of a token: what it is, how likely
+        "use fewer sample.prompts, a smaller sample.group or sample.max_new_tokens",
     )
 
 
@@ -235,6 +247,12 @@ def make_model(config: Language, vocabulary: int, seed: int) -> PreTrainedModel:
         "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
     }
     kind, build = kinds[settings.kind]
+    layer = 12 * settings.hidden**2  # four projections of attention, three of 8/3 the width
+    expect_memory(
+        f"model: {settings.layers:,} layers of width {settings.hidden:,}",
+        4 * 4 * (settings.layers * layer + vocabulary * settings.hidden),
+        "use a smaller model.hidden or model.layers",
+    )
     shape = kind(
         vocab_size=vocabulary,
         hidden_size=settings.hidden,
@@ -309,12 +327,3 @@ def build_rewards(config: Language, task: Task, longest: int) -> Rewards:
         max_failures=settings.max_failures,
         overlong=overlong,
     )
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        return torch.device(name)
-    except RuntimeError as error:
-        raise InputError(f"device: {str(error).splitlines()[0]}") from None

@@ -1,0 +1,54 @@
+"""Settings that cannot be trained with: refused in one line before anything is made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from keel.cli import main
+
+SMALL = ("--task", "sort", "--warmup.examples", "0", "--evaluation.prompts", "4")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("CartPole-v1", "--device", "meta"), "device: 'meta' cannot be trained on, expected auto"),
+        (("CartPole-v1", "--device", "cuda:99"), "device: 'cuda:99' cannot be used"),
+        (("CartPole-v1", "--device", "gpu"), "device: 'gpu' cannot be used"),
+        (("CartPole-v1", "--threads", "1e8"), "threads: expected at most 1,024"),
+        (("CartPole-v1", "--network.hidden", "1e9", "1e9"), "network: layers of 1,000,000,000 ×"),
+        (("CartPole-v1", "--critic.kind", "quantile", "--critic.quantiles", "1e12"), "GiB are"),
+        (("CartPole-v1", "--network.memory", "both", "--network.memory-size", "1e7"), "GiB are"),
+        (("CartPole-v1", "--network.kind", "decoupled", "--network.features", "1e12"), "GiB are"),
+        (("CartPole-v1", "--total-steps", "1e300"), "total_steps: expected at most"),
+        (("CartPole-v1", "--seed", "-1"), "seed: expected no negative number"),
+        (("CartPole-v1", "--envs.options", "a=[1"), "envs.options: a='[1'"),
+        (("CartPole-v1", "--config", "/dev/zero"), "/dev/zero: larger than 1 MiB"),
+        (("language", *SMALL, "--device", "meta"), "device: 'meta' cannot be trained on"),
+        (("language", *SMALL, "--threads", "1e8"), "threads: expected at most 1,024"),
+        (("language", *SMALL, "--model.hidden", "1e8"), "model: 4 layers of width 100,000,000"),
+        (("language", *SMALL, "--model.layers", "1e9"), "model: 1,000,000,000 layers of width"),
+        (("language", *SMALL, "--sample.prompts", "1e12"), "sample: 8,000,000,000,000 completions"),
+        (("language", *SMALL, "--sample.max-new-tokens", "1e12"), "of 1,000,000,000,000 tokens"),
+        (("language", *SMALL, "--sample.top-p", "2"), "top_p: expected a number from 0 to 1"),
+        (("language", *SMALL, "--kl.ema", "2"), "kl.ema: expected a number from 0 to 1"),
+        (("language", *SMALL, "--kl.loss", "foo"), "invalid choice 'foo' for argument '--kl.loss'"),
+        (("language", *SMALL, "--kl.reward", "full"), "invalid choice 'full' for argument"),
+        (("language", *SMALL, "--kl.low", "2", "--kl.high", "1"), "kl.low: expected at most"),
+        (("language", *SMALL, "--task-options", "longest=[1"), "task_options: longest='[1'"),
+        (("language", *SMALL, "--task-options", "longest=x"), "sort.longest: expected a whole"),
+        (("language", *SMALL, "--log", "nope"), "log: 'nope' is not one of"),
+    ],
+)  # fmt: skip
+def test_impossible_settings_are_one_line_and_create_nothing(
+    args: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    runs = tmp_path / "runs"
+    assert main(["train", *args, "--runs", str(runs)]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+    assert not runs.exists()
