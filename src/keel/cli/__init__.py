@@ -16,6 +16,8 @@ COMMANDS = {
     "train": "train an agent inside an exact, enforced trust region",
     "resume": "go on with a run where it stopped",
     "evaluate": "play whole episodes with a trained policy",
+    "envs": "list what can be trained here, and what it needs",
+    "presets": "list the settings that come with Keel, or show some",
     "export": "write a trained policy as an ONNX file",
     "compare": "groups of runs side by side: keep, roll back, or not distinguishable",
     "ablate": "train a grid of settings over seeds, and compare",

@@ -16,7 +16,9 @@ from tyro.conf import Positional, arg
 from keel.apps.language.config import Language, check, from_dict
 from keel.cli.arguments import find_option, read_options, translate
 from keel.cli.render import PipedConsole
+from keel.cli.settings import HELP, HELP_ALL, Resolved, print_settings, short_help
 from keel.config import read
+from keel.config.origins import Layer, dotted, flagged, leaves
 
 if TYPE_CHECKING:
     from keel.training.runner import Progress
@@ -67,6 +69,8 @@ class TrainLanguage:
     """Print one JSON object at the end, and nothing else."""
     quiet: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Show no progress."""
+    print_config: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print the settings in force and where each comes from, as a YAML file; train nothing."""
     config: Annotated[Language, arg(name="")] = field(default_factory=Language)
 
 
@@ -77,15 +81,20 @@ def run(args: Sequence[str]) -> int:
 
         print("\n".join(names()))  # noqa: T201
         return 0
-    options = parse(translate(args, ALIASES))
+    words = translate(args, ALIASES)
+    if set(HELP) & set(words):
+        print(_help([word for word in words if word not in HELP]))  # noqa: T201
+        return 0
+    resolved = resolve([HELP[-1] if word == HELP_ALL else word for word in words])
+    options, config = resolved.options, resolved.options.config
+    check(config)
+    if options.print_config:
+        print_settings(resolved, f"keel train language --task {config.task}")
+        return 0
     if len(options.seeds) > 1:
         from keel.cli.seeds import train_seeds
 
         return train_seeds(list(args), options)
-    config = options.config
-    if options.seeds:
-        config = dataclasses.replace(config, seed=options.seeds[0])
-    check(config)
     from keel.apps.language.config import task_options
     from keel.apps.language.runner import start
     from keel.apps.language.tasks import task_named
@@ -122,16 +131,58 @@ def run(args: Sequence[str]) -> int:
 
 def parse(args: list[str]) -> TrainLanguage:
     """The options, on top of the preset and the file that they name."""
-    from keel.apps.language.presets import preset, preset_for
+    options: TrainLanguage = resolve(args).options
+    return options
+
+
+def resolve(args: list[str]) -> Resolved:
+    """Read the options on top of the preset and the file that they name; remember the layers."""
+    from keel.apps.language.presets import name_for, path_of, preset, preset_for
 
     file = find_option(args, "--config")
     settings = read(Path(file)) if file else {}
     chosen = find_option(args, "--preset")
     task = find_option(args, "--task") or settings.get("task")
     algo = find_option(args, "--algo") or settings.get("algo")
-    base = preset(chosen) if chosen else preset_for(str(task or Language().task), algo)
-    base = from_dict(settings, base)
-    return read_options(TrainLanguage, args, "keel train", TrainLanguage(config=base))
+    wanted = str(task or Language().task)
+    base = from_dict(settings, preset(chosen) if chosen else preset_for(wanted, algo))
+    options = read_options(TrainLanguage, args, "keel train", TrainLanguage(config=base))
+    layers = []
+    name = chosen or name_for(wanted, algo)
+    if name is not None:
+        layers.append(Layer(f"preset {name}", dotted(read(path_of(name)))))
+    if file:
+        layers.append(Layer(f"file {file}", dotted(settings)))
+    flags = flagged(args, dict(leaves(options.config)))
+    if options.seeds:
+        config = dataclasses.replace(options.config, seed=options.seeds[0])
+        options, flags = dataclasses.replace(options, config=config), flags | {"seed"}
+    layers.append(Layer("flag", flags | {"env"}))
+    return Resolved(options, tuple(layers))
+
+
+SHORT_HELP = (
+    "task", "task_options", "algo", "seed", "total_steps", "model.path", "model.hidden",
+    "model.layers", "sample.prompts", "sample.group", "sample.temperature", "kl.place", "kl.coef",
+    "region.max_kl", "region.clip", "region.epochs", "region.minibatch", "region.learning_rate",
+    "warmup.examples", "warmup.until", "evaluation.every", "evaluation.prompts",
+    "evaluation.greedy", "device", "log",
+)  # fmt: skip
+"""Settings of the short help: those that most runs change."""
+
+
+def _help(args: list[str]) -> str:
+    """The short help, with the defaults of the task that the command line names."""
+    from keel.cli.train import OPTIONS
+
+    resolved = resolve(args)
+    config = resolved.options.config
+    about = (
+        "Train a language model on a task with a verifier, inside an exact, enforced trust "
+        f"region.\nDefaults below are those of task {config.task}."
+    )
+    return short_help(resolved, "keel train language [settings and options]", about, SHORT_HELP,
+                      OPTIONS)  # fmt: skip
 
 
 def summary(newest: Progress) -> dict[str, Any]:

@@ -18,9 +18,12 @@ from keel.cli.arguments import find_option, read_options, translate
 from keel.cli.live import Display
 from keel.cli.progress import is_interactive
 from keel.cli.render import PipedConsole
+from keel.cli.settings import HELP, HELP_ALL, Resolved, print_settings, short_help
 from keel.config import Config, check, from_dict, read
+from keel.config.origins import Layer, dotted, flagged, leaves
+from keel.errors import InputError
 from keel.models.compiling import cache_folder
-from keel.presets import names, preset, preset_for
+from keel.presets import names, path_of, preset, preset_for
 
 if TYPE_CHECKING:
     from keel.training.runner import Progress
@@ -50,6 +53,8 @@ class Train:
     """Print one JSON object at the end, and nothing else."""
     quiet: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Show no progress."""
+    print_config: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print the settings in force and where each comes from, as a YAML file; train nothing."""
     config: Annotated[Config, arg(name="")] = field(default_factory=Config)
 
 
@@ -62,15 +67,20 @@ def run(args: Sequence[str]) -> int:
         from keel.cli import language
 
         return language.run(args)
-    options = parse(translate(args))
+    words = translate(args)
+    if set(HELP) & set(words):
+        print(_help(words))  # noqa: T201
+        return 0
+    resolved = resolve([HELP[-1] if word == HELP_ALL else word for word in words])
+    options, config = resolved.options, resolved.options.config
+    check(config)
+    if options.print_config:
+        print_settings(resolved, f"keel train {config.env}")
+        return 0
     if len(options.seeds) > 1:
         from keel.cli.seeds import train_seeds
 
         return train_seeds(list(args), options)
-    config = options.config
-    if options.seeds:
-        config = dataclasses.replace(config, seed=options.seeds[0])
-    check(config)
     from keel.training.runner import start
 
     progress = start(config, options.runs, options.name)  # raises for what cannot be trained
@@ -96,15 +106,82 @@ def never_compiled(algo: str) -> bool:
 
 def parse(args: list[str]) -> Train:
     """The options, on top of the preset and the file that they name."""
-    if args and not args[0].startswith("-"):
-        env = args[0]
-    else:  # which of the words it is, only the whole grammar can tell
-        env = read_options(Train, args, "keel train", Train(env="CartPole-v1")).env
+    options: Train = resolve(args).options
+    return options
+
+
+def resolve(args: list[str]) -> Resolved:
+    """Read the options on top of the preset and the file that they name, and remember the layers.
+
+    The environment is the first word, or else that of the file or of the preset.
+    """
     chosen, file = find_option(args, "--preset"), find_option(args, "--config")
     settings = read(Path(file)) if file else {}
     algo = find_option(args, "--algo") or str(settings.get("algo", "ppo"))
-    base = preset(chosen) if chosen else preset_for(env, algo)[1]
-    return on_top(dataclasses.replace(from_dict(settings, base), env=env), args, "keel train")
+    env = (
+        _environment(args) or str(settings.get("env", "")) or (preset(chosen).env if chosen else "")
+    )
+    if not env:
+        raise InputError("train what? keel train CartPole-v1; `keel envs` lists what there is")
+    name = chosen or preset_for(env, algo)[0]
+    base = from_dict(settings, preset(name))
+    options = on_top(dataclasses.replace(base, env=env), args, "keel train")
+    layers = [Layer(f"preset {name}", dotted(read(path_of(name))))]
+    if file:
+        layers.append(Layer(f"file {file}", dotted(settings)))
+    flags = flagged(args, dict(leaves(options.config)))
+    if options.seeds:
+        config = dataclasses.replace(options.config, seed=options.seeds[0])
+        options, flags = dataclasses.replace(options, config=config), flags | {"seed"}
+    if _environment(args):
+        flags |= {"env"}
+    layers.append(Layer("flag", flags))
+    return Resolved(options, tuple(layers))
+
+
+def _environment(args: list[str]) -> str:
+    """The environment that is named on the command line, or nothing."""
+    if args and not args[0].startswith("-"):
+        return args[0]
+    # which of the words it is, only the whole grammar can tell
+    return read_options(Train, args, "keel train", Train(env="")).env
+
+
+SHORT_HELP = (
+    "algo", "seed", "total_steps", "rollout_steps", "envs.num", "envs.normalise_obs",
+    "envs.normalise_reward", "network.hidden", "advantage.gamma", "advantage.lam", "region.max_kl",
+    "region.clip", "region.epochs", "region.minibatch", "region.learning_rate",
+    "explore.entropy_coef", "evaluation.every", "evaluation.episodes", "device", "log",
+)  # fmt: skip
+"""Settings of the short help: those that most runs change."""
+OPTIONS = {
+    "--preset NAME": "Settings to start from; `keel presets` lists them.",
+    "--config FILE.yaml": "A file of settings; flags go before it, it goes before the preset.",
+    "--runs DIR": "Where runs are kept (runs).",
+    "--name NAME": "Name of the run; by default environment, algorithm and time.",
+    "--seeds 0 1 2": "Train several seeds, as many at a time as there are cores for.",
+    "--json, --quiet": "Print one JSON object at the end, or nothing.",
+    "--print-config": "Print the settings in force and where each comes from; train nothing.",
+    "--help-all": "Show every setting.",
+}
+
+
+def _help(args: list[str]) -> str:
+    """The short help, with the defaults of the environment that the command line names."""
+    words = [word for word in args if word not in HELP]
+    named = bool(words) and not words[0].startswith("-")
+    resolved = resolve(words if named else ["ENV", *words])
+    config = resolved.options.config
+    whose = resolved.layers[0].source
+    whose = f"{config.env} ({whose})" if named else f"the {whose}"
+    about = (
+        "Train an agent inside an exact, enforced trust region.\n"
+        f"Defaults below are those of {whose}"
+        + ("." if named else "; `keel train HalfCheetah-v5 --help` shows those of HalfCheetah-v5.")
+    )
+    natural = ("natural.cg_iters", "natural.damping") if config.algo == "trpo" else ()
+    usage = "keel train ENV [settings and options]"
+    return short_help(resolved, usage, about, (*SHORT_HELP, *natural), OPTIONS)
 
 
 def on_top(base: Config, args: list[str], prog: str) -> Train:

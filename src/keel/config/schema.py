@@ -353,7 +353,7 @@ class Config:
     algo: Literal["ppo", "trpo"] = "ppo"
     """The algorithm: clipped steps of Adam, or one natural-gradient step with a line search."""
     seed: int = 0
-    """Of everything: environments, networks, sampling, shuffling."""
+    """Random seed of environments, networks, sampling and shuffling."""
     total_steps: int = 100_000
     """Agent steps, over all environments."""
     rollout_steps: int = 128

@@ -17,14 +17,18 @@ def names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
-def preset(name: str) -> Config:
-    """A preset by its name."""
-    path = FOLDER / f"{name}.yaml"
+def path_of(name: str) -> Path:
+    """Return the file of a preset."""
     if name not in names():
         near = similar(name, names())
         hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(names())}"
         raise InputError(f"preset: {name!r} does not exist{hint}")
-    return load(path)
+    return FOLDER / f"{name}.yaml"
+
+
+def preset(name: str) -> Config:
+    """A preset by its name."""
+    return load(path_of(name))
 
 
 def preset_for(env: str, algo: str = "ppo") -> tuple[str, Config]:

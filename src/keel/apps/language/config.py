@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, get_args
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 from tyro.conf import Suppress
 
+from keel.apps.language.checks import check
 from keel.config import Checkpoints, describe, merged, named_values
-from keel.config.checks import check_numbers
-from keel.config.schema import SINKS
-from keel.errors import InputError, choose
+from keel.errors import InputError
 
 Algo = Literal["ppo", "grpo", "rloo", "reinforce_pp", "remax", "dr_grpo"]
 Place = Literal["none", "reward", "loss", "both"]
@@ -39,6 +38,7 @@ class Model:
     hidden: int = 128
     """Width of its hidden states."""
     layers: int = 4
+    """Layers of the decoder."""
     heads: int = 4
     """Attention heads, of `hidden` / `heads` numbers each."""
     positions: int = 256
@@ -63,6 +63,7 @@ class Sample:
     max_new_tokens: int = 0
     """Length of a completion; 0: as much as the task needs."""
     temperature: float = 1.0
+    """Of the softmax that tokens are drawn from."""
     top_k: int = 0
     """Only from the k likeliest tokens; 0: from all."""
     top_p: float = 1.0
@@ -83,7 +84,7 @@ class KL:
     place: Place = "none"
     """In the reward (k1), in the loss, in both, or nowhere: then no reference is kept."""
     coef: float = 0.01
-    """β."""
+    """β, the weight of the pull."""
     reward: Estimator = "k1"
     """The estimator in the reward; another than k1 warns."""
     loss: KLLoss = "weighted_k2"
@@ -98,8 +99,9 @@ class KL:
     unit: Literal["token", "sequence"] = "token"
     """Nats per token that the policy wrote, or per completion."""
     low: float = 1e-5
+    """Lower bound on an adaptive β."""
     high: float = 10.0
-    """Between these β stays."""
+    """Upper bound on an adaptive β."""
     refresh: int = 0
     """Every so many updates the reference becomes the policy; 0: never."""
     ema: float = 0.0
@@ -123,6 +125,7 @@ class Region:
     micro: int = 0
     """Completions at once on the device; 0: the whole minibatch. The result is the same."""
     learning_rate: float = 5e-4
+    """Adam's step size."""
     schedule: Literal["constant", "linear"] = "constant"
     """`linear` goes to 0."""
     clip: float | None = 0.2
@@ -136,9 +139,11 @@ class Region:
     reduction: REDUCTIONS = "auto"
     """How tokens are averaged; `auto`: over all tokens, for Dr.GRPO by the longest answer."""
     value_coef: float = 0.5
+    """Weight of the critic's loss."""
     value_clip: float | None = None
     """How far values may move from what they were."""
     max_grad_norm: float = 1.0
+    """Bound on the gradient's norm."""
     max_log_ratio: float = 10.0
     """Beyond this, log-ratios are clamped."""
     target_kl: float | None = None
@@ -149,6 +154,7 @@ class Region:
     covariance_share: float = 2e-3
     """How many of them."""
     entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +162,7 @@ class Advantage:
     """From rewards to what is learned from."""
 
     gamma: float = 1.0
+    """Discount."""
     lam: float = 0.95
     """λ of PPO's GAE along tokens."""
     clamp: float | None = 10.0
@@ -188,7 +195,9 @@ class WarmUp:
     epochs: int = 200
     """Stop after so many passes, whatever is solved."""
     minibatch: int = 32
+    """Examples per step of Adam."""
     learning_rate: float = 1e-3
+    """Adam's step size."""
     every: int = 2
     """Passes between two looks at how much is solved."""
 
@@ -200,6 +209,7 @@ class Evaluation:
     every: int = 0
     """Completions trained on between evaluations; 0: at the beginning and the end."""
     prompts: int = 200
+    """Held-out prompts per evaluation."""
     greedy: bool = False
     """Take the likeliest tokens, in place of sampling."""
 
@@ -216,8 +226,9 @@ class Language:
     algo: Algo = "grpo"
     """Where advantages come from: a critic (ppo), or the other completions of a prompt."""
     seed: int = 0
+    """Random seed of the model, prompts, sampling and shuffling."""
     total_steps: int = 6_400
-    """Completions."""
+    """Completions to train on."""
     model: Model = field(default_factory=Model)
     sample: Sample = field(default_factory=Sample)
     kl: KL = field(default_factory=KL)
@@ -306,85 +317,3 @@ def to_dict(config: Language) -> dict[str, Any]:
 def task_options(config: Language) -> dict[str, Any]:
     """What the task is made with."""
     return named_values(config.task_options, "task_options")
-
-
-def check(config: Language) -> None:
-    """Raise an `InputError` for what cannot be run, before anything is made."""
-    check_numbers(config)
-    for path, low in _AT_LEAST.items():
-        value = _get(config, path)
-        if value is not None and not value >= low:
-            raise InputError(f"{path}: expected at least {low:g}, got {value:g}")
-    for path in _POSITIVE:
-        value = _get(config, path)
-        if value is not None and not 0.0 < value < math.inf:
-            raise InputError(f"{path}: expected a number above 0, got {value:g}")
-    for path in _SHARES:
-        share = _get(config, path)
-        if share > 1.0:
-            raise InputError(f"{path}: expected a number from 0 to 1, got {share:g}")
-    for name in config.sinks:
-        choose("log", name, SINKS)
-    task_options(config)
-    if config.algo not in get_args(Algo):
-        raise InputError(f"algo: expected one of {', '.join(get_args(Algo))}, got {config.algo!r}")
-    if config.algo in ("grpo", "rloo", "dr_grpo") and config.sample.group < 2:
-        raise InputError(
-            f"sample.group: {config.algo} compares the completions of a prompt with each other and "
-            f"needs 2 or more of them, got {config.sample.group}"
-        )
-    if config.algo == "ppo" and config.critic == "none":
-        raise InputError("model.critic: PPO needs a critic; take head or model, or algo grpo")
-    if config.model.hidden % config.model.heads or config.model.hidden // config.model.heads % 2:
-        raise InputError(
-            f"model.heads: {config.model.hidden} numbers cannot be shared evenly, and by even "
-            f"numbers, among {config.model.heads} heads"
-        )
-    if config.kl.low > config.kl.high:
-        raise InputError(
-            f"kl.low: expected at most kl.high ({config.kl.high:g}), got {config.kl.low:g}"
-        )
-    outside = not config.kl.low <= config.kl.coef <= config.kl.high
-    if config.kl.controller == "adaptive" and outside:
-        raise InputError(
-            f"kl.coef: an adaptive β stays between kl.low and kl.high, {config.kl.low:g} and "
-            f"{config.kl.high:g}; it cannot begin at {config.kl.coef:g}"
-        )
-    if config.region.covariance != "none" and config.region.micro:
-        raise InputError(
-            "region.covariance: is taken over a whole minibatch, so it goes without region.micro"
-        )
-    if config.kl.place != "none" and config.kl.refresh and config.kl.ema:
-        raise InputError("kl.refresh: the reference is refreshed, or follows (kl.ema); not both")
-    if config.model.lora_rank and config.critic == "model":
-        raise InputError("model.critic: with adapters the critic is a head, or there is none")
-
-
-_AT_LEAST = {
-    "seed": 0, "total_steps": 1, "sample.prompts": 1, "sample.group": 1, "sample.max_new_tokens": 0,
-    "sample.top_k": 0, "sample.tool_calls": 0, "region.epochs": 1, "region.minibatch": 1,
-    "region.micro": 0, "region.entropy_coef": 0.0, "region.value_coef": 0.0, "kl.coef": 0.0,
-    "kl.refresh": 0, "kl.ema": 0.0, "warmup.examples": 0, "warmup.epochs": 1, "warmup.minibatch": 1,
-    "warmup.every": 1, "evaluation.prompts": 1, "evaluation.every": 0, "model.layers": 1,
-    "model.heads": 1, "model.hidden": 2, "model.lora_rank": 0, "threads": 0,
-    "reward.soft_length": 0, "model.positions": 1,
-}  # fmt: skip
-_POSITIVE = (
-    "region.max_kl", "region.learning_rate", "region.clip", "region.clip_high", "region.dual_clip",
-    "region.max_grad_norm", "region.max_log_ratio", "region.target_kl", "region.value_clip",
-    "sample.temperature", "sample.top_p", "sample.max_importance", "kl.target", "kl.horizon",
-    "warmup.learning_rate", "reward.timeout", "advantage.clamp", "kl.high", "model.lora_alpha",
-    "region.covariance_share",
-)  # fmt: skip
-_SHARES = (
-    "sample.top_p", "kl.ema", "advantage.gamma", "advantage.lam", "reward.max_failures",
-    "region.covariance_share", "warmup.until",
-)  # fmt: skip
-
-
-def _get(config: Language, path: str) -> Any:
-    value: Any = config
-    for name in path.split("."):
-        assert name in {f.name for f in fields(value)}
-        value = getattr(value, name)
-    return value

@@ -16,18 +16,23 @@ def names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
+def path_of(name: str) -> Path:
+    """Return the file of a preset."""
+    return FOLDER / f"{choose('preset', name, names())}.yaml"
+
+
 def preset(name: str) -> Language:
     """The preset of this name."""
-    return from_dict(read(FOLDER / f"{choose('preset', name, names())}.yaml"))
+    return from_dict(read(path_of(name)))
+
+
+def name_for(task: str, algo: str | None) -> str | None:
+    """Return the preset of a task: `TASK-ALGO`, `TASK`, or None where it has none."""
+    return next((name for name in (f"{task}-{algo}", task) if name in names()), None)
 
 
 def preset_for(task: str, algo: str | None) -> Language:
     """`TASK-ALGO`, `TASK`, or the defaults; with the task and the algorithm set."""
-    for name in (f"{task}-{algo}", task):
-        if name in names():
-            found = preset(name)
-            break
-    else:
-        found = Language()
+    name = name_for(task, algo)
     chosen = {} if algo is None else {"algo": algo}
-    return from_dict({"task": task, **chosen}, found)
+    return from_dict({"task": task, **chosen}, Language() if name is None else preset(name))

@@ -1,0 +1,139 @@
+"""What `--print-config` and `--help` of `keel train` show: settings in force, and their sources."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import shutil
+import textwrap
+import typing
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, Literal, NamedTuple
+
+from keel.cli.strict_json import print_json
+from keel.config.origins import DEFAULT, Layer, Setting, as_yaml, leaves, one_line_yaml, settings_of
+
+PRINT_CONFIG, HELP_ALL = "--print-config", "--help-all"
+HELP = ("-h", "--help")
+
+
+class Resolved(NamedTuple):
+    """Options of a command line together with the layers their settings came from."""
+
+    options: Any
+    layers: tuple[Layer, ...]
+
+    @property
+    def settings(self) -> list[Setting]:
+        """Every setting in force."""
+        return settings_of(self.options.config, self.layers)
+
+
+def print_settings(resolved: Resolved, title: str) -> None:
+    """Print the settings in force as YAML that `--config` reads, or as JSON with `--json`.
+
+    Args:
+        resolved: What the command line comes to.
+        title: The command, for the comment above.
+    """
+    settings = resolved.settings
+    if resolved.options.json:
+        print_json({name: {"value": value, "source": source} for name, value, source in settings})
+        return
+    sources = " before ".join([*(layer.source for layer in reversed(resolved.layers)), DEFAULT])
+    print(f"# {title}: settings in force, {sources}")  # noqa: T201
+    print(as_yaml(settings))  # noqa: T201
+
+
+def short_help(
+    resolved: Resolved, usage: str, about: str, fields: Sequence[str], options: Mapping[str, str]
+) -> str:
+    """Return help on the settings that matter most, with the values in force as defaults.
+
+    Args:
+        resolved: What the command line comes to without further flags.
+        usage: The command with its positional words.
+        about: One or more lines below it.
+        fields: Dotted names of the settings to list.
+        options: Options of the command itself, with their help.
+    """
+    config = resolved.options.config
+    values, helps = dict(leaves(config)), field_help(type(config))
+    rows = [
+        (_flag(name, type(config)), one_line_yaml(values[name]), helps[name]) for name in fields
+    ]
+    own = [(flag, "", text) for flag, text in options.items()]
+    total = len(values)
+    return "\n".join(
+        [
+            f"usage: {usage}",
+            "",
+            about,
+            "",
+            f"settings, with their defaults here ({HELP_ALL} lists all {total}):",
+            *_table(rows),
+            "",
+            "options:",
+            *_table(own),
+        ]
+    )
+
+
+def _table(rows: Sequence[tuple[str, str, str]]) -> list[str]:
+    """Flags, values and help in columns; long help goes on below."""
+    flags, values = (max((len(row[i]) for row in rows), default=0) for i in (0, 1))
+    values += bool(values)
+    columns = min(100, max(60, shutil.get_terminal_size().columns))
+    indent = " " * (flags + values + 4)
+    lines = []
+    for flag, value, text in rows:
+        head = f"  {flag:<{flags}} {value:>{values}} "
+        first = head.ljust(len(indent))
+        lines += textwrap.wrap(text or "–", columns, initial_indent=first, subsequent_indent=indent)
+    return lines
+
+
+def _flag(name: str, kind: type) -> str:
+    """`--region.max-kl`, with the choices where there are few."""
+    hint = _hint(kind, name)
+    flag = f"--{name.replace('_', '-')}"
+    if typing.get_origin(hint) is Literal:
+        choices = "|".join(map(str, typing.get_args(hint)))
+        return f"{flag} {choices}" if len(choices) < 20 else flag
+    return flag
+
+
+def _hint(kind: type, name: str) -> Any:
+    first, _, rest = name.partition(".")
+    hint = typing.get_type_hints(kind)[first]
+    return _hint(hint, rest) if rest else hint
+
+
+@cache
+def field_help(kind: type) -> dict[str, str]:
+    """Return the first sentence of the text below each field of a dataclass, by dotted name."""
+    hints = typing.get_type_hints(kind)
+    helps: dict[str, str] = {}
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    texts = dict.fromkeys(hints, "")
+    for statement, after in zip(body.body, [*body.body[1:], None], strict=True):
+        if isinstance(statement, ast.AnnAssign) and isinstance(after, ast.Expr):
+            value = after.value
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                texts[ast.unparse(statement.target)] = first_sentence(value.value)
+    for name, hint in hints.items():
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            helps |= {f"{name}.{inner}": text for inner, text in field_help(hint).items()}
+        else:
+            helps[name] = texts[name]
+    return helps
+
+
+def first_sentence(text: str) -> str:
+    """Return a text up to its first full stop, on one line."""
+    flat = " ".join(text.split())
+    end = flat.find(". ")
+    return flat if end < 0 else flat[: end + 1]
