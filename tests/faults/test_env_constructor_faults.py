@@ -26,7 +26,7 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_error_in_the_constructor_is_one_line(backend: Backend) -> None:
     with pytest.raises(EnvError) as caught:
         make_envs(BROKEN, 1, backend=backend, seed=0)
-    assert str(caught.value).startswith(f"{BROKEN}: cannot be made, RuntimeError: no display (")
+    assert str(caught.value).startswith(f"{BROKEN}: cannot be made: RuntimeError: no display (")
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
@@ -62,7 +62,7 @@ def test_train_ends_with_one_line_and_creates_nothing(
     assert main(["train", BROKEN, "--runs", str(runs), "--envs.options", "error=key"]) == 2
     captured = capsys.readouterr()
     assert captured.err.count("\n") == 1
-    assert "cannot be made, KeyError" in captured.err
+    assert "cannot be made: KeyError" in captured.err
     assert "starting" not in captured.out
     assert not runs.exists()
 

@@ -165,7 +165,9 @@ def test_whole_numbers_keep_every_digit() -> None:
     assert rl.from_dict({"seed": str(2**53 + 1)}).seed == 2**53 + 1
 
 
-@pytest.mark.parametrize("options", ["a=[1", "a={", "a", "=1", "a=!!int x", "a=[1]"])
+@pytest.mark.parametrize(
+    "options", ["a=[1", "a={", "a", "=1", "a=!!int x", "a=2020-99-99", "a=!!bool x"]
+)
 def test_options_that_cannot_be_read_are_refused_with_their_field(options: str) -> None:
     with pytest.raises(KeelError, match=r"^envs\.options: "):
         rl.from_dict({"envs": {"options": options}})

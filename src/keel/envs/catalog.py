@@ -18,8 +18,6 @@ FAMILIES = {
     "gymnasium.envs.mujoco": ("MuJoCo", "mujoco", "mujoco"),
 }
 """By the module of an environment: its family, the package it needs, the extra that brings it."""
-UNTRAINABLE = ("Blackjack",)
-"""Environments whose observation is a tuple, which Keel has no layout for."""
 
 
 class Entry(NamedTuple):
@@ -60,8 +58,8 @@ def _registered() -> list[Entry]:
             newest[spec.name] = spec
     entries = []
     for family, (title, package, extra) in FAMILIES.items():
-        for name, spec in sorted(newest.items()):
-            if str(spec.entry_point).startswith(family) and not name.startswith(UNTRAINABLE):
+        for _, spec in sorted(newest.items()):
+            if str(spec.entry_point).startswith(family):
                 entries.append(Entry(spec.id, title, extra, not package or _installed(package)))
     return entries
 

@@ -187,7 +187,7 @@ def test_a_pattern_finds_names_and_families() -> None:
     assert matching(entries, "") == entries
 
 
-@pytest.mark.parametrize("name", ["Taxi-v4", "FrozenLake-v1", "CarRacing-v3", "Pusher-v5", "land"])
+@pytest.mark.parametrize("name", ["Taxi-v4", "Blackjack-v1", "CarRacing-v3", "Pusher-v5", "land"])
 def test_what_is_listed_as_ready_can_be_made(name: str) -> None:
     from keel.envs import make_envs
     from keel.training.session import agent_for
