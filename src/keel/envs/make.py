@@ -312,11 +312,7 @@ def _is_slow(request: _Request) -> bool:
         factory = _factory(request)
         step = step_time(request.env_id, factory.spec.entry_point, request.kwargs, factory)
     if step.is_slow:
-        _tell(
-            request,
-            f"a step takes {1e3 * step.seconds:.1f} ms ({step.source}): worker processes step it; "
-            "envs.backend decides otherwise",
-        )
+        _tell(request, f"{step.reason}: worker processes step it; envs.backend decides otherwise")
     return step.is_slow
 
 

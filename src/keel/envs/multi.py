@@ -147,7 +147,7 @@ class ParallelEnvs:
 
     def _store(self, index: int, given: Mapping[Any, Any], info: Mapping[Any, Any]) -> None:
         for a, name in enumerate(self._names):
-            own = {key: self._obs[key][index, a] for key in self._plan.keys}
+            own = {key: self._obs[key][index, a, ...] for key in self._plan.keys}
             if name not in given:
                 for x in own.values():
                     x[...] = 0

@@ -187,10 +187,16 @@ def _field(key: str, space: Space[Any], matrices: bool) -> Field:
     if isinstance(space, spaces.Box) and space.dtype.kind in "fiub":
         return _box_field(key, space, matrices)
     raise UnsupportedSpaceError(
-        f"observation space {key!r}: {space} is not supported; Keel takes Box, Discrete, "
+        f"observation space {key!r}: {_shown(space)} is not supported; Keel takes Box, Discrete, "
         "MultiDiscrete, MultiBinary, and Dict or Tuple of those: leave it out by a wrapper "
         "(gymnasium.wrappers.FilterObservation), and register the wrapped environment"
     )
+
+
+def _shown(space: Space[Any]) -> str:
+    """Return a space as it writes itself, or its class where that is long or has addresses."""
+    text = str(space)
+    return text if len(text) < 80 and " at 0x" not in text else type(space).__name__
 
 
 def _box_field(key: str, space: spaces.Box, matrices: bool) -> Field:

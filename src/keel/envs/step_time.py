@@ -35,21 +35,17 @@ SLOW = ("gymnasium.envs.box2d.car_racing",)
 
 
 class StepTime(NamedTuple):
-    """How long a step takes, and how that is known."""
+    """Whether steps are slow, and how that is known."""
 
-    seconds: float
-    source: str
+    is_slow: bool
+    reason: str
     """in words"""
-
-    @property
-    def is_slow(self) -> bool:
-        return self.seconds > SLOW_STEP
 
 
 def step_time(
     env_id: str, entry_point: Any, kwargs: Mapping[str, Any], make: Callable[[], Env]
 ) -> StepTime:
-    """Return the time of a step: known, kept from before, or measured now and kept.
+    """Return whether steps are slow: known, kept from before, or measured now and kept.
 
     Args:
         env_id: name of the environment.
@@ -58,16 +54,18 @@ def step_time(
         make: makes one, to measure it.
     """
     if str(entry_point).startswith(FAST):
-        return StepTime(0.0, "known to be fast")
+        return StepTime(False, "its steps are fast on any machine")
     if str(entry_point).startswith(SLOW):
-        return StepTime(2.0 * SLOW_STEP, "known to be slow")
+        return StepTime(True, "it draws an image in every step")
     path = _path(env_id, entry_point, kwargs)
     kept = _read(path)
     if kept is None:
         kept = _keep(path, {"env": env_id, "seconds": measure(make)})
-    if kept["kept"]:
-        return StepTime(kept["seconds"], f"measured once, and kept in {path}")
-    return StepTime(kept["seconds"], f"measured now, since {path} cannot be written")
+    how = f"measured once, and kept in {path}"
+    if not kept["kept"]:
+        how = f"measured now, since {path} cannot be written"
+    seconds = kept["seconds"]
+    return StepTime(seconds > SLOW_STEP, f"a step takes {1e3 * seconds:.1f} ms ({how})")
 
 
 def measure(make: Callable[[], Env]) -> float:

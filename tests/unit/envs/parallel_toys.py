@@ -166,3 +166,15 @@ class Nim(AECEnv):  # type: ignore[type-arg]
             self.terminations = dict.fromkeys(self.agents, True)
         self._accumulate_rewards()
         self.agent_selection = other
+
+
+class Counting(Countdown):
+    """Observes a number of a few, as PettingZoo's rps."""
+
+    sizes = {"long": 3, "short": 2}  # noqa: RUF012
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(10)
+
+    def _see(self, names: list[str]) -> dict[str, Any]:
+        return dict.fromkeys(names, self.time)

@@ -117,7 +117,7 @@ def test_a_step_is_timed_once_and_the_choice_stays(tmp_path: Path) -> None:
     first = known("keel/MeasuredSlow-v0", Slow)
     assert first.is_slow
     (file,) = (tmp_path / "step-times").iterdir()
-    assert first.source == f"measured once, and kept in {file}"
+    assert first.reason.endswith(f"ms (measured once, and kept in {file})")
     assert known("keel/MeasuredSlow-v0", never) == first
     assert known("keel/MeasuredSlow-v0", env_toys.Walk, size=3).is_slow is False, "other options"
     file.write_text("half a f")
@@ -138,7 +138,7 @@ def test_a_cache_that_cannot_be_written_is_told(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("KEEL_CACHE_DIR", str(tmp_path / "file"))
-    assert "cannot be written" in known("keel/Walk-v0", env_toys.Walk).source
+    assert "cannot be written" in known("keel/Walk-v0", env_toys.Walk).reason
 
 
 @pytest.mark.usefixtures("_slow")

@@ -7,6 +7,7 @@ import pytest
 from parallel_toys import (
     Attribute,
     Countdown,
+    Counting,
     Forgetful,
     Growing,
     Mixed,
@@ -54,6 +55,11 @@ def test_shorter_vectors_are_padded_and_missing_choices_masked() -> None:
     obs = envs.step(np.array([[2, 1]])).obs
     assert obs["obs"][0].tolist() == [[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]]
     assert obs["action_mask"][0].tolist() == [[True, True, False], [True, True, False]]
+
+
+def test_agents_may_observe_a_single_number() -> None:
+    steps = play(_begun(Counting), 3)
+    assert [step.obs["obs"][0].tolist() for step in steps] == [[1, 1], [2, 2], [3, 0]]
 
 
 def test_an_agent_that_dies_ends_once_and_is_ignored_until_the_next_episode() -> None:
