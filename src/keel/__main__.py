@@ -3,5 +3,8 @@
 import sys
 
 from keel.cli import main
+from keel.processes import watch_lifeline
 
-sys.exit(main())
+if __name__ == "__main__":
+    watch_lifeline()
+    sys.exit(main())

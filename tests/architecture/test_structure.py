@@ -19,7 +19,7 @@ FUNCTIONAL = sorted((SOURCE / "functional").glob("*.py"))
 BASE = {"errors", "keys"}
 FUNCTIONAL_AND_BASE = BASE | {"functional"}
 MODELS = FUNCTIONAL_AND_BASE | {"config", "types"}
-ROLLOUT = MODELS | {"models", "envs", "resources"}
+ROLLOUT = MODELS | {"models", "envs", "processes", "resources"}
 REGIONS = ROLLOUT | {"rollout"}
 TRAINING = REGIONS | {"regions", "runs", "presets"}
 MAY_IMPORT = {
@@ -29,12 +29,14 @@ MAY_IMPORT = {
         "cli",
         "config",
         "look",
+        "printing",
+        "processes",
         "training",
     },  # single files; names are lazy
     "functional": BASE,
     "config": BASE,
-    "runs": FUNCTIONAL_AND_BASE | {"look", "resources"},
-    "envs": FUNCTIONAL_AND_BASE | {"resources"},
+    "runs": FUNCTIONAL_AND_BASE | {"look", "printing", "resources"},
+    "envs": FUNCTIONAL_AND_BASE | {"processes", "resources"},
     "models": MODELS,
     "rollout": ROLLOUT,
     "regions": REGIONS,
@@ -48,7 +50,8 @@ MAY_IMPORT = {
     "bench": TRAINING | {"training"},
     "apps": TRAINING | {"training", "look"},
     "cli": TRAINING
-    | {"training", "presets", "explain", "compare", "ablate", "tune", "bench", "apps", "look"},
+    | {"training", "presets", "explain", "compare", "ablate", "tune", "bench", "apps", "look"}
+    | {"printing"},
 }
 """Data flows left to right: what stands on the left may be imported by what stands on the right."""
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import signal
-import subprocess
 import tempfile
 import threading
 import time
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import IO, Any, TypeVar
 
 from keel.envs.names import atari_game
+from keel.processes import start_child
 from keel.resources import cores
 
 Key = TypeVar("Key")
@@ -29,22 +30,46 @@ class Job:
 
     @property
     def reason(self) -> str:
-        """The last line it had to say."""
-        return self.error.strip().splitlines()[-1] if self.error.strip() else "failed"
+        """The last line of its standard error: why it failed."""
+        lines = self.error.strip().splitlines()
+        return lines[-1].removeprefix("keel: ") if lines else f"ended with status {self.status}"
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """The JSON object in the last line of its standard output; None if it failed."""
+        if self.status != 0:
+            return None
+        try:
+            result = json.loads(self.out.splitlines()[-1])
+        except (IndexError, ValueError):
+            return None
+        return result if isinstance(result, dict) else None
+
+
+def failure_lines(failed: Sequence[tuple[str, str]], total: int) -> list[str]:
+    """Say why jobs failed, every reason once.
+
+    Args:
+        failed: label and reason of each job that failed.
+        total: number of all jobs, also those that did not fail.
+    """
+    by_reason: dict[str, list[str]] = {}
+    for label, reason in failed:
+        by_reason.setdefault(reason, []).append(label)
+    if len(by_reason) == 1 and len(failed) == total:
+        return list(by_reason)
+    return [f"{reason} ({'; '.join(labels)})" for reason, labels in by_reason.items()]
 
 
 class _Running:
-    """A process in a session of its own, so that Ctrl-C reaches it once, through us.
+    """A process that ends with this one, and writes into files.
 
-    It writes into files: a pipe that nobody reads would stop it when full.
+    A pipe that nobody reads would stop it when full.
     """
 
     def __init__(self, command: list[str]) -> None:
-        self.out: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        self.error: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        self.process = subprocess.Popen(
-            command, stdout=self.out, stderr=self.error, start_new_session=True
-        )
+        self.out, self.error = _text_file(), _text_file()
+        self.process = start_child(command, self.out, self.error)
 
     def ended(self) -> Job | None:
         status = self.process.poll()
@@ -54,8 +79,18 @@ class _Running:
         for file in (self.out, self.error):
             file.seek(0)
             texts.append(file.read())
-            file.close()
+        self.close()
         return Job(status, *texts)
+
+    def close(self) -> None:
+        """Let go of the pipe and the files of a process that has ended."""
+        for file in (self.out, self.error, self.process.stdin):
+            if file is not None:
+                file.close()
+
+
+def _text_file() -> IO[str]:
+    return tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
 
 
 def at_once(config: Any) -> int:
@@ -90,6 +125,7 @@ def run_jobs(
             child.process.terminate()
         for child in running.values():
             child.process.wait()
+            child.close()
 
 
 def _work_through(

@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from keel.ablate.jobs import Job
+from keel.ablate.jobs import Job, run_jobs
 from keel.ablate.plan import Plan
 from keel.ablate.work import task_of
-from keel.runs.files import replace_file
+from keel.runs.files import write_file
 from keel.runs.reader import read_metrics
 
 STOPS = "stops.json"
@@ -84,15 +83,11 @@ def stopped(plan: Plan, root: Path) -> dict[str, str]:
         with tempfile.TemporaryDirectory() as folder:
             base = replace(plan.base, total_steps=plan.base.batch)
             task = task_of(Path(folder), cell.name, cell.config(base, plan.seeds[0]), plan.seeds[0])
-            done = subprocess.run(task.command(), capture_output=True, text=True, check=False)
-        job = Job(done.returncode, done.stdout, done.stderr)
-        known[cell.name] = (
-            job.reason.removeprefix("keel: ")
-            if job.status
-            else "nothing: its first update was taken"
-        )
-        place.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(place, json.dumps(known, indent=1).encode())
+            ended: list[Job] = []
+            run_jobs([(task, task.command)], 1, lambda _, job, into=ended: into.append(job))
+        (job,) = ended
+        known[cell.name] = job.reason if job.status else "nothing: its first update was taken"
+        write_file(place, json.dumps(known, indent=1).encode())
     return {cell.name: known[cell.name] for cell in plan.stops}
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,9 +17,10 @@ from keel.config import Config, from_dict, to_dict
 from keel.errors import InputError
 from keel.runs import RunError, config_changes, last_values, read_config
 from keel.runs.directory import CHECKPOINTS, METRICS
-from keel.runs.files import replace_file
+from keel.runs.files import write_file
 from keel.runs.resume import allowed
-from keel.training.runner import MAY_CHANGE
+from keel.training.inspect import make_like
+from keel.training.runner import FAULT, MAY_CHANGE
 
 PLANS = "plan"
 """The folder of the cells' configurations."""
@@ -37,17 +41,21 @@ class Task:
         """For people."""
         return f"{self.cell}, seed {self.seed}"
 
+    @property
+    def settings_file(self) -> Path:
+        """The file that a new run reads its configuration from; one for all seeds of a cell."""
+        return self.path.parents[1] / PLANS / f"{self.cell}.yaml"
+
     def command(self) -> list[str]:
         """What trains it, or the rest of it."""
         keel = [sys.executable, "-m", "keel"]
         if self.state == "begun":
             steps = str(self.config.total_steps)
             return [*keel, "resume", str(self.path), "--total-steps", steps, "--json"]
-        root = self.path.parents[1]
-        place = root / PLANS / f"{self.cell}.yaml"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(place, yaml.safe_dump(to_dict(self.config), sort_keys=False).encode())
-        words = ["--runs", str(root), "--name", self.cell, "--seed", str(self.seed), "--json"]
+        place = self.settings_file
+        write_file(place, yaml.safe_dump(to_dict(self.config), sort_keys=False).encode())
+        root = str(self.path.parents[1])
+        words = ["--runs", root, "--name", self.cell, "--seed", str(self.seed), "--json"]
         preset = ["--preset", "default"]  # the file says everything
         return [*keel, "train", self.config.env, *preset, "--config", str(place), *words]
 
@@ -82,17 +90,33 @@ def task_of(folder: Path, cell: str, config: Config, seed: int) -> Task:
         told = "; ".join(map(str, changes[:3]))
         raise InputError(f"{path}: was trained otherwise ({told}); choose another --name")
     steps, _ = last_values(path) if (path / METRICS).is_file() else (0, [])
-    if (steps or 0) >= config.total_steps:
-        return Task(cell, seed, path, config, "finished")
-    if not any((path / CHECKPOINTS).glob("*/manifest.json")):
-        _set_aside(path)  # killed before its first checkpoint: nothing can go on there
-        return Task(cell, seed, path, config, "new")
-    return Task(cell, seed, path, config, "begun")
+    finished = (steps or 0) >= config.total_steps
+    return Task(cell, seed, path, config, "finished" if finished else "begun")
 
 
-def _set_aside(path: Path) -> None:
-    """Never deleted: somebody may want to see what happened."""
-    number = 1
-    while (aside := path.with_name(f".{path.name}.{number}")).exists():
-        number += 1
-    path.rename(aside)
+def check_environments(tasks: Iterable[Task]) -> None:
+    """Make every environment of the tasks for a moment; an error is raised before any training."""
+    for config in {(c.env, c.envs, c.atari): c for c in (task.config for task in tasks)}.values():
+        make_like(config, 1).close()
+
+
+def remove_untrained(tasks: Iterable[Task]) -> None:
+    """Remove what new runs left that failed before they had written any metrics.
+
+    A run that has trained, or has kept the numbers that stopped it, stays as it is.
+    """
+    for task in tasks:
+        if task.state != "new":
+            continue
+        if not any(_holds_something(task.path / name) for name in (METRICS, CHECKPOINTS, FAULT)):
+            shutil.rmtree(task.path, ignore_errors=True)
+            task.settings_file.unlink(missing_ok=True)
+            for folder in (task.path.parent, task.settings_file.parent):
+                with suppress(OSError):  # not empty, or gone already
+                    folder.rmdir()
+
+
+def _holds_something(path: Path) -> bool:
+    if path.is_dir():
+        return any(path.iterdir())
+    return path.is_file() and path.stat().st_size > 0

@@ -10,7 +10,11 @@ import importlib
 import io
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from keel.printing import printable
 
 COMMANDS = {
     "train": "train an agent inside an exact, enforced trust region",
@@ -73,7 +77,8 @@ def _dispatch(args: list[str]) -> int:
         return 0
     if args[0] not in COMMANDS:
         return _fail(_unknown("command", args[0], list(COMMANDS)) + " (`keel --help` lists them)")
-    status: int = importlib.import_module(f"keel.cli.{args[0]}").run(args[1:])
+    with _short_warnings():
+        status: int = importlib.import_module(f"keel.cli.{args[0]}").run(args[1:])
     return status
 
 
@@ -153,5 +158,22 @@ def _unknown(what: str, value: str, known: list[str]) -> str:
 def _fail(message: str, status: int = BAD_INPUT) -> int:
     """Print one line on the standard error; a closed one is no reason for another error."""
     with contextlib.suppress(OSError):
-        print(f"keel: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201
+        print(f"keel: {printable(' '.join(message.split()))}", file=sys.stderr)  # noqa: T201
     return status
+
+
+@contextlib.contextmanager
+def _short_warnings() -> Iterator[None]:
+    """Show Keel's own warnings as one line, without the place in the code that gave them."""
+    usual = warnings.formatwarning
+
+    def short(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> str:
+        if category.__module__.partition(".")[0] == "keel":
+            return f"keel: warning: {printable(' '.join(str(message).split()))}\n"
+        return printable(usual(message, category, *place, **more))
+
+    warnings.formatwarning = short
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +15,7 @@ from tyro.conf import Positional, arg
 
 from keel.cli.arguments import read_known_options, translate
 from keel.config import parse_yaml
-from keel.errors import InputError
+from keel.errors import InputError, KeelError
 
 if TYPE_CHECKING:
     from keel.ablate import Plan, Task
@@ -66,17 +67,18 @@ def run(args: Sequence[str]) -> int:
     if options.at_once is not None and options.at_once < 1:
         raise InputError(f"--at-once: expected 1 or more, got {options.at_once}")
     plan = _plan(options, rest)
-    from keel.ablate import tasks_of
+    from keel.ablate import check_environments, tasks_of
+    from keel.runs.directory import hold_folder
 
     tasks = tasks_of(plan, options.runs)
     if options.dry_run:
         for task in tasks:
             print(f"{task.state:<9} {task.label}")  # noqa: T201
         return 0
-    failed = _train(plan, tasks, options)
-    if len(failed) == len(tasks):
-        return 1
-    _compare(plan, options)
+    check_environments(task for task in tasks if task.state != "finished")
+    with hold_folder(options.runs / plan.name):
+        failed = _train(plan, tasks, options)
+        _compare(plan, options)
     return 1 if failed else 0
 
 
@@ -117,14 +119,17 @@ def _values(word: str) -> tuple[str, list[Any]]:
     ]
 
 
-def _train(plan: Plan, tasks: list[Task], options: Ablate) -> list[Task]:
-    """Train what is missing; those that failed."""
-    from rich.console import Console
+def _train(plan: Plan, tasks: list[Task], options: Ablate) -> bool:
+    """Train what is missing and return whether a run failed.
+
+    A `KeelError` says why when there is nothing to compare; runs that never trained are removed.
+    """
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from keel.ablate import Job, at_once, run_jobs
+    from keel.ablate import Job, at_once, failure_lines, remove_untrained, run_jobs
+    from keel.cli.render import PipedConsole
 
-    console = Console(stderr=True)
+    console = PipedConsole(stderr=True, markup=False)
     left = [task for task in tasks if task.state != "finished"]
     limit = options.at_once or at_once(plan.base)
     if plan.about:
@@ -134,7 +139,9 @@ def _train(plan: Plan, tasks: list[Task], options: Ablate) -> list[Task]:
         f"{len(left)} of {len(tasks)} runs to go, {limit} at a time",
         highlight=False,
     )
-    failed: list[Task] = []
+    failed: dict[Task, str] = {}
+    trained = [task for task in tasks if task.state == "finished"]
+    first_seed = {task for task in tasks if task.seed == plan.seeds[0]}
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f} %")
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bars:
         whole = bars.add_task("all", total=float(len(tasks)))
@@ -143,13 +150,16 @@ def _train(plan: Plan, tasks: list[Task], options: Ablate) -> list[Task]:
         def done(task: Task, job: Job) -> None:
             if task in shown:
                 bars.remove_task(shown.pop(task))
-            if job.status != 0:
-                failed.append(task)
-                console.print(f"{task.label}: {job.reason}", style="red", highlight=False)
+            if (result := job.result) is None:
+                failed[task] = job.reason
+                console.print(f"{task.label}: failed", style="red", highlight=False)
+                if not trained and failed.keys() >= first_seed:
+                    raise _NothingTrained
                 return
-            score = json.loads(job.out.splitlines()[-1])["return_mean"]
-            said = "done" if score is None else f"evaluation {score:,.1f}"
-            console.print(f"{task.label}: {said}", highlight=False)
+            trained.append(task)
+            score = result.get("return_mean")
+            outcome = "done" if score is None else f"evaluation {score:,.1f}"
+            console.print(f"{task.label}: {outcome}", highlight=False)
 
         def tick(running: list[Task]) -> None:
             for task in running:
@@ -159,8 +169,19 @@ def _train(plan: Plan, tasks: list[Task], options: Ablate) -> list[Task]:
             waiting = len(left) - len(failed) - sum(t.progress() for t in running)
             bars.update(whole, completed=len(tasks) - max(0.0, waiting))
 
-        run_jobs([(task, task.command) for task in left], limit, done, tick)
-    return failed
+        with suppress(_NothingTrained):
+            run_jobs([(task, task.command) for task in left], limit, done, tick)
+    labelled = [(task.label, reason) for task, reason in failed.items()]
+    if not trained:
+        remove_untrained(tasks)
+        raise KeelError("; ".join(failure_lines(labelled, len(failed))))
+    for line in failure_lines(labelled, len(tasks)):
+        console.print(line, style="red", highlight=False)
+    return bool(failed)
+
+
+class _NothingTrained(Exception):
+    """Every cell failed with its first seed: the other seeds are not tried."""
 
 
 def _compare(plan: Plan, options: Ablate) -> None:
@@ -169,6 +190,7 @@ def _compare(plan: Plan, options: Ablate) -> None:
     from keel.ablate.watch import stopped, watched
     from keel.cli.compare import print_comparison, write_files
     from keel.compare import as_json, compare, load_runs
+    from keel.runs.files import write_file
 
     folder = options.runs / plan.name
     paths = [folder / cell.name for cell in plan.cells]
@@ -178,7 +200,7 @@ def _compare(plan: Plan, options: Ablate) -> None:
     told = as_json(found) | (watch.as_json(seen, stops) if seen or stops else {})
     text = json.dumps(told, allow_nan=False)
     more = _sections(seen, stops)
-    (folder / "compare.json").write_text(text + "\n", encoding="utf-8")
+    write_file(folder / "compare.json", f"{text}\n".encode())
     if options.json:
         print(text)  # noqa: T201
     else:

@@ -96,8 +96,7 @@ def run(args: Sequence[str]) -> int:
 
 def _is_language(path: Path) -> bool:
     """Whether a run is one on tokens; what is no run at all is left to who opens it."""
-    from keel.runs.directory import CONFIG, read_config
-    from keel.training.inspect import find_run
+    from keel.runs.directory import CONFIG, find_run, read_config
 
     place = find_run(path)
     return (place / CONFIG).is_file() and read_config(place).get("env") == "language"

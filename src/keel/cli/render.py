@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
+
+from keel.printing import printable
 
 if TYPE_CHECKING:
     from keel.explain import Explanation, Table
@@ -19,7 +22,19 @@ NUMERIC = {"", *"0123456789−±∞–"}
 
 
 class PipedConsole(Console):
-    """A console that leaves a closed pipe to `keel.cli`, where rich would exit with status 1."""
+    """A console for text from outside: what could steer the terminal is written out.
+
+    A closed pipe is left to `keel.cli`, where rich would exit with status 1.
+    """
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Render to segments; rich's own control codes are segments of another kind."""
+        for segment in super().render(renderable, options):
+            if segment.control is None:
+                segment = segment._replace(text=printable(segment.text))
+            yield segment
 
     def on_broken_pipe(self) -> None:
         """Let the caller see it."""
@@ -32,9 +47,11 @@ def simple_table(
     """Lines under titles, numbers to the right; the columns of `left` are words."""
     table = RichTable(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for place, column in enumerate(columns):
-        table.add_column(column, justify="left" if place in left else "right", overflow="fold")
+        table.add_column(
+            printable(column), justify="left" if place in left else "right", overflow="fold"
+        )
     for row in rows:
-        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+        table.add_row(*(Text(printable(cell)) if isinstance(cell, str) else cell for cell in row))
     return table
 
 

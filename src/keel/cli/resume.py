@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,8 @@ from tyro.conf import Positional, arg
 
 from keel.cli.arguments import read_options, translate
 from keel.config import from_dict
+from keel.errors import InputError
+from keel.printing import printable
 
 
 @dataclass(frozen=True)
@@ -20,7 +24,7 @@ class Resume:
     """Go on with a run from its newest good checkpoint, exactly as if it had never stopped."""
 
     run: Annotated[Positional[Path], arg(metavar="RUN")]
-    """The folder of the run, such as runs/NAME/seed-0."""
+    """The folder of the run, such as runs/NAME/seed-0, or runs/NAME if it has one seed."""
     total_steps: int | None = None
     """Train to this many steps, in place of what was configured."""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -32,16 +36,48 @@ class Resume:
 def run(args: Sequence[str]) -> int:
     """Resume."""
     options = read_options(Resume, translate(args), "keel resume")
-    from keel.cli.train import drive
-    from keel.runs.directory import read_config
-    from keel.training.runner import resume
+    from keel.runs.directory import find_run, read_config
 
-    stored = read_config(options.run)
+    path = find_run(options.run)
+    stored = read_config(path)
+    if options.total_steps is not None and options.total_steps < 1:
+        raise InputError(f"--total-steps: expected 1 or more, got {options.total_steps}")
+    total_steps = options.total_steps or stored.get("total_steps")
+    if isinstance(total_steps, int) and (steps := _finished_at(path, total_steps)) is not None:
+        return _report_finished(path, steps, options)
     if stored.get("env") == "language":
         from keel.cli import language
 
-        return language.resume(options.run, options.total_steps, options.json, options.quiet)
+        return language.resume(path, options.total_steps, options.json, options.quiet)
+    from keel.cli.train import drive
+    from keel.training.runner import resume
+
     config = from_dict(stored)
     if options.total_steps is not None:
         config = dataclasses.replace(config, total_steps=options.total_steps)
-    return drive(resume(options.run, config), config, options.json, options.quiet)
+    return drive(resume(path, config), config, options.json, options.quiet)
+
+
+def _finished_at(path: Path, total_steps: int) -> int | None:
+    """Return the step of the last good checkpoint if nothing is left to train."""
+    from keel.training.checkpoint import load, newest_step
+
+    newest = newest_step(path)
+    if newest is None or newest < total_steps:
+        return None
+    step = load(path).step
+    return step if step >= total_steps else None
+
+
+def _report_finished(path: Path, steps: int, options: Resume) -> int:
+    from keel.runs import last_values
+    from keel.training.runner import finished_message
+
+    if options.json:
+        _, (score,) = last_values(path, "eval/return_mean")
+        mean = score if math.isfinite(score) else None
+        result = {"run": str(path), "steps": steps, "return_mean": mean, "finished": True}
+        print(json.dumps(result))  # noqa: T201
+    elif not options.quiet:
+        print(printable(finished_message(path, steps)))  # noqa: T201
+    return 0

@@ -118,7 +118,7 @@ def _print_table(found: list[dict[str, Any]]) -> None:
 
 def _export(options: Export) -> int:
     from keel.runs import export_csv, read_metrics
-    from keel.training.inspect import find_run
+    from keel.runs.directory import find_run
 
     path = find_run(options.run)
     export_csv(path, options.csv)

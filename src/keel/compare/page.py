@@ -17,8 +17,7 @@ from keel.compare.tables import Table, signed
 from keel.compare.verdict import percent
 from keel.functional import performance_profile
 from keel.look import INK, PALE
-from keel.runs import RunError
-from keel.runs.files import replace_file
+from keel.runs.files import write_file
 
 Sections = Sequence[tuple[str, Table]]
 """Titles and tables."""
@@ -43,11 +42,7 @@ th:first-child, td:first-child {{ text-align: left; }} th {{ font-weight: 600; }
 
 def write_page(found: Comparison, path: Path, more: Sections = ()) -> None:
     """Write it to `path`, with `more` tables under titles of their own."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, page(found, more).encode())
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error.strerror}") from error
+    write_file(path, page(found, more).encode(errors="replace"))
 
 
 def page(found: Comparison, more: Sections = ()) -> str:

@@ -6,12 +6,10 @@ never outlives its parent.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import traceback
 from multiprocessing.connection import Connection
@@ -22,6 +20,7 @@ import numpy as np
 from keel.envs.faults import BadStepError, EnvRaisedError
 from keel.envs.lanes import Lanes
 from keel.envs.spawning import unpack
+from keel.processes import request_parent_death_signal
 
 STEP, RESET, CLOSE, DONE, FAILED = b"s", b"r", b"c", b"k", b"e"
 
@@ -83,11 +82,8 @@ def _trace() -> str:
 
 def _die_with_parent(main_thread: bool) -> None:
     """Two nets: the kernel's signal, and a thread that waits for the parent's end."""
-    if sys.platform == "linux" and main_thread:
-        # The signal comes with the end of the *thread* that started us, so only the main one will
-        # do. It also reaches code that never returns to Python.
-        set_parent_death_signal = 1
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    if main_thread:  # the signal comes with the end of the *thread* that started us
+        request_parent_death_signal()
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_exit_after, args=(parent,), daemon=True).start()

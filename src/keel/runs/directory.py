@@ -14,7 +14,7 @@ import secrets
 import shutil
 import time
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -141,6 +141,29 @@ class RunDirectory:
         replace_file(self.path / RECORD, dump_checked(record))
 
 
+@contextmanager
+def hold_folder(path: Path) -> Iterator[None]:
+    """Make the folder of a group of runs (an ablation, a study) and lock it for the block.
+
+    At the end the folder and the parents that were made for it are removed if they are empty.
+
+    Args:
+        path: the folder; a `RunError` says why it cannot be used, or which process holds it.
+    """
+    made = _missing_parents(path)
+    try:
+        with _typed(path):
+            path.mkdir(parents=True, exist_ok=True)
+            lock.acquire(path)
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                lock.release(path)
+    finally:
+        _remove_empty(made)
+
+
 def run_name(env: str, algo: str, root: Path | str | None = None) -> str:
     """`ENV-ALGO-YYYYMMDD-HHMMSS`, in safe characters; numbered if `root` has that one already."""
     name = _safe(f"{env}-{algo}-{time.strftime('%Y%m%d-%H%M%S')}")
@@ -162,6 +185,19 @@ def check_name(name: str) -> str:
 
 def _safe(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")[:120] or "run"
+
+
+def find_run(path: Path) -> Path:
+    """The folder of a seed: `path` itself, or the only `seed-*` in it."""
+    if (path / RECORD).is_file() or not path.is_dir():
+        read_record(path)
+        return path
+    seeds = sorted(place.parent for place in path.glob(f"seed-*/{RECORD}"))
+    if len(seeds) > 1:
+        raise InputError(f"{path}: has several seeds; choose one: {', '.join(map(str, seeds))}")
+    if not seeds:
+        read_record(path)  # raises: not a run
+    return seeds[0]
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -213,7 +249,7 @@ def _warn(problem: str) -> None:
 def _made_whole(path: Path) -> Iterator[Path]:
     """A draft folder that becomes `path` at the end, or vanishes with all parents made for it."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    made = [p for p in (path.parent, *path.parent.parents) if not p.exists()]
+    made = _missing_parents(path.parent)
     try:
         with _typed(path):
             if path.is_dir() and any(path.iterdir()):
@@ -223,10 +259,20 @@ def _made_whole(path: Path) -> Iterator[Path]:
             draft.rename(path)  # fails if a run came into being there meanwhile
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
-        for parent in made:
-            with suppress(OSError):  # not empty: somebody else uses it by now
-                parent.rmdir()
+        _remove_empty(made)
         raise
+
+
+def _missing_parents(path: Path) -> list[Path]:
+    """List `path` and its parents as far as they do not exist, the innermost first."""
+    with _typed(path):
+        return [place for place in (path, *path.parents) if not place.exists()]
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):  # not empty: somebody else uses it by now
+            folder.rmdir()
 
 
 @contextmanager
@@ -235,7 +281,7 @@ def _typed(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST) and path.is_dir():
             raise RunError(_taken(path)) from error
         hint = "free some space" if is_disk_full(error) else "choose a writable --runs directory"
         raise RunError(f"{path}: cannot be written ({error.strerror}); {hint}") from error

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keel.look import INK, tidy
-from keel.runs.errors import RunError
-from keel.runs.files import replace_file
+from keel.runs.files import write_file
 from keel.runs.reader import MetricsTable
 
 if TYPE_CHECKING:
@@ -28,11 +27,7 @@ def write_png(figure: Figure, path: Path) -> None:
     """Whole, or not at all; the folder is made if it is not there."""
     data = io.BytesIO()
     figure.savefig(data, format="png")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, data.getvalue())
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error.strerror}") from error
+    write_file(path, data.getvalue())
 
 
 def axes_for(figure: Figure, axes: Axes, y: str, x: str = "environment steps") -> Axes:

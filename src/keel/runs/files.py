@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from keel.runs.errors import RunError
+
 Hook = Callable[[str], None]
 """Told before each step what comes next; tests stop the process there."""
 
@@ -38,6 +40,22 @@ def replace_file(path: Path, data: bytes, hook: Hook = _nothing) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def write_file(path: Path, data: bytes, *, make_folder: bool = True) -> None:
+    """Put `data` in the place of `path`, whole or not at all; a `RunError` says why it cannot be.
+
+    Args:
+        path: the file.
+        data: its new content.
+        make_folder: whether to make the folder of the file where there is none.
+    """
+    try:
+        if make_folder:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, data)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def sync_folder(path: Path) -> None:

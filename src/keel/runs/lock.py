@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from keel.printing import printable
 from keel.runs.errors import RunError
 
 NAME = "lock"
@@ -54,7 +55,8 @@ def acquire(directory: Path) -> Holder:
         if not _create(path):
             raise RunError(f"{directory}: in use by {holder_of(directory)}")
     if stale:
-        _log.warning("%s: took over the lock of %s, which is dead", directory, holder or "somebody")
+        dead = holder or "a process"
+        _log.warning(printable(f"{directory}: took over the lock of {dead}, which is dead"))
     return _mine()
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from keel.runs.directory import METRICS
 from keel.runs.errors import RunError
-from keel.runs.files import replace_file
+from keel.runs.files import write_file
 from keel.runs.writer import RESERVED
 
 if TYPE_CHECKING:
@@ -96,10 +96,7 @@ def export_csv(run: Path | str, path: Path | str) -> None:
         numbers = (column[i] for column in table.columns.values())
         cells = ["" if math.isnan(number) else repr(float(number)) for number in numbers]
         writer.writerow([step, *cells, *(texts[i] or "" for texts in table.texts.values())])
-    try:
-        replace_file(Path(path), text.getvalue().encode())
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error.strerror}") from error
+    write_file(Path(path), text.getvalue().encode(), make_folder=False)
 
 
 def _metrics_file(run: Path) -> Path:

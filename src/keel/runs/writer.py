@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import SupportsFloat
 
 from keel.errors import InputError
+from keel.runs.directory import METRICS
 from keel.runs.errors import RunError, RunWarning
 from keel.runs.files import is_disk_full, replace_file
 
@@ -146,6 +147,20 @@ def _plain(name: str, value: Value) -> float | str | None:
     except (TypeError, ValueError, RuntimeError) as error:
         kind = type(value).__name__
         raise InputError(f"metric {name!r}: expected one number, got {kind}: {error}") from error
+
+
+def set_metrics_aside(run: Path) -> Path | None:
+    """Rename the metrics of a run that starts anew; return their new place, None if it has none."""
+    path = run / METRICS
+    if not (path.is_file() and path.stat().st_size):
+        return None
+    number = 1
+    while (aside := path.with_name(f"{path.stem}-{number}{path.suffix}")).exists():
+        number += 1
+    try:
+        return path.rename(aside)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be renamed: {error.strerror or error}") from error
 
 
 def truncate_after(path: Path, step: int) -> int:

@@ -176,6 +176,11 @@ def load(path: Path | str, step: int | Pointer | None = None) -> Checkpoint:
     return _read(folders[wanted])
 
 
+def newest_step(directory: Path) -> int | None:
+    """Return the step of the newest checkpoint of a run, by its folder's name; None without one."""
+    return max(_folders(_root(directory)), default=None)
+
+
 def check_shapes(what: str, saved: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     """A `CheckpointError` naming both sides, unless names, shapes and dtypes are the same."""
 
@@ -343,9 +348,15 @@ def _folders(root: Path) -> dict[int, Path]:
 
 
 def _no_space(root: Path, needed: int) -> CheckpointError:
+    saved = newest_step(root)
+    previous = (
+        "there is no checkpoint yet"
+        if saved is None
+        else f"the previous checkpoint, of step {saved}, is intact"
+    )
     return CheckpointError(
         f"{root}: the disk is full: the checkpoint needs {needed} bytes, "
-        f"{shutil.disk_usage(root).free} are free; the previous checkpoint is intact"
+        f"{shutil.disk_usage(root).free} are free; {previous}"
     )
 
 

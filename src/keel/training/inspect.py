@@ -17,7 +17,7 @@ from keel.envs import Envs, ObsNormaliser, RewardNormaliser, lead, make_envs
 from keel.errors import InputError, KeelError
 from keel.keys import MASK
 from keel.models.agent import Agent
-from keel.runs.directory import CHECKPOINTS, RECORD, read_config, read_record
+from keel.runs.directory import CHECKPOINTS, find_run, read_config
 from keel.training.checkpoint import Checkpoint, check_shapes, load
 from keel.training.evaluate import Score, evaluate
 from keel.training.runner import EVALUATION_ENVS
@@ -45,19 +45,6 @@ class Policy:
     """whether the environment says which actions are legal"""
     reward_scale: float = 1.0
     """what rewards were divided by in training"""
-
-
-def find_run(path: Path) -> Path:
-    """The folder of a seed: `path` itself, or the only `seed-*` in it."""
-    if (path / RECORD).is_file() or not path.is_dir():
-        read_record(path)
-        return path
-    seeds = sorted(place.parent for place in path.glob(f"seed-*/{RECORD}"))
-    if len(seeds) > 1:
-        raise InputError(f"{path}: has several seeds; choose one: {', '.join(map(str, seeds))}")
-    if not seeds:
-        read_record(path)  # raises: not a run
-    return seeds[0]
 
 
 def open_policy(path: Path, checkpoint: str | int | None = None) -> Policy:

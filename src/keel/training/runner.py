@@ -20,11 +20,19 @@ from keel.envs import Envs, make_envs
 from keel.errors import InputError
 from keel.models.memory import STARTS
 from keel.regions.faults import NumericError
-from keel.runs.directory import RunDirectory, read_config, run_name
+from keel.runs.directory import RunDirectory, find_run, read_config, run_name
 from keel.runs.environment import read_choices
 from keel.runs.sinks import open_sinks, require_sinks
-from keel.runs.writer import MetricsWriter
-from keel.training.checkpoint import Checkpoint, check_same, check_shapes, load, mark_best, save
+from keel.runs.writer import MetricsWriter, set_metrics_aside
+from keel.training.checkpoint import (
+    Checkpoint,
+    check_same,
+    check_shapes,
+    load,
+    mark_best,
+    newest_step,
+    save,
+)
 from keel.training.evaluate import evaluate
 from keel.training.loop import run
 from keel.training.session import Session, atari_options, initial_state, open_session
@@ -98,8 +106,18 @@ def start(
     return _drive(session, initial_state(session), directory)
 
 
-def resume(path: Path, changes: Config | None = None) -> Generator[Progress, None, TrainState]:
-    """Go on with a run from its newest good checkpoint; the run is locked before anything else."""
+def resume(
+    path: Path | str, changes: Config | None = None
+) -> Generator[Progress, None, TrainState]:
+    """Go on with a run from its newest good checkpoint; the run is locked before anything else.
+
+    A run that ended before its first checkpoint starts anew from its configuration.
+
+    Args:
+        path: the folder of the run, or the one above it if that has a single seed.
+        changes: the configuration to go on with; by default the run's own.
+    """
+    path = find_run(Path(path))
     config = changes or from_dict(read_config(path))
     check(config)
     # with the defaults of fields that were added since
@@ -108,11 +126,11 @@ def resume(path: Path, changes: Config | None = None) -> Generator[Progress, Non
         path, config=to_dict(config), stored=stored, may_change=MAY_CHANGE
     )
     try:
-        checkpoint = load(path)
+        checkpoint = load_for_resume(path, config.total_steps)
         session = open_session(_as_chosen(config, path))
         try:
             _check_demos(session, path)
-            state = _restore(session, checkpoint)
+            state = initial_state(session) if checkpoint is None else _restore(session, checkpoint)
         except BaseException:
             session.envs.close()
             raise
@@ -120,6 +138,28 @@ def resume(path: Path, changes: Config | None = None) -> Generator[Progress, Non
         directory.close("failed")
         raise
     return _drive(session, state, directory)
+
+
+def load_for_resume(path: Path, total_steps: int) -> Checkpoint | None:
+    """Load the checkpoint that a run goes on from; None if it has to start anew.
+
+    A `ResumeWarning` says so, or that nothing is left to train.
+    """
+    if newest_step(path) is None:
+        kept = set_metrics_aside(path)
+        told = f"; its metrics so far are in {kept}" if kept else ""
+        message = f"{path}: has no checkpoint yet and starts anew from its config{told}"
+        warnings.warn(message, ResumeWarning, stacklevel=3)
+        return None
+    checkpoint = load(path)
+    if checkpoint.step >= total_steps:
+        warnings.warn(finished_message(path, checkpoint.step), ResumeWarning, stacklevel=3)
+    return checkpoint
+
+
+def finished_message(path: Path, steps: int) -> str:
+    """Say that a run has nothing left to train, and what to do."""
+    return f"{path}: finished already at {steps:,} steps; a larger total_steps trains further"
 
 
 def _as_chosen(config: Config, path: Path) -> Config:

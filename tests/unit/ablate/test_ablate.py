@@ -125,8 +125,8 @@ def test_a_cell_is_new_then_finished_and_begun_when_more_is_wanted(tmp_path: Pat
     assert again.command()[3] == "resume"
     shutil.rmtree(again.path / "checkpoints")
     (again, _) = tasks_of(tiny(2048), tmp_path)
-    assert again.state == "new"
-    assert (again.path.parent / ".seed-0.1").is_dir()
+    assert again.state == "begun"  # `keel resume` starts it anew
+    assert [place.name for place in again.path.parent.iterdir()] == ["seed-0"]
 
 
 def test_a_finished_cell_with_demonstrations_is_known_again(

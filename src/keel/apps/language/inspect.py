@@ -11,9 +11,9 @@ from keel.apps.language.judge import judge
 from keel.apps.language.session import open_session
 from keel.apps.language.tasks import held_out
 from keel.errors import InputError
-from keel.runs.directory import read_config
+from keel.runs.directory import find_run, read_config
 from keel.training.checkpoint import check_shapes
-from keel.training.inspect import find_run, load_checkpoint
+from keel.training.inspect import load_checkpoint
 
 
 def judge_run(

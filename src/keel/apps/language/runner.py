@@ -24,11 +24,11 @@ from keel.apps.language.tasks import held_out
 from keel.apps.language.watching import token_table
 from keel.models.language import TokenAgent
 from keel.regions.stepper import Optimum
-from keel.runs.directory import RunDirectory, read_config, run_name
+from keel.runs.directory import RunDirectory, find_run, read_config, run_name
 from keel.runs.files import replace_file
 from keel.runs.sinks import require_sinks
-from keel.training.checkpoint import Checkpoint, check_shapes, load, save
-from keel.training.runner import Progress, keep
+from keel.training.checkpoint import Checkpoint, check_shapes, save
+from keel.training.runner import Progress, keep, load_for_resume
 from keel.types import Knobs
 
 MAY_CHANGE = ("total_steps", "checkpoints", "evaluation", "tag", "log", "threads", "device")
@@ -79,9 +79,10 @@ def _begin(
 
 
 def resume(
-    path: Path, changes: Language | None = None, told: Told | None = None
+    path: Path | str, changes: Language | None = None, told: Told | None = None
 ) -> Generator[Progress, None, State]:
-    """Go on with a run from its newest good checkpoint."""
+    """Go on with a run from its newest good checkpoint; without one it starts anew."""
+    path = find_run(Path(path))
     config = changes or from_dict(read_config(path))
     check(config)
     stored = to_dict(from_dict(read_config(path, strict=True)))
@@ -89,12 +90,14 @@ def resume(
         path, config=to_dict(config), stored=stored, may_change=MAY_CHANGE
     )
     try:
-        found = load(path)
+        found = load_for_resume(path, config.total_steps)
         session = open_session(config)
-        state = restore(session, found)
+        state = None if found is None else restore(session, found)
     except BaseException:
         directory.close("failed")
         raise
+    if state is None:
+        return _begin(session, directory, told)
     return _drive(session, state, directory, told)
 
 
