@@ -16,11 +16,11 @@ from keel.ablate.plan import Plan
 from keel.config import Config, from_dict, to_dict
 from keel.errors import InputError
 from keel.runs import RunError, config_changes, last_values, read_config
-from keel.runs.directory import CHECKPOINTS, METRICS
+from keel.runs.directory import METRICS, has_trained
 from keel.runs.files import write_file
 from keel.runs.resume import allowed
 from keel.training.inspect import make_like
-from keel.training.runner import FAULT, MAY_CHANGE
+from keel.training.runner import MAY_CHANGE
 
 PLANS = "plan"
 """The folder of the cells' configurations."""
@@ -108,15 +108,9 @@ def remove_untrained(tasks: Iterable[Task]) -> None:
     for task in tasks:
         if task.state != "new":
             continue
-        if not any(_holds_something(task.path / name) for name in (METRICS, CHECKPOINTS, FAULT)):
+        if not has_trained(task.path):
             shutil.rmtree(task.path, ignore_errors=True)
             task.settings_file.unlink(missing_ok=True)
             for folder in (task.path.parent, task.settings_file.parent):
                 with suppress(OSError):  # not empty, or gone already
                     folder.rmdir()
-
-
-def _holds_something(path: Path) -> bool:
-    if path.is_dir():
-        return any(path.iterdir())
-    return path.is_file() and path.stat().st_size > 0

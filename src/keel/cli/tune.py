@@ -17,9 +17,10 @@ import yaml
 from tyro.conf import Positional, arg
 
 from keel.cli.arguments import read_known_options, translate
-from keel.errors import InputError
+from keel.errors import InputError, KeelError
 
 if TYPE_CHECKING:
+    from keel.cli.render import PipedConsole
     from keel.tune import Found, Tuning
 
 SHOWN = 8
@@ -50,6 +51,8 @@ class Tune:
     """Trials at a time; by default as many as there are cores for."""
     worker: int | None = None
     """Take trials as one of several processes that share a study; started by the command itself."""
+    end: int | None = None
+    """Number of the first trial that is not to be taken; told by the command itself."""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print one JSON object at the end."""
 
@@ -61,8 +64,8 @@ def run(args: Sequence[str]) -> int:
         if number is not None and number < 1:
             raise InputError(f"{name}: expected 1 or more, got {number}")
     from keel.cli.train import parse
-    from keel.runs.directory import check_name
-    from keel.tune import DEFAULT, Tuning, open_study, read_space, work
+    from keel.runs.directory import check_name, hold_folder
+    from keel.tune import DEFAULT, Tuning, read_space, work
 
     base = parse([options.env, *rest]).config
     name = check_name(options.name or f"tune-{base.env.replace('/', '-')}")
@@ -71,29 +74,43 @@ def run(args: Sequence[str]) -> int:
         base=base,
         space=read_space(options.search) or DEFAULT,
         trials=options.trials,
-        seed=base.seed + (options.worker or 0),  # workers of one seed would all try the same
+        # workers of one seed, and a command that is repeated, would all try the same
+        seed=base.seed + (options.worker or 0) + 1009 * (options.end or 0),
     )
     if options.worker is not None:
         from keel.training.signals import graceful_stop
 
         with graceful_stop():
-            work(tuning)
+            work(tuning, end=options.end)
         return 0
-    open_study(tuning)  # what is wrong shows here, once
-    _search(tuning, list(args), options)
-    return _report(tuning, options.json)
+    _check(tuning)
+    with hold_folder(tuning.folder):
+        _search(tuning, list(args), options)
+        return _report(tuning, options.json)
+
+
+def _check(tuning: Tuning) -> None:
+    """Refuse what cannot be trained before anything is made."""
+    from keel.training.inspect import make_like
+    from keel.tune.study import check_space
+
+    check_space(tuning)
+    make_like(tuning.base, 1).close()
 
 
 def _search(tuning: Tuning, args: list[str], options: Tune) -> None:
     """Workers in processes of their own, which share the journal."""
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     from keel.ablate import Job, at_once, run_jobs
-    from keel.tune import best_of, open_study
+    from keel.cli.render import PipedConsole
+    from keel.tune import best_of, end_of, open_study, take_over
 
-    console = Console(stderr=True)
-    limit = min(options.at_once or at_once(tuning.base), tuning.trials)
+    console = PipedConsole(stderr=True, markup=False)
+    study = take_over(tuning)
+    begun = len(study.trials)
+    end = end_of(study, tuning.trials)
+    limit = min(options.at_once or at_once(tuning.base), end - begun)
     bars = Progress(
         TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console,
         transient=True,
@@ -115,18 +132,43 @@ def _search(tuning: Tuning, args: list[str], options: Tune) -> None:
         if job.status != 0:
             failed.append(job.reason)
 
-    seen |= {x.number for x in best_of(open_study(tuning))}
+    seen |= {x.number for x in best_of(study)}
     with bars:
         bar = bars.add_task("trials", total=tuning.trials)
-        workers = [(i, partial(_command, args, i)) for i in range(limit)]
+        workers = [(i, partial(_command, args, i, end)) for i in range(limit)]
         run_jobs(workers, limit, done, tick, pause=1.0)
         tick([])
-    if failed:
-        console.print(f"a worker failed: {failed[0]}", style="red", highlight=False)
+    _report_failures(tuning, begun, failed, console)
 
 
-def _command(args: list[str], worker: int) -> list[str]:
-    return [sys.executable, "-m", "keel", "tune", *args, "--worker", str(worker)]
+def _report_failures(tuning: Tuning, begun: int, workers: list[str], console: PipedConsole) -> None:
+    """Say why trials of this call failed, each reason once; an error if no trial was trained.
+
+    Args:
+        tuning: what is searched.
+        begun: number of trials that the study had before.
+        workers: why worker processes failed.
+        console: where to say it.
+    """
+    from keel.ablate import failure_lines
+    from keel.tune import best_of, open_study
+    from keel.tune.study import remove_untrained
+
+    trials = best_of(open_study(tuning))
+    new = [x for x in trials if x.number >= begun]
+    failed = [(f"trial {x.number}", x.reason) for x in new if x.reason]
+    failed = failed or [("a worker", reason) for reason in workers]
+    if failed and all(x.state == "failed" for x in trials):
+        if begun == 0:
+            remove_untrained(tuning)
+        raise KeelError("; ".join(failure_lines(failed, len(failed))))
+    for line in failure_lines(failed, len(new)):
+        console.print(line, style="red", highlight=False)
+
+
+def _command(args: list[str], worker: int, end: int) -> list[str]:
+    words = ["--worker", str(worker), "--end", str(end)]
+    return [sys.executable, "-m", "keel", "tune", *args, *words]
 
 
 def _line(found: Found) -> str:
@@ -137,7 +179,7 @@ def _line(found: Found) -> str:
 
 def _report(tuning: Tuning, as_json: bool) -> int:
     """The best settings as a file for `keel train --config`, and a table."""
-    from keel.runs.files import replace_file
+    from keel.runs.files import write_file
     from keel.runs.resume import nested
     from keel.tune import best_of, open_study
 
@@ -146,7 +188,7 @@ def _report(tuning: Tuning, as_json: bool) -> int:
     path = tuning.folder / "best.yaml"
     if good:
         text = yaml.safe_dump(nested(good[0].settings), sort_keys=False)
-        replace_file(path, text.encode())
+        write_file(path, text.encode())
     if as_json:
         result: dict[str, Any] = {
             "best": None if not good else _plain(good[0]),
@@ -156,7 +198,9 @@ def _report(tuning: Tuning, as_json: bool) -> int:
         print(json.dumps(result, allow_nan=False))  # noqa: T201
     else:
         _print_table(found[:SHOWN])
-        if good:
+        if not good:
+            print("no trial went to its end inside the trust region")  # noqa: T201
+        else:
             train = f"keel train {tuning.base.env} --config {path}"
             print(f"best: trial {good[0].number}; train with it: {train}")  # noqa: T201
     return 0 if good else 1

@@ -164,6 +164,14 @@ def hold_folder(path: Path) -> Iterator[None]:
         _remove_empty(made)
 
 
+def has_trained(run: Path) -> bool:
+    """Whether a run left something to look at: metrics, a checkpoint, numbers that stopped it."""
+    metrics = run / METRICS
+    written = metrics.is_file() and metrics.stat().st_size > 0
+    saved = next((run / CHECKPOINTS).glob("*"), None) or next(run.glob("*.safetensors"), None)
+    return written or saved is not None
+
+
 def run_name(env: str, algo: str, root: Path | str | None = None) -> str:
     """`ENV-ALGO-YYYYMMDD-HHMMSS`, in safe characters; numbered if `root` has that one already."""
     name = _safe(f"{env}-{algo}-{time.strftime('%Y%m%d-%H%M%S')}")

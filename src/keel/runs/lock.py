@@ -43,7 +43,7 @@ def acquire(directory: Path) -> Holder:
     path = directory / NAME
     if _create(path):
         return _mine()
-    with _takeover(directory):  # of two that find a dead holder, one takes over and one is refused
+    with exclusive(directory):  # of two that find a dead holder, one takes over and one is refused
         holder, stale = holder_of(directory), path.exists()
         if holder is not None and is_alive(holder):
             raise RunError(
@@ -129,8 +129,8 @@ def _age(path: Path) -> float:
 
 
 @contextlib.contextmanager
-def _takeover(directory: Path) -> Iterator[None]:
-    """Alone among those who want to take over; the kernel lets go when a process dies."""
+def exclusive(directory: Path) -> Iterator[None]:
+    """Exclude all other processes for a moment; the kernel lets go when a process dies."""
     if os.name != "posix":
         yield
         return

@@ -91,7 +91,7 @@ class MetricsWriter:
 
     def _open(self) -> int | None:
         try:
-            _cut_half_line(self.path)
+            cut_half_line(self.path)
             return os.open(self.path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644)
         except OSError as error:
             raise self._failure(error) from error
@@ -185,7 +185,10 @@ def _step_of(line: bytes) -> float:
     return step if isinstance(step, int) else math.inf
 
 
-def _cut_half_line(path: Path) -> None:
+def cut_half_line(path: Path) -> bool:
+    """Cut off the last line of a file if it does not end; return whether there was one."""
     data = path.read_bytes() if path.exists() else b""
-    if data and not data.endswith(b"\n"):
-        os.truncate(path, data.rfind(b"\n") + 1)
+    if not data or data.endswith(b"\n"):
+        return False
+    os.truncate(path, data.rfind(b"\n") + 1)
+    return True

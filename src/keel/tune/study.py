@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +12,21 @@ from typing import Any
 
 from keel.config import Config, from_dict
 from keel.errors import InputError, KeelError, need
+from keel.runs import RunError, lock
+from keel.runs.directory import has_trained
 from keel.runs.resume import nested
+from keel.runs.writer import cut_half_line
 from keel.training.runner import start
+from keel.training.signals import stop_requested
 from keel.tune.space import Range, Space
 
 JOURNAL = "study.jsonl"
 VIOLATIONS, UPDATES = "violations", "updates"
 ALLOWED = 0.10
 """The share of updates that may be walked back or rejected."""
+REASON = "reason"
+HOPELESS = 3
+"""Trials that fail alike before the search is given up."""
 TAIL = 0.1
 """A trial's score is its mean return over this last share of its steps."""
 
@@ -45,6 +53,8 @@ class Found:
     """share of updates that were walked back or rejected"""
     state: str
     """complete, pruned, or failed"""
+    reason: str = ""
+    """why it failed; empty if it was interrupted"""
 
     @property
     def allowed(self) -> bool:
@@ -57,18 +67,43 @@ def open_study(tuning: Tuning) -> Any:
     optuna = need("optuna", "tune")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     check_space(tuning)
-    tuning.folder.mkdir(parents=True, exist_ok=True)
-    backend = optuna.storages.journal.JournalFileBackend(str(tuning.folder / JOURNAL))
-    return optuna.create_study(
-        study_name=tuning.folder.name,
-        storage=optuna.storages.JournalStorage(backend),
-        direction="maximize",
-        load_if_exists=True,
-        sampler=_sampler(optuna, tuning.seed),
-        pruner=optuna.pruners.MedianPruner(
-            n_startup_trials=5, n_warmup_steps=tuning.base.total_steps // 4
-        ),
-    )
+    journal = tuning.folder / JOURNAL
+    try:
+        tuning.folder.mkdir(parents=True, exist_ok=True)
+        backend = optuna.storages.journal.JournalFileBackend(str(journal))
+        return optuna.create_study(
+            study_name=tuning.folder.name,
+            storage=optuna.storages.JournalStorage(backend),
+            direction="maximize",
+            load_if_exists=True,
+            sampler=_sampler(optuna, tuning.seed),
+            pruner=optuna.pruners.MedianPruner(
+                n_startup_trials=5, n_warmup_steps=tuning.base.total_steps // 4
+            ),
+        )
+    except Exception as error:  # a damaged journal fails in whatever way Optuna meets it
+        raise RunError(f"{journal}: no study can be kept there: {error}") from error
+
+
+def take_over(tuning: Tuning) -> Any:
+    """Open the study for the one process that leads it, mending what a killed one left.
+
+    Half a line at the end of the journal is cut off, its lock is removed, and trials that nobody
+    trains any more count as failed.
+    """
+    optuna = need("optuna", "tune")
+    check_space(tuning)
+    journal = tuning.folder / JOURNAL
+    try:
+        cut_half_line(journal)
+        Path(f"{journal}.lock").unlink(missing_ok=True)
+    except OSError as error:
+        raise RunError(f"{journal}: cannot be written: {error.strerror or error}") from error
+    study = open_study(tuning)
+    for trial in study.trials:
+        if not trial.state.is_finished():
+            study.tell(trial.number, state=optuna.trial.TrialState.FAIL, skip_if_finished=True)
+    return study
 
 
 def _sampler(optuna: Any, seed: int) -> Any:
@@ -91,20 +126,70 @@ def check_space(tuning: Tuning) -> None:
                 raise InputError(f"--search {name}: {error}") from None
 
 
-def work(tuning: Tuning, told: Callable[[Found], None] = lambda _: None) -> None:
-    """Take trials until the study has enough; several processes may do so at once."""
-    optuna = need("optuna", "tune")
+def end_of(study: Any, trials: int) -> int:
+    """Return the number below which trials may be taken, so that `trials` of them are finished.
+
+    A trial that fails is not replaced: the same command tries again.
+    """
+    finished = sum(_found(trial).state != "failed" for trial in study.trials)
+    return len(study.trials) + max(0, trials - finished)
+
+
+def work(
+    tuning: Tuning, told: Callable[[Found], None] = lambda _: None, end: int | None = None
+) -> None:
+    """Take trials until the study has enough; several processes may do so at once.
+
+    Args:
+        tuning: what is searched.
+        told: is called with every trial that this process has finished.
+        end: number below which trials may be taken, by all processes together; by default what
+            `end_of` says now.
+    """
     study = open_study(tuning)
-    over = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
-    enough = optuna.study.MaxTrialsCallback(tuning.trials, states=over)
-    if sum(trial.state in over for trial in study.trials) >= tuning.trials:
-        return
-    study.optimize(
-        lambda trial: _train(tuning, trial),
-        callbacks=[enough, lambda _, trial: told(_found(trial))],
-        catch=(KeelError,),
-        n_trials=tuning.trials,
-    )
+    last = end_of(study, tuning.trials) if end is None else end
+    while not stop_requested() and (trial := _take(study, tuning.folder, last)) is not None:
+        told(_found(_finish(study, tuning, trial)))
+
+
+def _take(study: Any, folder: Path, end: int) -> Any:
+    """Take the next trial; None if there are enough, or all that were tried fail alike.
+
+    Other processes are excluded meanwhile: two that count at once would both take the last one.
+    """
+    with lock.exclusive(folder):
+        trials = study.trials
+        if len(trials) >= end or is_hopeless([_found(trial) for trial in trials]):
+            return None
+        return study.ask()
+
+
+def is_hopeless(trials: Sequence[Found]) -> bool:
+    """Whether the first trials all failed for one reason, so that more would only repeat it."""
+    reasons = {x.reason for x in trials if x.reason}
+    failed = sum(bool(x.reason) for x in trials)
+    trained = any(x.state != "failed" for x in trials)
+    return not trained and failed >= HOPELESS and len(reasons) == 1
+
+
+def _finish(study: Any, tuning: Tuning, trial: Any) -> Any:
+    """Train a trial and record how it ended."""
+    optuna = need("optuna", "tune")
+    states = optuna.trial.TrialState
+    try:
+        score = _train(tuning, trial)
+    except optuna.TrialPruned:
+        return study.tell(trial, state=states.PRUNED)
+    except KeelError as error:
+        trial.set_user_attr(REASON, str(error))
+        return study.tell(trial, state=states.FAIL)
+    except BaseException as error:
+        trial.set_user_attr(REASON, f"{type(error).__name__}: {error}")
+        study.tell(trial, state=states.FAIL)
+        raise
+    if score is None:  # stopped on request: nothing is wrong with its settings
+        return study.tell(trial, state=states.FAIL)
+    return study.tell(trial, score)
 
 
 def best_of(study: Any) -> list[Found]:
@@ -117,8 +202,11 @@ def _order(score: float) -> float:
     return score if math.isfinite(score) else -math.inf
 
 
-def _train(tuning: Tuning, trial: Any) -> float:
-    """The score of one trial; raises `TrialPruned` where it is not worth going on."""
+def _train(tuning: Tuning, trial: Any) -> float | None:
+    """Return the score of one trial, None if it was stopped on request.
+
+    Raises `TrialPruned` where it is not worth going on.
+    """
     optuna = need("optuna", "tune")
     settings = {name: _suggest(trial, name, place) for name, place in tuning.space.items()}
     trial.set_user_attr("settings", settings)
@@ -127,6 +215,8 @@ def _train(tuning: Tuning, trial: Any) -> float:
     progress = start(config, tuning.folder, f"trial-{trial.number:04d}")
     with closing(progress):
         for now in progress:
+            if stop_requested():
+                return None
             state = now.iteration.state
             value = now.metrics["rollout/return_mean"]
             prune = False
@@ -140,7 +230,7 @@ def _train(tuning: Tuning, trial: Any) -> float:
             if math.isfinite(value) and now.steps > (1.0 - TAIL) * config.total_steps:
                 late.append(value)
     if not late:
-        raise KeelError(f"trial {trial.number}: no episode ended; train for longer")
+        raise KeelError("no episode ended; train for longer with --total-steps")
     return sum(late) / len(late)
 
 
@@ -168,4 +258,15 @@ def _found(trial: Any) -> Found:
     state = {"complete": "complete", "pruned": "pruned"}.get(trial.state.name.lower(), "failed")
     score = math.nan if trial.value is None else float(trial.value)
     settings = trial.user_attrs.get("settings", trial.params)
-    return Found(trial.number, score, settings, _share(trial), state)
+    reason = str(trial.user_attrs.get(REASON, "")) if state == "failed" else ""
+    return Found(trial.number, score, settings, _share(trial), state, reason)
+
+
+def remove_untrained(tuning: Tuning) -> None:
+    """Remove a study none of whose trials has trained; one that holds a trained run stays."""
+    runs = list(tuning.folder.glob("trial-*/seed-*"))
+    if any(map(has_trained, runs)):
+        return
+    for run in runs:
+        shutil.rmtree(run.parent, ignore_errors=True)
+    (tuning.folder / JOURNAL).unlink(missing_ok=True)
