@@ -15,9 +15,10 @@ import yaml
 from keel.ablate.plan import Plan
 from keel.config import Config, from_dict, to_dict
 from keel.errors import InputError
-from keel.runs import RunError, config_changes, last_values, read_config
-from keel.runs.directory import METRICS, has_trained
+from keel.runs import RunError, config_changes, read_config
+from keel.runs.directory import has_trained
 from keel.runs.files import write_file
+from keel.runs.reader import last_step
 from keel.runs.resume import allowed
 from keel.training.inspect import make_like
 from keel.training.runner import MAY_CHANGE
@@ -62,10 +63,10 @@ class Task:
     def progress(self) -> float:
         """The share of its steps that is done."""
         try:
-            step, _ = last_values(self.path)
+            step = last_step(self.path)
         except (RunError, OSError):
             return 0.0
-        return min(1.0, (step or 0) / self.config.total_steps)
+        return min(1.0, step / self.config.total_steps)
 
 
 def tasks_of(plan: Plan, root: Path) -> list[Task]:
@@ -89,8 +90,7 @@ def task_of(folder: Path, cell: str, config: Config, seed: int) -> Task:
     if changes:
         told = "; ".join(map(str, changes[:3]))
         raise InputError(f"{path}: was trained otherwise ({told}); choose another --name")
-    steps, _ = last_values(path) if (path / METRICS).is_file() else (0, [])
-    finished = (steps or 0) >= config.total_steps
+    finished = last_step(path) >= config.total_steps
     return Task(cell, seed, path, config, "finished" if finished else "begun")
 
 

@@ -14,6 +14,7 @@ from tyro.conf import Positional, arg
 
 from keel.cli.arguments import read_options
 from keel.errors import InputError, KeelError, choose
+from keel.printing import printable
 
 if TYPE_CHECKING:
     from keel.runs import RunInfo
@@ -76,13 +77,15 @@ def _list(options: List) -> int:
 def _describe(info: RunInfo) -> dict[str, Any]:
     from keel.runs import read_config
 
+    problem = info.problem
     try:
         env = read_config(info.path).get("env")
-    except KeelError:
+    except Exception as error:  # one run that nobody could foresee must not hide all others
         env = None
+        problem = problem or (str(error) if isinstance(error, KeelError) else repr(error))
     return {
         "name": info.name,
-        "env": env,
+        "env": None if env is None else str(env),
         "seed": info.seed if info.seed >= 0 else None,
         "tag": info.tag,
         "steps": info.step,
@@ -90,6 +93,7 @@ def _describe(info: RunInfo) -> dict[str, Any]:
         "status": info.status,
         "path": str(info.path),
         "created": info.created,
+        "problem": problem or None,
     }
 
 
@@ -113,22 +117,27 @@ def _print_table(found: list[dict[str, Any]]) -> None:
         rows.append((*map(str, cells), status))
     titles = ("name", "env", "seed", "tag", "steps", "last return", "status")
     table = simple_table(titles, rows, left=(0, 1, 3, 6))
-    PipedConsole(highlight=False).print(table)
+    console = PipedConsole(highlight=False, markup=False, soft_wrap=True)
+    console.print(table)
+    for row in found:
+        if row["problem"]:
+            console.print(f"{row['name']}: {' '.join(row['problem'].split())}", style="dim")
 
 
 def _export(options: Export) -> int:
-    from keel.runs import export_csv, read_metrics
+    from keel.runs import export_csv
     from keel.runs.directory import find_run
 
     path = find_run(options.run)
-    export_csv(path, options.csv)
-    table = read_metrics(path)
+    table = export_csv(path, options.csv)
     columns = 1 + len(table.columns) + len(table.texts)
     if options.json:
         result = {"run": str(path), "csv": str(options.csv), "rows": len(table), "columns": columns}
-        print(json.dumps(result))  # noqa: T201
+        print(json.dumps(result | {"damage": table.damage}))  # noqa: T201
     else:
-        print(f"{options.csv}: {len(table)} iterations, {columns} columns")  # noqa: T201
+        lines = [f"{options.csv}: {len(table)} iterations, {columns} columns"]
+        lines += [f"{path}: {sentence}" for sentence in table.damage]
+        print(printable("\n".join(lines)))  # noqa: T201
     return 0
 
 

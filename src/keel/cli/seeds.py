@@ -5,35 +5,38 @@ from __future__ import annotations
 import json
 import sys
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
-from keel.ablate.jobs import Job, at_once, run_jobs
+from keel.ablate.jobs import Job, at_once, failure_lines, run_jobs
 from keel.cli.render import PipedConsole
+from keel.errors import KeelError
 from keel.runs.directory import run_name
 
 if TYPE_CHECKING:
     from keel.cli.language import TrainLanguage
     from keel.cli.train import Train
 
+PICTURE = "seeds.png"
+"""The picture of all seeds, in the folder that holds them."""
+
 
 def train_seeds(args: list[str], options: Train | TrainLanguage) -> int:
     """Train every seed; the status is that of the first seed that failed."""
-    console = Console(stderr=True)
+    console = PipedConsole(stderr=True, markup=False)
     name = options.name or run_name(options.config.env, options.config.algo, options.runs)
     results: dict[int, dict[str, Any]] = {}
-    failed: list[int] = []
+    failed: dict[int, Job] = {}
 
     def done(seed: int, job: Job) -> None:
-        if job.status != 0:
-            failed.append(job.status)
-            console.print(f"seed {seed}: {job.reason}")
+        if (result := job.result) is None:
+            failed[seed] = job
             return
-        results[seed] = json.loads(job.out.splitlines()[-1])
+        results[seed] = result
         if not options.json and not options.quiet:
-            score = results[seed]["return_mean"]
-            console.print(f"seed {seed}: evaluation {score:,.1f}", highlight=False)
+            score = result["return_mean"]
+            outcome = "done" if score is None else f"evaluation {score:,.1f}"
+            console.print(f"seed {seed}: {outcome}", highlight=False)
 
     seeds = list(dict.fromkeys(options.seeds))
     run_jobs(
@@ -41,8 +44,12 @@ def train_seeds(args: list[str], options: Train | TrainLanguage) -> int:
         at_once(options.config),
         done,
     )
-    _report(results, options.json)
-    return failed[0] if failed else 0
+    reasons = [(f"seed {seed}", job.reason) for seed, job in failed.items()]
+    for line in failure_lines(reasons, len(seeds)):
+        console.print(f"keel: {line}", highlight=False)
+    if results:
+        _report(results, options.runs / name, options)
+    return next((job.status or 1 for job in failed.values()), 0)
 
 
 def _command(args: list[str], name: str, seed: int) -> list[str]:
@@ -62,27 +69,54 @@ def _without(args: list[str], flag: str) -> list[str]:
     return args[:start] + args[end:]
 
 
-def _report(results: dict[int, dict[str, Any]], as_json: bool) -> None:
-    if not results:
-        return
-    scores = sorted(r["return_mean"] for r in results.values())
-    cut = len(scores) // 4
-    middle = scores[cut : len(scores) - cut]
+def _report(
+    results: dict[int, dict[str, Any]], folder: Path, options: Train | TrainLanguage
+) -> None:
+    """Sum up all seeds: their scores, where they are, a picture of them, and what to do next."""
+    scores = sorted(r["return_mean"] for r in results.values() if r["return_mean"] is not None)
+    picture, problem = _draw(folder)
     whole = {
         "seeds": {str(seed): result for seed, result in sorted(results.items())},
-        "iqm": sum(middle) / len(middle),
+        "runs": str(folder),
+        "picture": None if picture is None else str(picture),
+        "iqm": _interquartile_mean(scores),
         "kl_exact_max": _largest([r["kl_exact_max"] for r in results.values()]),
         "max_kl": max(r["max_kl"] for r in results.values()),
         "rollbacks": sum(r["rollbacks"] for r in results.values()),
     }
-    if as_json:
+    if options.json:
         print(json.dumps(whole, allow_nan=False))  # noqa: T201
         return
-    PipedConsole().print(
-        f"{len(scores)} seeds: IQM {whole['iqm']:,.1f} ({scores[0]:,.1f} to {scores[-1]:,.1f}); "
-        f"largest exact KL {_kl(whole['kl_exact_max'])} of {whole['max_kl']:g}",
-        highlight=False,
-    )
+    if options.quiet:
+        return
+    console = PipedConsole(highlight=False, markup=False, soft_wrap=True)
+    if scores:
+        console.print(
+            f"{len(scores)} seeds: IQM {whole['iqm']:,.1f} ({scores[0]:,.1f} to {scores[-1]:,.1f})"
+        )
+    console.print(f"largest exact KL {_kl(whole['kl_exact_max'])} of {whole['max_kl']:g}")
+    console.print(f"runs: {folder}")
+    console.print(f"picture: {picture}" if picture is not None else f"no picture: {problem}")
+    console.print(f"compare with others: keel compare {folder} {folder.parent / 'OTHER'}")
+
+
+def _draw(folder: Path) -> tuple[Path | None, str]:
+    """Draw the learning curves of all seeds; returns where, or why it could not be done."""
+    from keel.compare import compare, load_runs
+    from keel.compare.picture import write_picture
+
+    try:
+        write_picture(compare(load_runs([str(folder)])), folder / PICTURE)
+    except KeelError as error:
+        return None, str(error)
+    return folder / PICTURE, ""
+
+
+def _interquartile_mean(scores: list[float]) -> float | None:
+    """The mean of the middle half of sorted scores; None if there are none."""
+    cut = len(scores) // 4
+    middle = scores[cut : len(scores) - cut]
+    return sum(middle) / len(middle) if middle else None
 
 
 def _largest(found: list[float | None]) -> float | None:

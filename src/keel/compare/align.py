@@ -77,9 +77,45 @@ def known(run: Run, metric: str) -> tuple[Values, Values]:
 
 def choose_metric(runs: Sequence[Run], tail: float) -> str:
     """Evaluations where every run has one near the common end, else the return in training."""
+    return EVALUATION if all(have_evaluations(runs, tail)) else RETURN
+
+
+def have_evaluations(runs: Sequence[Run], tail: float) -> list[bool]:
+    """Return for every run whether it has an evaluation near the common end."""
     end = min(int(run.table.step[-1]) if len(run.table) else 0 for run in runs)
-    for run in runs:
+
+    def has_one(run: Run) -> bool:
         steps, _ = known(run, EVALUATION)
-        if not ((steps > (1.0 - tail) * end) & (steps <= end)).any():
-            return RETURN
-    return EVALUATION
+        return bool(((steps > (1.0 - tail) * end) & (steps <= end)).any())
+
+    return [has_one(run) for run in runs]
+
+
+def describe_metrics(runs: Sequence[Run], metric: str, curve: str, tail: float) -> list[str]:
+    """Say what every run is judged by, and warn where groups could be judged by different things.
+
+    Args:
+        runs: all runs of the comparison.
+        metric: what scores are computed from.
+        curve: what curves, areas and steps to a threshold are computed from.
+        tail: share of the way that scores are averaged over.
+    """
+    kinds = {
+        EVALUATION: f"evaluation returns ({EVALUATION})",
+        RETURN: f"training returns, with exploration ({RETURN})",
+    }
+    all_runs = "the run" if len(runs) == 1 else f"all {len(runs)} runs"
+    scores = f"scores of {all_runs} are {kinds.get(metric, metric)}"
+    if curve != metric:
+        scores += f"; curves, area and steps are {kinds.get(curve, curve)}"
+    having = have_evaluations(runs, tail)
+    if metric != RETURN or all(having) or not any(having):
+        return [scores]
+    groups = [dict.fromkeys(r.group for r, x in zip(runs, having, strict=True) if x is has)
+              for has in (True, False)]  # fmt: skip
+    return [
+        scores,
+        f"warning: runs of {', '.join(groups[0])} end with evaluations, runs of "
+        f"{', '.join(groups[1])} do not, so none is used; evaluate all at their end, or choose "
+        f"with --metric",
+    ]

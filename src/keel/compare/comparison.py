@@ -16,6 +16,7 @@ from keel.compare.align import (
     EVALUATION,
     RETURN,
     choose_metric,
+    describe_metrics,
     final_score,
     grid_to,
     horizon,
@@ -160,7 +161,11 @@ def compare(
         _group(name, runs, scores, curves[name], first, ends, levels, limits, rng) for name in names
     )
     pairs = tuple(_pair(groups[0], group, limits, rng) for group in groups[1:])
-    notes = tuple(_notes(runs, groups, ends))
+    notes = (
+        *describe_metrics(runs, metric, curve, tail),
+        *_notes(runs, groups, ends),
+        *(f"{run.path}: {sentence}" for run in runs for sentence in run.table.damage),
+    )
     return Comparison(metric, curve, tasks, ends, levels, groups, pairs, limits, notes)
 
 
@@ -318,6 +323,7 @@ def as_json(found: Comparison) -> dict[str, Any]:
     return {
         **(pairs[0] if len(pairs) == 1 else {}),
         "metric": found.metric,
+        "curve_metric": found.curve_metric,
         "tasks": list(found.tasks),
         "horizon": found.horizon,
         "thresholds": {t: _number(x) for t, x in found.thresholds.items()},

@@ -107,7 +107,7 @@ def _read(
 ) -> Run:
     if place.is_dir() or place.suffix == ".jsonl":
         return _read_keel(place if place.is_dir() else place.parent, by, names)
-    log = read_log(place, mapping)
+    log = read_log(place, mapping, names)
     folder = (
         place.parent if place.name == PROGRESS or (is_log(place) and place.suffix == "") else place
     )

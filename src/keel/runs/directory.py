@@ -25,7 +25,7 @@ from keel.errors import InputError
 from keel.runs import lock
 from keel.runs.environment import describe_environment
 from keel.runs.errors import RunError, RunWarning
-from keel.runs.files import is_disk_full, replace_file, write_synced
+from keel.runs.files import is_disk_full, read_regular, replace_file, write_synced
 from keel.runs.resume import check_config
 from keel.runs.sealed import dump_checked, is_intact
 
@@ -213,10 +213,10 @@ def read_record(path: Path) -> dict[str, Any]:
     if not path.is_dir():
         raise RunError(f"{path}: no such run; `keel runs` lists those there are")
     try:
-        record = json.loads((path / RECORD).read_text(encoding="utf-8"))
+        record = json.loads(read_regular(path / RECORD))
     except FileNotFoundError:
         raise RunError(f"{path}: not a run, it has no {RECORD}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path / RECORD}: cannot be read: {error}") from error
     if not isinstance(record, dict):
         raise RunError(f"{path / RECORD}: expected an object")
@@ -232,7 +232,7 @@ def read_config(path: Path, *, strict: bool = False) -> dict[str, Any]:
     that goes on must go on as it began) an error.
     """
     try:
-        content = (path / CONFIG).read_bytes()
+        content = read_regular(path / CONFIG)
         config = yaml.safe_load(content.decode("utf-8"))
     except Exception as error:  # PyYAML has errors of many kinds
         raise RunError(f"{path / CONFIG}: cannot be read: {error}") from error

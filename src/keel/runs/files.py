@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -56,6 +57,15 @@ def write_file(path: Path, data: bytes, *, make_folder: bool = True) -> None:
         replace_file(path, data)
     except OSError as error:
         raise RunError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def read_regular(path: Path) -> bytes:
+    """Read a whole file; an `OSError` for a folder, a pipe or a device, which might never end."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return file.read()
 
 
 def sync_folder(path: Path) -> None:

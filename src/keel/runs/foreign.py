@@ -6,13 +6,15 @@ any other CSV can be read with a mapping from its columns to Keel's names.
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Iterable, Mapping
+import struct
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from keel.errors import InputError, need
+from keel.runs.csv_columns import Columns, read_columns
+from keel.runs.damage import describe_lines
 from keel.runs.errors import RunError
 from keel.runs.metrics import REGISTRY, canonical
 from keel.runs.reader import MetricsTable
@@ -31,6 +33,10 @@ STEPS = {
 }
 """Columns that count steps, and whose they are."""
 SOURCES = ("sb3", "cleanrl", "rllib")
+MONITOR = {"r": "rollout/return_mean", "l": "rollout/length_mean", "t": "time/seconds"}
+"""Columns of SB3's `monitor.csv`: return, length and time of every episode."""
+TOO_MANY = 2.0**63
+"""Steps are 64-bit integers."""
 
 
 class Log(NamedTuple):
@@ -45,107 +51,125 @@ def is_log(path: Path) -> bool:
     return path.suffix == ".csv" or path.name.startswith(EVENTS)
 
 
-def read_log(path: Path, mapping: Mapping[str, str] | None = None) -> Log:
-    """A CSV or an event file; `mapping` gives columns of a CSV for `step` and Keel's names."""
+def read_log(
+    path: Path, mapping: Mapping[str, str] | None = None, names: Collection[str] | None = None
+) -> Log:
+    """Read a CSV or an event file; what had to be left out is told in the table's `damage`.
+
+    Args:
+        path: the file.
+        mapping: columns of a CSV for `step` and for Keel's names; by default they are recognised.
+        names: metrics to read of a CSV, which saves memory; all by default.
+    """
     if path.name.startswith(EVENTS):
         return _read_events(path)
-    return _read_csv(path, mapping or {})
+    return _read_csv(path, mapping or {}, names)
 
 
-def _read_csv(path: Path, mapping: Mapping[str, str]) -> Log:
-    columns, header = _columns(path)
-    if mapping:
-        return Log(_mapped(path, columns, mapping), "csv")
-    if header.startswith("#") and {"r", "l"} <= columns.keys():
-        return Log(_monitor(columns), "sb3")
-    for name, source in STEPS.items():
-        if name in columns:
-            return Log(_table(columns[name], _known(columns, source)), source)
-    if STEP in columns:  # what `keel runs export` wrote
-        kept = {name: x for name, x in columns.items() if _registered(name)}
-        return Log(_table(columns[STEP], kept), "keel")
+class _Layout(NamedTuple):
+    """Where the metrics of a CSV stand."""
+
+    source: str
+    step: str
+    """the column that counts steps, or that holds lengths of episodes"""
+    columns: dict[str, tuple[str, float]]
+    """the column of each metric, and the factor to its unit in Keel"""
+    episodes: bool = False
+    """whether a row is an episode, so that steps are the sum of lengths"""
+
+
+def _read_csv(path: Path, mapping: Mapping[str, str], names: Collection[str] | None) -> Log:
+    layout: list[_Layout] = []
+
+    def choose(header: list[str], comment: str) -> list[str]:
+        found = _mapped(path, header, mapping) if mapping else _recognised(path, header, comment)
+        if names is not None:
+            wanted = {name: place for name, place in found.columns.items() if name in names}
+            found = found._replace(columns=wanted)
+        layout.append(found)
+        return [found.step, *(column for column, _ in found.columns.values())]
+
+    read = read_columns(path, choose)
+    (found,) = layout
+    columns = {
+        name: read.values[column] if scale == 1.0 else scale * read.values[column]
+        for name, (column, scale) in found.columns.items()
+    }
+    return Log(_table(read.values[found.step], columns, read, found.episodes), found.source)
+
+
+def _recognised(path: Path, header: list[str], comment: str) -> _Layout:
+    """Tell whose log it is by the names of its columns."""
+    if comment and {"r", "l"} <= set(header):  # SB3's `monitor.csv`
+        there = {name: (column, 1.0) for column, name in MONITOR.items() if column in header}
+        return _Layout("sb3", "l", there, episodes=True)
+    for column, source in STEPS.items():
+        if column in header:
+            there = {}
+            for name in header:
+                if (target := canonical(name, source)) is not None:
+                    there.setdefault(target.name, (name, target.scale))
+            return _Layout(source, column, there)
+    if STEP in header:  # what `keel runs export` wrote
+        there = {name: (name, 1.0) for name in header if _registered(name)}
+        return _Layout("keel", STEP, there)
     raise InputError(
-        f"{path}: whose log is this? Its columns are {_shown(columns)}; say what they are: "
+        f"{path}: whose log is this? Its columns are {_shown(header)}; say what they are: "
         "--map step=COLUMN rollout/return_mean=COLUMN"
     )
 
 
-def _columns(path: Path) -> tuple[dict[str, list[float]], str]:
-    """The columns, and the comment of a first line that is one."""
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            lines = file.readlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise RunError(f"{path}: cannot be read: {error}") from error
-    comment = lines.pop(0) if lines and lines[0].startswith("#") else ""
-    rows = list(csv.reader(lines))
-    if len(rows) < 2:
-        raise RunError(f"{path}: no line of numbers in it")
-    names = rows[0]
-    whole = [row for row in rows[1:] if len(row) == len(names)]  # the last may be half written
-    return {name: [_float(row[i]) for row in whole] for i, name in enumerate(names)}, comment
-
-
-def _mapped(
-    path: Path, columns: Mapping[str, list[float]], mapping: Mapping[str, str]
-) -> MetricsTable:
+def _mapped(path: Path, header: list[str], mapping: Mapping[str, str]) -> _Layout:
     for name, column in mapping.items():
-        if column not in columns:
+        if column not in header:
             raise InputError(
-                f"--map {name}={column}: {path} has no such column, only {_shown(columns)}"
+                f"--map {name}={column}: {path} has no such column, only {_shown(header)}"
             )
         if name != STEP and not _registered(name):
             raise InputError(f"--map {name}={column}: Keel has no metric {name!r}")
     if STEP not in mapping:
         raise InputError(f"--map: which column of {path} counts steps? --map step=COLUMN")
-    kept = {name: columns[column] for name, column in mapping.items() if name != STEP}
-    return _table(columns[mapping[STEP]], kept)
+    there = {name: (column, 1.0) for name, column in mapping.items() if name != STEP}
+    return _Layout("csv", mapping[STEP], there)
 
 
-def _monitor(columns: Mapping[str, list[float]]) -> MetricsTable:
-    """SB3's `monitor.csv`: return, length and time of every episode."""
-    steps, total = [], 0.0
-    for length in columns["l"]:
-        total += length
-        steps.append(total)
-    kept = {"rollout/return_mean": columns["r"], "rollout/length_mean": columns["l"]}
-    if "t" in columns:
-        kept["time/seconds"] = columns["t"]
-    return _table(steps, kept)
+def _table(
+    steps: NDArray[np.float64],
+    columns: dict[str, NDArray[np.float64]],
+    read: Columns,
+    lengths: bool,
+) -> MetricsTable:
+    """Sort by step; rows without a step that can be counted are dropped and told.
 
-
-def _known(columns: Mapping[str, list[float]], source: str) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {}
-    for name, values in columns.items():
-        target = canonical(name, source)
-        if target is not None:
-            found.setdefault(target.name, [target.scale * x for x in values])
-    return found
-
-
-def _table(steps: Iterable[float], columns: Mapping[str, list[float]]) -> MetricsTable:
-    """Sorted by step; lines without one are dropped."""
+    Args:
+        steps: `[rows]`, or lengths of episodes, whose sum the steps are.
+        columns: `[rows]` each, by metric.
+        read: where the rows stand, and what was dropped already.
+        lengths: whether `steps` are lengths.
+    """
     import numpy as np
 
-    step = np.array(list(steps), dtype=np.float64)
-    known = np.isfinite(step)
-    order = np.argsort(step[known], kind="stable")
-
-    def sort(values: list[float]) -> NDArray[np.float64]:
-        return np.array(values, dtype=np.float64)[known][order]
-
-    return MetricsTable(
-        step=step[known][order].astype(np.int64),
-        columns={name: sort(values) for name, values in columns.items()},
-        ignored=int((~known).sum()),
-    )
+    good = np.isfinite(steps) & (steps >= 0.0) & (steps < TOO_MANY)
+    what = "without a length of its episode" if lengths else "without a step below 2^63"
+    damage = [*read.damage, *describe_lines(read.lines[~good], what)]
+    if not good.all():
+        steps = steps[good]
+        columns = {name: values[good] for name, values in columns.items()}
+    if lengths:
+        steps = np.cumsum(steps)
+    if (steps[1:] < steps[:-1]).any():
+        order = np.argsort(steps, kind="stable")
+        steps = steps[order]
+        columns = {name: values[order] for name, values in columns.items()}
+    dropped = int((~good).sum())
+    return MetricsTable(steps.astype(np.int64), columns, ignored=dropped, damage=tuple(damage))
 
 
 def _read_events(path: Path) -> Log:
     """All scalars of an event file; each tag has its own steps, so rows are the union of them."""
     import numpy as np
 
-    points = _scalars(path)
+    points, damage = _scalars(path)
     source = max(SOURCES, key=lambda s: sum(canonical(tag, s) is not None for tag in points))
     merged: dict[str, list[tuple[int, float]]] = {}
     for tag, found in points.items():
@@ -167,7 +191,8 @@ def _read_events(path: Path) -> Log:
         np.add.at(count, index, 1.0)
         columns[name] = np.divide(total, count, out=np.full(len(at), np.nan), where=count > 0)
     columns.setdefault("time/seconds", np.array([clock.get(s, math.nan) for s in at]))
-    return Log(MetricsTable(np.array(list(at), dtype=np.int64), columns), source)
+    table = MetricsTable(np.array(list(at), dtype=np.int64), columns, damage=tuple(damage))
+    return Log(table, source)
 
 
 def _clock(points: Mapping[str, list[tuple[int, float, float]]]) -> dict[int, float]:
@@ -180,22 +205,61 @@ def _clock(points: Mapping[str, list[tuple[int, float, float]]]) -> dict[int, fl
     return {step: when - start for step, when in times.items()}
 
 
-def _scalars(path: Path) -> dict[str, list[tuple[int, float, float]]]:
-    """(step, wall time, value) of every scalar, by tag; a torn end is where reading stops."""
+Points = dict[str, list[tuple[int, float, float]]]
+"""(step, wall time, value) of every scalar, by tag."""
+
+
+def _scalars(path: Path) -> tuple[Points, list[str]]:
+    """Read every scalar up to the first damage of the file, and say where that is."""
     loader = need("tensorboard.backend.event_processing.event_file_loader", "tensorboard")
     util = need("tensorboard.util.tensor_util", "tensorboard")
-    points: dict[str, list[tuple[int, float, float]]] = {}
+    points: Points = {}
+    events = strange = 0
     try:
         for event in loader.EventFileLoader(str(path)).Load():
+            events += 1
             for value in event.summary.value if event.HasField("summary") else ():
                 if value.HasField("tensor") and value.tensor.dtype in (1, 2, 3, 9):
                     array = util.make_ndarray(value.tensor)
-                    if array.size == 1:
-                        point = (int(event.step), float(event.wall_time), float(array.reshape(())))
+                    if array.size != 1:
+                        continue
+                    point = (int(event.step), float(event.wall_time), float(array.reshape(())))
+                    if point[0] < 0:
+                        strange += 1
+                    else:
                         points.setdefault(value.tag, []).append(point)
+        damage = _torn_records(path, events)
     except Exception as error:
         raise RunError(f"{path}: not an event file that can be read: {error}") from error
-    return points
+    if strange:
+        damage.append(f"{strange:,} values with a negative step were dropped")
+    return points, damage
+
+
+def _torn_records(path: Path, events: int) -> list[str]:
+    """Say what of an event file could not be read.
+
+    A record is its length (8 bytes), a checksum (4), the event, and another checksum (4).
+
+    Args:
+        path: the file.
+        events: number of events that were read.
+    """
+    size, at, records = path.stat().st_size, 0, 0
+    with path.open("rb") as file:
+        while size - at >= 12:
+            file.seek(at)
+            end = at + 16 + struct.unpack("<Q", file.read(8))[0]
+            if end > size:
+                break
+            at, records = end, records + 1
+    found = []
+    if at < size:
+        found.append(f"the file is cut off in record {records + 1:,}, at byte {at:,} of {size:,}")
+    if events < records:
+        lost = records - events
+        found.append(f"record {events + 1:,} is damaged; it and all after it are lost: {lost:,}")
+    return found
 
 
 def _registered(name: str) -> bool:

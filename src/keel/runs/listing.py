@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from keel.errors import KeelError
 from keel.runs import lock
-from keel.runs.directory import read_record
+from keel.runs.directory import METRICS, RECORD, read_record
 from keel.runs.errors import RunError
 from keel.runs.reader import last_values
 
@@ -27,27 +28,48 @@ class RunInfo:
     """of the last metrics; None before the first"""
     return_mean: float
     """the last known; NaN before the first episode ended"""
+    problem: str = ""
+    """why the run, or a part of it, cannot be read"""
 
 
 def list_runs(root: Path | str) -> list[RunInfo]:
     """All runs below `root/NAME/seed-*`, oldest first; a damaged one is listed as unreadable."""
-    found = [run_info(path) for path in sorted(Path(root).glob("*/seed-*")) if path.is_dir()]
-    return sorted(found, key=lambda run: run.created)
+    root = Path(root)
+    try:
+        next(root.iterdir(), None)  # globbing passes over folders that cannot be read
+        places = [path for path in sorted(root.glob("*/seed-*")) if path.is_dir()]
+    except OSError as error:
+        raise RunError(f"{root}: cannot be read: {error.strerror or error}") from error
+    return sorted((run_info(path) for path in places), key=lambda run: run.created)
 
 
 def run_info(path: Path) -> RunInfo:
-    """What can be said about a run without opening it."""
+    """What can be said about a run without opening it; whatever is wrong with it is no error."""
+    problems = []
+    name, seed, tag, created, status = path.parent.name, -1, None, "", "unreadable"
     try:
         record = read_record(path)
-        name, seed, tag = str(record["name"]), int(record["seed"]), record.get("tag")
-        created, status = str(record.get("created", "")), _status(path, str(record["status"]))
-    except (RunError, KeyError, TypeError, ValueError):
-        name, seed, tag, created, status = path.parent.name, -1, None, "", "unreadable"
+        tag = None if record.get("tag") is None else str(record["tag"])
+        name, seed, created = str(record["name"]), int(record["seed"]), str(record["created"])
+        status = _status(path, str(record["status"]))
+    except Exception as error:  # one run that nobody could foresee must not hide all others
+        problems.append(_describe(error, RECORD))
+    step, value = None, math.nan
     try:
-        step, (value,) = last_values(path, "rollout/return_mean")
-    except (RunError, OSError):
-        step, value = None, math.nan
-    return RunInfo(path, name, seed, tag, status, created, step, value)
+        if (path / METRICS).exists():
+            step, (value,) = last_values(path, "rollout/return_mean")
+    except Exception as error:
+        problems.append(_describe(error, METRICS))
+    return RunInfo(path, name, seed, tag, status, created, step, value, "; ".join(problems))
+
+
+def _describe(error: Exception, file: str) -> str:
+    """Name what is wrong with a file of a run."""
+    if isinstance(error, KeelError):
+        return str(error)
+    if isinstance(error, KeyError):
+        return f"{file}: has no {error.args[0]}"
+    return f"{file}: {type(error).__name__}: {error}"
 
 
 def _status(path: Path, recorded: str) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from keel.printing import printable
 from keel.runs.errors import RunError
+from keel.runs.files import read_regular
 
 NAME = "lock"
 UNREADABLE_AFTER = 10.0
@@ -70,9 +71,11 @@ def release(directory: Path) -> None:
 def holder_of(directory: Path) -> Holder | None:
     """Who holds the lock, dead or alive; None if nobody does or the file cannot be read."""
     try:
-        return Holder(**json.loads((directory / NAME).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        holder = Holder(**json.loads(read_regular(directory / NAME)))
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
+    sound = type(holder.pid) is int and 0 < holder.pid < 2**31
+    return holder if sound and isinstance(holder.host, str) else None
 
 
 def is_alive(holder: Holder) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from keel.runs.damage import describe_lines
 from keel.runs.directory import METRICS
 from keel.runs.errors import RunError
 from keel.runs.files import write_file
@@ -42,6 +43,8 @@ class MetricsTable:
     """bare NaN or Infinity, which strict JSON does not know, read as missing"""
     dropped: int = 0
     """records that a full disk swallowed"""
+    damage: tuple[str, ...] = ()
+    """sentences about what was left out, and where it stood"""
 
     def __getitem__(self, name: str) -> NDArray[np.float64]:
         return self.columns[name]
@@ -54,15 +57,20 @@ def read_metrics(run: Path | str, names: Collection[str] | None = None) -> Metri
     """The metrics of a run (its directory, or the file itself); of some `names` only, faster."""
     import numpy as np
 
-    data = _metrics_file(Path(run)).read_bytes()
+    path = _metrics_file(Path(run))
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror or error}") from error
     if names is not None and (quick := _read_some(data, names)) is not None:
         return quick
-    records, counts = _records(data)
+    records, damaged = _records(data)
     steps = sorted(records)
     rows = [records[step] for step in steps]
     written = dict.fromkeys(name for row in rows for name in row if name not in RESERVED)
     names = [name for name in written if names is None or name in names]
     textual = {name for name in names for row in rows if isinstance(row.get(name), str)}
+    dropped = max((d for row in rows if isinstance(d := row.get("dropped"), int)), default=0)
     return MetricsTable(
         step=np.array(steps, dtype=np.int64),
         columns={
@@ -71,8 +79,11 @@ def read_metrics(run: Path | str, names: Collection[str] | None = None) -> Metri
             if name not in textual
         },
         texts={name: [_text(row.get(name)) for row in rows] for name in names if name in textual},
-        dropped=max((d for row in rows if isinstance(d := row.get("dropped"), int)), default=0),
-        **counts,
+        ignored=len(damaged.lines),
+        duplicates=damaged.duplicates,
+        nonstandard=damaged.nonstandard,
+        dropped=dropped,
+        damage=tuple(damaged.sentences(dropped)),
     )
 
 
@@ -86,8 +97,17 @@ def last_values(run: Path | str, *names: str) -> tuple[int | None, list[float]]:
     return max(records, default=None), list(values.values())
 
 
-def export_csv(run: Path | str, path: Path | str) -> None:
-    """Write the metrics as CSV: `step`, then one column a metric; what is missing stays empty."""
+def last_step(run: Path | str) -> int:
+    """The last step that metrics were written of; 0 if there are none."""
+    path = Path(run) / METRICS
+    return (last_values(path)[0] or 0) if path.is_file() else 0
+
+
+def export_csv(run: Path | str, path: Path | str) -> MetricsTable:
+    """Write the metrics as CSV: `step`, then one column a metric; what is missing stays empty.
+
+    Returns what was written, and in its `damage` what could not be.
+    """
     table = read_metrics(run)
     text = io.StringIO(newline="")
     writer = csv.writer(text)
@@ -96,7 +116,8 @@ def export_csv(run: Path | str, path: Path | str) -> None:
         numbers = (column[i] for column in table.columns.values())
         cells = ["" if math.isnan(number) else repr(float(number)) for number in numbers]
         writer.writerow([step, *cells, *(texts[i] or "" for texts in table.texts.values())])
-    write_file(Path(path), text.getvalue().encode(), make_folder=False)
+    write_file(Path(path), text.getvalue().encode(errors="replace"), make_folder=False)
+    return table
 
 
 def _metrics_file(run: Path) -> Path:
@@ -119,29 +140,50 @@ def _last_records(path: Path) -> dict[int, dict[str, Any]]:
             tail *= 8
 
 
-def _records(data: bytes) -> tuple[dict[int, dict[str, Any]], dict[str, int]]:
-    """Records by step, the last of each winning, and how many lines were not plain records."""
+@dataclass
+class _Damaged:
+    """What stood in a file beside plain records."""
+
+    lines: list[int] = field(default_factory=list)
+    """numbers of lines that are no record, from 1"""
+    duplicates: int = 0
+    nonstandard: int = 0
+
+    def sentences(self, dropped: int) -> list[str]:
+        """Say all of it; `dropped` lines were never written."""
+        found = describe_lines(self.lines, "that hold no record of metrics")
+        if self.duplicates:
+            found.append(f"{self.duplicates:,} steps stand there twice; the last of each counts")
+        if self.nonstandard:
+            found.append(f"{self.nonstandard:,} bare NaN or Infinity were read as missing")
+        if dropped:
+            found.append(f"{dropped:,} lines were never written: the disk was full")
+        return found
+
+
+def _records(data: bytes) -> tuple[dict[int, dict[str, Any]], _Damaged]:
+    """Records by step, the last of each winning, and what was no plain record."""
     records: dict[int, dict[str, Any]] = {}
-    counts = {"ignored": 0, "duplicates": 0, "nonstandard": 0}
+    damaged = _Damaged()
 
     def bare(_: str) -> None:
-        counts["nonstandard"] += 1
+        damaged.nonstandard += 1
 
-    for line in data.split(b"\n"):
+    for number, line in enumerate(data.split(b"\n"), start=1):
         if not line.strip():
             continue
         try:
             record = json.loads(line, parse_constant=bare)
             step = record["step"]
         except (ValueError, TypeError, KeyError, RecursionError):
-            counts["ignored"] += 1
+            damaged.lines.append(number)
             continue
         if type(step) is not int or not 0 <= step < 2**63:
-            counts["ignored"] += 1
+            damaged.lines.append(number)
             continue
-        counts["duplicates"] += step in records
+        damaged.duplicates += step in records
         records[step] = record
-    return records, counts
+    return records, damaged
 
 
 def _read_some(data: bytes, names: Collection[str]) -> MetricsTable | None:
@@ -184,10 +226,12 @@ def _read_some(data: bytes, names: Collection[str]) -> MetricsTable | None:
         return values
 
     table = {name: np.array(column(m, name), dtype=np.float64) for m, name in columns.items()}
+    dropped = max((x.dropped for x in lines), default=0)
     return MetricsTable(
         step=np.array(steps, dtype=np.int64),
         columns={name: values for name, values in table.items() if not np.isnan(values).all()},
-        dropped=max((x.dropped for x in lines), default=0),
+        dropped=dropped,
+        damage=tuple(_Damaged().sentences(dropped)),
     )
 
 
@@ -207,4 +251,5 @@ def _number(record: dict[str, Any], name: str) -> float:
 
 
 def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
+    """A text as it can be encoded: half characters, which JSON may hold, become question marks."""
+    return value.encode(errors="replace").decode() if isinstance(value, str) else None

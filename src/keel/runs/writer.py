@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import SupportsFloat
 
 from keel.errors import InputError
+from keel.runs.damage import describe_lines
 from keel.runs.directory import METRICS
 from keel.runs.errors import RunError, RunWarning
 from keel.runs.files import is_disk_full, replace_file
@@ -34,6 +35,8 @@ class MetricsWriter:
         self.path = path
         self.dropped = 0
         """lines lost to a full disk"""
+        self._torn = 0
+        """number of a half-written line at the end, which was cut off; 0 if there was none"""
         self._descriptor = self._open()
 
     def write(self, step: int, metrics: Mapping[str, Value]) -> None:
@@ -65,12 +68,17 @@ class MetricsWriter:
         """Drop the lines after `step`, so that a resumed run writes them again; how many they were.
 
         What remains keeps its bytes: continued, the file equals that of a run without interruption.
+        A `RunWarning` says which lines were dropped because they hold no record.
         """
         self.close()
         try:
-            removed = truncate_after(self.path, step)
+            removed, damaged = _truncate_after(self.path, step)
         except OSError as error:
             raise self._failure(error) from error
+        if self._torn:
+            damaged.append(self._torn)
+        for sentence in describe_lines(damaged, "that hold no record of metrics"):
+            warnings.warn(f"{self.path}: {sentence}", RunWarning, stacklevel=2)
         self._descriptor = self._open()
         return removed
 
@@ -91,7 +99,7 @@ class MetricsWriter:
 
     def _open(self) -> int | None:
         try:
-            cut_half_line(self.path)
+            self._torn = cut_half_line(self.path)
             return os.open(self.path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644)
         except OSError as error:
             raise self._failure(error) from error
@@ -163,32 +171,37 @@ def set_metrics_aside(run: Path) -> Path | None:
         raise RunError(f"{path}: cannot be renamed: {error.strerror or error}") from error
 
 
-def truncate_after(path: Path, step: int) -> int:
-    """Keep the lines up to `step`, byte for byte; returns how many others were removed."""
+def _truncate_after(path: Path, step: int) -> tuple[int, list[int]]:
+    """Keep the lines up to `step`, byte for byte.
+
+    Returns how many others were removed, and the numbers of those that hold no record.
+    """
     try:
         lines = path.read_bytes().splitlines(keepends=True)
     except FileNotFoundError:
-        return 0
-    kept = [line for line in lines if line.endswith(b"\n") and _step_of(line) <= step]
+        return 0, []
+    steps = [_step_of(line) for line in lines]
+    damaged = [number for number, at in enumerate(steps, start=1) if at == math.inf]
+    kept = [line for line, at in zip(lines, steps, strict=True) if at <= step]
     if kept == lines[: len(kept)]:
         os.truncate(path, sum(map(len, kept)))  # needs no space: the disk may be full
     else:
         replace_file(path, b"".join(kept))
-    return len(lines) - len(kept)
+    return len(lines) - len(kept), damaged
 
 
 def _step_of(line: bytes) -> float:
     try:
         step = json.loads(line)["step"]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return math.inf
     return step if isinstance(step, int) else math.inf
 
 
-def cut_half_line(path: Path) -> bool:
-    """Cut off the last line of a file if it does not end; return whether there was one."""
+def cut_half_line(path: Path) -> int:
+    """Cut off the last line of a file if it does not end; return its number, 0 if it does."""
     data = path.read_bytes() if path.exists() else b""
     if not data or data.endswith(b"\n"):
-        return False
+        return 0
     os.truncate(path, data.rfind(b"\n") + 1)
-    return True
+    return data.count(b"\n") + 1

@@ -22,6 +22,7 @@ from keel.models.memory import STARTS
 from keel.regions.faults import NumericError
 from keel.runs.directory import RunDirectory, find_run, read_config, run_name
 from keel.runs.environment import read_choices
+from keel.runs.reader import last_step
 from keel.runs.sinks import open_sinks, require_sinks
 from keel.runs.writer import MetricsWriter, set_metrics_aside
 from keel.training.checkpoint import (
@@ -152,6 +153,12 @@ def load_for_resume(path: Path, total_steps: int) -> Checkpoint | None:
         warnings.warn(message, ResumeWarning, stacklevel=3)
         return None
     checkpoint = load(path)
+    logged = last_step(path)
+    if logged < checkpoint.step:
+        message = (
+            f"{path}: has no metrics from step {logged:,} to {checkpoint.step:,}, its checkpoint"
+        )
+        warnings.warn(message, ResumeWarning, stacklevel=3)
     if checkpoint.step >= total_steps:
         warnings.warn(finished_message(path, checkpoint.step), ResumeWarning, stacklevel=3)
     return checkpoint

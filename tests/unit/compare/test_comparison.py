@@ -114,7 +114,7 @@ def test_runs_are_compared_as_far_as_the_shortest_went(write_run: WriteRun):
     path = write_run("b", 0, RISE[:5])
     found = compare(load_runs([str(path.parents[1])]))
     assert found.horizon == {"Hopper-v5": 500}
-    assert "compared up to step 500" in found.notes[0]
+    assert "compared up to step 500" in found.notes[1]
     assert float(found.groups[0].scores["Hopper-v5"]) == 50.0
 
 

@@ -114,6 +114,51 @@ def test_cleanrl_events(tmp_path: Path):
     assert log.table["time/seconds"].tolist() == pytest.approx([0.0, 0.004], abs=1e-6)
 
 
+@pytest.mark.parametrize("step", ["9223372036854775808", "1e30", "inf", "-5", "", "x"])
+def test_a_row_whose_step_cannot_be_counted_is_dropped_and_told(tmp_path: Path, step: str):
+    text = f"step,rollout/return_mean\n10,1.0\n{step},2.0\n30,3.0\n"
+    table = read_log(write(tmp_path, "mine.csv", text)).table
+    assert table.step.tolist() == [10, 30]
+    assert table["rollout/return_mean"].tolist() == [1.0, 3.0]
+    assert table.damage == ("1 line without a step below 2^63 was dropped (line 3)",)
+
+
+def test_an_episode_without_a_length_does_not_spoil_those_after_it(tmp_path: Path):
+    log = read_log(write(tmp_path, "0.monitor.csv", MONITOR + "1.0,nan,0.4\n5.0,5,0.5\n"))
+    assert log.table.step.tolist() == [9, 39, 44]
+    assert log.table["rollout/return_mean"].tolist() == [9.0, 30.0, 5.0]
+    assert log.table.damage == ("1 line without a length of its episode was dropped (line 5)",)
+
+
+def test_only_the_metrics_that_are_asked_for_are_kept(tmp_path: Path):
+    log = read_log(write(tmp_path, "progress.csv", SB3), names=["train/entropy"])
+    assert list(log.table.columns) == ["train/entropy"]
+
+
+def test_one_column_may_be_two_metrics(tmp_path: Path):
+    path = write(tmp_path, "mine.csv", "frame,score\n10,1.0\n20,2.0\n")
+    mapping = {"step": "frame", "rollout/return_mean": "score", "eval/return_mean": "score"}
+    table = read_log(path, mapping).table
+    assert table["rollout/return_mean"].tolist() == table["eval/return_mean"].tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("damage", "steps", "told"),
+    [
+        (lambda data: data[:-7], [5], "the file is cut off in record 3"),
+        (lambda data: data[:-20] + b"\xff" + data[-19:], [5], "record 3 is damaged"),
+    ],
+)
+def test_where_an_event_file_is_torn_is_told(tmp_path: Path, damage, steps, told: str):
+    write_events(tmp_path, "charts/episodic_return", [(5, 10.0), (9, 30.0)])
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(damage(path.read_bytes()))
+    table = read_log(path).table
+    assert table.step.tolist() == steps
+    assert len(table.damage) == 1
+    assert told in table.damage[0]
+
+
 def test_an_event_file_that_is_none(tmp_path: Path):
     path = write(tmp_path, "events.out.tfevents.1", "")
     with pytest.raises(RunError, match="no scalar in it"):

@@ -1,0 +1,35 @@
+"""Sentences about what a reader had to leave out, and where it stood."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+NAMED = 5
+"""Lines that are named one by one."""
+
+
+def name_lines(lines: Sequence[int], more: int = 0) -> str:
+    """Name some lines of a file, and how many more there are.
+
+    >>> name_lines([4]), name_lines([4, 9, 12]), name_lines([4, 9], more=40)
+    ('line 4', 'lines 4, 9 and 12', 'lines 4, 9 and 40 more')
+    """
+    hidden = more + len(lines[NAMED:])
+    words = [str(line) for line in lines[:NAMED]] + ([f"{hidden} more"] if hidden else [])
+    if len(words) == 1:
+        return f"line {words[0]}"
+    return f"lines {', '.join(words[:-1])} and {words[-1]}"
+
+
+def describe_lines(lines: Sequence[int], what: str) -> list[str]:
+    """Say how many lines were dropped, why and where; nothing if there are none.
+
+    >>> describe_lines([4, 9], "that hold no step")
+    ['2 lines that hold no step were dropped (lines 4 and 9)']
+    """
+    if not len(lines):
+        return []
+    one = len(lines) == 1
+    count = "1 line" if one else f"{len(lines):,} lines"
+    where = name_lines([int(line) for line in lines[: NAMED + 1]], max(0, len(lines) - NAMED - 1))
+    return [f"{count} {what} {'was' if one else 'were'} dropped ({where})"]
