@@ -13,13 +13,23 @@ from pathlib import Path
 
 import pytest
 
-from keel.ablate import Job, Plan, at_once, plan_named, read_plan, run_jobs, tasks_of
+from keel.ablate import (
+    Job,
+    Plan,
+    at_once,
+    failure_lines,
+    plan_named,
+    read_plan,
+    run_jobs,
+    tasks_of,
+)
 from keel.ablate.plan import Cell, grid, names
 from keel.apps.demonstrations import record_function, save_demos
 from keel.apps.demonstrations.experts import lean_away
 from keel.cli import main
 from keel.config import Config, Network
 from keel.errors import InputError
+from keel.runs.directory import hold_folder
 
 GRID = """
 env: CartPole-v1
@@ -227,6 +237,90 @@ def test_the_command_trains_compares_and_does_nothing_twice(
 def test_bad_input_is_named(words: list[str], message: str, capsys: pytest.CaptureFixture[str]):
     assert main(["ablate", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+SMALL = ["--vary", "region.max-kl=0.05,0.01", "--total-steps", "1024", "--rollout-steps", "64"]
+
+
+def fails(tmp_path: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one line of an ablation that cannot begin and leaves nothing behind."""
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["ablate", *words, *SMALL]) == 2
+    error = capsys.readouterr().err
+    assert error.splitlines()[-1].startswith("keel: ")
+    assert sorted(tmp_path.rglob("*")) == before
+    return error
+
+
+def test_an_environment_that_does_not_exist_is_told_before_anything_is_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    error = fails(tmp_path, capsys, "CartPol-v1", "--runs", str(tmp_path / "runs"))
+    assert "CartPole-v1" in error
+    assert error.count("\n") == 1
+
+
+def test_cells_that_all_fail_say_why_once_and_leave_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """In the processes that would train them; the second seed is not tried any more."""
+    words = ["CartPole-v1", "--runs", str(tmp_path / "runs"), "--device", "nonsense"]
+    error = fails(tmp_path, capsys, *words, "--seeds", "0", "1", "--at-once", "1")
+    assert error.count("device: 'nonsense' cannot be used") == 1
+    assert "seed 1" not in error
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """A file stands where the folder would be: root may write everywhere else."""
+    (tmp_path / "runs").write_text("")
+    error = fails(tmp_path, capsys, "CartPole-v1", "--runs", str(tmp_path / "runs"))
+    assert "cannot be written (Not a directory); choose a writable --runs directory" in error
+    assert error.count("\n") == 1
+
+
+def test_two_ablations_of_one_name_do_not_disturb_each_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    with hold_folder(tmp_path / "both"):
+        error = fails(tmp_path, capsys, "CartPole-v1", "--runs", str(tmp_path), "--name", "both")
+    assert f"in use by process {os.getpid()}" in error
+    assert not (tmp_path / "both").exists()
+
+
+def test_every_reason_is_given_once():
+    assert failure_lines([("a", "why"), ("b", "why")], 2) == ["why"]
+    assert failure_lines([("a", "why"), ("b", "why")], 3) == ["why (a; b)"]
+    assert failure_lines([("a", "why"), ("b", "else")], 2) == ["why (a)", "else (b)"]
+    assert failure_lines([], 2) == []
+
+
+def test_a_job_has_a_result_only_if_it_succeeded_and_printed_one():
+    assert Job(0, 'words\n{"a": 1}\n', "").result == {"a": 1}
+    assert Job(1, '{"a": 1}\n', "keel: why\n").result is None
+    assert Job(0, "", "").result is Job(0, "words", "").result is None
+    assert Job(1, "", "keel: why\n").reason == "why"
+    assert Job(-9, "", "").reason == "ended with status -9"
+
+
+def test_seeds_end_with_where_they_are_and_what_to_do_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    words = ["train", "CartPole-v1", "--seeds", "0", "1", "--runs", str(tmp_path), "--name", "two"]
+    words += ["--total-steps", "1024", "--rollout-steps", "64", "--evaluation.episodes", "1"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    folder = tmp_path / "two"
+    assert "2 seeds: IQM" in out
+    assert f"runs: {folder}\n" in out
+    assert f"picture: {folder / 'seeds.png'}\n" in out
+    assert f"keel compare {folder} " in out
+    assert (folder / "seeds.png").read_bytes().startswith(b"\x89PNG")
+    assert main([*words, "--json"]) == 2  # they exist already
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("exists already; continue it") == 2
 
 
 WATCHING = """

@@ -126,6 +126,28 @@ def test_evaluations_count_where_every_run_has_one(write_run: WriteRun):
     assert compare(load_runs([str(path.parents[1])])).metric == "rollout/return_mean"
 
 
+def test_what_the_runs_are_judged_by_is_said(write_run: WriteRun):
+    for seed in range(2):
+        path = write_run("a", seed, RISE, eval__return_mean=7.0)
+    both = compare(load_runs([str(path.parents[1])]))
+    assert both.notes[0] == (
+        "scores of all 2 runs are evaluation returns (eval/return_mean); curves, area and steps "
+        "are training returns, with exploration (rollout/return_mean)"
+    )
+    assert as_json(both)["curve_metric"] == "rollout/return_mean"
+    assert not any(note.startswith("warning") for note in both.notes)
+    write_run("b", 0, RISE)
+    mixed = compare(load_runs([str(path.parents[1])]))
+    assert mixed.notes[0] == (
+        "scores of all 3 runs are training returns, with exploration (rollout/return_mean)"
+    )
+    assert mixed.notes[1].startswith(
+        "warning: runs of a end with evaluations, runs of b do not, so none is used"
+    )
+    chosen = compare(load_runs([str(path.parents[1])]), metric="train/loss")
+    assert chosen.notes[0] == "scores of all 3 runs are train/loss"
+
+
 def test_several_environments_are_put_in_relation(write_run: WriteRun):
     for seed in range(3):
         for env, size in (("Hopper-v5", 1.0), ("Ant-v5", 100.0)):
