@@ -130,20 +130,20 @@ def damage(run: Path) -> int:
 
 def test_resume_says_which_metrics_it_dropped(run: Path):
     last = damage(run)
-    longer = from_dict({"total_steps": 320}, from_dict(read_config(run)))
-    told = f"3 lines that hold no record of metrics were dropped .lines 2, 3 and {last}."
+    longer = from_dict({"total_steps": 384}, from_dict(read_config(run)))
+    told = f"3 lines without a record of metrics were dropped .lines 2, 3 and {last}."
     with pytest.warns(RunWarning, match=told):
         finish(resume(run, longer))
     steps = [json.loads(x)["step"] for x in (run / "metrics.jsonl").read_text().splitlines()]
     assert steps == sorted(set(steps))
-    assert steps[-1] == 320
+    assert steps[-1] == 384
 
 
 def test_resume_says_that_metrics_are_missing(run: Path):
     path = run / "metrics.jsonl"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:1]))
-    longer = from_dict({"total_steps": 320}, from_dict(read_config(run)))
-    with pytest.warns(ResumeWarning, match="has no metrics from step 64 to 256"):
+    longer = from_dict({"total_steps": 384}, from_dict(read_config(run)))
+    with pytest.warns(ResumeWarning, match="has no metrics from step 128 to 256"):
         finish(resume(run, longer))
 
 
@@ -160,7 +160,7 @@ def test_a_csv_export_says_which_lines_it_lacks(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     last = damage(run)
-    told = f"3 lines that hold no record of metrics were dropped (lines 2, 3 and {last})"
+    told = f"3 lines without a record of metrics were dropped (lines 2, 3 and {last})"
     words = ["runs", "export", str(run), "--csv", str(tmp_path / "out.csv")]
     assert main(words) == 0
     assert told in capsys.readouterr().out
@@ -172,7 +172,7 @@ def test_a_comparison_says_which_lines_it_lacks(run: Path, capsys: pytest.Captur
     damage(run)
     assert main(["compare", str(run), "--json"]) == 0
     (note,) = [x for x in json.loads(capsys.readouterr().out)["notes"] if "dropped" in x]
-    assert note.startswith(f"{run}: 3 lines that hold no record")
+    assert note.startswith(f"{run}: 3 lines without a record")
 
 
 def test_half_characters_in_metrics_can_be_exported(run: Path, tmp_path: Path):

@@ -151,7 +151,7 @@ class _Damaged:
 
     def sentences(self, dropped: int) -> list[str]:
         """Say all of it; `dropped` lines were never written."""
-        found = describe_lines(self.lines, "that hold no record of metrics")
+        found = describe_lines(self.lines, "without a record of metrics")
         if self.duplicates:
             found.append(f"{self.duplicates:,} steps stand there twice; the last of each counts")
         if self.nonstandard:

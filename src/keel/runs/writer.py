@@ -77,7 +77,7 @@ class MetricsWriter:
             raise self._failure(error) from error
         if self._torn:
             damaged.append(self._torn)
-        for sentence in describe_lines(damaged, "that hold no record of metrics"):
+        for sentence in describe_lines(damaged, "without a record of metrics"):
             warnings.warn(f"{self.path}: {sentence}", RunWarning, stacklevel=2)
         self._descriptor = self._open()
         return removed
@@ -174,7 +174,7 @@ def set_metrics_aside(run: Path) -> Path | None:
 def _truncate_after(path: Path, step: int) -> tuple[int, list[int]]:
     """Keep the lines up to `step`, byte for byte.
 
-    Returns how many others were removed, and the numbers of those that hold no record.
+    Returns how many others were removed, and the numbers of those without a record.
     """
     try:
         lines = path.read_bytes().splitlines(keepends=True)
