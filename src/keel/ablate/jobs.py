@@ -84,9 +84,10 @@ class _Running:
 
     def close(self) -> None:
         """Let go of the pipe and the files of a process that has ended."""
-        for file in (self.out, self.error, self.process.stdin):
-            if file is not None:
-                file.close()
+        self.out.close()
+        self.error.close()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
 
 
 def _text_file() -> IO[str]:

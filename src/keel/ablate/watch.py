@@ -13,7 +13,7 @@ from typing import Any
 
 from keel.ablate.jobs import Job, run_jobs
 from keel.ablate.plan import Plan
-from keel.ablate.work import task_of
+from keel.ablate.work import Task, task_of
 from keel.runs.files import write_file
 from keel.runs.reader import read_metrics
 
@@ -83,12 +83,17 @@ def stopped(plan: Plan, root: Path) -> dict[str, str]:
         with tempfile.TemporaryDirectory() as folder:
             base = replace(plan.base, total_steps=plan.base.batch)
             task = task_of(Path(folder), cell.name, cell.config(base, plan.seeds[0]), plan.seeds[0])
-            ended: list[Job] = []
-            run_jobs([(task, task.command)], 1, lambda _, job, into=ended: into.append(job))
-        (job,) = ended
+            job = _run(task)
         known[cell.name] = job.reason if job.status else "nothing: its first update was taken"
         write_file(place, json.dumps(known, indent=1).encode())
     return {cell.name: known[cell.name] for cell in plan.stops}
+
+
+def _run(task: Task) -> Job:
+    """Run one task and return how it ended."""
+    ended: list[Job] = []
+    run_jobs([(task, task.command)], 1, lambda _, job: ended.append(job))
+    return ended[0]
 
 
 def as_json(tables: list[Watched], stops: Mapping[str, str]) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def _report(
     """Sum up all seeds: their scores, where they are, a picture of them, and what to do next."""
     scores = sorted(r["return_mean"] for r in results.values() if r["return_mean"] is not None)
     picture, problem = _draw(folder)
-    whole = {
+    whole: dict[str, Any] = {
         "seeds": {str(seed): result for seed, result in sorted(results.items())},
         "runs": str(folder),
         "picture": None if picture is None else str(picture),

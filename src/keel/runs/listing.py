@@ -46,7 +46,8 @@ def list_runs(root: Path | str) -> list[RunInfo]:
 def run_info(path: Path) -> RunInfo:
     """What can be said about a run without opening it; whatever is wrong with it is no error."""
     problems = []
-    name, seed, tag, created, status = path.parent.name, -1, None, "", "unreadable"
+    name, seed, created, status = path.parent.name, -1, "", "unreadable"
+    tag: str | None = None
     try:
         record = read_record(path)
         tag = None if record.get("tag") is None else str(record["tag"])
@@ -54,7 +55,8 @@ def run_info(path: Path) -> RunInfo:
         status = _status(path, str(record["status"]))
     except Exception as error:  # one run that nobody could foresee must not hide all others
         problems.append(_describe(error, RECORD))
-    step, value = None, math.nan
+    step: int | None = None
+    value = math.nan
     try:
         if (path / METRICS).exists():
             step, (value,) = last_values(path, "rollout/return_mean")
