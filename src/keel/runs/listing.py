@@ -35,6 +35,8 @@ class RunInfo:
 def list_runs(root: Path | str) -> list[RunInfo]:
     """All runs below `root/NAME/seed-*`, oldest first; a damaged one is listed as unreadable."""
     root = Path(root)
+    if not root.exists():
+        return []
     try:
         next(root.iterdir(), None)  # globbing passes over folders that cannot be read
         places = [path for path in sorted(root.glob("*/seed-*")) if path.is_dir()]
@@ -51,7 +53,8 @@ def run_info(path: Path) -> RunInfo:
     try:
         record = read_record(path)
         tag = None if record.get("tag") is None else str(record["tag"])
-        name, seed, created = str(record["name"]), int(record["seed"]), str(record["created"])
+        created = str(record.get("created", ""))
+        name, seed = str(record["name"]), int(record["seed"])
         status = _status(path, str(record["status"]))
     except Exception as error:  # one run that nobody could foresee must not hide all others
         problems.append(_describe(error, RECORD))
