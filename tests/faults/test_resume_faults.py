@@ -66,7 +66,10 @@ def test_a_run_without_a_checkpoint_starts_anew_and_equals_one_that_was_never_st
     assert len((run / "metrics.jsonl").read_text().splitlines()) == len(metrics.splitlines())
 
 
-def test_the_command_starts_such_a_run_anew(run: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_command_starts_such_a_run_anew(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("keel.runs.pictures.draw_run", lambda _: [])
     forget_checkpoints(run)
     assert main(["resume", str(run.parent), "--json"]) == 0
     captured = capsys.readouterr()

@@ -31,6 +31,8 @@ from keel.runs.sealed import dump_checked, is_intact
 
 CONFIG, ENVIRONMENT, RECORD = "config.yaml", "environment.json", "run.json"
 METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"
+MAX_BRACKETS = 1000
+"""Lists and mappings that the configuration of a run may hold."""
 
 _SEAL_START = b"# sha256"
 _SEAL = _SEAL_START + b" of the lines above: "
@@ -233,6 +235,8 @@ def read_config(path: Path, *, strict: bool = False) -> dict[str, Any]:
     """
     try:
         content = read_regular(path / CONFIG)
+        if content.count(b"[") + content.count(b"{") > MAX_BRACKETS:
+            raise ValueError(f"more than {MAX_BRACKETS} brackets")  # nested, they take YAML minutes
         config = yaml.safe_load(content.decode("utf-8"))
     except Exception as error:  # PyYAML has errors of many kinds
         raise RunError(f"{path / CONFIG}: cannot be read: {error}") from error
