@@ -72,7 +72,7 @@ def test_variants_have_names_of_their_own(tmp_path: Path):
     [
         ("vary: {region.max_kl: [1.0]}", "on which env"),
         ("env: CartPole-v1", "either vary or variants"),
-        ("env: CartPole-v1\nvarie: {}", "did you mean 'vary'"),
+        ("env: CartPole-v1\nvarry: {}", "did you mean 'vary'"),
         ("env: CartPole-v1\nvary: {region.max_lk: [0.1]}", "did you mean region.max_kl"),
         ("env: CartPole-v1\nvary: {region.max_kl: 0.1}", "expected a list of values"),
         ("env: CartPole-v1\nvary: {region.max_kl: [0.1, 0.1]}", "max_kl-0.1 stands twice"),
