@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+from collections.abc import Callable, Iterator
 
 import pytest
+from children import children, interruptible
 from hypothesis import HealthCheck, settings
 
 from keel.models.abreast import set_threads
@@ -33,3 +36,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     needs = "inductor" in item.name or item.get_closest_marker("compiler") is not None
     if needs and not any(map(shutil.which, ("c++", "g++", "clang++"))):
         pytest.skip("no C++ compiler")
+
+
+@pytest.fixture
+def child() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts processes that handle signals as usual and end with the test, whatever happens."""
+    with children() as start:
+        yield start
+
+
+@pytest.fixture
+def sigint() -> Iterator[None]:
+    """Makes SIGINT raise KeyboardInterrupt here, also where the suite was started without it."""
+    with interruptible():
+        yield

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from children import run_child
 
 from keel.runs import files
 from keel.runs.sealed import seal
@@ -124,9 +125,7 @@ print(json.dumps(report))
 
 def test_kill_at_every_write_point(tmp_path):
     """Fault 1: kill −9 anywhere in a save: the previous or the new one loads, leftovers go."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", KILL, str(tmp_path)], capture_output=True, text=True
-    )
+    done = run_child([sys.executable, "-W", "error", "-c", KILL, str(tmp_path)])
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert {r["signal"] for r in report} == {9}
@@ -202,9 +201,7 @@ for usage in (real, blind):
 def small_disk(path: Path, options: str, *command: str) -> subprocess.CompletedProcess[str]:
     """Run a command with a small tmpfs at `path`, in a mount namespace of its own."""
     script = f'mount -t tmpfs -o {options} tmpfs {path} && exec "$@"'
-    return subprocess.run(
-        ["unshare", "-rm", "sh", "-c", script, "sh", *command], capture_output=True, text=True
-    )
+    return run_child(["unshare", "-rm", "sh", "-c", script, "sh", *command])
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import re
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
@@ -22,6 +21,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from children import is_alive, run_child
 from gymnasium import spaces
 
 from keel.envs import (
@@ -110,18 +110,9 @@ def workers_of(envs: Any) -> list[int]:
     return [worker.process.pid for worker in getattr(envs, "envs", envs)._workers]
 
 
-def alive(pid: int) -> bool:
-    """Running: neither gone nor a zombie that waits for its parent."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"
-
-
 def all_end(pids: list[int], within: float = 10.0) -> bool:
     deadline = time.monotonic() + within
-    while any(alive(pid) for pid in pids):
+    while any(is_alive(pid) for pid in pids):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.02)
@@ -297,16 +288,16 @@ PARENT = """
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes through /proc")
 @pytest.mark.parametrize("fault", ["", "hang"])
 def test_a_killed_parent_leaves_neither_orphans_nor_shared_memory(
-    tmp_path: Path, fault: str
+    tmp_path: Path, fault: str, child: Any
 ) -> None:
     script = tmp_path / "parent.py"
     source = PARENT.format(folder=str(Path(__file__).parent), fault=fault)
     script.write_text(textwrap.dedent(source))
-    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    parent = child([sys.executable, str(script)], stderr=None)
     assert parent.stdout is not None
     pids = [int(pid) for pid in parent.stdout.readline().split()]
     assert len(pids) == 2
-    assert all(alive(pid) for pid in pids)
+    assert all(is_alive(pid) for pid in pids)
     parent.kill()
     parent.wait()
     assert all_end(pids), "no orphans, whether idle or in the middle of a step"
@@ -319,9 +310,7 @@ def test_a_normal_end_leaves_nothing_either(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     source = PARENT.format(folder=str(Path(__file__).parent), fault="")
     script.write_text(textwrap.dedent(source).replace("time.sleep(600)", "pass"))
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = run_child([sys.executable, str(script)], check=True)
     assert all_end([int(pid) for pid in done.stdout.split()])
     assert done.stderr == ""
 
@@ -377,7 +366,7 @@ def test_a_script_without_a_main_guard_runs_once_and_its_own_classes_reach_the_w
     """Workers do not import the script: neither by file, nor what it has registered by name."""
     script = tmp_path / "script.py"
     script.write_text(PLAIN_SCRIPT)
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    done = run_child([sys.executable, str(script)])
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "the script runs",

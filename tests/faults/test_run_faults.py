@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from children import run_child
 
 from keel.runs import (
     MetricsWriter,
@@ -39,9 +40,7 @@ def create(root: Path) -> RunDirectory:
 def in_namespace(mount: str, *command: str) -> subprocess.CompletedProcess[str]:
     """Run a command after `mount`, in a mount namespace of its own."""
     script = f'{mount} && exec "$@"'
-    return subprocess.run(
-        ["unshare", "-rm", "sh", "-c", script, "sh", *command], capture_output=True, text=True
-    )
+    return run_child(["unshare", "-rm", "sh", "-c", script, "sh", *command])
 
 
 @pytest.fixture
@@ -136,7 +135,7 @@ def test_a_second_run_is_refused(tmp_path):
             "except RunError as error: sys.exit(str(error))\n"
         )
         command = [sys.executable, "-c", script, str(run.path)]
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = run_child(command)
         assert done.returncode == 1
         assert f"in use by process {os.getpid()} on {socket.gethostname()}" in done.stderr
         with pytest.raises(RunError, match="in use by process"):
@@ -163,7 +162,7 @@ def kill_a_run(root: Path) -> Path:
         "RunDirectory.create(sys.argv[1], 'demo', config={})\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script, str(root)])
+    done = run_child([sys.executable, "-c", script, str(root)])
     assert done.returncode == -9
     return root / "demo" / "seed-0"
 
@@ -190,17 +189,16 @@ def test_a_lock_whose_process_id_belongs_to_another_now_is_stale(tmp_path):
     RunDirectory.resume(run.path).close()
 
 
-def test_a_zombie_holds_no_lock():
+def test_a_zombie_holds_no_lock(child):
     """Fault 14: a killed process that its parent has not waited for is dead."""
     if not Path("/proc/self/stat").exists():
         pytest.skip("no /proc")
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    holder = Holder(child.pid, socket.gethostname(), "", lock._started(child.pid))
+    process = child([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    holder = Holder(process.pid, socket.gethostname(), "", lock._started(process.pid))
     assert lock.is_alive(holder)
-    child.kill()
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # dead, and left as a zombie
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead, and left as a zombie
     assert not lock.is_alive(holder)
-    child.communicate()
 
 
 @pytest.mark.parametrize(("age", "refused"), [(0, True), (3600, False)])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 import threading
 
 import pytest
+from children import run_child
 
 from keel.runs import list_runs
 from keel.training.checkpoint import load
@@ -71,7 +71,7 @@ def outcomes(tmp_path_factory):
     """Exit code, run and last checkpoint of each case."""
     root = tmp_path_factory.mktemp("signals")
     command = [sys.executable, "-c", LOOP, str(root), json.dumps(CASES)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = run_child(command)
     assert done.returncode == 0, done.stderr
     codes = json.loads(done.stdout)
     runs = [list_runs(root / str(number))[0] for number in range(len(CASES))]
@@ -108,6 +108,7 @@ def test_a_stopped_run_leaves_neither_lock_nor_drafts(outcomes, case):
     assert not list((run.path / "checkpoints").glob(".*"))
 
 
+@pytest.mark.usefixtures("sigint")
 def test_previous_handlers_are_restored():
     """Fault 17: after a normal end and after an error."""
 

@@ -182,6 +182,7 @@ def test_jobs_run_side_by_side_and_report_how_they_ended():
     assert seen["c"] == Job(0, "1\n", "")
 
 
+@pytest.mark.usefixtures("sigint")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_the_processes(tmp_path: Path, number: signal.Signals):
     told = tmp_path / "pid"

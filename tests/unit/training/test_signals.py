@@ -8,6 +8,8 @@ import pytest
 
 from keel.training.signals import StopRequest, graceful_stop
 
+pytestmark = pytest.mark.usefixtures("sigint")
+
 
 def test_nothing_is_requested_while_nothing_arrives():
     with graceful_stop() as stop:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from children import run_child
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -300,9 +301,7 @@ rewards.Rewards({"hang": hang}, timeout=0.5)([Example("", "", {})], [""])
 @linux
 def test_a_worker_ends_itself_when_nobody_is_left_to_end_it(tmp_path: Path):
     note = tmp_path / "pid"
-    done = subprocess.run(
-        [sys.executable, "-c", ORPHAN, str(note)], capture_output=True, timeout=60
-    )
+    done = run_child([sys.executable, "-c", ORPHAN, str(note)])
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert gone(int(note.read_text()))
 

@@ -19,6 +19,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
+from children import default_signals
 from live_toys import COMPLETIONS, Toy, live, prefer, routed, toys
 
 from keel.apps.serving import fields as f
@@ -641,6 +642,7 @@ def test_a_signal_finishes_what_is_under_way_and_is_told_in_the_status(number: i
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "keel", *words,
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(os.environ),
+                preexec_fn=default_signals,
             )  # fmt: skip
             try:
                 assert process.stdout is not None
