@@ -17,7 +17,7 @@ from keel.envs.faults import (
     WorkerDiedError,
 )
 from keel.envs.guard import Guarded
-from keel.envs.make import make_envs
+from keel.envs.make import make_envs, time_limit
 from keel.envs.normalize import ObsNormaliser, RewardNormaliser, RunningMoments
 from keel.envs.protocol import Envs, Obs, Step, lead
 from keel.envs.seeding import env_seeds
@@ -49,4 +49,5 @@ __all__ = [
     "env_seeds",
     "lead",
     "make_envs",
+    "time_limit",
 ]

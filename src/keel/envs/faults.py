@@ -44,12 +44,17 @@ class BadStepError(EnvError, ValueError):
 
 
 class EnvFaultError(EnvError):
-    """One environment failed; `index`, `seed` and `step` let it be reproduced."""
+    """One environment failed; `index`, `seed` and `step` let it be reproduced.
+
+    `index` is −1 where all of them are stepped by one call, and `seed` is −1 where none is known.
+    """
 
     def __init__(self, what: str, index: int, seed: int, step: int, detail: str = "") -> None:
         self.what, self.detail = what, detail
         self.index, self.seed, self.step = index, seed, step
-        message = f"environment {index} {what} (seed {seed}, step {step})"
+        who = f"environment {index}" if index >= 0 else "the environments, stepped together,"
+        at = f"step {step}" if seed < 0 else f"seed {seed}, step {step}"
+        message = f"{who} {what} ({at})"
         super().__init__(f"{message}\n{detail}" if detail else message)
 
     @property
@@ -64,7 +69,7 @@ class EnvRaisedError(EnvFaultError):
 
 
 class EnvHungError(EnvFaultError):
-    """A worker gave no answer within the timeout and was killed."""
+    """An environment gave no answer within the timeout; its worker, if it has one, was killed."""
 
 
 class WorkerDiedError(EnvFaultError):
@@ -99,3 +104,10 @@ def constructor_of(env_id: str) -> Iterator[None]:
 
 def _first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0]
+
+
+def describe(error: BaseException, doing: str) -> str:
+    """Return what an environment did: raised an error, or left with `sys.exit` while `doing`."""
+    if isinstance(error, SystemExit):
+        return f"called sys.exit({'' if error.code is None else repr(error.code)}) in {doing}"
+    return f"raised {type(error).__name__}: {error}"

@@ -17,9 +17,10 @@ import gymnasium
 import numpy as np
 
 from keel.envs.episodes import Episodes
-from keel.envs.faults import BadStepError, EnvError, EnvRaisedError, EnvWarning
+from keel.envs.faults import BadStepError, EnvError, EnvRaisedError, EnvWarning, describe
 from keel.envs.protocol import Autoreset, Obs, Step
 from keel.envs.spaces import ActionLayout, ObsLayout, open_mask
+from keel.envs.watchdog import Place
 from keel.keys import GROUP, MASK
 from keel.resources import expect_memory
 
@@ -138,7 +139,7 @@ class Lanes:
             self.progress[0] = self.first + row
             try:
                 self._reset(row, seed)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise self._fault(row, error) from error
 
     def step(self) -> None:
@@ -153,18 +154,24 @@ class Lanes:
             self.progress[0] = self.first + row
             try:
                 reward, terminated, truncated = self._step(row, actions[row])
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise self._fault(row, error) from error
             rewards.append(reward)
             flags.append((terminated, truncated))
         out.reward[:] = rewards
         out.terminated[:], out.truncated[:] = zip(*flags, strict=True)
 
-    def _fault(self, row: int, error: Exception) -> EnvError:
+    def place(self) -> Place:
+        """Return which environment is at work, for a watchdog."""
+        index = int(self.progress[0])
+        return Place(index, self.seeds[index - self.first], self.steps)
+
+    def _fault(self, row: int, error: BaseException) -> EnvError:
         index = self.first + row
         if isinstance(error, BadStepError):
             return BadStepError(f"environment {index}, step {self.steps}: {error}")
-        what = "raised in step" if self.steps else "raised in reset"
+        doing = "step" if self.steps else "reset"
+        what = describe(error, doing) if isinstance(error, SystemExit) else f"raised in {doing}"
         trace = "".join(traceback.format_exception(error))
         return EnvRaisedError(what, index, self.seeds[row], self.steps, trace)
 

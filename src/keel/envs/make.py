@@ -108,7 +108,7 @@ def make_envs(
         guard: refuse broken observations, rewards, masks and actions (`keel.envs.Guarded`).
         threads: threads of EnvPool and ALE, processes of async; default one per core, and one
             thread for EnvPool's classics.
-        timeout: seconds that a worker may take for one step.
+        timeout: seconds that a worker, or an environment in this process, may take for one step.
         restart_workers: how many dead or hung workers may be replaced before it is an error.
         atari: how Atari games are shown.
 
@@ -153,6 +153,32 @@ def make_envs(
     return Guarded(envs) if guard else envs
 
 
+def time_limit(
+    env_id: str, env_kwargs: Mapping[str, Any] | None = None, atari: AtariOptions | None = None
+) -> int | None:
+    """Return the steps after which the environment itself ends an episode; None if it never says.
+
+    Args:
+        env_id: as for `make_envs`.
+        env_kwargs: what the environment is made with; `max_episode_steps` counts.
+        atari: how Atari games are shown.
+    """
+    given = dict(env_kwargs or {}).get("max_episode_steps")
+    if given is not None:
+        return int(given)
+    if atari_game(env_id) is not None:
+        shown = atari or AtariOptions()
+        return shown.max_frames // shown.frame_skip
+    if native(env_id) is not None or parallel(env_id) is not None:
+        return None
+    spec = find_spec(env_id)
+    if spec is not None:
+        return spec.max_episode_steps
+    if _installed("envpool") and env_id in (envpool := import_envpool("")).list_all_envs():
+        return int(envpool.make_spec(env_id).config.max_episode_steps)
+    return None
+
+
 def _native(make: Callable[..., Envs], backend: str, request: _Request) -> Envs:
     """All copies in one."""
     choose("backend", backend, ("auto", "vector"))
@@ -175,7 +201,8 @@ def _parallel(several: Parallel, backend: str, request: _Request) -> Envs:
             return envs
         if backend == "vector":
             raise InputError(f"backend: {request.env_id} has no vector form; use sync")
-        return ParallelEnvs(partial(several.make, **request.kwargs), request.num_envs)
+        make = partial(several.make, **request.kwargs)
+        return ParallelEnvs(make, request.num_envs, request.timeout)
 
 
 def _make(backend: str, request: _Request) -> Envs:
@@ -193,7 +220,7 @@ def _make(backend: str, request: _Request) -> Envs:
             return _vector(request)
         factory = _factory(request)
         if backend == "sync":
-            return SyncEnvs(factory, request.num_envs, request.autoreset)
+            return SyncEnvs(factory, request.num_envs, request.autoreset, request.timeout)
         return AsyncEnvs(
             factory,
             request.num_envs,
@@ -289,7 +316,7 @@ def _vector(request: _Request) -> Envs:
     if request.guard:
         # Every action is looked at already, in a tenth of the time that Gymnasium's own look takes.
         vars(venv.unwrapped.action_space)["contains"] = lambda action: True
-    return VectorEnvs(venv)
+    return VectorEnvs(venv, timeout=request.timeout)
 
 
 def _spec(request: _Request) -> EnvSpec | None:
@@ -310,7 +337,9 @@ def _is_slow(request: _Request) -> bool:
         return False
     with constructor_of(request.env_id):
         factory = _factory(request)
-        step = step_time(request.env_id, factory.spec.entry_point, request.kwargs, factory)
+        step = step_time(
+            request.env_id, factory.spec.entry_point, request.kwargs, factory, request.timeout
+        )
     if step.is_slow:
         _tell(request, f"{step.reason}: worker processes step it; envs.backend decides otherwise")
     return step.is_slow

@@ -6,7 +6,6 @@ zeros, choices that an agent does not have are masked. What a padded or dead age
 
 from __future__ import annotations
 
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,16 +16,11 @@ from gymnasium import Space, spaces
 
 from keel.envs.central import CentralState
 from keel.envs.episodes import AgentEpisodes
-from keel.envs.faults import (
-    BadStepError,
-    EnvError,
-    EnvRaisedError,
-    EnvWarning,
-    UnsupportedSpaceError,
-)
+from keel.envs.faults import BadStepError, EnvError, EnvWarning, UnsupportedSpaceError
 from keel.envs.protocol import Autoreset, Obs, Saved, Step
 from keel.envs.seeding import env_seeds
 from keel.envs.spaces import ActionLayout, ObsLayout, action_layout, observation_layout
+from keel.envs.watchdog import Place, Watch, close_and_warn
 from keel.keys import AGENT, MASK, STATE
 
 ParallelEnv = Any
@@ -43,7 +37,9 @@ class ParallelEnvs:
     autoreset: Autoreset = "next_step"
     backend = "pettingzoo"
 
-    def __init__(self, make: Callable[[], ParallelEnv], num_envs: int) -> None:
+    def __init__(
+        self, make: Callable[[], ParallelEnv], num_envs: int, timeout: float = 60.0
+    ) -> None:
         self._envs = [as_parallel(make(), quiet=index > 0) for index in range(num_envs)]
         self.num_envs = num_envs
         first = self._envs[0]
@@ -51,6 +47,8 @@ class ParallelEnvs:
         names = self._names = list(first.possible_agents)
         self._plan = _plan([(first.observation_space(x), first.action_space(x)) for x in names])
         self.action_space = self._plan.action
+        self._at_work = 0
+        self._watch = Watch(self._place, timeout)
         self._seeds = [0] * num_envs
         self._steps = np.zeros(num_envs, np.int64)
         self._pending = np.zeros(num_envs, bool)
@@ -97,8 +95,7 @@ class ParallelEnvs:
         return Step(obs, reward.astype(np.float32), terminated, truncated, ignored, None, *finished)
 
     def close(self) -> None:
-        for env in self._envs:
-            env.close()
+        close_and_warn(self._envs, self._watch.timeout)
 
     def save(self) -> Saved | None:
         """PettingZoo's environments have no state that could be kept."""
@@ -108,7 +105,7 @@ class ParallelEnvs:
         raise EnvError("pettingzoo: environments cannot be put back where they were")
 
     def _begin(self, index: int, seed: int | None) -> None:
-        with self._watched(index):
+        with self._watched(index, "reset"):
             given, info = self._envs[index].reset(seed=seed)
         self._steps[index] = 0
         self._alive[index] = [name in given for name in self._names]
@@ -129,7 +126,7 @@ class ParallelEnvs:
             for a, name in enumerate(self._names)
             if alive[a]
         }
-        with self._watched(index):
+        with self._watched(index, "step"):
             given, rewards, ended, cut, info = env.step(chosen)
         self._steps[index] += 1
         self._store(index, given, info)
@@ -168,7 +165,7 @@ class ParallelEnvs:
             seen = {key: self._obs[key][index] for key in self._plan.keys}
             last = self._obs[STATE][index, 0]
             try:
-                with self._watched(index):
+                with self._watched(index, "state"):
                     self._obs[STATE][index] = self._state.read(self._envs[index], seen, last)
             except BadStepError as error:
                 raise BadStepError(f"environment {index}: {error}") from error
@@ -201,21 +198,16 @@ class ParallelEnvs:
     def _seen(self) -> Obs:
         return {key: x.copy() for key, x in self._obs.items()}
 
+    def _place(self) -> Place:
+        index = self._at_work
+        return Place(index, self._seeds[index], int(self._steps[index]))
+
     @contextmanager
-    def _watched(self, index: int) -> Iterator[None]:
+    def _watched(self, index: int, doing: str) -> Iterator[None]:
         """The environment's own errors, with what reproduces them."""
-        try:
+        self._at_work = index
+        with self._watch(doing):
             yield
-        except EnvError:
-            raise
-        except Exception as error:
-            raise EnvRaisedError(
-                f"raised {type(error).__name__}: {error}",
-                index,
-                self._seeds[index],
-                int(self._steps[index]),
-                traceback.format_exc(),
-            ) from error
 
 
 def as_parallel(env: Any, quiet: bool = False) -> ParallelEnv:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from keel.envs.faults import EnvError, MissingExtraError, UnknownEnvError
+from keel.envs.faults import EnvError, MissingExtraError, UnknownEnvError, describe
 from keel.envs.registered import decided, registered
 from keel.errors import similar
 
@@ -76,11 +76,11 @@ def _import(module: str, env_id: str) -> ModuleType:
     """Import the module of an environment; it may be broken in any way."""
     try:
         return importlib.import_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if env_id in PARALLEL and isinstance(error, ImportError):
             raise MissingExtraError(env_id, "multi-agent") from error
-        kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
-        raise EnvError(f"{env_id}: cannot import {module!r}: {kind}{error}") from error
+        reason = str(error) if isinstance(error, ImportError) else f"it {describe(error, 'import')}"
+        raise EnvError(f"{env_id}: cannot import {module!r}: {reason}") from error
 
 
 def atari_game(env_id: str) -> str | None:

@@ -18,7 +18,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from keel.envs.faults import EnvHungError
 from keel.envs.lanes import Env
+from keel.envs.watchdog import Spot, Watch, close_and_warn
 
 SLOW_STEP = 1e-3
 """Seconds: if even the shortest step takes longer, the way to another process (0.1 ms) pays."""
@@ -43,7 +45,11 @@ class StepTime(NamedTuple):
 
 
 def step_time(
-    env_id: str, entry_point: Any, kwargs: Mapping[str, Any], make: Callable[[], Env]
+    env_id: str,
+    entry_point: Any,
+    kwargs: Mapping[str, Any],
+    make: Callable[[], Env],
+    timeout: float = 60.0,
 ) -> StepTime:
     """Return whether steps are slow: known, kept from before, or measured now and kept.
 
@@ -52,6 +58,7 @@ def step_time(
         entry_point: what its specification names as its constructor.
         kwargs: options of the constructor.
         make: makes one, to measure it.
+        timeout: seconds after which it counts as hung.
     """
     if str(entry_point).startswith(FAST):
         return StepTime(False, "its steps are fast on any machine")
@@ -60,7 +67,7 @@ def step_time(
     path = _path(env_id, entry_point, kwargs)
     kept = _read(path)
     if kept is None:
-        kept = _keep(path, {"env": env_id, "seconds": measure(make)})
+        kept = _keep(path, {"env": env_id, "seconds": measure(make, timeout)})
     how = f"measured once, and kept in {path}"
     if not kept["kept"]:
         how = f"measured now, since {path} cannot be written"
@@ -68,23 +75,34 @@ def step_time(
     return StepTime(seconds > SLOW_STEP, f"a step takes {1e3 * seconds:.1f} ms ({how})")
 
 
-def measure(make: Callable[[], Env]) -> float:
-    """Return the shortest of a few random steps, timed for at most a fraction of a second."""
+def measure(make: Callable[[], Env], timeout: float = 60.0) -> float:
+    """Return the shortest of a few random steps, timed for at most a fraction of a second.
+
+    One that hangs for `timeout` seconds is an `EnvHungError`.
+    """
     env = make()
-    shortest = float("inf")
+    spot = Spot()
     try:
-        env.reset(seed=0)
-        env.action_space.seed(0)
-        stop = time.perf_counter() + 0.2
-        while shortest > SLOW_STEP and (begin := time.perf_counter()) < stop:
-            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
-            shortest = min(shortest, time.perf_counter() - begin)
-            if terminated or truncated:
-                break
+        with Watch(spot.place, timeout)("its first steps"):
+            return _shortest_step(env)
+    except EnvHungError:
+        raise
     except Exception:
         return 0.0  # the real environments will say what is wrong, and where
     finally:
-        env.close()
+        close_and_warn([env], timeout)
+
+
+def _shortest_step(env: Env) -> float:
+    shortest = float("inf")
+    env.reset(seed=0)
+    env.action_space.seed(0)
+    stop = time.perf_counter() + 0.2
+    while shortest > SLOW_STEP and (begin := time.perf_counter()) < stop:
+        _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+        shortest = min(shortest, time.perf_counter() - begin)
+        if terminated or truncated:
+            break
     return shortest
 
 

@@ -13,17 +13,25 @@ from keel.envs.lanes import Env, Lanes, Plan, read_obs, read_step, warn_of_masks
 from keel.envs.protocol import Autoreset, Obs, Saved, Step
 from keel.envs.seeding import env_seeds
 from keel.envs.spaces import action_layout, observation_layout
+from keel.envs.watchdog import Watch, close_and_warn
 
 
 class SyncEnvs:
-    """`num_envs` environments made by `factory`; the classics and MuJoCo can be saved."""
+    """`num_envs` environments made by `factory`; the classics and MuJoCo can be saved.
+
+    One that does not return for `timeout` seconds is interrupted: an `EnvHungError` names it.
+    """
 
     backend = "gymnasium sync"
 
     agents: tuple[str, ...] = ()
 
     def __init__(
-        self, factory: Callable[[], Env], num_envs: int, autoreset: Autoreset = "next_step"
+        self,
+        factory: Callable[[], Env],
+        num_envs: int,
+        autoreset: Autoreset = "next_step",
+        timeout: float = 60.0,
     ) -> None:
         first = factory()
         self.num_envs, self.autoreset = num_envs, autoreset
@@ -36,22 +44,24 @@ class SyncEnvs:
         self._buffers = plan.buffers(bytearray(plan.nbytes))
         self._lanes = Lanes(envs, layout, self._buffers, autoreset)
         self._episodes = Episodes(num_envs)
+        self._watch = Watch(self._lanes.place, timeout)
         self.observation_space, self.action_space = layout.space, self._actions.space
 
     def reset(self, seed: int) -> Obs:
         self._episodes.clear()
         self._buffers.masked[:] = False
-        self._lanes.reset(env_seeds(seed, self.num_envs))
+        with self._watch("reset"):
+            self._lanes.reset(env_seeds(seed, self.num_envs))
         return read_obs(self._buffers, np.zeros(self.num_envs, dtype=bool), self._actions)
 
     def step(self, action: np.ndarray) -> Step:
         self._buffers.action[:] = self._actions.encode(action)
-        self._lanes.step()
+        with self._watch("step"):
+            self._lanes.step()
         return read_step(self._buffers, self._episodes, self.autoreset, self._actions)
 
     def close(self) -> None:
-        for env in self._lanes.envs:
-            env.close()
+        close_and_warn(self._lanes.envs, self._watch.timeout)
 
     def save(self) -> Saved | None:
         state = snapshot.save_envs(self._lanes.envs)

@@ -16,6 +16,7 @@ from keel.envs.lanes import METHOD
 from keel.envs.protocol import Autoreset, Obs, Saved, Step
 from keel.envs.seeding import env_seeds
 from keel.envs.spaces import action_layout, observation_layout, open_mask
+from keel.envs.watchdog import Place, Watch, close_and_warn
 from keel.keys import GROUP, MASK
 
 
@@ -24,7 +25,12 @@ class VectorEnvs:
 
     agents: tuple[str, ...] = ()
 
-    def __init__(self, venv: VectorEnv[Any, Any, Any], backend: str = "gymnasium vector") -> None:
+    def __init__(
+        self,
+        venv: VectorEnv[Any, Any, Any],
+        backend: str = "gymnasium vector",
+        timeout: float = 60.0,
+    ) -> None:
         self._venv = venv
         self._mode = AutoresetMode(venv.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self._layout = observation_layout(venv.single_observation_space)
@@ -50,18 +56,25 @@ class VectorEnvs:
                 EnvWarning,
                 stacklevel=2,
             )
+        self._seed, self._steps = -1, 0
+        self._watch = Watch(self._place, timeout)
 
     def reset(self, seed: int) -> Obs:
         own = isinstance(self._venv.unwrapped, SyncVectorEnv | AsyncVectorEnv)
         seeds: Any = env_seeds(seed, self.num_envs)
-        raw, info = self._venv.reset(seed=seeds if own else seeds[0])
+        self._seed, self._steps = seed, 0
+        with self._watch("reset"):
+            raw, info = self._venv.reset(seed=seeds if own else seeds[0])
         self._pending = self._none
         self._episodes.clear()
         self._masked = MASK in info
         return self._read(raw, info, self._none)
 
     def step(self, action: np.ndarray) -> Step:
-        raw, reward, terminated, truncated, info = self._venv.step(self._actions.encode(action))
+        encoded = self._actions.encode(action)
+        self._steps += 1
+        with self._watch("step"):
+            raw, reward, terminated, truncated, info = self._venv.step(encoded)
         pending = self._pending
         terminated, truncated = np.asarray(terminated, bool), np.asarray(truncated, bool)
         reward = np.asarray(reward)
@@ -78,7 +91,8 @@ class VectorEnvs:
             index = finished[0]
             if self._mode is AutoresetMode.DISABLED:
                 final = index, self._rows(raw, info, index)
-                raw, info = self._venv.reset(options={"reset_mask": done})
+                with self._watch("reset"):
+                    raw, info = self._venv.reset(options={"reset_mask": done})
             else:
                 final = index, self._final(info, index)
         obs = self._read(raw, info, done)
@@ -125,7 +139,10 @@ class VectorEnvs:
         return obs
 
     def close(self) -> None:
-        self._venv.close()
+        close_and_warn([self._venv], self._watch.timeout)
+
+    def _place(self) -> Place:
+        return Place(-1, self._seed, self._steps)
 
     def save(self) -> Saved | None:
         state = snapshot.save_vector(self._venv)

@@ -1,7 +1,8 @@
 """What runs in a worker process of the async backend: some lanes, on shared memory.
 
 The parent sends one byte per step; actions and results travel through the shared memory. A worker
-never outlives its parent.
+never outlives its parent, and leaves signals to it: what a terminal or a scheduler sends to all
+processes of a run is for the parent to answer.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ import numpy as np
 from keel.envs.faults import BadStepError, EnvRaisedError
 from keel.envs.lanes import Lanes
 from keel.envs.spawning import unpack
+from keel.envs.watchdog import CLOSE_TIMEOUT, close_all
 from keel.processes import request_parent_death_signal
 
+PARENTAL = (signal.SIGTERM, signal.SIGINT)
+"""Signals that a worker leaves to its parent."""
 STEP, RESET, CLOSE, DONE, FAILED = b"s", b"r", b"c", b"k", b"e"
 
 
@@ -35,7 +39,7 @@ class Post(NamedTuple):
 
 def serve(pipe: Connection, payload: bytes, memory: Any, post: Post, main_thread: bool) -> None:
     """The body of a worker: make the environments, then answer until told to stop."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    _leave_signals_to_parent()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # many workers share the cores
     _die_with_parent(main_thread)
     try:
@@ -45,7 +49,7 @@ def serve(pipe: Connection, payload: bytes, memory: Any, post: Post, main_thread
         _report(pipe, EnvRaisedError("raised while it was made", post.first, -1, 0, _trace()))
         return
     try:
-        while (message := pipe.recv_bytes()) != CLOSE:
+        while (message := pipe.recv_bytes())[:1] != CLOSE:
             try:
                 if message == STEP:
                     lanes.step()
@@ -54,11 +58,23 @@ def serve(pipe: Connection, payload: bytes, memory: Any, post: Post, main_thread
                 pipe.send_bytes(DONE)
             except (BadStepError, EnvRaisedError) as error:
                 _report(pipe, error)
+        pipe.send_bytes(CLOSE)  # the message was read: from now on environments are closed
+        problems = close_all(lanes.envs, float(message[1:]), post.first)
+        pipe.send_bytes(json.dumps(problems).encode())
     except (EOFError, OSError):
-        pass  # the parent is gone
-    finally:
-        for env in lanes.envs:
-            env.close()
+        close_all(lanes.envs, CLOSE_TIMEOUT)  # the parent is gone
+
+
+def _leave_signals_to_parent() -> None:
+    """Let SIGTERM and SIGINT do nothing here; the parent blocked them while this process started.
+
+    A handler that does nothing, and not `SIG_IGN`: processes that an environment starts would
+    inherit that, and could not be terminated.
+    """
+    for number in PARENTAL:
+        signal.signal(number, lambda *_: None)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, PARENTAL)
 
 
 def _build(payload: bytes, memory: Any, post: Post) -> Lanes:

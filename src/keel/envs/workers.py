@@ -13,10 +13,11 @@ import multiprocessing
 import signal
 import threading
 import time
-import weakref
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ from keel.envs.faults import (
     EnvError,
     EnvHungError,
     EnvRaisedError,
+    EnvWarning,
     WorkerDiedError,
 )
 from keel.envs.lanes import Env, Plan, read_obs, read_step, warn_of_masks
@@ -35,10 +37,15 @@ from keel.envs.protocol import Autoreset, Obs, Saved, Step
 from keel.envs.seeding import env_seeds
 from keel.envs.spaces import action_layout, observation_layout
 from keel.envs.spawning import PREFIX, ScriptlessProcess, pack
-from keel.envs.worker import CLOSE, DONE, RESET, STEP, Post, serve
+from keel.envs.watchdog import CLOSE_TIMEOUT, close_and_warn
+from keel.envs.worker import CLOSE, DONE, PARENTAL, RESET, STEP, Post, serve
 
 START_TIMEOUT = 120.0
 """Seconds for a worker to import what it needs and to make its environments."""
+
+
+PATIENCE = 2.0
+"""Seconds for a worker to hear that it is to close, and to end after it has."""
 
 
 class Worker(NamedTuple):
@@ -75,7 +82,7 @@ class AsyncEnvs:
         layout = observation_layout(model.observation_space)
         self._actions = action_layout(model.action_space)
         warn_of_masks(model, self._actions.choices)
-        model.close()
+        close_and_warn([model], timeout)
         self.num_envs, self.autoreset, self.restarts = num_envs, autoreset, 0
         self.observation_space, self.action_space = layout.space, self._actions.space
         self._timeout, self._allowed = timeout, restarts
@@ -92,7 +99,8 @@ class AsyncEnvs:
         self._seeds = [-1] * num_envs
         self._seed, self._steps, self._busy = 0, 0, False
         self._workers: list[Worker] = []
-        self._finalizer = weakref.finalize(self, _stop, self._workers)
+        # multiprocessing runs it before it waits for the workers, which no signal ends
+        self._finalizer = Finalize(self, _stop, (self._workers, timeout), exitpriority=0)
         edges = np.linspace(0, num_envs, workers + 1).astype(int).tolist()
         for number in range(workers):
             self._workers.append(self._start(Post(number, edges[number], edges[number + 1])))
@@ -215,7 +223,8 @@ class AsyncEnvs:
             name=f"{PREFIX}{post.first}-{post.last - 1}",
             daemon=True,
         )
-        process.start()
+        with _signals_blocked():
+            process.start()
         theirs.close()
         self._progress[post.number] = post.first
         return Worker(process, ours, post)
@@ -242,16 +251,56 @@ def _reported(reply: bytes) -> EnvError:
     return BadStepError(*fault) if len(fault) == 1 else EnvRaisedError(*fault)
 
 
-def _stop(workers: list[Worker]) -> None:
-    """Ask all to stop, wait a moment, then make them."""
+@contextlib.contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Start a process that a signal cannot end before it says what signals are to do."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, PARENTAL)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _stop(workers: list[Worker], timeout: float) -> None:
+    """Ask all to close their environments, wait a moment, then make them; problems are named."""
+    limit = min(timeout, CLOSE_TIMEOUT)
     for worker in workers:
         with contextlib.suppress(OSError):
-            worker.pipe.send_bytes(CLOSE)
-    deadline = time.monotonic() + 2.0
+            worker.pipe.send_bytes(CLOSE + str(limit).encode())
+    started = time.monotonic()
     for worker in workers:
-        worker.process.join(max(0.0, deadline - time.monotonic()))
+        for problem in _farewell(worker, started, limit):
+            warnings.warn(problem, EnvWarning, stacklevel=3)
+        worker.process.join(max(0.1, started + PATIENCE - time.monotonic()))
         if worker.process.is_alive():
             worker.process.kill()
             worker.process.join()
         worker.pipe.close()
     workers.clear()
+
+
+def _farewell(worker: Worker, started: float, limit: float) -> list[str]:
+    """Wait until a worker has closed its environments; return what went wrong.
+
+    One that is in the middle of a step, and does not even read the message, gets no more than
+    `PATIENCE` seconds.
+    """
+    deadline, closing = started + PATIENCE, False
+    try:
+        while worker.pipe.poll(max(0.0, deadline - time.monotonic())):
+            reply = worker.pipe.recv_bytes()
+            if reply == CLOSE:
+                deadline, closing = started + limit + PATIENCE, True
+            elif closing:
+                problems: list[str] = json.loads(reply)
+                return problems
+    except (EOFError, OSError):
+        return []  # it had ended before
+    if not closing:
+        return []
+    first, last = worker.post.first, worker.post.last - 1
+    which = f"environment {first}" if first == last else f"environments {first} to {last}"
+    return [f"{which} did not close within {limit:g} s; the worker was killed"]
