@@ -10,11 +10,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import pytest
+from children import is_alive, run_child, wait_until
 from gymnasium.envs.classic_control import CartPoleEnv, PendulumEnv
 
 from keel.config import Config, from_dict
@@ -24,62 +26,58 @@ from keel.runs.writer import MetricsWriter
 from keel.training.checkpoint import CheckpointError, load
 from keel.training.runner import resume, start
 
+Start = Callable[..., subprocess.Popen[str]]
 
-def launch(root: Path, *more: str) -> subprocess.Popen[str]:
-    """A run that would go on for minutes."""
-    command = [
+
+def train(root: Path, *more: str) -> list[str]:
+    """The command of a run that would go on for minutes."""
+    return [
         sys.executable, "-m", "keel", "train", "CartPole-v1", "--runs", str(root), "--name", "run",
         "--compile", "off", "--total-steps", "1e7", "--quiet", *more,
     ]  # fmt: skip
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def wait_for_lines(path: Path, lines: int, seconds: float = 60.0) -> None:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if path.exists() and path.read_text().count("\n") >= lines:
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"{path} has not {lines} lines after {seconds} s")
+def wait_for_lines(path: Path, lines: int) -> None:
+    wait_until(
+        lambda: path.exists() and path.read_text().count("\n") >= lines,
+        f"{path} has {lines} lines",
+    )
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_a_run_at_its_next_safe_point(
-    number: signal.Signals, status: int, tmp_path: Path
+    number: signal.Signals, status: int, tmp_path: Path, child: Start
 ) -> None:
     """Faults 15 and 16: a checkpoint of the last iteration, the lock released, the status told."""
-    process = launch(tmp_path)
+    process = child(train(tmp_path))
     run = tmp_path / "run" / "seed-0"
     wait_for_lines(run / "metrics.jsonl", 3)
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == status, err
+    assert "of 10,000,000 steps; go on with: keel resume " + str(run) in err
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     assert load(run).step == last["step"]
     assert not (run / "lock").exists()
     assert json.loads((run / "run.json").read_text())["status"] == "stopped"
 
 
-def test_a_killed_run_can_be_resumed(tmp_path: Path) -> None:
+def test_a_killed_run_can_be_resumed(tmp_path: Path, child: Start) -> None:
     """Fault 1, on a whole run: kill −9, take over the stale lock, go on."""
-    process = launch(tmp_path)
+    process = child(train(tmp_path))
     run = tmp_path / "run" / "seed-0"
     wait_for_lines(run / "metrics.jsonl", 3)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
-    again = subprocess.Popen(
-        [sys.executable, "-m", "keel", "resume", str(run), "--quiet"], stderr=subprocess.PIPE
-    )
+    process.communicate(timeout=120)
+    again = child([sys.executable, "-m", "keel", "resume", str(run), "--quiet"])
     before = (run / "metrics.jsonl").read_text().count("\n")
     wait_for_lines(run / "metrics.jsonl", before + 2)
     again.kill()
     again.communicate()
     saved = load(run).step
-    done = subprocess.run(
+    done = run_child(
         [sys.executable, "-m", "keel", "resume", str(run), "--total-steps", str(saved + 512),
-         "--json"],
-        capture_output=True,
-        text=True,
+         "--json"]
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["steps"] >= saved + 512
@@ -164,19 +162,16 @@ def test_a_run_whose_environment_hangs_or_dies_ends_with_its_name(
     assert not multiprocessing.active_children()
 
 
-def test_a_killed_run_leaves_no_workers(tmp_path: Path) -> None:
+def test_a_killed_run_leaves_no_workers(tmp_path: Path, child: Start) -> None:
     """Fault 21, on a run: kill -9 of the trainer; its workers end, and its shared memory."""
     before = set(Path("/dev/shm").iterdir())
-    process = launch(tmp_path, "--envs.backend", "async")
+    process = child(train(tmp_path, "--envs.backend", "async"))
     wait_for_lines(tmp_path / "run" / "seed-0" / "metrics.jsonl", 2)
     children = _family(process.pid)
     assert children
     process.kill()
-    process.communicate(timeout=60)
-    until = time.monotonic() + 20.0
-    while any(Path(f"/proc/{pid}/stat").exists() and _alive(pid) for pid in children):
-        assert time.monotonic() < until, "workers outlived the run"
-        time.sleep(0.05)
+    process.communicate(timeout=120)
+    wait_until(lambda: not any(map(is_alive, children)), "workers end with the run")
     left = [
         p for p in set(Path("/dev/shm").iterdir()) - before if p.name.startswith(("psm_", "pym-"))
     ]
@@ -188,13 +183,6 @@ def _family(pid: int) -> list[int]:
     for listing in Path(f"/proc/{pid}/task").glob("*/children"):
         found += [int(child) for child in listing.read_text().split()]
     return found
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 def test_an_environment_that_changed_its_spaces_is_refused(tmp_path: Path) -> None:

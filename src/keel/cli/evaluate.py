@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,8 @@ class Evaluate:
     """Take the likeliest action; this is the default."""
     stochastic: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Sample actions, as in training."""
+    max_episode_steps: int = 0
+    """Where an episode that does not end is cut; 0: as in the evaluations of the run."""
     seed: int = 0
     """Of environments and actions."""
     checkpoint: Annotated[str | None, arg(metavar="best|last|STEP")] = None
@@ -46,10 +49,23 @@ class Evaluate:
 
 
 def run(args: Sequence[str]) -> int:
-    """Evaluate."""
+    """Evaluate; SIGINT and SIGTERM end it between two steps."""
     options = read_options(Evaluate, args, "keel evaluate")
     if options.deterministic and options.stochastic:
         raise InputError("--deterministic: goes without --stochastic")
+    from keel.training.signals import graceful_stop
+
+    with graceful_stop() as stop:
+        try:
+            return _run(options)
+        except KeyboardInterrupt:
+            if stop.requested is None:
+                raise
+            print("keel: the evaluation was stopped; nothing was kept", file=sys.stderr)  # noqa: T201
+            return stop.exit_code
+
+
+def _run(options: Evaluate) -> int:
     if _is_language(options.run):
         from keel.cli import language
 
@@ -73,7 +89,11 @@ def run(args: Sequence[str]) -> int:
     if options.calibration is not None:
         coverage = _calibrate(policy, options.calibration, seed)
     score = evaluate_policy(
-        policy, episodes=options.episodes, deterministic=deterministic, seed=seed
+        policy,
+        episodes=options.episodes,
+        deterministic=deterministic,
+        seed=seed,
+        max_episode_steps=options.max_episode_steps,
     )
     result = {
         "run": str(policy.path),
@@ -143,12 +163,14 @@ def _text(result: Mapping[str, object]) -> str:
     assert isinstance(returns, list)
     assert isinstance(lengths, list)
     how = "deterministic" if result["deterministic"] else "stochastic"
+    cut = result["episodes_cut"]
     lines = [
         f"{result['env']}, checkpoint of step {result['checkpoint']:,}: "
         f"{len(returns)} episode{'s' * (len(returns) != 1)}, {how}, seed {result['seed']}",
         f"return  {result['return_mean']:,.2f} ± {result['return_std']:,.2f}  "
         f"({min(returns):,.2f} … {max(returns):,.2f})",
-        f"length  {result['length_mean']:,.1f}  ({min(lengths):,} … {max(lengths):,})",
+        f"length  {result['length_mean']:,.1f}  ({min(lengths):,} … {max(lengths):,})"
+        + (f", {cut:.0f} of them cut" if cut else ""),
     ]
     if result["video"] is not None:
         lines.append(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -116,17 +117,21 @@ def run(args: Sequence[str]) -> int:
                 highlight=False,
             )
 
-    progress = start(config, options.runs, options.name, told)  # raises for what cannot be trained
-    if shown:
-        console.print(f"keel train language: {config.task} by {config.algo}", highlight=False)
-        if small and compiled_pass.loops_are_new():
-            console.print(
-                "the loops for small models are compiled for this machine, once: about a minute "
-                "until the first line",
-                style="dim",
-                highlight=False,
-            )
-    return drive(progress, config, options.json, options.quiet, finish)
+    def begin(**hooks: Any) -> Generator[Progress, None, Any]:
+        # raises for what cannot be trained
+        progress = start(config, options.runs, options.name, told, **hooks)
+        if shown:
+            console.print(f"keel train language: {config.task} by {config.algo}", highlight=False)
+            if small and compiled_pass.loops_are_new():
+                console.print(
+                    "the loops for small models are compiled for this machine, once: about a "
+                    "minute until the first line",
+                    style="dim",
+                    highlight=False,
+                )
+        return progress
+
+    return drive(begin, config, options.json, options.quiet, finish)
 
 
 def parse(args: list[str]) -> TrainLanguage:
@@ -248,7 +253,7 @@ def resume(run_path: Path, total_steps: int | None, as_json: bool, quiet: bool) 
     config = from_dict(read_config(run_path))
     if total_steps is not None:
         config = dataclasses.replace(config, total_steps=total_steps)
-    return drive(runner.resume(run_path, config), config, as_json, quiet, finish)
+    return drive(partial(runner.resume, run_path, config), config, as_json, quiet, finish)
 
 
 def evaluate(run_path: Path, checkpoint: str | None, prompts: int, greedy: bool) -> dict[str, Any]:

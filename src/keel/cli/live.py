@@ -92,6 +92,17 @@ class Display(AbstractContextManager["Display"]):
             line = plain_line(steps, self.config.total_steps, metrics, self.searches)
             self.console.print(line, highlight=False, soft_wrap=True)
 
+    def evaluating(self, newest: Any) -> None:
+        """Show that the evaluation of an iteration begins; in a log, of the last one only."""
+        if self.quiet:
+            return
+        steps, total = newest.steps, self.config.total_steps
+        if self.live.is_started:
+            self.progress.update(self.task, completed=steps, left="evaluating …")
+            self.live.update(self._panel(steps, newest.metrics))
+        elif newest.done:
+            self.console.print(f"{steps:>9,}/{total:,}  evaluating …", highlight=False)
+
     def _left(self, steps: int) -> str:
         done = steps - (self.first_steps or 0)
         if done <= 0:

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -55,18 +56,19 @@ def run(args: Sequence[str]) -> int:
     config = from_dict(stored)
     if options.total_steps is not None:
         config = dataclasses.replace(config, total_steps=options.total_steps)
-    return drive(resume(path, config), config, options.json, options.quiet)
+    return drive(partial(resume, path, config), config, options.json, options.quiet)
 
 
 def _finished_at(path: Path, total_steps: int) -> int | None:
-    """Return the step of the last good checkpoint if nothing is left to train."""
+    """Return the step of the last good checkpoint if nothing is left to train or to evaluate."""
     from keel.training.checkpoint import load, newest_step
+    from keel.training.keeping import owes_evaluation
 
     newest = newest_step(path)
     if newest is None or newest < total_steps:
         return None
     step = load(path).step
-    return step if step >= total_steps else None
+    return step if step >= total_steps and not owes_evaluation(path, step) else None
 
 
 def _report_finished(path: Path, steps: int, options: Resume) -> int:

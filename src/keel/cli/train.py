@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,10 +84,13 @@ def run(args: Sequence[str]) -> int:
         return train_seeds(list(args), options)
     from keel.training.runner import start
 
-    progress = start(config, options.runs, options.name)  # raises for what cannot be trained
-    if not (options.json or options.quiet):
-        _announce(config)
-    return drive(progress, config, options.json, options.quiet)
+    def begin(**hooks: Any) -> Generator[Progress, None, Any]:
+        progress = start(config, options.runs, options.name, **hooks)  # raises if it cannot train
+        if not (options.json or options.quiet):
+            _announce(config)
+        return progress
+
+    return drive(begin, config, options.json, options.quiet)
 
 
 def _announce(config: Config) -> None:
@@ -190,35 +194,56 @@ def on_top(base: Config, args: list[str], prog: str) -> Train:
     return dataclasses.replace(options, config=dataclasses.replace(options.config, env=options.env))
 
 
+Begin = Callable[..., Generator["Progress", None, Any]]
+"""Starts a run; takes `evaluating`, which is told when an evaluation begins."""
 Finish = Callable[["Progress", Console, bool, bool], None]
 
 
 def drive(
-    progress: Generator[Progress, None, Any],
-    config: Any,
-    as_json: bool,
-    quiet: bool,
-    sum_up: Finish | None = None,
+    begin: Begin, config: Any, as_json: bool, quiet: bool, sum_up: Finish | None = None
 ) -> int:
     """Consume a run: show it, stop it on request, sum it up; returns the exit status."""
     from keel.training.signals import graceful_stop
 
     console = PipedConsole()
     newest: Progress | None = None
-    with (
-        graceful_stop() as stop,
-        Display(config, f"keel train {config.env}", console, quiet or as_json) as display,
-    ):
+    display = Display(config, f"keel train {config.env}", console, quiet or as_json)
+    progress = begin(evaluating=display.evaluating)
+    with graceful_stop() as stop, display:
         try:
             for newest in progress:
                 display.update(newest.iteration.steps, newest.metrics, newest.done)
+                stop.safe = newest.done
                 if stop.requested is not None:
                     break
+            progress.close()
+        except KeyboardInterrupt:
+            if stop.requested is None:
+                raise
+            print_stopped(newest, config.total_steps, at_once=True)
+            return stop.exit_code
         finally:
             progress.close()
     if newest is not None:
         (sum_up or finish)(newest, console, as_json, quiet)
+    if stop.requested is not None and not is_complete(newest):
+        print_stopped(newest, config.total_steps)
     return stop.exit_code
+
+
+def is_complete(newest: Progress | None) -> bool:
+    """Return whether a run has nothing left to do, its last evaluation included."""
+    return newest is not None and newest.done and "eval/return_mean" in newest.metrics
+
+
+def print_stopped(newest: Progress | None, total: int, *, at_once: bool = False) -> None:
+    """Say on standard error where a run stopped that was asked to, and how it goes on."""
+    if newest is None:
+        line = "stopped before the first update"
+    else:
+        where = "stopped at once, after" if at_once else "stopped at"
+        line = f"{where} {newest.steps:,} of {total:,} steps; go on with: keel resume {newest.path}"
+    print(f"keel: {line}", file=sys.stderr)  # noqa: T201
 
 
 def summary(newest: Progress) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from typing import Literal
 
 from tyro.conf import Suppress
 
+from keel.config.results import Checkpoints, Evaluation
+
 Backend = Literal["auto", "vector", "sync", "async", "envpool", "ale"]
 SINKS = ("tensorboard", "wandb", "trackio")
 
@@ -320,28 +322,6 @@ class Faults:
     """This share of the actions is random, with the log-prob of the action that was meant."""
     interleaved_gae: bool = False
     """Advantages run through all agents, as if they acted one after the other."""
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Evaluation episodes beside training, in environments of their own."""
-
-    every: int = 0
-    """Agent steps between evaluations; 0: only at the end."""
-    episodes: int = 10
-    """Episodes per evaluation."""
-    deterministic: bool = True
-    """Take the likeliest action, in place of sampling."""
-
-
-@dataclass(frozen=True)
-class Checkpoints:
-    """What is kept for resuming."""
-
-    every: int = 100_000
-    """Agent steps between checkpoints; the last and the best are always kept."""
-    keep: int = 3
-    """How many of the others to keep."""
 
 
 @dataclass(frozen=True)

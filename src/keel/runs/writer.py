@@ -8,13 +8,14 @@ lines that are missing.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import SupportsFloat
+from typing import Any, SupportsFloat
 
 from keel.errors import InputError
 from keel.runs.damage import describe_lines
@@ -53,6 +54,30 @@ class MetricsWriter:
             if not is_disk_full(error):
                 raise self._failure(error) from error
             self._drop()
+
+    def amend(self, step: int, metrics: Mapping[str, Value]) -> None:
+        """Add metrics to the line of `step`, if it is the last one; else append a line.
+
+        The longer line is written over the shorter one at once: a process that is killed leaves the
+        one or the other.
+        """
+        if self._descriptor is None:
+            raise RunError(f"{self.path}: the writer is closed")
+        try:
+            before = _last_line(self.path)
+            record = _record_of(before)
+            if record is None or record["step"] != step:
+                self.write(step, metrics)
+                return
+            self._overwrite(before, encode_line(step, _merged(record, metrics), self.dropped))
+        except OSError as error:
+            if not is_disk_full(error):
+                raise self._failure(error) from error
+            self._drop()
+
+    def last(self) -> dict[str, Any] | None:
+        """Return the last line as plain data, or None if there is none."""
+        return last_record(self.path)
 
     def sync(self) -> None:
         """Return when all lines are on the disk; call it before a checkpoint that follows them."""
@@ -116,6 +141,21 @@ class MetricsWriter:
             os.ftruncate(descriptor, status.st_size)  # no half line: the next one must stand alone
             raise
 
+    def _overwrite(self, before: bytes, line: bytes) -> None:
+        """Replace the last line, `before`; where there is no space, it stays."""
+        descriptor = os.open(self.path, os.O_WRONLY)
+        try:
+            start = os.fstat(descriptor).st_size - len(before)
+            try:
+                if os.pwrite(descriptor, line, start) < len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError:
+                os.pwrite(descriptor, before, start)  # over itself: this needs no space
+                os.ftruncate(descriptor, start + len(before))
+                raise
+        finally:
+            os.close(descriptor)
+
     def _drop(self) -> None:
         self.dropped += 1
         if self.dropped == 1:
@@ -145,6 +185,40 @@ def encode_line(step: int, metrics: Mapping[str, Value], dropped: int = 0) -> by
     if dropped:
         record["dropped"] = dropped
     return json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+
+
+def last_record(path: Path) -> dict[str, Any] | None:
+    """Return the last line of a file of metrics as plain data, or None if there is none."""
+    try:
+        return _record_of(_last_line(path))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RunError(f"{path}: metrics cannot be read: {error.strerror or error}") from error
+
+
+def _merged(record: Mapping[str, Any], metrics: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the metrics of a line as they were given, and `metrics` after them."""
+    flags = record.get("flags", {})
+    before = {k: float(flags[k]) if k in flags else v for k, v in record.items()}
+    return {k: v for k, v in (before | dict(metrics)).items() if k not in RESERVED}
+
+
+def _last_line(path: Path) -> bytes:
+    """Return the last whole line of a file, newline included; nothing if it has none."""
+    with path.open("rb") as file:
+        size, tail = file.seek(0, os.SEEK_END), 1 << 16
+        while True:
+            start = max(size - tail, 0)
+            file.seek(start)
+            lines = file.read().splitlines(keepends=True)
+            if len(lines) > 1 or start == 0:
+                return lines[-1] if lines else b""
+            tail *= 8
+
+
+def _record_of(line: bytes) -> dict[str, Any] | None:
+    return json.loads(line) if math.isfinite(_step_of(line)) else None
 
 
 def _plain(name: str, value: Value) -> float | str | None:

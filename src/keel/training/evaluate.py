@@ -1,7 +1,12 @@
-"""Evaluation: whole episodes with a frozen policy, in environments of their own."""
+"""Evaluation: whole episodes with a frozen policy, in environments of their own.
+
+An evaluation always ends: an episode that goes on for too long is cut, and a request to stop the
+process is heeded between two steps.
+"""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
@@ -9,15 +14,26 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from keel.envs import Envs, ObsNormaliser, lead
+from keel.config import Config, options
+from keel.envs import AtariOptions, Envs, ObsNormaliser, Step, lead, time_limit
 from keel.keys import MASK
 from keel.models.acting import blank_memory, make_actor
 from keel.models.agent import Agent
 from keel.models.memory import STARTS
 from keel.models.sampling import draw_noise, mode, sample, to_env
+from keel.training.signals import stop_requested
 
-MAX_EPISODE = 1_000_000
-"""Steps after which an episode that does not end is given up."""
+LONGEST_EPISODE = 27_000
+"""Steps after which an evaluation cuts an episode of an environment that has no time limit: that of
+Atari games, half an hour at 60 frames a second and 4 frames a step."""
+
+
+class EvaluationStopped(KeyboardInterrupt):
+    """An evaluation was left because the process was asked to stop; it can be made again."""
+
+
+class EvaluationWarning(UserWarning):
+    """A result of an evaluation that is not what it seems."""
 
 
 class Score(NamedTuple):
@@ -27,16 +43,30 @@ class Score(NamedTuple):
     lengths: list[int]
     agents: Mapping[str, list[float]] = MappingProxyType({})
     """returns of each of several agents, whose sum is the episode's"""
+    cut: int = 0
+    """episodes that did not end in time; their returns are those up to the cut"""
 
     def metrics(self) -> dict[str, float]:
-        """As the registry names them."""
+        """Return the metrics under the names of the registry."""
         return {
             **{f"eval/return_mean/{who}": float(np.mean(x)) for who, x in self.agents.items()},
             "eval/return_mean": float(np.mean(self.returns)),
             "eval/return_std": float(np.std(self.returns)),
             "eval/length_mean": float(np.mean(self.lengths)),
             "eval/episodes": float(len(self.returns)),
+            "eval/episodes_cut": float(self.cut),
         }
+
+
+def longest_episode(config: Config) -> int:
+    """Return the number of steps after which an evaluation of this run cuts an episode.
+
+    That is `evaluation.max_episode_steps`; where it is 0, the environment's own time limit, or
+    `LONGEST_EPISODE` if it has none.
+    """
+    atari = AtariOptions(frame_skip=config.atari.frame_skip)
+    own = time_limit(config.env, options(config), atari)
+    return config.evaluation.max_episode_steps or own or LONGEST_EPISODE
 
 
 def evaluate(
@@ -48,22 +78,34 @@ def evaluate(
     episodes: int,
     deterministic: bool,
     seed: int,
+    max_episode_steps: int = LONGEST_EPISODE,
 ) -> Score:
-    """`episodes` whole episodes, equally many from every environment: short ones are not favoured.
+    """Play `episodes` whole episodes, equally many in every environment.
 
-    The environments are reset first, so that the result depends on the policy and the seed alone.
+    No environment contributes more than its share, so that short episodes are not favoured. The
+    environments are reset first: the result depends on the policy and the seed alone. Raises
+    `EvaluationStopped` when the process is asked to stop (`keel.training.signals`).
+
+    Args:
+        max_episode_steps: an episode that has not ended after so many steps is cut there; it counts
+            with its return up to then, in `Score.cut`, and with an `EvaluationWarning`.
     """
-    quota = -(-episodes // envs.num_envs)
+    tally = _Tally(envs, quota=-(-episodes // envs.num_envs), limit=max_episode_steps)
     rng = np.random.default_rng(seed)
     act = make_actor(agent, params)
     obs = envs.reset(seed)
     rows = lead(envs)
     output = np.zeros((*rows, agent.dist.outputs), np.float32)
     memory, starts = blank_memory(agent, envs.num_envs), np.ones(envs.num_envs, bool)
-    returns: list[list[float]] = [[] for _ in range(envs.num_envs)]
-    lengths: list[list[int]] = [[] for _ in range(envs.num_envs)]
-    each: list[list[np.ndarray]] = [[] for _ in range(envs.num_envs)]
-    for _ in range(MAX_EPISODE):
+    resets = 0
+    while not tally.complete:
+        if stop_requested():
+            raise EvaluationStopped
+        if tally.stuck:  # nothing but the rest of episodes that were cut: begin new ones
+            resets += 1
+            obs = envs.reset(int(np.random.SeedSequence((seed, resets)).generate_state(1)[0]))
+            memory, starts = blank_memory(agent, envs.num_envs), np.ones(envs.num_envs, bool)
+            tally.begin()
         seen = obs if normaliser is None else normaliser.apply(obs)
         mask = seen.get(MASK)
         if memory:
@@ -78,17 +120,81 @@ def evaluate(
         obs, starts = step.obs, step.ignored
         if envs.autoreset == "same_step":
             starts = starts | step.terminated | step.truncated
-        ended = zip(step.episode_index, step.episode_return, step.episode_length, strict=True)
-        for index, total, length in ended:
-            returns[index].append(float(total))
-            lengths[index].append(int(length))
-        if step.agent_return is not None:
-            for index, own in zip(step.episode_index, step.agent_return, strict=True):
-                each[index].append(own)
-        if step.episode_index.size and min(map(len, returns)) >= quota:
-            break
-    flat_returns = [x for row in returns for x in row[:quota]][:episodes]
-    flat_lengths = [x for row in lengths for x in row[:quota]][:episodes]
-    flat_each = [x for row in each for x in row[:quota]][:episodes]
-    agents = {who: [float(x[a]) for x in flat_each] for a, who in enumerate(envs.agents)}
-    return Score(flat_returns, flat_lengths, agents)
+        tally.add(step)
+    score = tally.score(episodes)
+    if score.cut:
+        warnings.warn(
+            f"evaluation: {score.cut} of {episodes} episodes did not end within "
+            f"{max_episode_steps:,} steps and were cut there; their returns are those up to the "
+            "cut (evaluation.max_episode_steps sets the limit)",
+            EvaluationWarning,
+            stacklevel=2,
+        )
+    return score
+
+
+class _Episode(NamedTuple):
+    total: float
+    length: int
+    agents: np.ndarray
+    """`[A]`: each agent's own return; empty where there is one agent"""
+    cut: bool
+
+
+class _Tally:
+    """The episodes of an evaluation: those that count, and how far the running ones are."""
+
+    def __init__(self, envs: Envs, quota: int, limit: int) -> None:
+        self._agents, self._quota, self._limit = envs.agents, quota, limit
+        self._episodes: list[list[_Episode]] = [[] for _ in range(envs.num_envs)]
+        self._owing = np.ones(envs.num_envs, bool)
+        self.begin()
+
+    def begin(self) -> None:
+        """Note that every environment begins a new episode."""
+        num_envs = len(self._episodes)
+        self._reward = np.zeros((num_envs, max(1, len(self._agents))))
+        self._length = np.zeros(num_envs, np.int64)
+        self._over = np.zeros(num_envs, bool)  # cut, and still running
+
+    @property
+    def complete(self) -> bool:
+        """Whether every environment has played its share."""
+        return not self._owing.any()
+
+    @property
+    def stuck(self) -> bool:
+        """Whether all environments that have not are in an episode that was cut."""
+        return bool(self._over.any()) and not (self._owing & ~self._over).any()
+
+    def add(self, step: Step) -> None:
+        """Count one step of all environments."""
+        played = ~step.ignored.reshape(len(self._length), -1).all(-1)
+        self._length += played
+        self._reward += step.reward.reshape(self._reward.shape) * played[:, None]
+        for place, index in enumerate(step.episode_index):
+            own = np.zeros(0) if step.agent_return is None else step.agent_return[place]
+            total, length = step.episode_return[place], step.episode_length[place]
+            self._count(index, _Episode(float(total), int(length), own, cut=False))
+            self._reward[index], self._length[index], self._over[index] = 0.0, 0, False
+        for index in np.flatnonzero((self._length >= self._limit) & ~self._over):
+            own = self._reward[index].copy() if self._agents else np.zeros(0)
+            total, length = self._reward[index].sum(), self._length[index]
+            self._count(index, _Episode(float(total), int(length), own, cut=True))
+            self._over[index] = True
+
+    def _count(self, index: int, episode: _Episode) -> None:
+        counted = self._episodes[index]
+        if not self._over[index] and len(counted) < self._quota:
+            counted.append(episode)
+            self._owing[index] = len(counted) < self._quota
+
+    def score(self, episodes: int) -> Score:
+        """Return the first `episodes` that count."""
+        counted = [episode for row in self._episodes for episode in row][:episodes]
+        return Score(
+            [episode.total for episode in counted],
+            [episode.length for episode in counted],
+            {w: [float(e.agents[a]) for e in counted] for a, w in enumerate(self._agents)},
+            sum(episode.cut for episode in counted),
+        )

@@ -17,7 +17,9 @@ from keel.models.acting import make_actor
 from keel.models.critics import Histogram, Quantile
 from keel.models.sampling import draw_noise, sample, to_env
 from keel.runs.drawing import write_png
+from keel.training.evaluate import EvaluationStopped
 from keel.training.inspect import Policy, make_like
+from keel.training.signals import stop_requested
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -92,6 +94,8 @@ def forecast(policy: Policy, *, seed: int = 0, steps: int = STEPS) -> Forecast:
     try:
         obs = envs.reset(seed)
         for _ in range(steps):
+            if stop_requested():
+                raise EvaluationStopped
             seen = obs if policy.normaliser is None else policy.normaliser.apply(obs)
             act(seen, output)
             tree = {key: torch.from_numpy(np.array(x)) for key, x in seen.items()}

@@ -19,7 +19,7 @@ from keel.keys import MASK
 from keel.models.agent import Agent
 from keel.runs.directory import CHECKPOINTS, find_run, read_config
 from keel.training.checkpoint import Checkpoint, check_shapes, load
-from keel.training.evaluate import Score, evaluate
+from keel.training.evaluate import Score, evaluate, longest_episode
 from keel.training.runner import EVALUATION_ENVS
 from keel.training.session import agent_for, atari_options
 from keel.training.state import arrays
@@ -94,21 +94,37 @@ def _reward_scale(config: Config, found: Checkpoint, envs: Envs) -> float:
 
 
 def evaluate_policy(
-    policy: Policy, *, episodes: int = 20, deterministic: bool = True, seed: int = 0
+    policy: Policy,
+    *,
+    episodes: int = 20,
+    deterministic: bool = True,
+    seed: int = 0,
+    max_episode_steps: int = 0,
 ) -> Score:
-    """`episodes` whole episodes in fresh environments; depends on policy and seed alone."""
+    """Play `episodes` whole episodes in fresh environments; depends on policy and seed alone.
+
+    Args:
+        max_episode_steps: where an episode that does not end is cut; 0: as the run evaluated.
+    """
     if episodes < 1:
         raise InputError(f"episodes: expected at least 1, got {episodes}")
+    if max_episode_steps < 0:
+        raise InputError(f"max_episode_steps: expected 0 or more, got {max_episode_steps}")
     check_seed(seed)
     envs = make_like(policy.config, min(episodes, EVALUATION_ENVS), seed)
     try:
-        return run_episodes(policy, envs, episodes, deterministic, seed)
+        return run_episodes(policy, envs, episodes, deterministic, seed, max_episode_steps)
     finally:
         envs.close()
 
 
 def run_episodes(
-    policy: Policy, envs: Envs, episodes: int, deterministic: bool, seed: int
+    policy: Policy,
+    envs: Envs,
+    episodes: int,
+    deterministic: bool,
+    seed: int,
+    max_episode_steps: int = 0,
 ) -> Score:
     """The same in environments that are there already."""
     score = evaluate(
@@ -119,6 +135,7 @@ def run_episodes(
         episodes=episodes,
         deterministic=deterministic,
         seed=seed,
+        max_episode_steps=max_episode_steps or longest_episode(policy.config),
     )
     if not score.returns or not all(map(math.isfinite, score.returns)):
         raise KeelError(f"{policy.config.env}: no episode ended with a finite return")

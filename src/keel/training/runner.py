@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
-import math
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from safetensors.torch import save_file
 
 from keel.config import Backend, Config, anchored, check, from_dict, options, to_dict
 from keel.envs import Envs, make_envs
 from keel.errors import InputError
 from keel.models.memory import STARTS
-from keel.regions.faults import NumericError
 from keel.runs.directory import RunDirectory, find_run, read_config, run_name
 from keel.runs.environment import read_choices
 from keel.runs.reader import last_step
-from keel.runs.sinks import open_sinks, require_sinks
-from keel.runs.writer import MetricsWriter, set_metrics_aside
+from keel.runs.sinks import require_sinks
+from keel.runs.writer import set_metrics_aside
 from keel.training.checkpoint import (
     Checkpoint,
     check_same,
     check_shapes,
     load,
-    mark_best,
     newest_step,
     save,
 )
-from keel.training.evaluate import evaluate
+from keel.training.evaluate import evaluate, longest_episode
+from keel.training.keeping import Progress, Watch, keep, owes_evaluation
 from keel.training.loop import run
 from keel.training.session import Session, atari_options, initial_state, open_session
 from keel.training.state import TrainState, arrays, pack, unpack
@@ -48,8 +44,6 @@ BACKENDS: dict[str, Backend] = {
     "ale": "ale",
 }
 """What environments call themselves, as `envs.backend` takes it."""
-FAULT = "fault.safetensors"
-"""Of a run that was stopped by numbers that are not finite: the minibatch and the parameters."""
 MAY_CHANGE = (
     "total_steps",
     "checkpoints",
@@ -67,27 +61,14 @@ class ResumeWarning(UserWarning):
     """Something of an interrupted run could not be restored exactly."""
 
 
-@dataclass(frozen=True)
-class Progress:
-    """One iteration of a run on disk."""
-
-    iteration: Any
-    """of environments, or of tokens: a state, a report, a session"""
-    metrics: dict[str, float]
-    """with `eval/…`, where an evaluation took place"""
-    path: Path
-    done: bool
-
-    @property
-    def steps(self) -> int:
-        """Agent steps so far."""
-        return int(self.iteration.steps)
-
-
 def start(
-    config: Config, root: Path, name: str | None = None
+    config: Config, root: Path, name: str | None = None, evaluating: Watch | None = None
 ) -> Generator[Progress, None, TrainState]:
-    """Train into a new run directory; nothing is created unless the environments start."""
+    """Train into a new run directory; nothing is created unless the environments start.
+
+    Args:
+        evaluating: told of every iteration whose evaluation begins.
+    """
     check(config)
     require_sinks(config.sinks)
     config = anchored(config)
@@ -104,19 +85,21 @@ def start(
     except BaseException:
         session.envs.close()
         raise
-    return _drive(session, initial_state(session), directory)
+    return _drive(session, initial_state(session), directory, evaluating)
 
 
 def resume(
-    path: Path | str, changes: Config | None = None
+    path: Path | str, changes: Config | None = None, evaluating: Watch | None = None
 ) -> Generator[Progress, None, TrainState]:
     """Go on with a run from its newest good checkpoint; the run is locked before anything else.
 
-    A run that ended before its first checkpoint starts anew from its configuration.
+    A run that ended before its first checkpoint starts anew from its configuration, and one that
+    was stopped or killed in its last evaluation makes that.
 
     Args:
         path: the folder of the run, or the one above it if that has a single seed.
         changes: the configuration to go on with; by default the run's own.
+        evaluating: told of every iteration whose evaluation begins.
     """
     path = find_run(Path(path))
     config = changes or from_dict(read_config(path))
@@ -138,7 +121,7 @@ def resume(
     except BaseException:
         directory.close("failed")
         raise
-    return _drive(session, state, directory)
+    return _drive(session, state, directory, evaluating)
 
 
 def load_for_resume(path: Path, total_steps: int) -> Checkpoint | None:
@@ -159,7 +142,7 @@ def load_for_resume(path: Path, total_steps: int) -> Checkpoint | None:
             f"{path}: has no metrics from step {logged:,} to {checkpoint.step:,}, its checkpoint"
         )
         warnings.warn(message, ResumeWarning, stacklevel=3)
-    if checkpoint.step >= total_steps:
+    if checkpoint.step >= total_steps and not owes_evaluation(path, checkpoint.step):
         warnings.warn(finished_message(path, checkpoint.step), ResumeWarning, stacklevel=3)
     return checkpoint
 
@@ -193,7 +176,7 @@ def _check_demos(session: Session, path: Path) -> None:
 
 
 def _drive(
-    session: Session, state: TrainState, directory: RunDirectory
+    session: Session, state: TrainState, directory: RunDirectory, evaluating: Watch | None
 ) -> Generator[Progress, None, TrainState]:
     """The loop over environments, kept on the disk."""
     config = session.config
@@ -211,84 +194,9 @@ def _drive(
         evaluate=lambda now: _evaluate(session, now, evaluators),
         save=lambda now: _save(session, now, directory.path),
         close=close,
+        session=session,
+        evaluating=evaluating,
     )
-
-
-def keep(
-    loop: Generator[Any, None, Any],
-    state: Any,
-    directory: RunDirectory,
-    config: Any,
-    *,
-    evaluate: Callable[[Any], tuple[Any, dict[str, float]]],
-    save: Callable[[Any], None],
-    close: Callable[[], None],
-    score: str = "eval/return_mean",
-) -> Generator[Progress, None, Any]:
-    """Everything a finished iteration of `loop` leaves on the disk is there before it is yielded.
-
-    `config` says how long, how often to evaluate and to save, and where copies of the metrics go;
-    `score` is what makes a checkpoint the best.
-    """
-    saved_at, best = state.steps, state.best_return
-    try:
-        with (
-            directory,
-            MetricsWriter(directory.metrics) as writer,
-            closing(open_sinks(config.sinks, directory.path, asdict(config))) as sinks,
-            _faults_kept(directory.path),
-        ):
-            writer.truncate_after(state.steps)
-            for iteration in loop:
-                # the loop knows nothing of evaluations: the best of them is remembered here
-                state, metrics = iteration.state.replace(best_return=best), dict(iteration.metrics)
-                done = state.steps >= config.total_steps
-                if done or _is_due(config, state.steps):
-                    state, scores = evaluate(state)
-                    metrics |= scores
-                    best = state.best_return
-                iteration = replace(iteration, state=state)
-                report = iteration.report
-                words = {"train/verdict": report.verdict, "train/reason": report.reason}
-                writer.write(state.steps, {**metrics, **words})
-                sinks.write(state.steps, metrics)
-                better = metrics.get(score, math.nan) >= state.best_return
-                if done or better or state.steps - saved_at >= config.checkpoints.every:
-                    saved_at = state.steps
-                    writer.sync()
-                    save(state)
-                    if better:
-                        mark_best(directory.path, state.steps, state.best_return)
-                try:
-                    yield Progress(iteration, metrics, directory.path, done)
-                except GeneratorExit:  # left early: nothing that was learned is lost
-                    if state.steps > saved_at:
-                        save(state)
-                    raise
-    finally:
-        loop.close()
-        close()
-    return state
-
-
-def _is_due(config: Any, steps: int) -> bool:
-    """Whether an evaluation falls into the iteration that ended here: the same in a resumed run."""
-    every: int = config.evaluation.every
-    return every > 0 and steps // every > (steps - config.batch) // every
-
-
-@contextmanager
-def _faults_kept(path: Path) -> Iterator[None]:
-    """Numbers that stopped the run stay beside it, to be looked at."""
-    try:
-        yield
-    except NumericError as error:
-        place = path / FAULT
-        try:
-            save_file({k: x.detach().cpu().contiguous() for k, x in error.tensors.items()}, place)
-        except Exception as reason:  # the disk may be full: what matters is the first error
-            raise NumericError(f"{error} (the minibatch was not kept: {reason})", {}) from error
-        raise NumericError(f"{error}. The minibatch: {place}", error.tensors) from error
 
 
 def _evaluate(
@@ -316,6 +224,7 @@ def _evaluate(
         episodes=config.evaluation.episodes,
         deterministic=config.evaluation.deterministic,
         seed=session.seeds.evaluation,
+        max_episode_steps=longest_episode(config),
     )
     metrics = score.metrics()
     best = max(state.best_return, metrics["eval/return_mean"])

@@ -11,6 +11,8 @@ from torch import Tensor
 from keel.apps.language.session import Session
 from keel.apps.language.tasks import Example
 from keel.rollout.tokens import Sampling
+from keel.training.evaluate import EvaluationStopped
+from keel.training.signals import stop_requested
 
 AT_ONCE = 256
 """Prompts completed together."""
@@ -47,7 +49,10 @@ class Verdict(NamedTuple):
 def judge(
     session: Session, params: Tensor, examples: list[Example], *, greedy: bool | None = None
 ) -> Verdict:
-    """Complete every prompt once; depends on parameters and prompts alone."""
+    """Complete every prompt once; depends on parameters and prompts alone.
+
+    Raises `EvaluationStopped` if somebody asked to stop.
+    """
     config = session.config.evaluation
     greedy = config.greedy if greedy is None else greedy
     sampling = session.sampling
@@ -57,6 +62,8 @@ def judge(
     texts: list[str] = []
     lengths: list[int] = []
     for start in range(0, len(examples), AT_ONCE):
+        if stop_requested():
+            raise EvaluationStopped
         part = examples[start : start + AT_ONCE]
         found = session.complete(params, part, rng, sampling=sampling)
         texts += session.texts(found)

@@ -28,7 +28,8 @@ from keel.runs.directory import RunDirectory, find_run, read_config, run_name
 from keel.runs.files import replace_file
 from keel.runs.sinks import require_sinks
 from keel.training.checkpoint import Checkpoint, check_shapes, save
-from keel.training.runner import Progress, keep, load_for_resume
+from keel.training.keeping import Progress, Watch, keep
+from keel.training.runner import load_for_resume
 from keel.types import Knobs
 
 MAY_CHANGE = ("total_steps", "checkpoints", "evaluation", "tag", "log", "threads", "device")
@@ -39,9 +40,18 @@ HEATMAP = "tokens.html"
 
 
 def start(
-    config: Language, root: Path, name: str | None = None, told: Told | None = None
+    config: Language,
+    root: Path,
+    name: str | None = None,
+    told: Told | None = None,
+    evaluating: Watch | None = None,
 ) -> Generator[Progress, None, State]:
-    """Train into a new run directory; nothing is created unless the model can be made."""
+    """Train into a new run directory; nothing is created unless the model can be made.
+
+    Args:
+        told: hears of every look at the warm-up and the control.
+        evaluating: told of every iteration whose evaluation begins.
+    """
     check(config)
     require_sinks(config.sinks)
     session = open_session(config)
@@ -53,11 +63,11 @@ def start(
         tag=config.tag or None,
         choices=session.choices,
     )
-    return _begin(session, directory, told)
+    return _begin(session, directory, told, evaluating)
 
 
 def _begin(
-    session: Session, directory: RunDirectory, told: Told | None
+    session: Session, directory: RunDirectory, told: Told | None, evaluating: Watch | None
 ) -> Generator[Progress, None, State]:
     """Warm up and check, then go on as every run does; what fails on the way ends the run."""
     config = session.config
@@ -72,14 +82,17 @@ def _begin(
         )
         if config.preflight:
             require(preflight(session, optimum.params, state.reference))
-    except BaseException:
-        directory.close("failed")
+    except BaseException as error:
+        directory.close("stopped" if isinstance(error, KeyboardInterrupt) else "failed")
         raise
-    return (yield from _drive(session, state, directory, told))
+    return (yield from _drive(session, state, directory, told, evaluating))
 
 
 def resume(
-    path: Path | str, changes: Language | None = None, told: Told | None = None
+    path: Path | str,
+    changes: Language | None = None,
+    told: Told | None = None,
+    evaluating: Watch | None = None,
 ) -> Generator[Progress, None, State]:
     """Go on with a run from its newest good checkpoint; without one it starts anew."""
     path = find_run(Path(path))
@@ -97,19 +110,22 @@ def resume(
         directory.close("failed")
         raise
     if state is None:
-        return _begin(session, directory, told)
-    return _drive(session, state, directory, told)
+        return _begin(session, directory, told, evaluating)
+    return _drive(session, state, directory, told, evaluating)
 
 
 def _drive(
-    session: Session, state: State, directory: RunDirectory, heard: Told | None
+    session: Session,
+    state: State,
+    directory: RunDirectory,
+    heard: Told | None,
+    evaluating: Watch | None,
 ) -> Generator[Progress, None, State]:
-    last: list[Iteration] = []
-
     def watched() -> Generator[Iteration, None, State]:
         loop = run(session, state)
         for iteration in loop:
-            last[:] = [iteration]
+            if iteration.state.steps >= session.config.total_steps:
+                _draw_tokens(session, iteration, directory.path)
             yield iteration
         return state
 
@@ -117,7 +133,7 @@ def _drive(
         verdict = judge(session, now.optimum.params, _looks(session))
         told = verdict.metrics()
         if now.steps >= session.config.total_steps:
-            told |= _finish(session, now, directory.path, last[0], told, heard)
+            told |= _finish(session, now, directory.path, told, heard)
         best = max(now.best_return, told[SCORE])
         return now.replace(best_return=best), told
 
@@ -129,20 +145,27 @@ def _drive(
         evaluate=evaluate,
         save=lambda now: store(session, now, directory.path),
         close=lambda: None,
+        session=session,
         score=SCORE,
+        evaluating=evaluating,
     )
     return ended
+
+
+def _draw_tokens(session: Session, last: Iteration, path: Path) -> None:
+    """Write the page of the last update: before the checkpoint, which does not hold its tokens."""
+    params = last.state.optimum.params
+    write_heatmap(token_table(session, last, params, path), path / HEATMAP)
 
 
 def _finish(
     session: Session,
     state: State,
     path: Path,
-    last: Iteration,
     told: dict[str, float],
     heard: Told | None,
 ) -> dict[str, float]:
-    """The control, the summary, and pages to look at."""
+    """The control, and the summary."""
     metrics: dict[str, float] = {}
     summary: dict[str, Any] = {
         "task": session.config.task,
@@ -152,13 +175,11 @@ def _finish(
     }
     if state.start is not None:
         found = control(session, state.start, state.passes, heard)
-        if found is not None:
-            summary["control"] = found
-            metrics["eval/control_success"] = found["success"]
+        summary["control"] = found
+        metrics["eval/control_success"] = found["success"]
     if "judged_success" in state.warm_up:
         metrics["eval/warmup_success"] = state.warm_up["judged_success"]
     replace_file(path / SUMMARY, (json.dumps(_plain(summary), indent=1) + "\n").encode())
-    write_heatmap(token_table(session, last, state.optimum.params, path), path / HEATMAP)
     return metrics
 
 

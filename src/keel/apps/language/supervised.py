@@ -15,6 +15,7 @@ from keel.regions.stepper import Optimum, initial_optimum
 from keel.regions.supervised import Likelihood, one_pass
 from keel.rollout.batch import Rows
 from keel.rollout.tokens import pad_left
+from keel.training.evaluate import EvaluationStopped
 from keel.training.signals import stop_requested
 from keel.types import Knobs
 
@@ -73,7 +74,7 @@ def warm_up(session: Session, told: Told | None = None) -> tuple[Optimum, dict[s
     looks = held_out(session.task, min(100, session.config.evaluation.prompts))
     for epoch in range(1, settings.epochs + 1):
         if stop_requested():
-            raise KeyboardInterrupt  # there is nothing to keep yet
+            raise EvaluationStopped  # there is nothing to keep yet
         state, loss = one_pass(state, rows, settings.minibatch, knobs, session.shuffle, step)
         passes += 3.0 * rows.obs[ATTENTION].sum().item()
         if epoch % settings.every == 0:
@@ -87,11 +88,11 @@ def warm_up(session: Session, told: Told | None = None) -> tuple[Optimum, dict[s
 
 def control(
     session: Session, start: Tensor, passes: float, told: Told | None = None
-) -> dict[str, float] | None:
+) -> dict[str, float]:
     """More passes over the warm-up data, until as many tokens went through the model as RL took.
 
-    It begins where RL began, and its best look counts: what more imitation can give at most. None
-    if somebody asked to stop.
+    It begins where RL began, and its best look counts: what more imitation can give at most. Raises
+    `EvaluationStopped` if somebody asked to stop.
     """
     settings = session.config.warmup
     rows = examples_as_rows(session, warmup_data(session.task, settings.examples, 0))
@@ -105,7 +106,7 @@ def control(
     last = 0.0
     for epoch in range(1, epochs + 1):
         if stop_requested():
-            return None
+            raise EvaluationStopped
         state, loss = one_pass(state, rows, settings.minibatch, knobs, rng, step)
         if epoch % every == 0 or epoch == epochs:
             last = judge(session, state.params, looks).success

@@ -101,6 +101,16 @@ EVALUATIONS = (
         ),
     ),
     Metric("eval/episodes", "episodes evaluated", "How many.", EVALUATION, "episodes"),
+    Metric(
+        "eval/episodes_cut",
+        "episodes that were cut",
+        "Those that had not ended after `evaluation.max_episode_steps`; their returns count up to "
+        "the cut. More than 0 with an environment that has no time limit: a policy that does "
+        "nothing may play for ever.",
+        EVALUATION,
+        "episodes",
+        healthy=(0.0, 0.0),
+    ),
 )
 
 TIMES = (

@@ -1,0 +1,235 @@
+"""What a run leaves on the disk, iteration by iteration: metrics, a checkpoint, an evaluation.
+
+In this order: what was learned is safe before an evaluation begins. An evaluation that was stopped
+or killed is made by the run that is resumed, which ends with the same metrics as one that was never
+interrupted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from keel.envs.watchdog import FAILED, before_abrupt_exit
+from keel.regions.faults import NumericError
+from keel.runs.directory import METRICS, RunDirectory
+from keel.runs.sinks import Sinks, open_sinks
+from keel.runs.writer import MetricsWriter, last_record
+from keel.training.checkpoint import mark_best
+from keel.training.evaluate import EvaluationStopped
+
+FAULT = "fault.safetensors"
+"""Of a run that was stopped by numbers that are not finite: the minibatch and the parameters."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One iteration of a run on disk."""
+
+    iteration: Any
+    """of environments, or of tokens: a state, a report, a session"""
+    metrics: dict[str, float]
+    """with `eval/…`, where an evaluation took place"""
+    path: Path
+    done: bool
+
+    @property
+    def steps(self) -> int:
+        """Agent steps so far."""
+        return int(self.iteration.steps)
+
+
+Watch = Callable[[Progress], None]
+"""Told of an iteration whose evaluation begins now."""
+
+
+@dataclass(frozen=True)
+class Restored:
+    """The last iteration of an earlier process, whose evaluation was left to this one."""
+
+    state: Any
+    metrics: dict[str, float]
+    session: Any
+    report: None = None
+
+    @property
+    def steps(self) -> int:
+        """Agent steps so far."""
+        return int(self.state.steps)
+
+
+SCORE = "eval/return_mean"
+"""A metric that every evaluation has."""
+
+
+def owes_evaluation(run: Path, step: int) -> bool:
+    """Return whether `step`, at which a run ended, was never evaluated: stopped or killed in it."""
+    line = last_record(run / METRICS)
+    return line is not None and line["step"] == step and SCORE not in line
+
+
+def keep(
+    loop: Generator[Any, None, Any],
+    state: Any,
+    directory: RunDirectory,
+    config: Any,
+    *,
+    evaluate: Callable[[Any], tuple[Any, dict[str, float]]],
+    save: Callable[[Any], None],
+    close: Callable[[], None],
+    session: Any,
+    score: str = SCORE,
+    evaluating: Watch | None = None,
+) -> Generator[Progress, None, Any]:
+    """Yield the iterations of `loop`, each when everything it leaves on the disk is there.
+
+    Args:
+        state: where the run stands; that of a checkpoint in a resumed run.
+        config: says how long, how often to evaluate and to save, and where copies of metrics go.
+        evaluate: returns the state with its best return, and metrics; raises `EvaluationStopped` if
+            it was asked to stop.
+        save: writes a checkpoint.
+        close: releases what the loop and the evaluations use.
+        session: that of the loop, for an iteration that an earlier process has made.
+        score: the metric that makes a checkpoint the best.
+        evaluating: told when an evaluation begins.
+    """
+    try:
+        with (
+            before_abrupt_exit(partial(_mark_ended, directory)),
+            directory,
+            MetricsWriter(directory.metrics) as writer,
+            closing(open_sinks(config.sinks, directory.path, asdict(config))) as sinks,
+            _faults_kept(directory.path),
+        ):
+            writer.truncate_after(state.steps)
+            keeper = _Keeper(
+                directory.path, config, writer, sinks, evaluate, save, score,
+                evaluating or (lambda _: None), state.steps, state.best_return,
+            )  # fmt: skip
+            owed = keeper.owed(state, session)
+            if owed is not None:
+                progress = keeper.evaluated(owed)
+                state = progress.iteration.state
+                yield progress
+            for iteration in loop:
+                progress = keeper.record(iteration)
+                state = progress.iteration.state
+                try:
+                    yield progress
+                except GeneratorExit:  # left early: nothing that was learned is lost
+                    keeper.store(state)
+                    raise
+            if keeper.owing:
+                directory.close("stopped")
+    finally:
+        loop.close()
+        close()
+    return state
+
+
+@dataclass
+class _Keeper:
+    """Writes what an iteration leaves behind."""
+
+    path: Path
+    config: Any
+    writer: MetricsWriter
+    sinks: Sinks
+    evaluate: Callable[[Any], tuple[Any, dict[str, float]]]
+    save: Callable[[Any], None]
+    score: str
+    evaluating: Watch
+    saved_at: int
+    best: float
+    owing: bool = False
+    """whether the last evaluation was stopped, and is left to a resumed run"""
+
+    def record(self, iteration: Any) -> Progress:
+        """Write the metrics of an iteration, a checkpoint if one is due, and only then evaluate."""
+        # the loop knows nothing of evaluations: the best of them is remembered here
+        state = iteration.state.replace(best_return=self.best)
+        metrics, report = dict(iteration.metrics), iteration.report
+        words = {"train/verdict": report.verdict, "train/reason": report.reason}
+        self.writer.write(state.steps, {**metrics, **words})
+        self.sinks.write(state.steps, metrics)
+        done = state.steps >= self.config.total_steps
+        if done or state.steps - self.saved_at >= self.config.checkpoints.every:
+            self.store(state)
+        progress = Progress(replace(iteration, state=state), metrics, self.path, done)
+        return self.evaluated(progress) if self._is_due(state.steps) else progress
+
+    def evaluated(self, progress: Progress) -> Progress:
+        """Evaluate and add the result to the line of metrics; stopped, leave it to be done later.
+
+        The line is completed last, after the best checkpoint is marked: as long as it is not, a
+        resumed run evaluates again.
+        """
+        state = progress.iteration.state
+        self.evaluating(progress)
+        try:
+            state, scores = self.evaluate(state)
+        except EvaluationStopped:
+            self.owing = True
+            return progress
+        except BaseException:
+            self.store(state)
+            raise
+        self.owing, self.best = False, state.best_return
+        if scores.get(self.score, math.nan) >= state.best_return:
+            self.saved_at = -1  # the checkpoint of this step, if there is one, knows an older best
+            self.store(state)
+            mark_best(self.path, state.steps, state.best_return)
+        self.writer.amend(state.steps, scores)
+        self.sinks.write(state.steps, scores)
+        iteration = replace(progress.iteration, state=state)
+        return replace(progress, iteration=iteration, metrics=progress.metrics | scores)
+
+    def store(self, state: Any) -> None:
+        """Write a checkpoint, unless this step has one; the metrics are on the disk before it."""
+        if state.steps > self.saved_at:
+            self.saved_at = state.steps
+            self.writer.sync()
+            self.save(state)
+
+    def owed(self, state: Any, session: Any) -> Progress | None:
+        """Return the last iteration of an earlier process if its evaluation is missing."""
+        line = self.writer.last()
+        if line is None or line["step"] != state.steps or self.score in line:
+            return None
+        if not self._is_due(state.steps):
+            return None
+        known = {k: v for k, v in line.items() if isinstance(v, float)}
+        done = state.steps >= self.config.total_steps
+        return Progress(Restored(state, known, session), known, self.path, done)
+
+    def _is_due(self, steps: int) -> bool:
+        """Whether an evaluation falls into the iteration that ended here; the same when resumed."""
+        every: int = self.config.evaluation.every
+        crossed = every > 0 and steps // every > (steps - self.config.batch) // every
+        return crossed or steps >= self.config.total_steps
+
+
+def _mark_ended(directory: RunDirectory, status: int) -> None:
+    directory.close("failed" if status == FAILED else "stopped")
+
+
+@contextmanager
+def _faults_kept(path: Path) -> Iterator[None]:
+    """Numbers that stopped the run stay beside it, to be looked at."""
+    try:
+        yield
+    except NumericError as error:
+        place = path / FAULT
+        try:
+            save_file({k: x.detach().cpu().contiguous() for k, x in error.tensors.items()}, place)
+        except Exception as reason:  # the disk may be full: what matters is the first error
+            raise NumericError(f"{error} (the minibatch was not kept: {reason})", {}) from error
+        raise NumericError(f"{error}. The minibatch: {place}", error.tensors) from error
