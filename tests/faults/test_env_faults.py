@@ -36,6 +36,7 @@ from keel.envs import (
     env_seeds,
     make_envs,
 )
+from keel.envs.workers import AsyncEnvs
 from keel.errors import InputError
 
 
@@ -220,6 +221,25 @@ def test_a_worker_killed_between_two_steps_is_noticed() -> None:
     assert all_end(pids)
 
 
+def test_workers_leave_signals_to_their_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From their first moment on, while they still import what they need."""
+    await_start = AsyncEnvs._await_start
+
+    def signalled(self: AsyncEnvs, worker: Any) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            os.kill(worker.process.pid, number)
+        await_start(self, worker)
+
+    monkeypatch.setattr(AsyncEnvs, "_await_start", signalled)
+    envs = faulty("")
+    run(envs, 2)
+    for pid in workers_of(envs):
+        os.kill(pid, signal.SIGTERM)
+        os.kill(pid, signal.SIGINT)
+    run(envs, 2)
+    envs.close()
+
+
 @pytest.mark.parametrize(("fault", "timeout"), [("kill", 30.0), ("hang", 1.0)])
 def test_a_restart_marks_the_lost_rows_counts_itself_and_goes_on(
     fault: str, timeout: float
@@ -271,9 +291,10 @@ def test_after_a_restart_the_seeds_are_new() -> None:
 
 # --- 21: the parent is killed -------------------------------------------------------------------
 
+FOLDERS = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 PARENT = """
     import sys, time
-    sys.path.insert(0, {folder!r})
+    sys.path[:0] = {folders!r}
     import test_env_faults as faults
 
     if __name__ == "__main__":
@@ -291,7 +312,7 @@ def test_a_killed_parent_leaves_neither_orphans_nor_shared_memory(
     tmp_path: Path, fault: str, child: Any
 ) -> None:
     script = tmp_path / "parent.py"
-    source = PARENT.format(folder=str(Path(__file__).parent), fault=fault)
+    source = PARENT.format(folders=FOLDERS, fault=fault)
     script.write_text(textwrap.dedent(source))
     parent = child([sys.executable, str(script)], stderr=None)
     assert parent.stdout is not None
@@ -308,7 +329,7 @@ def test_a_killed_parent_leaves_neither_orphans_nor_shared_memory(
 def test_a_normal_end_leaves_nothing_either(tmp_path: Path) -> None:
     """No close, no `with`: the script simply ends."""
     script = tmp_path / "script.py"
-    source = PARENT.format(folder=str(Path(__file__).parent), fault="")
+    source = PARENT.format(folders=FOLDERS, fault="")
     script.write_text(textwrap.dedent(source).replace("time.sleep(600)", "pass"))
     done = run_child([sys.executable, str(script)], check=True)
     assert all_end([int(pid) for pid in done.stdout.split()])

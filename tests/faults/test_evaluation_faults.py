@@ -16,8 +16,9 @@ from keel.cli import main
 from keel.config import Config, from_dict
 from keel.envs import EnvError
 from keel.runs.reader import read_metrics
-from keel.training import runner
+from keel.training import inspect, runner
 from keel.training.checkpoint import load
+from keel.training.evaluate import EvaluationWarning
 from keel.training.runner import resume, start
 
 
@@ -139,3 +140,32 @@ def test_a_run_that_was_evaluated_is_not_evaluated_again(
     disturb(monkeypatch, never)
     assert list(resume(whole.path)) == []
     assert (whole.path / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.usefixtures("sigint")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_keel_evaluate(
+    number: signal.Signals,
+    whole: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    evaluate = inspect.evaluate
+
+    def signalled(*args: Any, **more: Any) -> Any:
+        signal.raise_signal(number)
+        return evaluate(*args, **more)
+
+    monkeypatch.setattr(inspect, "evaluate", signalled)
+    assert main(["evaluate", str(whole.path)]) == 128 + number
+    assert capsys.readouterr().err == "keel: the evaluation was stopped; nothing was kept\n"
+
+
+def test_keel_evaluate_cuts_episodes_that_do_not_end(
+    whole: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["evaluate", str(whole.path), "--episodes", "3", "--max-episode-steps", "5"]
+    with pytest.warns(EvaluationWarning, match="3 of 3 episodes did not end within 5 steps"):
+        assert main([*words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["episodes_cut"], told["lengths"]) == (3.0, [5, 5, 5])

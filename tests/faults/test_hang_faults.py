@@ -43,11 +43,6 @@ def deadlock() -> None:
         ctypes.CDLL(None).pthread_mutex_lock(mutex)
 
 
-def backtrack() -> None:
-    """Computes in C for years, with Python's lock held: not even other threads run."""
-    re.match(r"(a+)+$", "a" * 60 + "b")
-
-
 class Stuck(gymnasium.Env[Any, Any]):
     """Does something in its second step, or when it is closed."""
 
@@ -140,33 +135,20 @@ def in_child(work: Callable[[], None], errors: Path, *, after: Callable[[int], N
         raise
 
 
-@pytest.mark.parametrize(
-    ("hang", "status", "message"),
-    [
-        (deadlock, 2, r"keel: environment 0 did not return from step for 0.2 s .*could not be int"),
-        (backtrack, 1, r"Timeout .*\n(.*\n)*.* in backtrack"),
-    ],
-)
 def test_a_hang_in_c_ends_the_process_of_a_run(
-    hang: Callable[[], None],
-    status: int,
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "GRACE", 0.2)
-    monkeypatch.setattr(module, "HOGGED", 2.0)
     errors, said = tmp_path / "errors", tmp_path / "said"
 
     def work() -> None:
         with module.before_abrupt_exit(lambda status: said.write_text(str(status)) and None):
-            envs = stuck(0.2, step=hang)
-            time.sleep(0.5)  # a run has been under way for a while
-            play(envs)
+            play(stuck(0.2, step=deadlock))
 
-    assert in_child(work, errors, after=lambda _: None) == status
+    assert in_child(work, errors, after=lambda _: None) == 2
+    message = r"keel: environment 0 did not return from step for 0.2 s .*could not be interrupted"
     assert re.search(message, errors.read_text())
-    assert said.exists() == (status == 2), "who keeps the run has its say"
+    assert said.read_text() == "2", "who keeps the run has its say"
 
 
 @pytest.mark.parametrize(

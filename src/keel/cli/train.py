@@ -7,6 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -211,19 +212,17 @@ def drive(
     progress = begin(evaluating=display.evaluating)
     with graceful_stop() as stop, display:
         try:
-            for newest in progress:
-                display.update(newest.iteration.steps, newest.metrics, newest.done)
-                stop.safe = newest.done
-                if stop.requested is not None:
-                    break
-            progress.close()
+            with closing(progress):
+                for newest in progress:
+                    display.update(newest.iteration.steps, newest.metrics, newest.done)
+                    stop.safe = newest.done or stop.requested is not None
+                    if stop.requested is not None:
+                        break
         except KeyboardInterrupt:
             if stop.requested is None:
                 raise
             print_stopped(newest, config.total_steps, at_once=True)
             return stop.exit_code
-        finally:
-            progress.close()
     if newest is not None:
         (sum_up or finish)(newest, console, as_json, quiet)
     if stop.requested is not None and not is_complete(newest):

@@ -303,6 +303,7 @@ def _envpool(request: _Request) -> Envs:
         threads=1 if light and not request.threads_given else request.threads,
         options=options,
         clip_reward=game is not None and request.atari.clip_reward,
+        timeout=request.timeout,
     )
 
 

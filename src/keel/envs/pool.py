@@ -19,6 +19,7 @@ from keel.envs.faults import EnvError, MissingExtraError, UnsupportedSpaceError
 from keel.envs.protocol import Autoreset, Obs, Saved, Step
 from keel.envs.seeding import env_seeds
 from keel.envs.spaces import action_layout, observation_layout, open_mask
+from keel.envs.watchdog import Place, Watch
 from keel.keys import MASK
 
 
@@ -43,6 +44,7 @@ class PoolEnvs:
         threads: int,
         options: Mapping[str, Any] | None = None,
         clip_reward: bool = False,
+        timeout: float = 60.0,
     ) -> None:
         self.num_envs = num_envs
         self._id, self._threads, self._options = env_id, threads, dict(options or {})
@@ -50,6 +52,8 @@ class PoolEnvs:
         self._episodes = Episodes(num_envs)
         self._none = np.zeros(num_envs, dtype=bool)
         self._pending = self._none
+        self._seed, self._steps = seed, 0
+        self._watch = Watch(self._place, timeout)
         self._pool: Any = self._make(seed)
         self._fresh: int | None = seed
         keys = list(self._pool._state_keys)
@@ -94,13 +98,22 @@ class PoolEnvs:
         self._fresh = None
         self._pending = self._none
         self._episodes.clear()
-        self._pool._reset(self._ids)
-        return self._read(self._pool._recv(), self._none)
+        self._seed, self._steps = seed, 0
+        with self._watch("reset"):
+            self._pool._reset(self._ids)
+            state = self._pool._recv()
+        return self._read(state, self._none)
+
+    def _place(self) -> Place:
+        return Place(-1, self._seed, self._steps)
 
     def step(self, action: np.ndarray) -> Step:
         pool = self._pool
-        pool._send([self._ids, self._ids, np.ascontiguousarray(self._actions.encode(action))])
-        state = pool._recv()
+        encoded = np.ascontiguousarray(self._actions.encode(action))
+        self._steps += 1
+        with self._watch("step"):
+            pool._send([self._ids, self._ids, encoded])
+            state = pool._recv()
         done, truncated = state[self._at["done"]], state[self._at["trunc"]]
         reward = state[self._at["reward"]].astype(np.float32, copy=False)
         ended = done

@@ -4,15 +4,14 @@ A thread looks now and then whether a call into an environment has got any furth
 not for `timeout` seconds is interrupted by a signal, which becomes an `EnvHungError`. Code that no
 signal interrupts (C that never returns to Python) can only be ended with its process: this is done
 where the process is a run of its own (`owned_process`), after `before_abrupt_exit` has had its say.
-Where such code holds Python's lock, not even the thread can run: then `faulthandler` prints where
-the process was, and ends it.
+Where such code holds Python's lock (a regular expression that backtracks for years), not even the
+thread can run: only worker processes, which can be killed, help against that.
 
 A call costs less than a microsecond: nothing is timed where it happens.
 """
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import signal
 import sys
@@ -32,8 +31,6 @@ SIGNAL: signal.Signals | None = getattr(signal, "SIGURG", None)
 """Interrupts the main thread; ignored by default, so that a stray one does no harm."""
 GRACE = 5.0
 """Seconds for a call that was interrupted to return, before the process is ended."""
-HOGGED = 900.0
-"""Seconds that C may keep Python's lock, so that nobody can look whether anything hangs."""
 CLOSE_TIMEOUT = 10.0
 """Seconds at most for environments to close."""
 FAILED = 2
@@ -93,8 +90,6 @@ class Watch:
         trace: TracebackType | None,
     ) -> None:
         self._active = False
-        if _patrol.armed:
-            _patrol.disarm()
         if kind is None or error is None:
             return
         if kind is _Interrupted:
@@ -126,10 +121,6 @@ class Watch:
             signal.pthread_kill(self._thread, SIGNAL)  # type: ignore[arg-type]
         else:
             self._give_up()
-
-    def seconds_left(self) -> float | None:
-        """Return how long the running call may still take; None if there is none."""
-        return max(0.0, self._limit - self._stuck) if self._active else None
 
     def _give_up(self) -> None:
         message = f"{self.fault()}; it could not be interrupted"
@@ -163,8 +154,6 @@ class _Patrol:
         self._watches: weakref.WeakSet[Watch] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self.armed = False
-        """whether C ends the process if the call that runs now does not return"""
 
     def add(self, watch: Watch) -> None:
         _listen()
@@ -193,25 +182,6 @@ class _Patrol:
             elapsed, last = min(now - last, 2.0 * interval), now
             for watch in self.watches():
                 watch.check(elapsed)
-            self._arm()
-
-    def _arm(self) -> None:
-        """Let C end the process if not even this thread gets to run any more.
-
-        Outside of environments it has far more time: a long computation is no hang.
-        """
-        if not _OWNERS:
-            return
-        left = [x for x in (watch.seconds_left() for watch in self.watches()) if x is not None]
-        patience = min(left) + 2.0 * GRACE if left else HOGGED
-        faulthandler.dump_traceback_later(patience, exit=True, file=2)
-        self.armed = bool(left)
-        if self.armed and all(watch.seconds_left() is None for watch in self.watches()):
-            self.disarm()  # the call returned meanwhile
-
-    def disarm(self) -> None:
-        self.armed = False
-        faulthandler.cancel_dump_traceback_later()
 
 
 _patrol = _Patrol()
@@ -302,8 +272,6 @@ def owned_process(owner: Owner) -> Iterator[None]:
         yield
     finally:
         _OWNERS.remove(owner)
-        if not _OWNERS:
-            _patrol.disarm()
 
 
 @contextmanager

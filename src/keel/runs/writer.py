@@ -147,10 +147,12 @@ class MetricsWriter:
         try:
             start = os.fstat(descriptor).st_size - len(before)
             try:
-                if os.pwrite(descriptor, line, start) < len(line):
+                os.lseek(descriptor, start, os.SEEK_SET)
+                if os.write(descriptor, line) < len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except OSError:
-                os.pwrite(descriptor, before, start)  # over itself: this needs no space
+                os.lseek(descriptor, start, os.SEEK_SET)
+                os.write(descriptor, before)  # over itself: this needs no space
                 os.ftruncate(descriptor, start + len(before))
                 raise
         finally:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 
 import numpy as np
 import pytest
 import torch
 
 from keel.errors import InputError
-from keel.runs import MetricsWriter, RunError, export_csv, last_values, read_metrics
+from keel.runs import MetricsWriter, RunError, RunWarning, export_csv, last_values, read_metrics
 from keel.runs.writer import encode_line
 
 NAN, INF = math.nan, math.inf
@@ -146,3 +147,39 @@ def test_csv_export_into_a_missing_folder_is_an_error(path, tmp_path):
     MetricsWriter(path).close()
     with pytest.raises(RunError, match="cannot be written"):
         export_csv(path, tmp_path / "absent" / "out.csv")
+
+
+def test_the_last_line_can_be_completed(path):
+    """Byte for byte as if it had been written at once; lines before it stay as they are."""
+    with MetricsWriter(path) as writer:
+        writer.write(1, {"a": 1.0})
+        writer.write(2, {"a": NAN, "b": -INF, "c": "accepted", "d": 0.1})
+        before = path.read_bytes()
+        writer.amend(2, {"eval": 3.0, "worst": NAN})
+        writer.write(3, {"a": 1.0})
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert lines[0] == before.splitlines(keepends=True)[0]
+    whole = {"a": NAN, "b": -INF, "c": "accepted", "d": 0.1, "eval": 3.0, "worst": NAN}
+    assert lines[1:] == [encode_line(2, whole), encode_line(3, {"a": 1.0})]
+
+
+def test_what_completes_a_line_that_is_not_there_becomes_a_line(path):
+    """The disk was full when it should have been written."""
+    with MetricsWriter(path) as writer:
+        assert writer.last() is None
+        writer.amend(1, {"eval": 3.0})
+        assert writer.last() == {"step": 1, "eval": 3.0}
+        writer.amend(2, {"eval": 4.0})
+    assert read_metrics(path)["eval"].tolist() == [3.0, 4.0]
+
+
+def test_a_line_that_cannot_be_completed_stays_whole(path, monkeypatch):
+    with MetricsWriter(path) as writer:
+        writer.write(1, {"a": 1.0})
+        before = path.read_bytes()
+        write = os.write
+        monkeypatch.setattr(os, "write", lambda file, data: write(file, data[: len(before)]))
+        with pytest.warns(RunWarning, match="the disk is full"):
+            writer.amend(1, {"eval": 3.0})
+        assert path.read_bytes() == before
+        assert writer.dropped == 1

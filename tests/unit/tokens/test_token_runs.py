@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from keel.apps.language import preflight as flights
+from keel.apps.language import runner
 from keel.apps.language.config import Language, from_dict, to_dict
 from keel.apps.language.loop import initial_state, run
 from keel.apps.language.preflight import PreflightError, preflight, require
@@ -27,6 +28,7 @@ from keel.models.language import WRITTEN
 from keel.runs.metrics import metric
 from keel.runs.reader import read_metrics
 from keel.training.checkpoint import load
+from keel.training.evaluate import EvaluationStopped
 
 
 def tiny(**changes: Any) -> Language:
@@ -291,14 +293,27 @@ def test_preflight_names_labels_that_are_off_by_one(monkeypatch: pytest.MonkeyPa
 # --- runs on disk -------------------------------------------------------------------------------
 
 
-def test_a_run_resumes_bit_for_bit(tmp_path: Path) -> None:
+def test_a_run_resumes_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped between two updates, and then again in the last evaluation."""
     kl = {"place": "loss", "controller": "adaptive"}
-    config = tiny(kl=kl, checkpoints={"every": 8}, algo="ppo")
+    config = tiny(kl=kl, checkpoints={"every": 8}, algo="ppo", control=True)
     *_, whole = start(config, tmp_path, "whole")
     part = start(config, tmp_path, "part")
     next(part), next(part)
     part.close()
-    *_, rest = resume(tmp_path / "part" / "seed-0")
+
+    def stopped(*_: Any) -> None:
+        raise EvaluationStopped
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runner, "judge", stopped)
+        *_, unjudged = resume(tmp_path / "part" / "seed-0")
+    assert unjudged.done
+    assert "eval/success" not in unjudged.metrics
+    (rest,) = resume(tmp_path / "part" / "seed-0")
+    for name in ("language.json", "tokens.html"):
+        texts = [(tmp_path / run / "seed-0" / name).read_text() for run in ("whole", "part")]
+        assert texts[0] == texts[1].replace("part/seed-0", "whole/seed-0")
     a, b = whole.iteration.state, rest.iteration.state
     assert torch.equal(a.optimum.params, b.optimum.params)
     assert torch.equal(a.optimum.second, b.optimum.second)
