@@ -39,7 +39,7 @@ FAILED = 2
 class Place(NamedTuple):
     """Which environment is at work: −1 for all of them together."""
 
-    index: int
+    env: int
     seed: int
     step: int
 
@@ -63,7 +63,7 @@ class Watch:
     """
 
     def __init__(self, place: Callable[[], Place], timeout: float) -> None:
-        self._place = weakref.WeakMethod(place)  # type: ignore[arg-type]
+        self._place = weakref.WeakMethod(place)
         self.timeout, self._limit = timeout, timeout
         self._doing, self._calls, self._active = "", 0, False
         self._thread = 0

@@ -153,9 +153,9 @@ class _Tally:
     def begin(self) -> None:
         """Note that every environment begins a new episode."""
         num_envs = len(self._episodes)
-        self._reward = np.zeros((num_envs, max(1, len(self._agents))))
-        self._length = np.zeros(num_envs, np.int64)
-        self._over = np.zeros(num_envs, bool)  # cut, and still running
+        self._reward: np.ndarray = np.zeros((num_envs, max(1, len(self._agents))))
+        self._length: np.ndarray = np.zeros(num_envs, np.int64)
+        self._over: np.ndarray = np.zeros(num_envs, bool)  # cut, and still running
 
     @property
     def complete(self) -> bool:
@@ -172,12 +172,12 @@ class _Tally:
         played = ~step.ignored.reshape(len(self._length), -1).all(-1)
         self._length += played
         self._reward += step.reward.reshape(self._reward.shape) * played[:, None]
-        for place, index in enumerate(step.episode_index):
+        for place, index in enumerate(step.episode_index.tolist()):
             own = np.zeros(0) if step.agent_return is None else step.agent_return[place]
             total, length = step.episode_return[place], step.episode_length[place]
             self._count(index, _Episode(float(total), int(length), own, cut=False))
             self._reward[index], self._length[index], self._over[index] = 0.0, 0, False
-        for index in np.flatnonzero((self._length >= self._limit) & ~self._over):
+        for index in np.flatnonzero((self._length >= self._limit) & ~self._over).tolist():
             own = self._reward[index].copy() if self._agents else np.zeros(0)
             total, length = self._reward[index].sum(), self._length[index]
             self._count(index, _Episode(float(total), int(length), own, cut=True))

@@ -214,7 +214,7 @@ class _Keeper:
         """Whether an evaluation falls into the iteration that ended here; the same when resumed."""
         every: int = self.config.evaluation.every
         crossed = every > 0 and steps // every > (steps - self.config.batch) // every
-        return crossed or steps >= self.config.total_steps
+        return bool(crossed or steps >= self.config.total_steps)
 
 
 def _mark_ended(directory: RunDirectory, status: int) -> None:
