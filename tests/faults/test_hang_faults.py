@@ -203,7 +203,7 @@ def test_what_cannot_be_closed_is_named_in_a_warning(
 
 
 def test_workers_say_what_could_not_be_closed() -> None:
-    envs = stuck(5.0, "async", close=fail)
+    envs = stuck(120.0, "async", close=fail)
     envs.reset(0)
     with pytest.warns(EnvWarning) as caught:
         envs.close()
@@ -223,7 +223,7 @@ def leave() -> None:
 def test_an_environment_that_calls_exit_is_named(backend: str) -> None:
     message = r"environment 0 called sys.exit\('no licence'\) in step \(seed \d+, step 2\)"
     with pytest.raises(EnvRaisedError, match=message):
-        play(stuck(30.0, backend, step=leave))
+        play(stuck(120.0, backend, step=leave))
 
 
 def test_a_vector_that_calls_exit_is_named() -> None:
