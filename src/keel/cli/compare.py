@@ -13,6 +13,7 @@ from tyro.conf import Positional, arg
 
 from keel.cli.arguments import read_options
 from keel.errors import InputError
+from keel.printing import printable
 
 if TYPE_CHECKING:
     from keel.compare import Comparison
@@ -101,7 +102,7 @@ def write_files(
         write_page(found, html, more)
     for what, path in (("picture", png), ("page", html)):
         if path is not None and not quiet:
-            print(f"{what}: {path}")  # noqa: T201
+            print(printable(f"{what}: {path}"))  # noqa: T201
 
 
 def print_comparison(found: Comparison) -> None:

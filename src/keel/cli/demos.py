@@ -13,6 +13,7 @@ from tyro.conf import Positional, arg
 
 from keel.cli.arguments import read_options
 from keel.errors import InputError, choose
+from keel.printing import printable
 
 if TYPE_CHECKING:
     from keel.rollout.demos import Demos
@@ -148,11 +149,11 @@ def _say(demos: Demos, where: str, as_json: bool) -> int:
         }
         print(json.dumps(told, allow_nan=False))  # noqa: T201
         return 0
-    print(  # noqa: T201
+    text = (
         f"{where}: {demos.env}, {len(returns)} episodes, {demos.steps:,} steps, "
         f"return {mean:,.1f} ({min(returns):,.1f} … {max(returns):,.1f})"
-        + (f", by {demos.source}" if demos.source else "")
-    )
+    ) + (f", by {demos.source}" if demos.source else "")
+    print(printable(text))  # noqa: T201
     return 0
 
 

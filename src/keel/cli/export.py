@@ -12,6 +12,7 @@ import tyro
 from tyro.conf import Positional, arg
 
 from keel.cli.arguments import read_options
+from keel.printing import printable
 
 
 @dataclass(frozen=True)
@@ -64,5 +65,5 @@ def run(args: Sequence[str]) -> int:
         f"checked on {written.rows} random observations: largest difference from torch "
         f"{written.difference:.1e}"
     )
-    print(text)  # noqa: T201
+    print(printable(text))  # noqa: T201
     return 0
