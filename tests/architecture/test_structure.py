@@ -44,7 +44,7 @@ MAY_IMPORT = {
     "presets": BASE | {"config"},
     "explain": FUNCTIONAL_AND_BASE | {"look"},
     "integrations": FUNCTIONAL_AND_BASE | {"runs"},
-    "compare": FUNCTIONAL_AND_BASE | {"runs", "look"},
+    "compare": FUNCTIONAL_AND_BASE | {"runs", "look", "printing"},
     "ablate": TRAINING | {"training"},
     "tune": TRAINING | {"training"},
     "bench": TRAINING | {"training"},

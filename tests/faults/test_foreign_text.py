@@ -48,7 +48,13 @@ def test_control_characters_of_a_run_never_reach_the_terminal(
     for number in (1, 2):
         write_run(tmp_path, f"{RED}evil{number}\n", tag=f"{RED}tag")
     assert main(["runs", "--runs", str(tmp_path)]) == 0
-    assert main(["compare", str(tmp_path)]) == 0
+    half = tmp_path / "half\udcff"  # a name that is no UTF-8
+    write_run(tmp_path, half.name)
+    picture, page = tmp_path / "out.png", tmp_path / "out.html"
+    files = ["--png", str(picture), "--html", str(page)]
+    assert main(["compare", str(tmp_path), *files]) == 0
+    assert picture.is_file()
+    assert "\x1b" not in page.read_text(encoding="utf-8").partition("<script")[0]
     assert main(["compare", str(tmp_path), "--baseline", RED]) == 2
     captured = capsys.readouterr()
     assert "\x1b" not in captured.out + captured.err

@@ -20,7 +20,7 @@ from keel.runs import list_runs, lock
 from keel.runs.lock import Holder
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc")
-PATIENCE = 60.0
+PATIENCE = 300.0
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:
@@ -67,9 +67,11 @@ def test_a_job_that_waits_in_a_system_call_dies_with_its_parent(tmp_path: Path):
         with contextlib.suppress(BaseException):
             run_jobs([("a", lambda: command)], 1, lambda *_: None)
         os._exit(0)
-    wait_until(lambda: children_of(parent), "the job was not started")
-    children = children_of(parent)
-    with no_survivors([parent, *children]):
+    pids = [parent]
+    with no_survivors(pids):
+        wait_until(lambda: children_of(parent), "the job was not started")
+        children = children_of(parent)
+        pids += children
         time.sleep(0.3)
         assert all(map(is_running, children))
         os.kill(parent, signal.SIGKILL)
@@ -98,9 +100,11 @@ def test_killed_commands_leave_no_process_and_can_be_started_again(name: str, tm
     parent = subprocess.Popen(
         [*words, *at_once, "--total-steps", "100000000"], stderr=subprocess.DEVNULL
     )
-    wait_until(lambda: len(checkpoints_of(tmp_path)) >= 2, "nothing was trained")
-    children = children_of(parent.pid)
-    with no_survivors([parent.pid, *children]):
+    pids = [parent.pid]
+    with no_survivors(pids):
+        wait_until(lambda: len(checkpoints_of(tmp_path)) >= 2, "nothing was trained")
+        children = children_of(parent.pid)
+        pids += children
         assert len(children) == 2
         parent.kill()
         parent.wait()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from keel.errors import InputError, KeelError
+from keel.printing import printable
 from keel.runs import MetricsTable, read_config, read_metrics
 from keel.runs.directory import METRICS, read_record
 from keel.runs.foreign import PROGRESS, is_log, read_log
@@ -67,7 +68,8 @@ def load_runs(
             raise InputError(f"{path}: no run here; `keel runs` lists those there are")
         for place in found:
             run = _read(place, path, by, list(names), mapping)
-            runs.setdefault(place.resolve(), replace(run, group=label) if label else run)
+            group, task = printable(label or run.group), printable(run.task)
+            runs.setdefault(place.resolve(), replace(run, group=group, task=task))
     return _with_tasks(list(runs.values()))
 
 
