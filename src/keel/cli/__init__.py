@@ -87,7 +87,7 @@ def _report(error: Exception) -> int:
     from keel.errors import KeelError
 
     _flush_or_discard()
-    if os.environ.get(DEBUG, "") not in ("", "0"):
+    if _debugging():
         import traceback
 
         traceback.print_exception(error)
@@ -102,6 +102,10 @@ def _report(error: Exception) -> int:
         f"the traceback that {DEBUG}=1 or {TRACEBACK} shows)",
         UNEXPECTED,
     )
+
+
+def _debugging() -> bool:
+    return os.environ.get(DEBUG, "") not in ("", "0")
 
 
 def _system_error(error: OSError) -> str:
@@ -164,12 +168,18 @@ def _fail(message: str, status: int = BAD_INPUT) -> int:
 
 @contextlib.contextmanager
 def _short_warnings() -> Iterator[None]:
-    """Show Keel's own warnings as one line, without the place in the code that gave them."""
+    """Show Keel's own warnings as one line, without the place in the code that gave them.
+
+    Python's RuntimeWarning is numpy's for results that are not finite. Keel looks for those itself
+    and stops a run that depends on them, so numpy's are shown only together with tracebacks.
+    """
     usual = warnings.formatwarning
 
     def short(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> str:
         if category.__module__.partition(".")[0] == "keel":
             return f"keel: warning: {printable(' '.join(str(message).split()))}\n"
+        if issubclass(category, RuntimeWarning) and not _debugging():
+            return ""
         return printable(usual(message, category, *place, **more))
 
     warnings.formatwarning = short

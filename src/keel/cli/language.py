@@ -14,7 +14,7 @@ import tyro
 from rich.console import Console
 from tyro.conf import Positional, arg
 
-from keel.apps.language.config import Language, check, from_dict
+from keel.apps.language.config import Language, check, decoding, from_dict
 from keel.cli.arguments import find_option, read_options, translate
 from keel.cli.render import PipedConsole
 from keel.cli.settings import HELP, HELP_ALL, Resolved, print_settings, short_help
@@ -112,7 +112,7 @@ def run(args: Sequence[str]) -> int:
             stage, of = ("control", f" of {warm['of']:.0f}") if "of" in warm else ("warm-up", "")
             console.print(
                 f"{stage}, pass {warm['epoch']:.0f}{of}: loss {warm['loss']:.3f}, "
-                f"{warm['success']:.0%} solved",
+                f"{warm['success']:.0%} solved, {decoding(config)}",
                 style="dim",
                 highlight=False,
             )
@@ -198,6 +198,7 @@ def summary(newest: Progress) -> dict[str, Any]:
         "steps": state.steps,
         "return_mean": metrics.get("eval/success"),
         "success": metrics.get("eval/success"),
+        "decoding": decoding(newest.iteration.session.config),
         "warmup_success": metrics.get("eval/warmup_success"),
         "control_success": metrics.get("eval/control_success"),
         "kl_exact_max": state.kl_exact_max,
@@ -230,7 +231,7 @@ def finish(newest: Progress, console: Console, as_json: bool, quiet: bool) -> No
         ("after RL", "success"),
     ):
         if told[key] is not None:
-            console.print(f"solved {name}: {told[key]:.1%}", highlight=False)
+            console.print(f"solved {name}: {told[key]:.1%} ({told['decoding']})", highlight=False)
     console.print(
         f"trust region: largest exact KL(old‖new) of any update {told['kl_exact_max']:.4f} nats "
         f"per token, bound {told['max_kl']:g}; {told['rollbacks']} of "

@@ -10,10 +10,12 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console, Group
-from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
+
+from keel.cli.progress import ResizableLive, is_interactive
+from keel.errors import InputError
 
 BARS = "▁▂▃▄▅▆▇█"
 PLAIN_SECONDS = 5.0
@@ -32,12 +34,16 @@ def sparkline(values: list[float], width: int = 32) -> str:
     return "".join(BARS[int((v - low) * scale)] if math.isfinite(v) else " " for v in values)
 
 
-def gauge(value: float, bound: float, width: int = 24) -> Text:
+def gauge(value: float, bound: float, width: int = 16) -> Text:
     """How much of the bound is used: green, yellow near the end, red over it."""
     share = value / bound if bound > 0 and math.isfinite(value) else 0.0
     filled = min(width, round(share * width))
     colour = "red" if share > 1.0 else "yellow" if share > 0.8 else "green"
     return Text.assemble(("█" * filled, colour), ("░" * (width - filled), "dim"), f" {share:4.0%}")
+
+
+class OutputError(InputError):
+    """Nobody reads what a run prints: its pipe was closed, or its disk is full."""
 
 
 class Display(AbstractContextManager["Display"]):
@@ -56,13 +62,13 @@ class Display(AbstractContextManager["Display"]):
             TextColumn("{task.fields[left]}"),
         )
         self.task = self.progress.add_task("", total=config.total_steps, left="")
-        self.live = Live(console=console, refresh_per_second=8, transient=False)
+        self.live = ResizableLive(console=console, refresh_per_second=8, transient=False)
         self.shown_at = 0.0
         self.started = time.perf_counter()
         self.first_steps: int | None = None
 
     def __enter__(self) -> Display:
-        if self.console.is_terminal and not self.quiet:
+        if is_interactive(self.console) and not self.quiet:
             self.live.update(Text("preparing the first update …", style="dim"))
             self.live.start()
         return self
@@ -90,7 +96,17 @@ class Display(AbstractContextManager["Display"]):
         elif done or time.perf_counter() - self.shown_at >= PLAIN_SECONDS:
             self.shown_at = time.perf_counter()
             line = plain_line(steps, self.config.total_steps, metrics, self.searches)
+            self._print(line)
+
+    def _print(self, line: str) -> None:
+        try:
             self.console.print(line, highlight=False, soft_wrap=True)
+        except OSError as error:
+            reason = error.strerror or "its reader has closed it"
+            raise OutputError(
+                f"the standard output cannot be written ({reason}): training stops here, "
+                "and `keel resume` goes on with it"
+            ) from error
 
     def evaluating(self, newest: Any) -> None:
         """Show that the evaluation of an iteration begins; in a log, of the last one only."""
@@ -112,7 +128,7 @@ class Display(AbstractContextManager["Display"]):
 
     def _panel(self, steps: int, metrics: dict[str, float]) -> Group:
         table = Table.grid(padding=(0, 2))
-        table.add_column(style="dim")
+        table.add_column(style="dim", no_wrap=True, min_width=14)
         table.add_column(no_wrap=True)
         rate = metrics.get("time/steps_per_second", math.nan)
         table.add_row("steps", f"{steps:,} of {self.config.total_steps:,}   {rate:,.0f}/s")
@@ -131,9 +147,9 @@ class Display(AbstractContextManager["Display"]):
             table.add_row("clip / entropy", f"{clipped:.1%}   {_number(entropy)}")
         if "train/bc_coef" in metrics:
             table.add_row("demonstrations", _cloning(metrics))
-        explained = metrics.get("train/explained_variance", math.nan)
         back = int(metrics.get("train/rollbacks", 0))
-        table.add_row("explained var.", f"{explained:.2f}")
+        if "train/explained_variance" in metrics:
+            table.add_row("explained var.", f"{metrics['train/explained_variance']:.2f}")
         undone = "rejected" if self.searches.success else "walked back"
         table.add_row(undone, f"{back} update{'s' * (back != 1)}")
         return Group(Text(self.title, style="bold"), self.progress, table)
@@ -167,12 +183,15 @@ def plain_line(
     undone = "walked back"
     if searches is not None and searches.success:
         how, undone = str(searches).replace("   ", "  "), "rejected"
+    explained = ""
+    if "train/explained_variance" in metrics:  # there is a critic
+        explained = f"ev {metrics['train/explained_variance']:.2f}  "
     line = (
         f"{steps:>9,}/{total:,}  return {_number(get('rollout/return_mean', math.nan))}  "
         f"KL {get('train/kl_step', math.nan):.4f}/{get('train/max_kl', math.nan):.4g}  "
         f"{how}  "
         f"entropy {get('train/entropy', math.nan):.2f}  "
-        f"ev {get('train/explained_variance', math.nan):.2f}  "
+        f"{explained}"
         f"{undone} {int(get('train/rollbacks', 0))}  "
         f"{get('time/steps_per_second', math.nan):,.0f} steps/s"
     )

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.live import Live
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.segment import Segment
 
 PLAIN_SECONDS = 5.0
 """Seconds between two plain lines."""
@@ -32,6 +34,52 @@ def is_interactive(console: Console) -> bool:
     only_colors = "FORCE_COLOR" in os.environ and not console.file.isatty()
     able = console.is_interactive and not console.is_dumb_terminal
     return able and not in_ci and not only_colors
+
+
+class Trimmed:
+    """A renderable without the spaces at the end of its lines, which a narrower terminal wraps."""
+
+    def __init__(self, content: RenderableType) -> None:
+        self.content = content
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for line in console.render_lines(self.content, options, pad=False):
+            while line and not line[-1].text.strip():
+                line.pop()
+            if line:
+                line[-1] = line[-1]._replace(text=line[-1].text.rstrip())
+            yield from line
+            yield Segment.line()
+
+
+class ResizableLive(Live):
+    """A live display that leaves nothing on the screen when the terminal becomes narrower.
+
+    Terminals wrap lines that no longer fit, so that a display of n lines covers more than n rows.
+    Before it draws again, the rows that were added are erased.
+    """
+
+    def get_renderable(self) -> RenderableType:
+        """Return what is drawn, without spaces at the end of lines."""
+        return Trimmed(super().get_renderable())
+
+    def refresh(self) -> None:
+        """Draw the newest state, at the width that the terminal has now."""
+        with self._lock:
+            self._erase_wrapped_rows()
+            super().refresh()
+            lines = self.console.render_lines(self.get_renderable(), pad=False)
+            shown = lines[: self.console.height]
+            self._widths = [sum(part.cell_length for part in line) for line in shown]
+
+    _widths: Sequence[int] = ()
+    """Of the lines that were drawn last."""
+
+    def _erase_wrapped_rows(self) -> None:
+        width = max(1, self.console.width)
+        added = sum(max(0, -(-length // width) - 1) for length in self._widths)
+        if added and self.is_started:
+            self.console.file.write(f"\r\x1b[{added}A\x1b[J")
 
 
 class WorkProgress(AbstractContextManager["WorkProgress"]):

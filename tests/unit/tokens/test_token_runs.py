@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -367,9 +368,12 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     for name in ("language.png", "language.json", "tokens.html", "trust-region.png"):
         assert (path / name).stat().st_size > 0
     assert main(["evaluate", str(path), "--episodes", "4"]) == 0
-    assert "4 held-out prompts" in capsys.readouterr().out
+    assert "4 held-out prompts, greedy" in capsys.readouterr().out
     assert main(["resume", str(path), "--total-steps", "24"]) == 0
-    assert "after RL" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert re.search(r"solved after RL: [\d.]+% \(sampled at temperature 1\)", shown)
+    assert "ev " not in shown  # there is no critic whose variance could be explained
+    assert told["decoding"] == json.loads((path / "language.json").read_text())["decoding"]
     assert main(["compare", str(tmp_path / "run")]) == 0
     assert "language lookup: " in capsys.readouterr().out
     assert main(["train", "language", "--task", "lokup"]) == 2

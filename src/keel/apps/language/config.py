@@ -317,3 +317,23 @@ def to_dict(config: Language) -> dict[str, Any]:
 def task_options(config: Language) -> dict[str, Any]:
     """What the task is made with."""
     return named_values(config.task_options, "task_options")
+
+
+def decoding(config: Language, greedy: bool | None = None) -> str:
+    """Say how the completions of an evaluation are drawn, for displays and summaries.
+
+    Args:
+        config: The run.
+        greedy: Whether the likeliest tokens are taken; by default as in the run's evaluations.
+
+    >>> decoding(Language()), decoding(Language(), greedy=True)
+    ('sampled at temperature 1', 'greedy')
+    """
+    if config.evaluation.greedy if greedy is None else greedy:
+        return "greedy"
+    sample = config.sample
+    limits = [
+        *([f"top-k {sample.top_k}"] if sample.top_k else []),
+        *([f"top-p {sample.top_p:g}"] if sample.top_p < 1.0 else []),
+    ]
+    return ", ".join([f"sampled at temperature {sample.temperature:g}", *limits])

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from keel.apps.language.config import from_dict
+from keel.apps.language.config import decoding, from_dict
 from keel.apps.language.judge import judge
 from keel.apps.language.session import open_session
 from keel.apps.language.tasks import held_out
@@ -34,6 +34,7 @@ def judge_run(
         "env": f"{config.env} {config.task}",
         "checkpoint": found.step,
         "deterministic": greedy,
+        "decoding": decoding(config, greedy),
         **{name.removeprefix("eval/"): value for name, value in verdict.metrics().items()},
         "completions": verdict.texts,
         "scores": verdict.scores.tolist(),

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keel.apps.language.config import Language, check, from_dict, to_dict
+from keel.apps.language.config import Language, check, decoding, from_dict, to_dict
 from keel.apps.language.heatmap import write_heatmap
 from keel.apps.language.judge import judge
 from keel.apps.language.loop import Iteration, State, initial_state, run
@@ -170,6 +170,7 @@ def _finish(
     summary: dict[str, Any] = {
         "task": session.config.task,
         "algo": session.config.algo,
+        "decoding": decoding(session.config),
         "warm_up": state.warm_up,
         "rl": {**{k.removeprefix("eval/"): v for k, v in told.items()}, "passes": state.passes},
     }

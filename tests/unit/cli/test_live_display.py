@@ -1,0 +1,129 @@
+"""What a run shows while it goes on: plain lines where nothing can be redrawn, no remnants."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import warnings
+
+import pytest
+from rich.console import Console
+
+from keel import cli
+from keel.apps.language.config import Language, Sample, decoding
+from keel.cli.evaluate import _told
+from keel.cli.live import Display, OutputError, plain_line
+from keel.cli.progress import ResizableLive
+from keel.cli.render import PipedConsole
+from keel.config import Config
+from keel.errors import EstimatorWarning
+
+METRICS = {"rollout/return_mean": 12.0, "train/kl_step": 0.01, "train/max_kl": 0.05}
+
+
+def terminal(width: int = 80) -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=width, height=24)
+
+
+def text_of(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize(("variable", "value"), [("TERM", "dumb"), ("CI", "true")])
+def test_terminals_that_cannot_redraw_get_plain_lines(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv(variable, value)
+    console = terminal()
+    with Display(Config(), "keel train", console, quiet=False) as display:
+        assert not display.live.is_started
+        display.update(512, METRICS, done=False)
+    assert "512/100,000  return 12.0" in text_of(console)
+    assert "\x1b[" not in text_of(console)
+
+
+def test_a_real_terminal_gets_a_live_display(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    console = terminal()
+    with Display(Config(), "keel train CartPole-v1", console, quiet=False) as display:
+        assert display.live.is_started
+        display.update(512, METRICS, done=False)
+    assert "exact KL" in text_of(console)
+
+
+def test_rows_that_a_narrower_terminal_wraps_are_erased() -> None:
+    console = terminal(width=80)
+    lines = "\n".join(["x" * 70, "y" * 70, "short"])
+    with ResizableLive(lines, console=console, auto_refresh=False) as live:
+        live.refresh()
+        before = len(text_of(console))
+        console.width = 30  # the terminal shows the two long lines on three rows each
+        live.refresh()
+        assert text_of(console)[before:].startswith("\r\x1b[4A\x1b[J")
+        before = len(text_of(console))
+        console.width = 100
+        live.refresh()
+        assert "\x1b[J" not in text_of(console)[before:]
+
+
+def test_what_nobody_reads_stops_a_run_with_one_line() -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    for stream, reason in (
+        (Full(), "No space left on device"),
+        (Closed(), "its reader has closed it"),
+    ):
+        display = Display(Config(), "x", PipedConsole(file=stream), quiet=False)
+        with display, pytest.raises(OutputError, match=f"{reason}.*keel resume"):
+            display.update(512, METRICS, done=False)
+
+
+def test_explained_variance_is_shown_only_where_there_is_a_critic() -> None:
+    assert "ev " not in plain_line(64, 640, METRICS)
+    assert "ev 0.50" in plain_line(64, 640, {**METRICS, "train/explained_variance": 0.5})
+    console = terminal()
+    display = Display(Config(), "x", console, quiet=False)
+    console.print(display._panel(64, METRICS))
+    assert "explained" not in text_of(console)
+
+
+def test_warnings_of_numpy_are_not_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(args: object) -> int:
+        for category in (RuntimeWarning, EstimatorWarning):
+            text = warnings.formatwarning("Mean of empty slice", category, "numpy.py", 3, "")
+            print(text, end="")
+        return 0
+
+    monkeypatch.setattr("keel.cli.explain.run", run)
+    monkeypatch.delenv("KEEL_DEBUG", raising=False)
+    assert cli.main(["explain"]) == 0
+    assert capsys.readouterr().out == "keel: warning: Mean of empty slice\n"
+    monkeypatch.setenv("KEEL_DEBUG", "1")
+    assert cli.main(["explain"]) == 0
+    assert "numpy.py:3: RuntimeWarning: Mean of empty slice" in capsys.readouterr().out
+
+
+def test_how_completions_are_drawn_is_said() -> None:
+    config = Language(sample=Sample(temperature=0.7, top_k=20, top_p=0.9))
+    assert decoding(config) == "sampled at temperature 0.7, top-k 20, top-p 0.9"
+    assert decoding(config, greedy=True) == "greedy"
+    told = {
+        "env": "language sort", "checkpoint": 64, "episodes": 4.0, "decoding": "greedy",
+        "success": 0.5, "return_mean": 0.5, "length_mean": 3.0, "completions": [],
+        "scores": [],
+    }  # fmt: skip
+    assert "4 held-out prompts, greedy\nsolved  50.0%" in _told(told)
