@@ -7,6 +7,7 @@ was defined in the script travels by value.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -80,8 +81,9 @@ def unpack(payload: bytes) -> tuple[Any, ...]:
 
     body, specs = cloudpickle.loads(payload)
     for data in specs:
-        spec = cloudpickle.loads(data)
-        gymnasium.registry.setdefault(spec.id, spec)
+        with contextlib.suppress(Exception):  # not this worker's environment: it says so if used
+            spec = cloudpickle.loads(data)
+            gymnasium.registry.setdefault(spec.id, spec)
     parts: tuple[Any, ...] = cloudpickle.loads(body)
     return parts
 
@@ -92,10 +94,20 @@ def _sendable(dumps: Callable[[Any], bytes]) -> list[bytes]:
     for spec in gymnasium.registry.values():
         if not str(spec.entry_point).startswith("gymnasium."):
             try:
-                packed.append(dumps(at_hand(spec)))
+                packed.append(dumps(_by_name(at_hand(spec))))
             except Exception:
                 continue
     return packed
+
+
+def _by_name(spec: EnvSpec) -> EnvSpec:
+    """Return `spec` with the name of its class, unless the script has it: nothing is imported then
+    before the environment is made."""
+    entry: Any = spec.entry_point
+    module, name = (getattr(entry, key, "") for key in ("__module__", "__qualname__"))
+    if isinstance(entry, str) or module in ("", "__main__") or not name.isidentifier():
+        return spec
+    return replace(spec, entry_point=f"{module}:{name}", vector_entry_point=None)
 
 
 def at_hand(spec: EnvSpec) -> EnvSpec:

@@ -14,6 +14,7 @@ from keel.envs import (
     AtariOptions,
     EnvError,
     Envs,
+    EnvWarning,
     UnknownEnvError,
     UnsupportedSpaceError,
     make_envs,
@@ -37,9 +38,10 @@ def random_actions(envs: Envs, count: int, seed: int = 0) -> list[np.ndarray]:
 
 
 def test_halfcheetah_goes_to_envpool_and_speaks_float32(envpool: Any) -> None:
+    with pytest.warns(EnvWarning, match="taken from EnvPool .*gymnasium:HalfCheetah-v5"):
+        envs = make_envs("HalfCheetah-v5", 2, seed=0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        envs = make_envs("HalfCheetah-v5", 2, seed=0)
         assert envs.backend == "envpool"
         obs = envs.reset(0)["obs"]
         step = envs.step(random_actions(envs, 1)[0])

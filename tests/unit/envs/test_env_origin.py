@@ -12,9 +12,11 @@ from typing import Any
 import env_toys
 import gymnasium
 import pytest
+from gymnasium.envs.registration import EnvSpec
 
 from keel.envs import EnvWarning, make_envs, step_time
 from keel.envs.registered import also_offered, source_of
+from keel.envs.spawning import pack, unpack
 from keel.errors import InputError
 
 env_toys.register_toys()
@@ -89,6 +91,25 @@ def test_what_is_said_names_the_package_that_has_it_too() -> None:
     assert "numpy:NumPy-A-v0 takes that of the installed package numpy" in also_offered(
         "NumPy-A-v0", None
     )
+
+
+def test_specs_are_sent_by_name_and_one_that_breaks_breaks_no_other() -> None:
+    """A worker imports nothing but its own environment."""
+    specs = [
+        EnvSpec("keel/Named-v0", entry_point=env_toys.Walk),  # type: ignore[arg-type]
+        EnvSpec("keel/Lost-v0", entry_point="no_such_module:Env"),
+    ]
+    gymnasium.registry.update({spec.id: spec for spec in specs})
+    try:
+        payload = pack(len, 1)
+        for spec in specs:
+            gymnasium.registry.pop(spec.id)
+        assert unpack(payload) == (len, 1)
+        assert gymnasium.registry["keel/Named-v0"].entry_point == "env_toys:Walk"
+        assert "keel/Lost-v0" in gymnasium.registry
+    finally:
+        for spec in specs:
+            gymnasium.registry.pop(spec.id, None)
 
 
 class Slow(env_toys.Walk):
