@@ -231,7 +231,7 @@ def test_workers_leave_signals_to_their_parent(monkeypatch: pytest.MonkeyPatch) 
         await_start(self, worker)
 
     monkeypatch.setattr(AsyncEnvs, "_await_start", signalled)
-    envs = faulty("")
+    envs = faulty("", timeout=120.0)
     run(envs, 2)
     for pid in workers_of(envs):
         os.kill(pid, signal.SIGTERM)
