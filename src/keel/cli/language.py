@@ -56,8 +56,7 @@ class TrainLanguage:
 
     env: Annotated[Positional[str], arg(metavar="language")] = "language"
     preset: str | None = None
-    """Settings to start from; by default those of the task. `keel train language --presets` lists
-    them."""
+    """Settings to start from; by default those of the task. `keel presets` lists them."""
     config_file: Annotated[Path | None, arg(name="config", metavar="FILE.yaml")] = None
     """A YAML file of settings; flags go before it, it goes before the preset."""
     runs: Path = Path("runs")

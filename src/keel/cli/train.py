@@ -42,7 +42,7 @@ class Train:
     """A Gymnasium id such as CartPole-v1, or an alias such as Breakout."""
     preset: str | None = None
     """Settings to start from; by default those of the environment and the algorithm.
-    `keel train --presets` lists them."""
+    `keel presets` lists them."""
     config_file: Annotated[Path | None, arg(name="config", metavar="FILE.yaml")] = None
     """A YAML file of settings; flags go before it, it goes before the preset."""
     runs: Path = Path("runs")

@@ -182,3 +182,19 @@ def test_mujocos_warnings_leave_no_file_behind(
     envs.reset(0)
     envs.step(np.zeros((1, 6), np.float32))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("nope", "`keel envs` lists them"),
+        ("Hoper", "did you mean Hopper-v5"),
+        ("cartpole", "did you mean CartPole-v1"),
+        ("Ant-v9", "did you mean Ant-v5"),
+    ],
+)
+def test_only_a_name_that_is_close_is_suggested(name: str, hint: str) -> None:
+    with pytest.raises(UnknownEnvError) as caught:
+        make_envs(name, 1, seed=0)
+    assert hint in str(caught.value)
+    assert ("did you mean" in str(caught.value)) == ("did you mean" in hint)
