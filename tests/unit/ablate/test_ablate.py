@@ -318,10 +318,6 @@ def test_seeds_end_with_where_they_are_and_what_to_do_next(
     assert f"picture: {folder / 'seeds.png'}\n" in out
     assert f"keel compare {folder} " in out
     assert (folder / "seeds.png").read_bytes().startswith(b"\x89PNG")
-    assert main([*words, "--json"]) == 2  # they exist already
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("exists already; continue it") == 2
 
 
 WATCHING = """
