@@ -22,7 +22,7 @@ from keel.config import read
 from keel.config.origins import Layer, dotted, flagged, leaves
 
 if TYPE_CHECKING:
-    from keel.training.runner import Progress
+    from keel.training.keeping import Progress
 
 ALIASES = {
     "--kl-ctrl.type": "--kl.controller",

@@ -28,7 +28,7 @@ from keel.models.compiling import cache_folder
 from keel.presets import names, path_of, preset, preset_for
 
 if TYPE_CHECKING:
-    from keel.training.runner import Progress
+    from keel.training.keeping import Progress
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from typing import Any
 
 from keel.config import from_dict
 from keel.presets import preset, preset_for
-from keel.training.runner import Progress, start
+from keel.training.keeping import Progress
+from keel.training.runner import start
 from keel.training.state import TrainState
 
 
