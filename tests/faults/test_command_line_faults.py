@@ -188,3 +188,13 @@ def test_a_narrow_encoding_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_closed_standard_error_is_no_second_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", FullStream())
     assert keel.cli.main(["explian"]) == 2
+
+
+def test_a_run_whose_output_nobody_reads_ends_with_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "stdout", FullStream())
+    assert main(["train", "CartPole-v1", "--runs", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "training stops here" in err

@@ -16,6 +16,7 @@ from tyro.conf import Positional, arg
 
 from keel.apps.language.config import Language, check, decoding, from_dict
 from keel.cli.arguments import find_option, read_options, translate
+from keel.cli.live import print_line
 from keel.cli.render import PipedConsole
 from keel.cli.settings import HELP, HELP_ALL, Resolved, print_settings, short_help
 from keel.config import read
@@ -109,24 +110,24 @@ def run(args: Sequence[str]) -> int:
     def told(warm: dict[str, float]) -> None:
         if shown:
             stage, of = ("control", f" of {warm['of']:.0f}") if "of" in warm else ("warm-up", "")
-            console.print(
+            print_line(
+                console,
                 f"{stage}, pass {warm['epoch']:.0f}{of}: loss {warm['loss']:.3f}, "
                 f"{warm['success']:.0%} solved, {decoding(config)}",
-                style="dim",
-                highlight=False,
+                "dim",
             )
 
     def begin(**hooks: Any) -> Generator[Progress, None, Any]:
         # raises for what cannot be trained
         progress = start(config, options.runs, options.name, told, **hooks)
         if shown:
-            console.print(f"keel train language: {config.task} by {config.algo}", highlight=False)
+            print_line(console, f"keel train language: {config.task} by {config.algo}")
             if small and compiled_pass.loops_are_new():
-                console.print(
+                print_line(
+                    console,
                     "the loops for small models are compiled for this machine, once: about a "
                     "minute until the first line",
-                    style="dim",
-                    highlight=False,
+                    "dim",
                 )
         return progress
 

@@ -46,6 +46,18 @@ class OutputError(InputError):
     """Nobody reads what a run prints: its pipe was closed, or its disk is full."""
 
 
+def print_line(console: Console, line: str, style: str | None = None) -> None:
+    """Print one line of a run, or raise an `OutputError` where nobody reads it."""
+    try:
+        console.print(line, style=style, highlight=False, soft_wrap=True)
+    except OSError as error:
+        reason = error.strerror or "its reader has closed it"
+        raise OutputError(
+            f"the standard output cannot be written ({reason}): training stops here, and "
+            "`keel resume` goes on with it"
+        ) from error
+
+
 class Display(AbstractContextManager["Display"]):
     """Shows a run while it goes on."""
 
@@ -96,17 +108,7 @@ class Display(AbstractContextManager["Display"]):
         elif done or time.perf_counter() - self.shown_at >= PLAIN_SECONDS:
             self.shown_at = time.perf_counter()
             line = plain_line(steps, self.config.total_steps, metrics, self.searches)
-            self._print(line)
-
-    def _print(self, line: str) -> None:
-        try:
-            self.console.print(line, highlight=False, soft_wrap=True)
-        except OSError as error:
-            reason = error.strerror or "its reader has closed it"
-            raise OutputError(
-                f"the standard output cannot be written ({reason}): training stops here, "
-                "and `keel resume` goes on with it"
-            ) from error
+            print_line(self.console, line)
 
     def evaluating(self, newest: Any) -> None:
         """Show that the evaluation of an iteration begins; in a log, of the last one only."""
@@ -117,7 +119,7 @@ class Display(AbstractContextManager["Display"]):
             self.progress.update(self.task, completed=steps, left="evaluating …")
             self.live.update(self._panel(steps, newest.metrics))
         elif newest.done:
-            self.console.print(f"{steps:>9,}/{total:,}  evaluating …", highlight=False)
+            print_line(self.console, f"{steps:>9,}/{total:,}  evaluating …")
 
     def _left(self, steps: int) -> str:
         done = steps - (self.first_steps or 0)

@@ -17,7 +17,7 @@ from rich.console import Console
 from tyro.conf import Positional, arg
 
 from keel.cli.arguments import find_option, read_options, translate
-from keel.cli.live import Display
+from keel.cli.live import Display, print_line
 from keel.cli.progress import is_interactive
 from keel.cli.render import PipedConsole
 from keel.cli.settings import HELP, HELP_ALL, Resolved, print_settings, short_help
@@ -98,9 +98,9 @@ def _announce(config: Config) -> None:
     """Say that training begins, after every check."""
     console = PipedConsole()
     if not is_interactive(console):
-        console.print(f"keel train {config.env}: starting", highlight=False)
+        print_line(console, f"keel train {config.env}: starting")
     if never_compiled(config.algo):
-        console.print("first run: loops are compiled once, about ten seconds", style="dim")
+        print_line(console, "first run: loops are compiled once, about ten seconds", "dim")
 
 
 def never_compiled(algo: str) -> bool:
