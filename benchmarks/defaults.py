@@ -14,13 +14,13 @@ import argparse
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from keel.compare import compare
 from keel.compare.comparison import Comparison, as_json
@@ -28,6 +28,8 @@ from keel.compare.sources import load_runs
 from keel.compare.verdict import percent
 from keel.functional import t_interval, trimmed_mean
 from keel.presets import preset_for
+from keel.runs import read_config
+from keel.runs.resume import flat
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "docs" / "data" / "defaults.json"
@@ -40,7 +42,6 @@ ENVIRONMENTS = (
     "Reacher-v5",
     "Pusher-v5",
     "Swimmer-v5",
-    "HumanoidStandup-v5",
     "LunarLanderContinuous-v3",
     "BipedalWalker-v3",
     "FrozenLake-v1",
@@ -50,17 +51,45 @@ SEEDS = (10, 11, 12, 13, 14)
 """None of them was used to choose the defaults."""
 EPISODES = 20
 METRIC = "eval/return_mean"
+SETTINGS = (
+    "rollout_steps",
+    "envs.num",
+    "envs.normalise_obs",
+    "envs.normalise_reward",
+    "network.hidden",
+    "network.log_std",
+    "advantage.gamma",
+    "advantage.lam",
+    "advantage.recompute",
+    "region.minibatch",
+    "region.epochs",
+    "region.learning_rate",
+    "region.schedule",
+    "region.clip",
+    "region.max_kl",
+    "explore.entropy_coef",
+)
+"""What is published of the configuration that was measured; a test holds the preset to it."""
 SIDES = ("sb3", "keel")
 
 
-def train(side: str, env: str, seed: int, runs: Path) -> None:
-    """Train one seed of one side, unless it is there."""
-    folder = runs / side / env / f"seed-{seed}"
-    if is_finished(side, folder):
+def train(side: str, env: str, runs: Path) -> None:
+    """Train the seeds of one side that are not finished yet."""
+    seeds = missing(side, env, runs)
+    if not seeds:
         return
-    print(f"{side} {env} seed {seed}", flush=True)
+    print(f"{side} {env} seeds {seeds}", flush=True)
+    folder = runs / side / env
+    for seed in seeds:  # what an interrupted run left behind
+        shutil.rmtree(folder / f"seed-{seed}", ignore_errors=True)
     alone = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run(command(side, env, seed, folder), check=True, env=alone)
+    subprocess.run(command(side, env, seeds, folder), check=True, env=alone)
+
+
+def missing(side: str, env: str, runs: Path) -> list[int]:
+    """The seeds of one side that are not finished."""
+    folder = runs / side / env
+    return [seed for seed in SEEDS if not is_finished(side, folder / f"seed-{seed}")]
 
 
 def is_finished(side: str, folder: Path) -> bool:
@@ -71,17 +100,16 @@ def is_finished(side: str, folder: Path) -> bool:
     return side == "sb3" or json.loads(record.read_text())["status"] == "finished"
 
 
-def command(side: str, env: str, seed: int, folder: Path) -> list[str]:
-    """The command that trains one seed; everything but budget and evaluation is a default."""
-    numbers = [str(seed), str(STEPS), str(EPISODES)]
+def command(side: str, env: str, seeds: Sequence[int], folder: Path) -> list[str]:
+    """The command that trains seeds; everything but budget and evaluation is a default."""
+    words = [str(seed) for seed in seeds]
     if side == "sb3":
-        python = ROOT / ".venv-peers" / "bin" / "python"
-        worker = ROOT / "benchmarks" / "workers" / "defaults_sb3.py"
-        return [str(python), "-W", "ignore", str(worker), env, *numbers, str(folder)]
-    options = ["--seed", "--total-steps", "--evaluation.episodes"]
-    words = [word for pair in zip(options, numbers, strict=True) for word in pair]
-    place = ["--runs", str(folder.parents[1]), "--name", env]
-    return [sys.executable, "-m", "keel", "train", env, *words, *place, "--quiet"]
+        python = str(ROOT / ".venv-peers" / "bin" / "python")
+        worker = str(ROOT / "benchmarks" / "workers" / "defaults_sb3.py")
+        return [python, "-W", "ignore", worker, env, str(STEPS), str(EPISODES), str(folder), *words]
+    budget = ["--total-steps", str(STEPS), "--evaluation.episodes", str(EPISODES)]
+    place = ["--runs", str(folder.parent), "--name", env, "--quiet"]
+    return [sys.executable, "-m", "keel", "train", env, *budget, *place, "--seeds", *words]
 
 
 def judge(env: str, runs: Path) -> dict[str, Any]:
@@ -97,7 +125,7 @@ def judge(env: str, runs: Path) -> dict[str, Any]:
 
 
 def side_of(comparison: Comparison, side: str, env: str) -> dict[str, Any]:
-    """Scores of the seeds, their mean and Student's 95 % interval, and the speed."""
+    """Scores of the seeds, their mean and the reach of its 95 % interval (Student)."""
     group = next(group for group in comparison.groups if group.name == side)
     scores = group.scores[env]
     interval = t_interval((1.0, trimmed_mean(scores, 0.0)))
@@ -105,7 +133,6 @@ def side_of(comparison: Comparison, side: str, env: str) -> dict[str, Any]:
         "scores": scores.tolist(),
         "mean": float(interval.estimate),
         "reach": float(interval.high - interval.estimate),
-        "seconds_per_step": group.seconds_per_step,
     }
 
 
@@ -150,6 +177,17 @@ def number(value: float) -> str:
     return f"{value:,.{digits}f}".replace("-", "−")
 
 
+def settings(runs: Path) -> dict[str, Any]:
+    """The settings that all runs of Keel had in common, read from the runs themselves."""
+    configs = [
+        dict(flat(read_config(path.parent))) for path in (runs / "keel").rglob("config.yaml")
+    ]
+    picked = [{name: config[name] for name in SETTINGS} for config in configs]
+    if any(other != picked[0] for other in picked):
+        raise SystemExit(f"{runs}: the runs of Keel differ in their settings; remove the old ones")
+    return picked[0]
+
+
 def versions(runs: Path) -> dict[str, dict[str, str]]:
     """What each side was measured with."""
     record = next((runs / "sb3").rglob("evaluation.json"))
@@ -159,12 +197,16 @@ def versions(runs: Path) -> dict[str, dict[str, str]]:
 
 def write(runs: Path) -> None:
     """Compare what is there and write data and table."""
-    torch.manual_seed(0)
+    complete = [env for env in ENVIRONMENTS if not any(missing(s, env, runs) for s in SIDES)]
+    if len(complete) < len(ENVIRONMENTS):
+        left = ", ".join(env for env in ENVIRONMENTS if env not in complete)
+        raise SystemExit(f"not all seeds are trained; first `run`: {left}")
     cells = {env: judge(env, runs) for env in ENVIRONMENTS}
     data = {
         "metric": METRIC,
         "episodes": EPISODES,
         "seeds": SEEDS,
+        "settings": settings(runs),
         "versions": versions(runs),
         "summary": summary(cells),
         "cells": cells,
@@ -179,16 +221,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", choices=("run", "table", "all"))
     parser.add_argument("--runs", type=Path, default=ROOT / "build" / "defaults")
-    parser.add_argument("--side", choices=SIDES, help="train only this side")
+    parser.add_argument("--sides", choices=SIDES, nargs="+", default=SIDES)
+    parser.add_argument("--only", choices=ENVIRONMENTS, nargs="+", help="train only these")
     options = parser.parse_args()
     for env in ENVIRONMENTS:
         if preset_for(env)[0] != "default":
             raise SystemExit(f"{env} has a preset by now: it cannot stand in this table")
     if options.part in ("run", "all"):
-        for seed in SEEDS:
-            for env in ENVIRONMENTS:
-                for side in SIDES if options.side is None else (options.side,):
-                    train(side, env, seed, options.runs)
+        for env in options.only or ENVIRONMENTS:
+            for side in options.sides:
+                train(side, env, options.runs)
     if options.part in ("table", "all"):
         write(options.runs)
 

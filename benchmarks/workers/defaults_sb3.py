@@ -1,9 +1,10 @@
 """Train Stable-Baselines3's PPO with its own defaults, as a log that `keel compare` reads.
 
-    python defaults_sb3.py ENV SEED STEPS EPISODES FOLDER
+    python defaults_sb3.py ENV STEPS EPISODES FOLDER SEED...
 
-Writes SB3's `progress.csv` to FOLDER. Its last line is the evaluation of the final policy: EPISODES
-whole episodes with the likeliest action, in an environment that training has not seen.
+Writes SB3's `progress.csv` to FOLDER/seed-SEED. Its last line is the evaluation of the final
+policy: EPISODES whole episodes with the likeliest action, in an environment that training has not
+seen.
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ from stable_baselines3.common.logger import configure
 
 EVALUATION_SEED = 1_000_000
 """Far from the seeds of training; both sides evaluate on environments of their own."""
+EVALUATION_ENVS = 10
+"""Environments stepped together in the evaluation, which ask the policy once; each gives as many
+episodes as the others."""
 
 
-def main(env: str, seed: int, steps: int, episodes: int, folder: str) -> None:
+def train(env: str, steps: int, episodes: int, folder: Path, seed: int) -> None:
     """Train and evaluate one seed."""
-    torch.set_num_threads(1)
     model = PPO("MlpPolicy", env, seed=seed, device="cpu")
-    model.set_logger(configure(folder, ["csv"]))
+    model.set_logger(configure(str(folder), ["csv"]))
     model.learn(steps)
-    envs = make_vec_env(env, 1, seed=EVALUATION_SEED + seed)
+    envs = make_vec_env(env, min(EVALUATION_ENVS, episodes), seed=EVALUATION_SEED + 100 * seed)
     returns, lengths = evaluate_policy(
         model, envs, n_eval_episodes=episodes, deterministic=True, return_episode_rewards=True
     )
@@ -47,9 +50,11 @@ def main(env: str, seed: int, steps: int, episodes: int, folder: str) -> None:
         "returns": [float(x) for x in returns],
         "versions": {name: version(name) for name in packages},
     }
-    Path(folder, "evaluation.json").write_text(json.dumps(record) + "\n")
+    (folder / "evaluation.json").write_text(json.dumps(record) + "\n")
 
 
 if __name__ == "__main__":
-    name, *numbers, target = sys.argv[1:]
-    main(name, *map(int, numbers), target)
+    torch.set_num_threads(1)
+    name, total, games, target, *seeds = sys.argv[1:]
+    for number in map(int, seeds):
+        train(name, int(total), int(games), Path(target) / f"seed-{number}", number)
