@@ -7,10 +7,20 @@ import warnings
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from keel.runs import RunDirectory, RunError, RunWarning, read_config
+from keel.runs import (
+    MetricsWriter,
+    RunDirectory,
+    RunError,
+    RunWarning,
+    read_config,
+    read_metrics,
+)
 from keel.runs.directory import read_record
 from keel.runs.environment import read_choices
+from keel.runs.line_checksum import add_checksum, fits_checksum
 from keel.training.checkpoint import CheckpointError, CheckpointWarning, load, mark_best, save
 
 CONFIG = {"env": "CartPole-v1", "seed": 0, "region": {"max_kl": 0.02}}
@@ -99,3 +109,49 @@ def steps_loaded(run: Path, pointer: str) -> int | None:
         return load(run, "best" if pointer == "best" else None).step
     except CheckpointError:
         return None
+
+
+def test_one_changed_digit_of_a_metric_is_told_and_the_line_left_out(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    with MetricsWriter(path) as writer:
+        for step in (1, 2, 3):
+            writer.write(step, {"train/kl_exact": step / 100})
+    edit(path, "0.02", "0.03")
+    for table in (read_metrics(path), read_metrics(path, ["train/kl_exact"])):
+        assert table.step.tolist() == [1, 3]
+        assert (table.ignored, "line 2" in " ".join(table.damage)) == (1, True)
+
+
+def test_a_line_that_lost_its_checksum_is_told_and_a_file_without_any_is_read(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    with MetricsWriter(path) as writer:
+        for step in (1, 2):
+            writer.write(step, {"train/loss": 1.0})
+    lines = path.read_text().splitlines()
+    bare = [json.dumps({k: v for k, v in json.loads(x).items() if k != "crc"}) for x in lines]
+    path.write_text(f"{lines[0]}\n{bare[1]}\n")
+    assert read_metrics(path).step.tolist() == [1]
+    path.write_text("\n".join(bare) + "\n")
+    assert (read_metrics(path).step.tolist(), read_metrics(path).ignored) == ([1, 2], 0)
+    path.write_text(lines[0].replace('"crc"', '"crb"') + f"\n{lines[1]}\n")
+    assert (read_metrics(path).step.tolist(), read_metrics(path).ignored) == ([2], 1)
+
+
+def test_lines_of_an_older_keel_are_read_before_those_of_this_one(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step":1,"train/loss":1.0}\n')
+    with MetricsWriter(path) as writer:
+        writer.write(2, {"train/loss": 0.5})
+    assert read_metrics(path)["train/loss"].tolist() == [1.0, 0.5]
+
+
+@given(st.dictionaries(st.text(min_size=1, max_size=5), st.floats(allow_nan=False), max_size=3))
+def test_every_line_fits_its_checksum_until_a_byte_changes(metrics):
+    line = json.dumps(metrics | {"step": 1}).encode()
+    sealed = add_checksum(line)
+    assert fits_checksum(sealed)
+    assert json.loads(sealed).keys() == {*metrics, "step", "crc"}
+    for place in range(len(sealed)):
+        changed = bytearray(sealed)
+        changed[place] ^= 1
+        assert not fits_checksum(bytes(changed))

@@ -15,6 +15,7 @@ from keel.runs.damage import describe_lines
 from keel.runs.directory import METRICS
 from keel.runs.errors import RunError
 from keel.runs.files import write_file
+from keel.runs.line_checksum import damaged_lines
 from keel.runs.writer import RESERVED
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ class _Damaged:
     """What stood in a file beside plain records."""
 
     lines: list[int] = field(default_factory=list)
-    """numbers of lines that are no record, from 1"""
+    """numbers of lines that are no record or not as they were written, from 1"""
     duplicates: int = 0
     nonstandard: int = 0
 
@@ -169,17 +170,19 @@ def _records(data: bytes) -> tuple[dict[int, dict[str, Any]], _Damaged]:
     def bare(_: str) -> None:
         damaged.nonstandard += 1
 
-    for number, line in enumerate(data.split(b"\n"), start=1):
+    lines = data.split(b"\n")
+    changed = damaged_lines(lines)
+    for i, line in enumerate(lines):
         if not line.strip():
             continue
         try:
             record = json.loads(line, parse_constant=bare)
             step = record["step"]
         except (ValueError, TypeError, KeyError, RecursionError):
-            damaged.lines.append(number)
+            damaged.lines.append(i + 1)
             continue
-        if type(step) is not int or not 0 <= step < 2**63:
-            damaged.lines.append(number)
+        if type(step) is not int or not 0 <= step < 2**63 or i in changed:
+            damaged.lines.append(i + 1)
             continue
         damaged.duplicates += step in records
         records[step] = record
@@ -187,7 +190,7 @@ def _records(data: bytes) -> tuple[dict[int, dict[str, Any]], _Damaged]:
 
 
 def _read_some(data: bytes, names: Collection[str]) -> MetricsTable | None:
-    """The table with nothing but `names`; None if a line is not whole, or stands twice.
+    """The table with nothing but `names`; None if a line is damaged, or stands twice.
 
     A line has a hundred metrics; msgspec passes over those that nobody asked for twenty times
     faster than `json` reads them.
@@ -195,6 +198,8 @@ def _read_some(data: bytes, names: Collection[str]) -> MetricsTable | None:
     import msgspec
     import numpy as np
 
+    if damaged_lines(data.split(b"\n")):
+        return None
     columns = {f"m{i}": name for i, name in enumerate(names)}
     line = msgspec.defstruct(
         "Line",

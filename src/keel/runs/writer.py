@@ -1,9 +1,9 @@
 """Metrics of a run: append-only `metrics.jsonl`, one strict-JSON line an iteration.
 
-    {"step":2048,"train/kl_exact":0.0,"train/kl_step":null,"flags":{"train/kl_step":"nan"}}
+    {"step":2048,"train/kl_exact":0.0,"train/kl_step":null,"flags":{"train/kl_step":"nan"},"crc":…}
 
 A number that JSON cannot hold is null and named in `flags`; after a full disk, `dropped` counts the
-lines that are missing.
+lines that are missing. `crc` is a checksum of the line (`line_checksum.py`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from keel.runs.damage import describe_lines
 from keel.runs.directory import METRICS
 from keel.runs.errors import RunError, RunWarning
 from keel.runs.files import is_disk_full, replace_file
+from keel.runs.line_checksum import KEY, add_checksum, damaged_lines
 
-RESERVED = ("step", "flags", "dropped")
+RESERVED = ("step", "flags", "dropped", KEY)
 
 Value = SupportsFloat | str | None
 """A number (Python's, numpy's, a tensor of one element), a short text (a verdict), or nothing."""
@@ -186,7 +187,8 @@ def encode_line(step: int, metrics: Mapping[str, Value], dropped: int = 0) -> by
         record["flags"] = flags
     if dropped:
         record["dropped"] = dropped
-    return json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+    text = json.dumps(record, allow_nan=False, separators=(",", ":"))
+    return add_checksum(text.encode()) + b"\n"
 
 
 def last_record(path: Path) -> dict[str, Any] | None:
@@ -220,7 +222,9 @@ def _last_line(path: Path) -> bytes:
 
 
 def _record_of(line: bytes) -> dict[str, Any] | None:
-    return json.loads(line) if math.isfinite(_step_of(line)) else None
+    if not math.isfinite(_step_of(line)):
+        return None
+    return {name: value for name, value in json.loads(line).items() if name != KEY}
 
 
 def _plain(name: str, value: Value) -> float | str | None:
@@ -256,7 +260,8 @@ def _truncate_after(path: Path, step: int) -> tuple[int, list[int]]:
         lines = path.read_bytes().splitlines(keepends=True)
     except FileNotFoundError:
         return 0, []
-    steps = [_step_of(line) for line in lines]
+    changed = damaged_lines([line.rstrip(b"\n") for line in lines])
+    steps = [math.inf if i in changed else _step_of(line) for i, line in enumerate(lines)]
     damaged = [number for number, at in enumerate(steps, start=1) if at == math.inf]
     kept = [line for line, at in zip(lines, steps, strict=True) if at <= step]
     if kept == lines[: len(kept)]:

@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import os
+import re
 
 import numpy as np
 import pytest
@@ -22,7 +23,9 @@ def strict(line):
     def refuse(token):
         raise AssertionError(token)
 
-    return json.loads(line, parse_constant=refuse)
+    record = json.loads(line, parse_constant=refuse)
+    assert re.fullmatch("[0-9a-f]{8}", record.pop("crc"))
+    return record
 
 
 @pytest.fixture
@@ -54,7 +57,7 @@ def test_what_is_no_number_is_named(value):
         encode_line(0, {"train/x": value})
 
 
-@pytest.mark.parametrize("name", ["step", "flags", "dropped"])
+@pytest.mark.parametrize("name", ["step", "flags", "dropped", "crc"])
 def test_the_lines_own_names_cannot_be_metrics(name):
     with pytest.raises(InputError, match="the line's own"):
         encode_line(0, {name: 1.0})
