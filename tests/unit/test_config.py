@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from keel.config import Config, check, from_dict, load, to_dict
+from keel.config import Config, anchored, check, from_dict, load, options, to_dict
 from keel.errors import InputError
 from keel.presets import names, preset, preset_for
 
@@ -105,3 +105,15 @@ def test_configs_are_frozen() -> None:
     assert replace(Config(), seed=1) != Config()
     with pytest.raises(AttributeError):
         Config().seed = 3  # type: ignore[misc]
+
+
+def test_a_recorded_trace_is_found_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = from_dict({"env": "serving", "envs": {"options": "trace=azure.csv, requests=50"}})
+    found = options(anchored(config))
+    assert found == {"trace": str(tmp_path / "azure.csv"), "requests": 50}
+    assert anchored(anchored(config)) == anchored(config)
+    other = from_dict({"env": "CartPole-v1", "envs": {"options": "trace=azure.csv"}})
+    assert anchored(other) == other  # another environment's options are its own

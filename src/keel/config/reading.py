@@ -40,12 +40,19 @@ def from_dict(data: Mapping[str, Any], base: Config | None = None) -> Config:
 
 
 def anchored(config: Config) -> Config:
-    """With where demonstrations lie told in full: a run may be resumed from anywhere."""
+    """Return `config` with absolute paths of demonstrations and of a recorded trace, so that a run
+    can be resumed from anywhere."""
     demos = config.bc.demos
-    if not demos or demos.startswith(MINARI):
-        return config
-    cloning = dataclasses.replace(config.bc, demos=str(Path(demos).resolve()))
-    return dataclasses.replace(config, bc=cloning)
+    if demos and not demos.startswith(MINARI):
+        cloning = dataclasses.replace(config.bc, demos=str(Path(demos).resolve()))
+        config = dataclasses.replace(config, bc=cloning)
+    trace = options(config).get("trace") if config.env == "serving" else None
+    if isinstance(trace, str) and "," not in str(Path(trace).resolve()):
+        parts = [part.strip() for part in config.envs.options.split(",")]
+        named = [part for part in parts if part.partition("=")[0].strip() != "trace"]
+        text = ", ".join([*named, f"trace={Path(trace).resolve()}"])
+        config = dataclasses.replace(config, envs=dataclasses.replace(config.envs, options=text))
+    return config
 
 
 def options(config: Config) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from tyro.conf import Suppress
@@ -32,7 +33,7 @@ class Model:
     """The language model: one that is there, or a small one made from scratch."""
 
     path: str = ""
-    """A folder in the format of Hugging Face; by default a model is made."""
+    """A folder in the format of Hugging Face, with safetensors; by default a model is made."""
     kind: Literal["qwen3", "llama"] = "qwen3"
     """The architecture of a model that is made."""
     hidden: int = 128
@@ -312,6 +313,14 @@ def _section(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def to_dict(config: Language) -> dict[str, Any]:
     """As plain data, for YAML."""
     return asdict(config)
+
+
+def anchored(config: Language) -> Language:
+    """Return `config` with the absolute path of its model, so that a run can be opened anywhere."""
+    if not config.model.path:
+        return config
+    model = replace(config.model, path=str(Path(config.model.path).expanduser().resolve()))
+    return replace(config, model=model)
 
 
 def task_options(config: Language) -> dict[str, Any]:

@@ -13,7 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keel.apps.language.config import Language, check, decoding, from_dict, to_dict
+from keel.apps.language.config import (
+    Language,
+    anchored,
+    check,
+    decoding,
+    from_dict,
+    to_dict,
+)
 from keel.apps.language.heatmap import write_heatmap
 from keel.apps.language.judge import judge
 from keel.apps.language.loop import Iteration, State, initial_state, run
@@ -54,6 +61,7 @@ def start(
     """
     check(config)
     require_sinks(config.sinks)
+    config = anchored(config)
     session = open_session(config)
     directory = RunDirectory.create(
         root,

@@ -12,6 +12,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from keel.apps.language.config import Language, task_options
+from keel.apps.language.pretrained import load_pretrained
 from keel.apps.language.rewards import Overlong, Rewards, load_function
 from keel.apps.language.tasks import Example, Task, held_out, task_named, true_score
 from keel.apps.language.tokenizer import build_tokenizer, encode
@@ -213,15 +214,7 @@ def load_model(
     transformers.utils.logging.disable_progress_bar()
     settings = config.model
     if settings.path:
-        place = Path(settings.path)
-        if not (place / "config.json").is_file():
-            raise InputError(f"model.path: {place} holds no model of Hugging Face (config.json)")
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            place, local_files_only=True, torch_dtype=torch.float32
-        )
-        tokenizer = transformers.AutoTokenizer.from_pretrained(place, local_files_only=True)
-        if tokenizer.eos_token_id is None:
-            raise InputError(f"model.path: the tokenizer of {place} has no end of text")
+        model, tokenizer = load_pretrained(Path(settings.path))
     else:
         tokenizer = build_tokenizer() if tokenizer is None else tokenizer
         model = make_model(config, len(tokenizer), seed)
