@@ -16,7 +16,7 @@ SOURCE = Path(keel.__file__).parent
 MODULES = sorted(SOURCE.rglob("*.py"))
 FUNCTIONAL = sorted((SOURCE / "functional").glob("*.py"))
 
-BASE = {"errors", "keys"}
+BASE = {"errors", "imports", "keys"}
 FUNCTIONAL_AND_BASE = BASE | {"functional"}
 MODELS = FUNCTIONAL_AND_BASE | {"config", "types"}
 ROLLOUT = MODELS | {"models", "envs", "processes", "resources"}

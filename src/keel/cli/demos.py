@@ -70,7 +70,7 @@ def run(args: Sequence[str]) -> int:
 
 def _record(options: Record) -> int:
     from keel.apps.demonstrations import record_function, record_policy, save_demos
-    from keel.rollout.targets import imported
+    from keel.imports import import_function
 
     if options.out.exists():
         raise InputError(f"{options.out}: exists already; choose another --out")
@@ -85,7 +85,7 @@ def _record(options: Record) -> int:
             greedy = options.deterministic
             return record_policy(policy, episodes, env=options.env, deterministic=greedy, seed=seed)
     elif ":" in options.policy:
-        function = imported(options.policy)
+        function = import_function(options.policy)
 
         def play(episodes: int, seed: int) -> Demos:
             return record_function(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -16,8 +16,9 @@ from keel.envs.atari import AtariEnvs, AtariOptions
 from keel.envs.faults import EnvError, EnvWarning, constructor_of
 from keel.envs.guard import Guarded
 from keel.envs.lanes import Env
+from keel.envs.makers import Maker, check_made, kind_of, spec_of
 from keel.envs.multi import ParallelEnvs
-from keel.envs.names import Parallel, atari_game, find_spec, native, parallel, unknown
+from keel.envs.names import atari_game, find_spec, named_maker, native, unknown
 from keel.envs.pool import PoolEnvs, import_envpool
 from keel.envs.protocol import Autoreset, Envs
 from keel.envs.registered import POOL, also_offered
@@ -71,6 +72,8 @@ class _Request:
     restart_workers: int
     atari: AtariOptions
     guard: bool
+    maker: Maker | None = None
+    """of Gymnasium environments, where the name is `module:attribute`"""
 
 
 def make_envs(
@@ -99,7 +102,7 @@ def make_envs(
     Args:
         env_id: a Gymnasium id, `module:Name-v0`, an Atari alias (`Breakout`), an EnvPool task
             (`envpool:Name-v0` where others have that name), or
-            for several agents `module:parallel_env`, a function that makes a PettingZoo Parallel
+            `module:attribute`, a class or a function that makes a Gymnasium or a PettingZoo
             environment.
         seed: for backends that are seeded when they are made; otherwise `reset` decides.
         env_kwargs: for the environment, `max_episode_steps` included.
@@ -143,12 +146,13 @@ def make_envs(
         guard=guard,
     )
     envs: Envs
-    own, several = native(env_id), parallel(env_id)
+    own, maker = native(env_id), named_maker(env_id, request.kwargs)
     if own is not None:
         envs = _native(own, backend, request)
-    elif several is not None:
-        envs = _parallel(several, backend, request)
+    elif maker is not None and _kind(maker, request) == "parallel":
+        envs = _parallel(maker, backend, request)
     else:
+        request = replace(request, maker=maker)
         envs = _auto(request) if backend == "auto" else _make(backend, request)
     return Guarded(envs) if guard else envs
 
@@ -188,7 +192,7 @@ def _native(make: Callable[..., Envs], backend: str, request: _Request) -> Envs:
         return make(request.num_envs, **request.kwargs)
 
 
-def _parallel(several: Parallel, backend: str, request: _Request) -> Envs:
+def _parallel(several: Maker, backend: str, request: _Request) -> Envs:
     """All copies in one, where somebody wrote them so; else one after the other."""
     choose("backend", backend, ("auto", "vector", "sync"))
     if request.wrappers or request.autoreset == "same_step":
@@ -201,8 +205,19 @@ def _parallel(several: Parallel, backend: str, request: _Request) -> Envs:
             return envs
         if backend == "vector":
             raise InputError(f"backend: {request.env_id} has no vector form; use sync")
-        make = partial(several.make, **request.kwargs)
+        make = partial(_made, several, request.kwargs)
         return ParallelEnvs(make, request.num_envs, request.timeout)
+
+
+def _kind(maker: Maker, request: _Request) -> str:
+    with constructor_of(request.env_id):
+        return kind_of(maker, request.kwargs)
+
+
+def _made(several: Maker, kwargs: Mapping[str, Any]) -> Any:
+    env = several.make(**kwargs)
+    check_made(several.name, env)
+    return env
 
 
 def _make(backend: str, request: _Request) -> Envs:
@@ -308,7 +323,7 @@ def _envpool(request: _Request) -> Envs:
 
 
 def _vector(request: _Request) -> Envs:
-    spec = find_spec(request.env_id)
+    spec = _spec(request)
     if spec is None or spec.vector_entry_point is None:
         raise InputError(f"backend: {request.env_id} has no vector entry point; use sync or async")
     venv = gymnasium.make_vec(
@@ -321,6 +336,8 @@ def _vector(request: _Request) -> Envs:
 
 
 def _spec(request: _Request) -> EnvSpec | None:
+    if request.maker is not None:
+        return spec_of(request.maker)
     game = atari_game(request.env_id)
     return find_spec(request.env_id if game is None else f"ALE/{game}-v5")
 

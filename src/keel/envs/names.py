@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Iterable
-from types import ModuleType
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from keel.envs.faults import EnvError, MissingExtraError, UnknownEnvError, describe
+from keel.envs.makers import Maker, find_maker
 from keel.envs.registered import decided, registered
 from keel.errors import similar
+from keel.imports import ImportFailed, import_function, import_module
 
 ATARI_GAMES = """
 Adventure AirRaid Alien Amidar Assault Asterix Asteroids Atlantis BankHeist BattleZone BeamRider
@@ -45,42 +45,22 @@ def native(env_id: str) -> Callable[..., Any] | None:
     """What makes the environment of this name, if it is one of ours."""
     if env_id not in NATIVE:
         return None
-    module, _, name = NATIVE[env_id].rpartition(":")
-    make: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return make
+    return import_function(NATIVE[env_id])
 
 
-class Parallel(NamedTuple):
-    """How a PettingZoo Parallel environment is made."""
-
-    make: Callable[..., Any]
-    """one of them"""
-    make_many: Callable[..., Any] | None
-    """`(num_envs, …) -> Envs`, the module's `vector_env`, where it has one"""
-
-
-def parallel(env_id: str) -> Parallel | None:
-    """The environment with several agents of this name; None for one that has no such form."""
+def named_maker(env_id: str, kwargs: Mapping[str, Any]) -> Maker | None:
+    """Return what makes the environment that `module:attribute` or an alias for several agents
+    names, checked but not called; None for an id of a registry."""
     full = PARALLEL.get(env_id, env_id)
     module, _, name = full.rpartition(":")
     if not module or not name.isidentifier():
         return None
-    found = _import(module, env_id)
-    make = getattr(found, name, None)
-    if not callable(make):
-        raise EnvError(f"{env_id}: {module!r} has no function {name!r}")
-    return Parallel(make, getattr(found, "vector_env", None))
-
-
-def _import(module: str, env_id: str) -> ModuleType:
-    """Import the module of an environment; it may be broken in any way."""
     try:
-        return importlib.import_module(module)
-    except (Exception, SystemExit) as error:
-        if env_id in PARALLEL and isinstance(error, ImportError):
+        return find_maker(full, kwargs)
+    except EnvError as error:
+        if env_id in PARALLEL and isinstance(error.__cause__, ImportFailed):
             raise MissingExtraError(env_id, "multi-agent") from error
-        reason = str(error) if isinstance(error, ImportError) else f"it {describe(error, 'import')}"
-        raise EnvError(f"{env_id}: cannot import {module!r}: {reason}") from error
+        raise
 
 
 def atari_game(env_id: str) -> str | None:
@@ -99,7 +79,13 @@ def find_spec(env_id: str) -> EnvSpec | None:
     if not module:
         return registered(name)
     before, fresh = registered(name), module not in sys.modules
-    _import(module, env_id)
+    try:
+        import_module(module, env_id)
+    except ImportFailed as error:
+        cause = error.__cause__
+        own = cause is not None and not isinstance(cause, ImportError)
+        reason = f"it {describe(cause, 'import')}" if own else error.reason
+        raise EnvError(f"{env_id}: cannot import {module!r}: {reason}") from error
     return decided(f"{module}:{name}", before, fresh)
 
 
@@ -113,5 +99,5 @@ def unknown(env_id: str, more: Iterable[str] = ()) -> UnknownEnvError:
     return UnknownEnvError(
         f"no environment is called {env_id!r}{hint} "
         "An environment of your own is registered with gymnasium.register before it is used, "
-        "or named as module:Name-v0"
+        "or named as module:Name-v0 or module:Class"
     )

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-import sys
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +13,7 @@ from torch import Tensor
 from keel.config import Advantage
 from keel.errors import InputError
 from keel.functional import Advantages, gae, normalise
+from keel.imports import import_function
 from keel.keys import GROUP
 from keel.models import returns
 from keel.models.agent import Agent
@@ -84,7 +82,7 @@ def group_of(rollout: Rollout, config: Advantage) -> Tensor | None:
             )
         return rollout.obs[GROUP].long()
     seen = {key: x.cpu().numpy() for key, x in rollout.obs.items()}
-    found = np.asarray(imported(config.group)(seen))
+    found = np.asarray(import_function(config.group)(seen))
     shape = tuple(rollout.weight.shape)
     if found.shape != shape or not np.issubdtype(found.dtype, np.integer) or found.min() < 0:
         raise InputError(
@@ -92,21 +90,6 @@ def group_of(rollout: Rollout, config: Advantage) -> Tensor | None:
             f"got {found.dtype} {list(found.shape)}"
         )
     return torch.from_numpy(found.astype(np.int64)).to(rollout.weight.device)
-
-
-def imported(name: str) -> Callable[..., Any]:
-    """The function that `module:function` names; modules of the working directory count."""
-    module, _, attribute = name.partition(":")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise InputError(f"{name}: cannot be imported ({error})") from error
-    if not callable(found):
-        raise InputError(f"{name}: is no function")
-    function: Callable[..., Any] = found
-    return function
 
 
 class _Said(NamedTuple):

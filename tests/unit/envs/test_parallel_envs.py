@@ -220,7 +220,7 @@ def test_environments_go_by_module_and_function() -> None:
     envs = make_envs("parallel_toys:Countdown", 2, seed=0, env_kwargs={"cut": True})
     assert envs.backend == "pettingzoo"
     assert envs.agents == ("long", "short")
-    with pytest.raises(EnvError, match="no function 'Nothing'"):
+    with pytest.raises(EnvError, match="no attribute 'Nothing'"):
         make_envs("parallel_toys:Nothing", 1, seed=0)
     with pytest.raises(InputError, match="unexpected keyword"):
         make_envs("parallel_toys:Countdown", 1, seed=0, env_kwargs={"colour": 1})

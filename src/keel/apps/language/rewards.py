@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from keel.apps.language.tasks.protocol import Example
 from keel.errors import InputError, KeelError, choose
+from keel.imports import import_function
 
 RewardFunction = Callable[[Example, str], float]
 Floats = NDArray[np.float64]
@@ -345,16 +346,9 @@ def _serve(pipe: Connection, calls: Sequence[Call], timeout: float) -> None:
 def load_function(name: str) -> Callable[[Any, str], Any]:
     """The reward function or the tool that `module:function` names, checked to take two arguments;
     modules of the working directory count."""
-    from keel.rollout.targets import imported
-
     if not re.fullmatch(r"[\w.]+:\w+", name):
         raise InputError(f"{name}: expected module:function, such as my_rewards:right")
-    try:
-        function = imported(name)
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"{name}: its module failed on import: {describe(error)}") from error
+    function = import_function(name)
     try:
         inspect.signature(function).bind(None, "")
     except TypeError as error:

@@ -1,0 +1,152 @@
+"""Environments named `module:attribute`: what they must be is checked before they are called."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from types import BuiltinFunctionType
+from typing import Any, Literal, NamedTuple
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+
+from keel.envs.faults import EnvError
+from keel.errors import InputError
+from keel.imports import ImportFailed, import_attribute, import_module
+
+VECTOR = "vector_env"
+"""Function of a module that makes many copies at once, `(num_envs, …) -> Envs`."""
+
+
+class Maker(NamedTuple):
+    """A class or a function that makes environments, checked but not called yet."""
+
+    name: str
+    """`module:attribute`"""
+    make: Callable[..., Any]
+    """one environment"""
+    make_many: Callable[..., Any] | None
+    """`(num_envs, …) -> Envs`, the module's `vector_env`, where it has one"""
+
+
+def find_maker(name: str, kwargs: Mapping[str, Any]) -> Maker:
+    """Import what `module:attribute` names, and check that it can be an environment.
+
+    Args:
+        name: `module:attribute`.
+        kwargs: what it would be called with.
+
+    Raises:
+        EnvError: it cannot be imported, or is nothing that makes environments.
+        InputError: it cannot be called with `kwargs`.
+    """
+    module = name.partition(":")[0]
+    if _is_standard(module):
+        raise EnvError(_refused(name, f"{module!r} is a module of Python's standard library"))
+    try:
+        home = import_module(module, name)
+        make = import_attribute(name)
+    except ImportFailed as error:
+        raise EnvError(str(error)) from error
+    check_maker(name, make, kwargs)
+    many = getattr(home, VECTOR, None)
+    if many is not None:
+        check_maker(f"{module}:{VECTOR}", many, kwargs, (1,))
+    return Maker(name, make, many)
+
+
+def check_maker(
+    name: str, make: Any, kwargs: Mapping[str, Any], args: tuple[Any, ...] = ()
+) -> None:
+    """Raise unless `make` is a class of environments, or a function that may make one.
+
+    A class needs `reset` and `step`. A function must be written in Python, outside of the standard
+    library, must not be annotated to return something else, and must take `args` and `kwargs`.
+    """
+    if not callable(make):
+        raise EnvError(_refused(name, f"it is a {type(make).__name__}"))
+    inner = make.func if isinstance(make, functools.partial) else make
+    home = str(getattr(inner, "__module__", None) or type(inner).__module__)
+    if isinstance(inner, BuiltinFunctionType) or _is_standard(home):
+        raise EnvError(_refused(name, f"it belongs to {home!r}, which makes none"))
+    if isinstance(inner, type):
+        if not _is_environment(inner):
+            raise EnvError(_refused(name, "the class has no reset and step"))
+    elif not _may_return_environment(inner):
+        raise EnvError(_refused(name, "it is annotated to return something else"))
+    try:
+        inspect.signature(make).bind(*args, **_own(kwargs))
+    except TypeError as error:
+        raise InputError(f"{name}: {error}") from error
+    except ValueError:
+        pass  # an extension class does not tell its signature
+
+
+def check_made(name: str, env: Any) -> Literal["gymnasium", "parallel"]:
+    """Return which kind of environment was made; an `EnvError` if it is none that Keel takes."""
+    if isinstance(env, gymnasium.Env):
+        return "gymnasium"
+    if hasattr(env, "possible_agents"):
+        return "parallel"
+    raise EnvError(_refused(name, f"it gave a {type(env).__name__}"))
+
+
+def kind_of(maker: Maker, kwargs: Mapping[str, Any]) -> Literal["gymnasium", "parallel"]:
+    """Return what `maker` makes; a function is called once to see."""
+    make = maker.make
+    if isinstance(make, type):
+        return "gymnasium" if issubclass(make, gymnasium.Env) else "parallel"
+    if maker.make_many is not None:
+        return "parallel"
+    env = make(**_own(kwargs))
+    try:
+        return check_made(maker.name, env)
+    finally:
+        if callable(close := getattr(env, "close", None)):
+            close()
+
+
+def spec_of(maker: Maker) -> EnvSpec:
+    """Return the specification with which Gymnasium makes these environments."""
+    return EnvSpec(id=maker.name, entry_point=maker.make)
+
+
+def _own(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What an environment itself is called with: Gymnasium limits episodes by a wrapper."""
+    return {name: value for name, value in kwargs.items() if name != "max_episode_steps"}
+
+
+def _is_environment(kind: type) -> bool:
+    return all(callable(getattr(kind, method, None)) for method in ("reset", "step"))
+
+
+def _may_return_environment(function: Any) -> bool:
+    """Whether the annotation of what a function returns leaves room for an environment."""
+    try:
+        result = inspect.signature(function).return_annotation
+    except (TypeError, ValueError):
+        return True
+    if isinstance(result, str):  # looked up, never evaluated
+        scope = getattr(function, "__globals__", {})
+        result = scope.get(result, getattr(builtins, result, inspect.Signature.empty))
+    if result is None or result == "None":
+        return False
+    return (
+        not isinstance(result, type)
+        or result is inspect.Signature.empty
+        or (result is object or _is_environment(result))
+    )
+
+
+def _is_standard(module: str) -> bool:
+    return module.partition(".")[0] in sys.stdlib_module_names
+
+
+def _refused(name: str, reason: str) -> str:
+    return (
+        f"{name}: is no Gymnasium or PettingZoo environment, and no function that makes one: "
+        f"{reason}"
+    )

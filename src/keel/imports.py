@@ -1,0 +1,101 @@
+"""The one resolver of names written as `module:attribute`.
+
+Nothing here decides whether code may be run: `keel.trust` does, before a name gets here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from keel.errors import InputError
+
+REFERENCE = re.compile(r"(?P<module>[^\s:,]+):(?P<attribute>[^\s:,]+)")
+"""`module:attribute`, or `module:Name-v0`, which Gymnasium reads as an id of its registry."""
+
+
+class ImportFailed(InputError):
+    """A module or an attribute that was named cannot be imported; `reason` says why."""
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def import_module(module: str, name: str | None = None) -> ModuleType:
+    """Import `module`; modules of the working directory count.
+
+    Args:
+        module: dotted name of the module.
+        name: what to call it in an error, by default the module itself.
+
+    Raises:
+        ImportFailed: it is missing, or its own code fails.
+    """
+    name = name or module
+    here = str(Path.cwd())
+    if "" not in sys.path and here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportFailed(f"{name}: cannot be imported ({error})", str(error)) from error
+    except (Exception, SystemExit) as error:  # whatever the code of a module raises
+        reason = " ".join(traceback.format_exception_only(error)[-1].split())[:200]
+        raise ImportFailed(f"{name}: its module failed on import: {reason}", reason) from error
+
+
+def import_attribute(name: str) -> Any:
+    """Import the object that `module:attribute` names.
+
+    Raises:
+        ImportFailed: the module or the attribute does not exist.
+    """
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise ImportFailed(f"{name}: expected module:attribute")
+    found = import_module(module, name)
+    if not hasattr(found, attribute):
+        raise ImportFailed(
+            f"{name}: cannot be imported ({module!r} has no attribute {attribute!r})"
+        )
+    return getattr(found, attribute)
+
+
+def import_function(name: str) -> Callable[..., Any]:
+    """Import the function that `module:function` names; an `InputError` if it is none."""
+    function = import_attribute(name)
+    if not callable(function):
+        raise InputError(f"{name}: is no function")
+    result: Callable[..., Any] = function
+    return result
+
+
+def module_origin(module: str) -> str:
+    """Return where the package of a module would be imported from, without importing it.
+
+    Args:
+        module: dotted name; the package at its beginning is looked up.
+
+    Returns:
+        The path of its file or folders, `built-in`, or an empty text where there is none.
+    """
+    package = module.partition(".")[0]
+    loaded = sys.modules.get(package)
+    spec = None if loaded is None else loaded.__spec__
+    if spec is None:
+        if package in sys.builtin_module_names:
+            return "built-in"
+        spec = importlib.machinery.PathFinder.find_spec(package, [str(Path.cwd()), *sys.path])
+    if spec is None:
+        return ""
+    if spec.origin is not None:
+        return spec.origin if not spec.has_location else str(Path(spec.origin).resolve())
+    return ":".join(str(Path(place).resolve()) for place in spec.submodule_search_locations or ())
