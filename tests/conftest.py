@@ -23,9 +23,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "keel"))
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Keep what tests measure out of the user's own cache."""
+def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep what tests measure, and which code they trust, out of the user's own folders."""
     os.environ["KEEL_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+    os.environ["KEEL_STATE_DIR"] = str(tmp_path_factory.mktemp("state"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -21,7 +21,7 @@ FUNCTIONAL_AND_BASE = BASE | {"functional"}
 MODELS = FUNCTIONAL_AND_BASE | {"config", "types"}
 ROLLOUT = MODELS | {"models", "envs", "processes", "resources"}
 REGIONS = ROLLOUT | {"rollout"}
-TRAINING = REGIONS | {"regions", "runs", "presets"}
+TRAINING = REGIONS | {"regions", "runs", "presets", "trust"}
 MAY_IMPORT = {
     "": {
         "errors",
@@ -32,6 +32,8 @@ MAY_IMPORT = {
         "printing",
         "processes",
         "training",
+        "envs",
+        "imports",
     },  # single files; names are lazy
     "functional": BASE,
     "config": BASE,

@@ -22,6 +22,7 @@ from keel.runs.reader import last_step
 from keel.runs.resume import allowed
 from keel.training.inspect import make_like
 from keel.training.runner import MAY_CHANGE
+from keel.trust import code_in
 
 PLANS = "plan"
 """The folder of the cells' configurations."""
@@ -50,13 +51,15 @@ class Task:
     def command(self) -> list[str]:
         """What trains it, or the rest of it."""
         keel = [sys.executable, "-m", "keel"]
+        # who started the plan has been asked already whether its code is trusted
+        trust = ["--trust-code"] if code_in(to_dict(self.config)) else []
         if self.state == "begun":
             steps = str(self.config.total_steps)
-            return [*keel, "resume", str(self.path), "--total-steps", steps, "--json"]
+            return [*keel, "resume", str(self.path), "--total-steps", steps, *trust, "--json"]
         place = self.settings_file
         write_file(place, yaml.safe_dump(to_dict(self.config), sort_keys=False).encode())
         root = str(self.path.parents[1])
-        words = ["--runs", root, "--name", self.cell, "--seed", str(self.seed), "--json"]
+        words = ["--runs", root, "--name", self.cell, "--seed", str(self.seed), *trust, "--json"]
         preset = ["--preset", "default"]  # the file says everything
         return [*keel, "train", self.config.env, *preset, "--config", str(place), *words]
 

@@ -51,6 +51,8 @@ class Ablate:
     """Runs at a time; by default as many as there are cores for."""
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Only say what would be trained."""
+    trust_code: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Import code that the plan or a file names, also from outside of Keel."""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print the comparison as one JSON object."""
 
@@ -75,6 +77,7 @@ def run(args: Sequence[str]) -> int:
         for task in tasks:
             print(f"{task.state:<9} {task.label}")  # noqa: T201
         return 0
+    _require_trust(plan, options, rest)
     check_environments(task for task in tasks if task.state != "finished")
     with hold_folder(options.runs / plan.name):
         failed = _train(plan, tasks, options)
@@ -95,7 +98,7 @@ def _plan(options: Ablate, rest: list[str]) -> Plan:
                 f"{options.plan}: no plan of that name ({', '.join(names())}); "
                 "for an environment say what to vary: --vary region.max_kl=0.02,0.05"
             )
-        base = parse([options.plan, *rest]).config
+        base = parse([options.plan, *rest], options.trust_code).config
         plan = Plan(f"ablate-{base.env.replace('/', '-')}", base, grid(vary), (0, 1, 2))
     else:
         if rest:
@@ -108,6 +111,18 @@ def _plan(options: Ablate, rest: list[str]) -> Plan:
 
         plan = dataclasses.replace(plan, name=check_name(options.name))
     return checked(dataclasses.replace(plan, seeds=options.seeds or plan.seeds))
+
+
+def _require_trust(plan: Plan, options: Ablate, rest: list[str]) -> None:
+    """Raise if a plan's file names code that is not trusted; what is typed is the user's own."""
+    from keel.config import to_dict
+    from keel.trust import require_trust
+
+    if not options.plan.endswith((".yaml", ".yml")):
+        return
+    for cell in (*plan.cells, *plan.stops):
+        config = to_dict(cell.config(plan.base, plan.seeds[0]))
+        require_trust(config, options.plan, options.trust_code, typed=(*rest, *options.vary))
 
 
 def _values(word: str) -> tuple[str, list[Any]]:

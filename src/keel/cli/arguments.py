@@ -5,12 +5,17 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import tyro
 
+from keel.config import read
 from keel.errors import InputError
+from keel.printing import printable
+from keel.trust import require_trust
 
 T = TypeVar("T")
 
@@ -72,6 +77,27 @@ def _whole(word: str) -> str:
     if SCIENTIFIC.match(word) and float(word).is_integer():
         return str(int(float(word)))
     return word
+
+
+def note_other_env(args: Sequence[str], env: str) -> None:
+    """Say on stderr that the environment on the command line replaces that of its file."""
+    file = find_option(args, "--config")
+    named = read(Path(file)).get("env", env) if file else env
+    if named != env:
+        text = printable(f"keel: training on {env}, as asked, not on {named} of {file}")
+        print(text, file=sys.stderr)  # noqa: T201
+
+
+def require_file_trust(config: Mapping[str, Any], args: Sequence[str], trust_code: bool) -> None:
+    """Raise if the file of `--config` names code that is not trusted.
+
+    Args:
+        config: settings in force, as plain data.
+        args: words of the command line: code that is typed there is the user's own.
+        trust_code: whether `--trust-code` was given.
+    """
+    if file := find_option(args, "--config"):
+        require_trust(config, file, trust_code, typed=args)
 
 
 def find_option(args: Sequence[str], name: str) -> str | None:

@@ -43,6 +43,8 @@ class Record:
     """Keep only episodes that earned at least this much; more are played until there are enough."""
     seed: int = 0
     """Of environments and actions."""
+    trust_code: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Import code that the run's file names, also from outside of Keel; it can do anything."""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print one JSON object in place of text."""
 
@@ -79,7 +81,7 @@ def _record(options: Record) -> int:
     if Path(options.policy).exists():
         from keel.training.inspect import open_policy
 
-        policy = open_policy(Path(options.policy))
+        policy = open_policy(Path(options.policy), trust_code=options.trust_code)
 
         def play(episodes: int, seed: int) -> Demos:
             greedy = options.deterministic

@@ -44,6 +44,8 @@ class Evaluate:
     """Film one more episode into FILE (.gif, or .mp4 with imageio)."""
     calibration: Annotated[Path | None, arg(metavar="FILE.png")] = None
     """Draw what a distributional critic predicted against what came true."""
+    trust_code: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Import code that the run's file names, also from outside of Keel; it can do anything."""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print one JSON object in place of text."""
 
@@ -81,7 +83,7 @@ def _run(options: Evaluate) -> int:
     if options.video is not None:
         check_video_path(options.video)
     deterministic, seed = not options.stochastic, options.seed
-    policy = open_policy(options.run, options.checkpoint)
+    policy = open_policy(options.run, options.checkpoint, trust_code=options.trust_code)
     filmed = None
     if options.video is not None:  # first: what can go wrong does so before the long part
         filmed = _film(policy, options.video, deterministic, seed)

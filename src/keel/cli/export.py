@@ -31,6 +31,8 @@ class Export:
     """The file to write."""
     checkpoint: Annotated[str | None, arg(metavar="best|last|STEP")] = None
     """Which checkpoint; by default the best, or the last where there is no best."""
+    trust_code: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Import code that the run's file names, also from outside of Keel; it can do anything."""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print one JSON object in place of text."""
 
@@ -41,7 +43,7 @@ def run(args: Sequence[str]) -> int:
     from keel.training.export import export_onnx
     from keel.training.inspect import open_policy
 
-    policy = open_policy(options.run, options.checkpoint)
+    policy = open_policy(options.run, options.checkpoint, trust_code=options.trust_code)
     written = export_onnx(policy, options.onnx)
     result = {
         "run": str(policy.path),

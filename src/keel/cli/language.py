@@ -14,8 +14,14 @@ import tyro
 from rich.console import Console
 from tyro.conf import Positional, arg
 
-from keel.apps.language.config import Language, check, decoding, from_dict
-from keel.cli.arguments import find_option, read_options, translate
+from keel.apps.language.config import Language, check, decoding, from_dict, to_dict
+from keel.cli.arguments import (
+    find_option,
+    note_other_env,
+    read_options,
+    require_file_trust,
+    translate,
+)
 from keel.cli.live import print_line
 from keel.cli.render import PipedConsole
 from keel.cli.settings import HELP, HELP_ALL, Resolved, print_settings, short_help
@@ -66,6 +72,8 @@ class TrainLanguage:
     """Name of the run; by default task, algorithm and time."""
     seeds: tuple[int, ...] = ()
     """Train several seeds, one after the other or as many at a time as there are cores for."""
+    trust_code: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Import code that FILE names, also from outside of Keel; it can do anything."""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print one JSON object at the end, and nothing else."""
     quiet: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -92,6 +100,8 @@ def run(args: Sequence[str]) -> int:
     if options.print_config:
         print_settings(resolved, f"keel train language --task {config.task}")
         return 0
+    note_other_env(words, "language")
+    require_file_trust(to_dict(config), words, options.trust_code)
     if len(options.seeds) > 1:
         from keel.cli.seeds import train_seeds
 
@@ -137,6 +147,8 @@ def run(args: Sequence[str]) -> int:
 def parse(args: list[str]) -> TrainLanguage:
     """The options, on top of the preset and the file that they name."""
     options: TrainLanguage = resolve(args).options
+    note_other_env(args, "language")
+    require_file_trust(to_dict(options.config), args, options.trust_code)
     return options
 
 
@@ -150,7 +162,8 @@ def resolve(args: list[str]) -> Resolved:
     task = find_option(args, "--task") or settings.get("task")
     algo = find_option(args, "--algo") or settings.get("algo")
     wanted = str(task or Language().task)
-    base = from_dict(settings, preset(chosen) if chosen else preset_for(wanted, algo))
+    base = preset(chosen) if chosen else preset_for(wanted, algo)
+    base = from_dict({**settings, "env": "language"}, base)
     options = read_options(TrainLanguage, args, "keel train", TrainLanguage(config=base))
     layers = []
     name = chosen or name_for(wanted, algo)
@@ -245,7 +258,9 @@ def finish(newest: Progress, console: Console, as_json: bool, quiet: bool) -> No
             console.print(f"{what}: {path}", highlight=False)
 
 
-def resume(run_path: Path, total_steps: int | None, as_json: bool, quiet: bool) -> int:
+def resume(
+    run_path: Path, total_steps: int | None, as_json: bool, quiet: bool, trust_code: bool = False
+) -> int:
     """`keel resume` of a run on tokens."""
     from keel.apps.language import runner
     from keel.cli.train import drive
@@ -254,7 +269,8 @@ def resume(run_path: Path, total_steps: int | None, as_json: bool, quiet: bool) 
     config = from_dict(read_config(run_path))
     if total_steps is not None:
         config = dataclasses.replace(config, total_steps=total_steps)
-    return drive(partial(runner.resume, run_path, config), config, as_json, quiet, finish)
+    run = partial(runner.resume, run_path, config, trust_code=trust_code)
+    return drive(run, config, as_json, quiet, finish)
 
 
 def evaluate(run_path: Path, checkpoint: str | None, prompts: int, greedy: bool) -> dict[str, Any]:

@@ -28,6 +28,8 @@ class Resume:
     """The folder of the run, such as runs/NAME/seed-0, or runs/NAME if it has one seed."""
     total_steps: int | None = None
     """Train to this many steps, in place of what was configured."""
+    trust_code: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Import code that the run's file names, also from outside of Keel; it can do anything."""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print one JSON object at the end, and nothing else."""
     quiet: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -49,14 +51,17 @@ def run(args: Sequence[str]) -> int:
     if stored.get("env") == "language":
         from keel.cli import language
 
-        return language.resume(path, options.total_steps, options.json, options.quiet)
+        return language.resume(
+            path, options.total_steps, options.json, options.quiet, options.trust_code
+        )
     from keel.cli.train import drive
     from keel.training.runner import resume
 
     config = from_dict(stored)
     if options.total_steps is not None:
         config = dataclasses.replace(config, total_steps=options.total_steps)
-    return drive(partial(resume, path, config), config, options.json, options.quiet)
+    run = partial(resume, path, config, trust_code=options.trust_code)
+    return drive(run, config, options.json, options.quiet)
 
 
 def _finished_at(path: Path, total_steps: int) -> int | None:

@@ -16,12 +16,18 @@ import tyro
 from rich.console import Console
 from tyro.conf import Positional, arg
 
-from keel.cli.arguments import find_option, read_options, translate
+from keel.cli.arguments import (
+    find_option,
+    note_other_env,
+    read_options,
+    require_file_trust,
+    translate,
+)
 from keel.cli.live import Display, print_line
 from keel.cli.progress import is_interactive
 from keel.cli.render import PipedConsole
 from keel.cli.settings import HELP, HELP_ALL, Resolved, print_settings, short_help
-from keel.config import Config, check, from_dict, read
+from keel.config import Config, check, from_dict, read, to_dict
 from keel.config.origins import Layer, dotted, flagged, leaves
 from keel.errors import InputError
 from keel.models.compiling import cache_folder
@@ -39,7 +45,8 @@ class Train:
     """
 
     env: Annotated[Positional[str], arg(metavar="ENV")]
-    """A Gymnasium id such as CartPole-v1, or an alias such as Breakout."""
+    """A Gymnasium id such as CartPole-v1, an alias such as Breakout, or module:Class; by default
+    the environment that the file of --config names."""
     preset: str | None = None
     """Settings to start from; by default those of the environment and the algorithm.
     `keel presets` lists them."""
@@ -51,6 +58,8 @@ class Train:
     """Name of the run; by default environment, algorithm and time."""
     seeds: tuple[int, ...] = ()
     """Train several seeds, as many at a time as there are cores for."""
+    trust_code: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Import code that FILE names, also from outside of Keel; it can do anything."""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print one JSON object at the end, and nothing else."""
     quiet: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -65,7 +74,7 @@ def run(args: Sequence[str]) -> int:
     if "--presets" in args:
         print("\n".join(names()))  # noqa: T201
         return 0
-    if args and args[0] == "language":
+    if is_language(args):
         from keel.cli import language
 
         return language.run(args)
@@ -79,6 +88,8 @@ def run(args: Sequence[str]) -> int:
     if options.print_config:
         print_settings(resolved, f"keel train {config.env}")
         return 0
+    note_other_env(words, config.env)
+    require_file_trust(to_dict(config), words, options.trust_code)
     if len(options.seeds) > 1:
         from keel.cli.seeds import train_seeds
 
@@ -109,9 +120,24 @@ def never_compiled(algo: str) -> bool:
     return next(cache_folder().rglob(f"{kernels}.*.nbi"), None) is None
 
 
-def parse(args: list[str]) -> Train:
-    """The options, on top of the preset and the file that they name."""
+def is_language(args: Sequence[str]) -> bool:
+    """Whether a run on tokens is asked for: by the first word, or else by the file of --config."""
+    if args and not args[0].startswith("-"):
+        return args[0] == "language"
+    file = find_option(translate(args), "--config")
+    return file is not None and read(Path(file)).get("env") == "language"
+
+
+def parse(args: list[str], trust_code: bool = False) -> Train:
+    """Return the options, on top of the preset and the file that they name.
+
+    Args:
+        args: words of the command line, translated.
+        trust_code: import code that the file names, as `--trust-code` among `args` does.
+    """
     options: Train = resolve(args).options
+    note_other_env(args, options.config.env)
+    require_file_trust(to_dict(options.config), args, trust_code or options.trust_code)
     return options
 
 

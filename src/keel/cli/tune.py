@@ -53,6 +53,8 @@ class Tune:
     """Take trials as one of several processes that share a study; started by the command itself."""
     end: int | None = None
     """Number of the first trial that is not to be taken; told by the command itself."""
+    trust_code: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Import code that a --config file names, also from outside of Keel."""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print one JSON object at the end."""
 
@@ -67,7 +69,7 @@ def run(args: Sequence[str]) -> int:
     from keel.runs.directory import check_name, hold_folder
     from keel.tune import DEFAULT, Tuning, read_space, work
 
-    base = parse([options.env, *rest]).config
+    base = parse([options.env, *rest], options.trust_code).config
     name = check_name(options.name or f"tune-{base.env.replace('/', '-')}")
     tuning = Tuning(
         folder=options.runs / name,

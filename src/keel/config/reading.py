@@ -46,11 +46,9 @@ def anchored(config: Config) -> Config:
     if demos and not demos.startswith(MINARI):
         cloning = dataclasses.replace(config.bc, demos=str(Path(demos).resolve()))
         config = dataclasses.replace(config, bc=cloning)
-    trace = options(config).get("trace") if config.env == "serving" else None
-    if isinstance(trace, str) and "," not in str(Path(trace).resolve()):
-        parts = [part.strip() for part in config.envs.options.split(",")]
-        named = [part for part in parts if part.partition("=")[0].strip() != "trace"]
-        text = ", ".join([*named, f"trace={Path(trace).resolve()}"])
+    named = options(config) if config.env == "serving" else {}
+    if isinstance(trace := named.get("trace"), str):
+        text = options_text({**named, "trace": str(Path(trace).resolve())}, OPTIONS)
         config = dataclasses.replace(config, envs=dataclasses.replace(config.envs, options=text))
     return config
 

@@ -173,7 +173,7 @@ def time_limit(
     if atari_game(env_id) is not None:
         shown = atari or AtariOptions()
         return shown.max_frames // shown.frame_skip
-    if native(env_id) is not None or parallel(env_id) is not None:
+    if native(env_id) is not None or named_maker(env_id, env_kwargs or {}) is not None:
         return None
     spec = find_spec(env_id)
     if spec is not None:

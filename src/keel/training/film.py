@@ -16,7 +16,7 @@ import numpy as np
 from keel.envs import Envs, Obs, Step, make_envs
 from keel.errors import InputError, KeelError
 from keel.training.evaluate import Score
-from keel.training.inspect import Policy, check_seed, run_episodes
+from keel.training.inspect import Policy, check_seed, check_trusted, run_episodes
 
 VIDEOS = (".gif", ".mp4")
 MAX_FRAMES, MAX_SIDE = 1500, 320
@@ -99,6 +99,7 @@ class Camera:
 
 def _render_camera(policy: Policy, seed: int) -> Camera:
     name = policy.config.env
+    check_trusted(policy)
     if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ):
         os.environ.setdefault("MUJOCO_GL", "egl")  # its default needs a screen
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # as does pygame's

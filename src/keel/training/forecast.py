@@ -18,7 +18,7 @@ from keel.models.critics import Histogram, Quantile
 from keel.models.sampling import draw_noise, sample, to_env
 from keel.runs.drawing import write_png
 from keel.training.evaluate import EvaluationStopped
-from keel.training.inspect import Policy, make_like
+from keel.training.inspect import Policy, make_for
 from keel.training.signals import stop_requested
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def forecast(policy: Policy, *, seed: int = 0, steps: int = STEPS) -> Forecast:
         )
     if agent.memory:
         raise InputError("calibration: networks with memory are not supported")
-    envs = make_like(policy.config, ENVS, seed)
+    envs = make_for(policy, ENVS, seed)
     rng = np.random.default_rng(seed)
     act = make_actor(agent, policy.params)
     output = np.zeros((ENVS, agent.dist.outputs), np.float32)

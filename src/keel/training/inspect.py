@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,17 +13,19 @@ import gymnasium
 import numpy as np
 from torch import Tensor
 
-from keel.config import Config, from_dict, options
-from keel.envs import Envs, ObsNormaliser, RewardNormaliser, lead, make_envs
+from keel.config import Config, from_dict, options, to_dict
+from keel.envs import Envs, ObsNormaliser, RewardNormaliser, make_envs
+from keel.envs.space_data import Interface, describe_space
 from keel.errors import InputError, KeelError
 from keel.keys import MASK
 from keel.models.agent import Agent
 from keel.runs.directory import CHECKPOINTS, find_run, read_config
 from keel.training.checkpoint import Checkpoint, check_shapes, load
 from keel.training.evaluate import Score, evaluate, longest_episode
-from keel.training.runner import EVALUATION_ENVS
+from keel.training.runner import EVALUATION_ENVS, INTERFACE
 from keel.training.session import agent_for, atari_options
 from keel.training.state import arrays
+from keel.trust import ENVIRONMENT, require_trust
 
 
 @dataclass(frozen=True)
@@ -45,30 +48,34 @@ class Policy:
     """whether the environment says which actions are legal"""
     reward_scale: float = 1.0
     """what rewards were divided by in training"""
+    trust_code: bool = False
+    """whether code that the run's file names may be imported"""
 
 
-def open_policy(path: Path, checkpoint: str | int | None = None) -> Policy:
+def open_policy(
+    path: Path, checkpoint: str | int | None = None, *, trust_code: bool = False
+) -> Policy:
     """The policy of a run at a checkpoint: "best", "last" or a step.
 
     By default the best one, or the last where no evaluation has marked a best. The environment is
-    made for a moment: it says what is observed and what can be done.
+    neither made nor imported: the checkpoint says what is observed and what can be done. Only one
+    from before checkpoints did so needs it.
+
+    Args:
+        path: the folder of the run.
+        checkpoint: "best", "last", a step, or None.
+        trust_code: let environments be made by code that the run's file names.
     """
     path = find_run(path)
     config = from_dict(read_config(path))
     found = load_checkpoint(path, checkpoint)
-    envs = make_like(config, 1)
-    try:
-        observation, action = envs.observation_space, envs.action_space
-        masked = MASK in envs.reset(0)
-        agent = agent_for(config, envs, 0)
-        reward_scale = _reward_scale(config, found, envs)
-    finally:
-        envs.close()
+    interface = _interface(config, found, path, trust_code)
+    agent = agent_for(config, interface, 0)
     expected = agent.named(agent.initial)
     check_shapes(f"{found.path}: its weights and {config.env}", found.weights, expected)
     normaliser = None
     if config.envs.normalise_obs:
-        fresh = ObsNormaliser.for_space(observation)
+        fresh = ObsNormaliser.for_space(interface.observation_space)
         normaliser = fresh.restore(arrays(found.tensors, "obs_normaliser/"))
     return Policy(
         agent=agent,
@@ -77,17 +84,30 @@ def open_policy(path: Path, checkpoint: str | int | None = None) -> Policy:
         config=config,
         step=found.step,
         path=path,
-        observation_space=observation,
-        action_space=action,
-        masked=masked,
-        reward_scale=reward_scale,
+        observation_space=interface.observation_space,
+        action_space=interface.action_space,
+        masked=interface.masked,
+        reward_scale=_reward_scale(config, found, len(interface.agents)),
+        trust_code=trust_code,
     )
 
 
-def _reward_scale(config: Config, found: Checkpoint, envs: Envs) -> float:
+def _interface(config: Config, found: Checkpoint, path: Path, trust_code: bool) -> Interface:
+    """What the checkpoint says of its environment; one from before it did asks the environment."""
+    if INTERFACE in found.data:
+        return Interface.from_data(found.data[INTERFACE])
+    require_trust(to_dict(config), path, trust_code, fields=ENVIRONMENT)
+    envs = make_like(config, 1)
+    try:
+        return Interface.of(envs, masked=MASK in envs.reset(0))
+    finally:
+        envs.close()
+
+
+def _reward_scale(config: Config, found: Checkpoint, agents: int) -> float:
     if not config.envs.normalise_reward:
         return 1.0
-    rows = (config.envs.num, *lead(envs)[1:])
+    rows = (config.envs.num, agents) if agents else (config.envs.num,)
     fresh = RewardNormaliser.for_envs(rows, config.advantage.gamma)
     known = fresh.restore(arrays(found.tensors, "reward_normaliser/"))
     return float(np.sqrt(known.moments.variance + known.epsilon))
@@ -111,7 +131,7 @@ def evaluate_policy(
     if max_episode_steps < 0:
         raise InputError(f"max_episode_steps: expected 0 or more, got {max_episode_steps}")
     check_seed(seed)
-    envs = make_like(policy.config, min(episodes, EVALUATION_ENVS), seed)
+    envs = make_for(policy, min(episodes, EVALUATION_ENVS), seed)
     try:
         return run_episodes(policy, envs, episodes, deterministic, seed, max_episode_steps)
     finally:
@@ -160,6 +180,35 @@ def check_seed(seed: int) -> None:
     """Raise unless environments can be seeded with it."""
     if seed < 0:
         raise InputError(f"seed: expected 0 or more, got {seed}")
+
+
+def make_for(policy: Policy, num: int, seed: int = 0, env: str | None = None) -> Envs:
+    """Make environments for a policy, if their code is trusted and their spaces are the policy's.
+
+    Args:
+        policy: what will act in them.
+        num: how many.
+        seed: of those that are seeded when they are made.
+        env: another environment than the run's own, named by the user.
+    """
+    config = policy.config if env is None else replace(policy.config, env=env)
+    check_trusted(policy, typed=() if env is None else (env,))
+    envs = make_like(config, num, seed)
+    for name in ("observation_space", "action_space"):
+        had, has = (describe_space(getattr(x, name)) for x in (policy, envs))
+        if had != has:
+            envs.close()
+            raise InputError(
+                f"{policy.path.parent}: was trained on {policy.config.env}, whose {name} is "
+                f"{had}; that of {config.env} is {has}"
+            )
+    return envs
+
+
+def check_trusted(policy: Policy, typed: Collection[str] = ()) -> None:
+    """Raise unless the environment of a run may be imported."""
+    settings = to_dict(policy.config)
+    require_trust(settings, policy.path, policy.trust_code, typed=typed, fields=ENVIRONMENT)
 
 
 def make_like(config: Config, num: int, seed: int = 0, **atari: Any) -> Envs:

@@ -7,14 +7,14 @@ import warnings
 from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 
 from keel.config import Backend, Config, anchored, check, from_dict, options, to_dict
 from keel.envs import Envs, make_envs
+from keel.envs.space_data import Interface, describe_space
 from keel.errors import InputError
+from keel.keys import MASK
 from keel.models.memory import STARTS
 from keel.runs.directory import RunDirectory, find_run, read_config, run_name
 from keel.runs.environment import read_choices
@@ -34,6 +34,7 @@ from keel.training.keeping import Progress, Watch, keep, owes_evaluation
 from keel.training.loop import run
 from keel.training.session import Session, atari_options, initial_state, open_session
 from keel.training.state import TrainState, arrays, pack, unpack
+from keel.trust import remember, require_trust
 
 EVALUATION_ENVS = 10
 BACKENDS: dict[str, Backend] = {
@@ -44,6 +45,8 @@ BACKENDS: dict[str, Backend] = {
     "ale": "ale",
 }
 """What environments call themselves, as `envs.backend` takes it."""
+INTERFACE = "interface"
+"""Of a checkpoint: the spaces and agents of its environment, so that none is needed to open it."""
 MAY_CHANGE = (
     "total_steps",
     "checkpoints",
@@ -85,11 +88,16 @@ def start(
     except BaseException:
         session.envs.close()
         raise
+    remember(to_dict(config))
     return _drive(session, initial_state(session), directory, evaluating)
 
 
 def resume(
-    path: Path | str, changes: Config | None = None, evaluating: Watch | None = None
+    path: Path | str,
+    changes: Config | None = None,
+    evaluating: Watch | None = None,
+    *,
+    trust_code: bool = False,
 ) -> Generator[Progress, None, TrainState]:
     """Go on with a run from its newest good checkpoint; the run is locked before anything else.
 
@@ -100,12 +108,14 @@ def resume(
         path: the folder of the run, or the one above it if that has a single seed.
         changes: the configuration to go on with; by default the run's own.
         evaluating: told of every iteration whose evaluation begins.
+        trust_code: import code that the run's file names, also from outside of Keel.
     """
     path = find_run(Path(path))
     config = changes or from_dict(read_config(path))
     check(config)
     # with the defaults of fields that were added since
     stored = to_dict(from_dict(read_config(path, strict=True)))
+    require_trust(stored, path, trust_code)
     directory = RunDirectory.resume(
         path, config=to_dict(config), stored=stored, may_change=MAY_CHANGE
     )
@@ -239,21 +249,16 @@ def _save(session: Session, state: TrainState, path: Path) -> None:
     )
     weights = session.agent.named(state.optimum.params.cpu())
     data["saved"], data["spaces"] = time.time(), _spaces(session)
+    data[INTERFACE] = Interface.of(session.envs, masked=MASK in collector.obs).to_data()
     save(path, state.steps, tensors, weights, data, keep=session.config.checkpoints.keep)
 
 
 def _spaces(session: Session) -> dict[str, str]:
-    """Shapes and types; bounds may be long, and change nothing in what a network can take."""
-
-    def told(space: Any) -> str:
-        if isinstance(space, spaces.Dict):
-            return ", ".join(f"{key}: {told(part)}" for key, part in space.items())
-        if isinstance(space, spaces.Box):
-            return f"Box{list(space.shape)} {space.dtype}"
-        return str(space)
-
     envs = session.envs
-    return {"observation": told(envs.observation_space), "action": told(envs.action_space)}
+    return {
+        "observation": describe_space(envs.observation_space),
+        "action": describe_space(envs.action_space),
+    }
 
 
 def _restore(session: Session, checkpoint: Checkpoint) -> TrainState:

@@ -17,6 +17,7 @@ from threadpoolctl import threadpool_limits
 from keel.config import Config, options
 from keel.envs import AtariOptions, Envs, ObsNormaliser, RewardNormaliser, lead, make_envs
 from keel.envs.registered import source_of
+from keel.envs.space_data import Interface
 from keel.errors import InputError
 from keel.models.abreast import set_threads
 from keel.models.acting import make_actor
@@ -147,7 +148,7 @@ def open_session(config: Config) -> Session:
     )
 
 
-def agent_for(config: Config, envs: Envs, seed: int) -> Agent:
+def agent_for(config: Config, envs: Envs | Interface, seed: int) -> Agent:
     """The agent, or the agents, for these environments."""
     return build_agent(
         envs.observation_space,

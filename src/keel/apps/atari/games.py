@@ -12,7 +12,7 @@ import numpy as np
 from keel.envs import Envs, Obs, Step
 from keel.training.evaluate import Score
 from keel.training.film import Camera, check_video_path, film
-from keel.training.inspect import Policy, make_like
+from keel.training.inspect import Policy, check_trusted, make_like
 
 FRAMES = 60.0
 """A second of the console."""
@@ -57,6 +57,7 @@ def film_game(policy: Policy, path: Path, *, deterministic: bool = False, seed: 
     Sticky actions are drawn by each game for itself, so they are left out of a film.
     """
     check_video_path(path)
+    check_trusted(policy)
     skip, envs = policy.config.atari.frame_skip, replace(policy.config.envs, backend="ale")
     seen = make_like(replace(policy.config, envs=envs), 1, seed, sticky=0.0)
     unguarded = replace(policy.config, envs=replace(envs, guard=False))  # nothing learns from it

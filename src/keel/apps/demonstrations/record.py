@@ -18,7 +18,7 @@ from keel.models.acting import blank_memory, make_actor
 from keel.models.memory import STARTS
 from keel.models.sampling import draw_noise, mode, sample, to_env
 from keel.rollout.demos import Demos
-from keel.training.inspect import Policy, make_like
+from keel.training.inspect import Policy, make_for
 
 Array = NDArray[Any]
 Act = Callable[[dict[str, Array], bool], Array]
@@ -61,27 +61,10 @@ def record_policy(
             action = sample(agent.dist, output, mask, 1.0, noise)
         return to_env(agent.dist, action)
 
-    own = policy.config.env
-    envs = make_like(dataclasses.replace(policy.config, env=env or own), 1, seed)
-    if env is not None and env != own:
-        _check_same_spaces(envs, policy, env)
-    found = _record(envs, act, episodes, seed, env or own)
+    named = env or policy.config.env
+    envs = make_for(policy, 1, seed, env)
+    found = _record(envs, act, episodes, seed, named)
     return dataclasses.replace(found, source=f"{policy.path.parent.name} at step {policy.step:,}")
-
-
-def _check_same_spaces(envs: Envs, policy: Policy, env: str) -> None:
-    trained = make_like(policy.config, 1)
-    try:
-        for name in ("observation_space", "action_space"):
-            had, has = getattr(trained, name), getattr(envs, name)
-            if had != has:
-                envs.close()
-                raise InputError(
-                    f"{policy.path.parent}: was trained on {policy.config.env}, whose {name} is "
-                    f"{had}; that of {env} is {has}"
-                )
-    finally:
-        trained.close()
 
 
 def record_function(

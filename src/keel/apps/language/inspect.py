@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from keel.apps.language.config import decoding, from_dict
+from keel.apps.language.config import Reward, decoding, from_dict
 from keel.apps.language.judge import judge
 from keel.apps.language.session import open_session
 from keel.apps.language.tasks import held_out
@@ -23,7 +23,9 @@ def judge_run(
     if prompts < 1:
         raise InputError(f"prompts: expected at least 1, got {prompts}")
     path = find_run(path)
-    config = dataclasses.replace(from_dict(read_config(path)), preflight=False)
+    stored = from_dict(read_config(path))
+    # held-out prompts are judged by the task alone: functions that reward are not even imported
+    config = dataclasses.replace(stored, preflight=False, reward=Reward())
     found = load_checkpoint(path, checkpoint)
     session = open_session(config)
     params = found.tensors["optimum/params"].to(session.device)

@@ -37,6 +37,7 @@ from keel.runs.sinks import require_sinks
 from keel.training.checkpoint import Checkpoint, check_shapes, save
 from keel.training.keeping import Progress, Watch, keep
 from keel.training.runner import load_for_resume
+from keel.trust import remember, require_trust
 from keel.types import Knobs
 
 MAY_CHANGE = ("total_steps", "checkpoints", "evaluation", "tag", "log", "threads", "device")
@@ -71,6 +72,7 @@ def start(
         tag=config.tag or None,
         choices=session.choices,
     )
+    remember(to_dict(config))
     return _begin(session, directory, told, evaluating)
 
 
@@ -101,12 +103,23 @@ def resume(
     changes: Language | None = None,
     told: Told | None = None,
     evaluating: Watch | None = None,
+    *,
+    trust_code: bool = False,
 ) -> Generator[Progress, None, State]:
-    """Go on with a run from its newest good checkpoint; without one it starts anew."""
+    """Go on with a run from its newest good checkpoint; without one it starts anew.
+
+    Args:
+        path: the folder of the run, or the one above it if that has a single seed.
+        changes: its configuration with other values of what may change, such as `total_steps`.
+        told: called with the progress of the control.
+        evaluating: told of every iteration whose evaluation begins.
+        trust_code: import reward functions that the run's file names.
+    """
     path = find_run(Path(path))
     config = changes or from_dict(read_config(path))
     check(config)
     stored = to_dict(from_dict(read_config(path, strict=True)))
+    require_trust(stored, path, trust_code)
     directory = RunDirectory.resume(
         path, config=to_dict(config), stored=stored, may_change=MAY_CHANGE
     )

@@ -1,0 +1,246 @@
+"""Whether code that a file names may be imported.
+
+The configuration of a run can name code: an environment, a function that groups rows, functions
+that reward. Typed on the command line or passed from Python, that is the user's own choice. In a
+file it may be anybody's: a downloaded run would execute code as soon as it is opened. So a command
+that would import code named by a file refuses, with a list, unless
+
+- the code belongs to a registry: Gymnasium's, EnvPool's, PettingZoo's, or Keel's own;
+- this user has trained with the same code from the same place on this machine;
+- `--trust-code` (Python: `trust_code=True`) is given.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import re
+import secrets
+import warnings
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from keel.config import named_values
+from keel.errors import InputError
+from keel.imports import module_origin
+from keel.printing import printable
+
+ENVIRONMENT = ("env", "envs.options")
+"""Fields whose code runs when environments are made."""
+OWN_FUNCTIONS = ("task", "keel.ablate.groups:by_environment")
+"""Functions of Keel that a file may name."""
+PETTINGZOO = re.compile(r"(pettingzoo\.\w+|mpe2)\.\w+_v\d+:(parallel_env|env)")
+CODE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_][\w./-]*")
+"""A value of an environment's option that names code, by its form."""
+SECRET = "secret"
+
+
+class UntrustedCodeError(InputError):
+    """A file names code that would be imported, and nobody said that it is trusted."""
+
+
+class TrustWarning(UserWarning):
+    """That code is trusted could not be noted for the next time."""
+
+
+class Reference(NamedTuple):
+    """Code that a configuration names."""
+
+    field: str
+    """dotted name of the setting"""
+    name: str
+    """`module:attribute`, or `module:Name-v0`"""
+    options: str = ""
+    """what an environment is made with"""
+
+    def __str__(self) -> str:
+        options = f" ({_short(self.options)})" if self.options else ""
+        return f"{self.field} {_short(self.name)}{options}"
+
+
+def code_in(config: Mapping[str, Any]) -> list[Reference]:
+    """Return the code from outside of all registries that a configuration names.
+
+    Args:
+        config: settings as plain data, of a run on environments or on tokens.
+    """
+    return list(_references(config))
+
+
+def require_trust(
+    config: Mapping[str, Any],
+    source: Path | str,
+    trust_code: bool = False,
+    *,
+    typed: Collection[str] = (),
+    fields: Collection[str] | None = None,
+) -> None:
+    """Raise an `UntrustedCodeError` if code that a file names must not be imported.
+
+    Args:
+        config: settings as plain data, as they will be used.
+        source: the file or the run that they come from.
+        trust_code: the user trusts it.
+        typed: words of the command line, or texts passed from Python: code that stands there is
+            the user's own.
+        fields: the settings whose code will be imported, by default all.
+    """
+    if trust_code:
+        return
+    own = {part.strip() for text in typed for part in (text, *re.split("[,*=]", text))}
+    foreign = [
+        reference
+        for reference in code_in(config)
+        if (fields is None or reference.field in fields)
+        and reference.name not in own
+        and not is_remembered(reference)
+    ]
+    if foreign:
+        raise UntrustedCodeError(
+            f"{source}: names code from outside of Keel, of which nothing was imported: "
+            f"{'; '.join(map(str, foreign))}. If you know it and trust it, add --trust-code "
+            "(Python: trust_code=True)"
+        )
+
+
+def remember(config: Mapping[str, Any]) -> None:
+    """Note that this user trains with the code that a configuration names, on this machine.
+
+    What cannot be written is a warning: no training fails for it.
+    """
+    references = code_in(config)
+    if not references:
+        return
+    folder = trust_folder()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        secret = _read_secret(folder) or _make_secret(folder)
+        for reference in references:
+            (folder / _fingerprint(reference, secret)).touch(mode=0o600)
+    except OSError as error:
+        warnings.warn(
+            f"{folder}: cannot be written ({error.strerror}), so this run will need --trust-code",
+            TrustWarning,
+            stacklevel=2,
+        )
+
+
+def is_remembered(reference: Reference) -> bool:
+    """Whether this user has trained with this code, imported from the same place."""
+    folder = trust_folder()
+    secret = _read_secret(folder)
+    return secret is not None and (folder / _fingerprint(reference, secret)).is_file()
+
+
+def trust_folder() -> Path:
+    """Return where it is noted which code is trusted: below KEEL_STATE_DIR, or XDG_STATE_HOME."""
+    own = os.environ.get("KEEL_STATE_DIR")
+    if own:
+        return Path(own) / "trust"
+    state = os.environ.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "keel" / "trust"
+
+
+def is_registered(env: str) -> bool:
+    """Whether the name of an environment imports nothing but what a registry knows."""
+    from keel.envs.names import NATIVE, PARALLEL
+    from keel.envs.registered import POOL
+
+    module, colon, name = env.rpartition(":")
+    if (
+        not colon
+        or env.startswith(POOL)
+        or env in (*PARALLEL.values(), *NATIVE.values())
+        or PETTINGZOO.fullmatch(env)
+    ):
+        return True
+    if name.isidentifier():
+        return False
+    if module.startswith("keel.apps.") or (module == "ale_py" and name.startswith("ALE/")):
+        return True
+    return _package_in_registry(name) == module.partition(".")[0]
+
+
+def _package_in_registry(name: str) -> str | None:
+    """The package whose environment Gymnasium already knows by this id."""
+    import gymnasium
+
+    spec = gymnasium.registry.get(name)
+    entry = None if spec is None else spec.entry_point or spec.vector_entry_point
+    if entry is None:
+        return None
+    home = entry if isinstance(entry, str) else str(getattr(entry, "__module__", ""))
+    return re.split(r"[.:]", home)[0]
+
+
+def _references(config: Mapping[str, Any]) -> Iterator[Reference]:
+    options = str(_at(config, "envs", "options"))
+    env = str(config.get("env") or "")
+    if not is_registered(env):
+        yield Reference("env", env, options)
+    for value in texts_in(named_values(options, "envs.options")):
+        if CODE.fullmatch(value):
+            yield Reference("envs.options", value)
+    group = str(_at(config, "advantage", "group"))
+    if group and group not in OWN_FUNCTIONS:
+        yield Reference("advantage.group", group)
+    for part in str(_at(config, "reward", "functions")).split(","):
+        function = part.partition("*")[0].strip()
+        if function and function not in OWN_FUNCTIONS:
+            yield Reference("reward.functions", function)
+
+
+def _at(config: Mapping[str, Any], part: str, name: str) -> Any:
+    section = config.get(part)
+    return (section.get(name) or "") if isinstance(section, Mapping) else ""
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """Yield all texts in nested lists and mappings."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in (*value.keys(), *value.values()):
+            yield from texts_in(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from texts_in(part)
+
+
+def _fingerprint(reference: Reference, secret: bytes) -> str:
+    """A keyed hash of what is named and of where it would come from: a module of the same name in
+    another folder is other code."""
+    module = reference.name.rpartition(":")[0] or reference.name
+    text = json.dumps([*reference, module_origin(module)])
+    return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()
+
+
+def _read_secret(folder: Path) -> bytes | None:
+    """The key of this user's hashes, so that no file from elsewhere can hold a valid one."""
+    place = folder / SECRET
+    try:
+        if hasattr(os, "getuid") and place.stat().st_uid != os.getuid():
+            return None
+        return place.read_bytes() or None
+    except OSError:
+        return None
+
+
+def _make_secret(folder: Path) -> bytes:
+    draft = folder / f".{secrets.token_hex(8)}"
+    with os.fdopen(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+        file.write(secrets.token_bytes(32))
+    with suppress(FileExistsError):  # another process was faster: its secret counts
+        os.link(draft, folder / SECRET)
+    draft.unlink()
+    return (folder / SECRET).read_bytes()
+
+
+def _short(text: str, most: int = 120) -> str:
+    """On one short line, without what would steer a terminal."""
+    line = printable(" ".join(text.split()))
+    return line if len(line) <= most else f"{line[:most]}…"
