@@ -191,6 +191,7 @@ OPTIONS = {
     "--runs DIR": "Where runs are kept (runs).",
     "--name NAME": "Name of the run; by default environment, algorithm and time.",
     "--seeds 0 1 2": "Train several seeds, as many at a time as there are cores for.",
+    "--trust-code": "Import code that FILE names, also from outside of Keel.",
     "--json, --quiet": "Print one JSON object at the end, or nothing.",
     "--print-config": "Print the settings in force and where each comes from; train nothing.",
     "--help-all": "Show every setting.",
