@@ -145,8 +145,8 @@ def _headroom(options: Headroom) -> int:
     from keel.apps.serving import HONEST, headroom
 
     _at_least_one(seeds=options.seeds, requests=options.requests, replicas=options.replicas)
-    if options.png is not None and not options.png.is_dir():
-        raise InputError(f"{options.png}: no such folder")
+    if options.png is not None:
+        _make_folder(options.png)
     found = _on_trace(options) if options.trace else _on_setting(options, HONEST, None, True)
     rooms = [headroom(found, measure) for measure in ("end_to_end", "ttft_p99")]
     if options.png is not None:
@@ -196,6 +196,14 @@ def _at_least_one(**numbers: int) -> None:
     for name, value in numbers.items():
         if value < 1:
             raise InputError(f"--{name}: expected at least 1, got {value}")
+
+
+def _make_folder(path: Path) -> None:
+    """Create a folder for pictures before anything is computed for them."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--png {path}: cannot be made a folder: {error.strerror}") from None
 
 
 def _setting(options: Headroom | Judge) -> Setting:

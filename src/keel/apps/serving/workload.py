@@ -114,8 +114,9 @@ def make_workload(
     return Workload(when, sizes[0], sizes[1], begins, names, prefix_block)
 
 
-def load_workload(path: Path) -> Workload:
+def load_workload(path: Path | str) -> Workload:
     """A trace in the format of Azure or Vidur (CSV) or Mooncake (JSONL), told by its columns."""
+    path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -377,10 +377,14 @@ def test_headroom_of_a_trace_by_the_command_line(
     trace = tmp_path / "t.csv"
     rows = "".join(f"{i * 0.2},{200 + i % 7 * 150},{20 + i % 5 * 30}\n" for i in range(80))
     trace.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n" + rows)
-    assert main(["serving", "headroom", "--trace", str(trace), "--png", str(tmp_path)]) == 0
+    pictures = tmp_path / "new" / "pictures"
+    command = ["serving", "headroom", "--trace", str(trace), "--png"]
+    assert main([*command, str(pictures)]) == 0
     assert "to win, on one trace" in " ".join(capsys.readouterr().out.split())
-    assert (tmp_path / "latencies.png").stat().st_size > 10_000
-    assert (tmp_path / "timeline-round-robin.png").stat().st_size > 10_000
+    assert (pictures / "latencies.png").stat().st_size > 10_000
+    assert (pictures / "timeline-round-robin.png").stat().st_size > 10_000
+    assert main([*command, str(trace)]) == 2
+    assert f"--png {trace}: cannot be made a folder: File exists" in capsys.readouterr().err
 
 
 def test_replaying_by_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
