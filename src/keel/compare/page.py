@@ -25,17 +25,19 @@ Sections = Sequence[tuple[str, Table]]
 STYLE = f"""
 body {{ font: 15px/1.5 system-ui, sans-serif; color: {INK}; margin: 0 auto; max-width: 1120px;
   padding: 24px; }}
+h1, .sub, .card, .notes {{ overflow-wrap: anywhere; }}
 h1 {{ font-size: 24px; margin: 0 0 4px; }} h2 {{ font-size: 18px; margin: 32px 0 8px; }}
 .sub {{ color: #52606d; margin: 0 0 20px; }}
 .cards {{ display: flex; flex-wrap: wrap; gap: 14px; }}
 .card {{ border: 1px solid {PALE}; border-left: 6px solid var(--c); border-radius: 6px;
   padding: 12px 16px; flex: 1 1 320px; }}
 .card b {{ color: var(--c); font-size: 18px; }} .card p {{ margin: 4px 0 0; }}
-.wide {{ overflow-x: auto; }}
+.wide {{ overflow-x: auto; }} .figure {{ min-width: 680px; }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 8px 0; }}
 th, td {{ padding: 5px 14px 5px 0; text-align: right; border-bottom: 1px solid {PALE};
   white-space: nowrap; }}
-th:first-child, td:first-child {{ text-align: left; }} th {{ font-weight: 600; }}
+th:first-child, td:first-child {{ text-align: left; white-space: normal; min-width: 130px;
+  overflow-wrap: anywhere; }} th {{ font-weight: 600; }}
 .notes {{ color: #52606d; }}
 """
 
@@ -139,7 +141,7 @@ def _figures(found: Comparison, task: str, *, first: bool) -> str:
     figure.add_hline(found.thresholds[task], line_dash="dash", line_color="#868e96", col=1)
     figure.update_layout(
         template="simple_white", height=420, margin={"l": 60, "r": 20, "t": 40, "b": 50},
-        hovermode="x unified", legend={"orientation": "h", "y": 1.16},
+        hovermode="x unified", legend={"orientation": "h", "y": -0.22},
     )  # fmt: skip
     figure.update_xaxes(title="environment steps", col=1)
     figure.update_yaxes(title=escape(found.curve_metric), col=1)
@@ -147,9 +149,12 @@ def _figures(found: Comparison, task: str, *, first: bool) -> str:
     figure.update_yaxes(title="share of runs above τ", range=[-0.02, 1.05], col=2)
     heading = f"<h2>{escape(task or 'curves')}</h2>"
     drawn: str = figure.to_html(
-        full_html=False, include_plotlyjs=first, div_id=f"task-{found.tasks.index(task)}"
+        full_html=False,
+        include_plotlyjs=first,
+        div_id=f"task-{found.tasks.index(task)}",
+        config={"responsive": True},
     )
-    return heading + drawn
+    return f"{heading}<div class=wide><div class=figure>{drawn}</div></div>"
 
 
 def _faint(colour: str) -> str:

@@ -51,13 +51,13 @@ def gae(
     lam: float | Tensor = 0.95,
     weight: Tensor | None = None,
 ) -> Advantages:
-    r"""Generalised advantage estimation (Schulman et al. 2016, arXiv 1506.02438).
+    """Generalised advantage estimation (Schulman et al. 2016, arXiv 1506.02438).
 
-    .. math::
-        δ_t = r_t + γ v'_t − V(s_t), \qquad A_t = δ_t + γ λ (1 − done_t) A_{t+1}
+        δ_t = r_t + γ v'_t − V(s_t)
+        A_t = δ_t + γ λ (1 − done_t) A_{t+1}
 
-    where v'_t is 0 after termination, the value of the *final* observation after truncation, and
-    V(s_{t+1}) otherwise: running out of time is not the same as failing.
+    where `v'_t` is 0 after termination, the value of the *final* observation after truncation, and
+    `V(s_{t+1})` otherwise: running out of time is not the same as failing.
 
     Args:
         reward: `[T, *lead]`.
@@ -124,9 +124,9 @@ def n_step(
     gamma: float = 0.99,
     weight: Tensor | None = None,
 ) -> Advantages:
-    r"""n-step returns (Sutton and Barto 2018, §7.1), cut at episode ends and at the last row.
+    """n-step returns (Sutton and Barto 2018, §7.1), cut at episode ends and at the last row.
 
-    .. math:: G^{(n)}_t = r_t + γ r_{t+1} + … + γ^{n-1} r_{t+n-1} + γ^n V(s_{t+n})
+        G_t = r_t + γ r_{t+1} + … + γⁿ⁻¹ r_{t+n-1} + γⁿ V(s_{t+n})
 
     Arguments as in `gae`; the target is G and the advantage G − V(s_t).
     """

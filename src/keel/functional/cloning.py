@@ -27,12 +27,12 @@ class CloningWeight(NamedTuple):
 def cloning_weight(
     advantage: Tensor, kind: CloningKind, *, temperature: float = 1.0, cap: float = 20.0
 ) -> CloningWeight:
-    r"""Weights of demonstrated steps by their advantage A = return − V(s).
+    """Weights of demonstrated steps by their advantage A = return − V(s).
 
     - `plain`: 1 for all, whoever demonstrates.
     - `filtered`: 1 where A > 0, else 0: only what turned out better than the policy expects of
       itself (self-imitation, Oh et al. 2018, arXiv 1806.05635).
-    - `weighted`: :math:`\min(\exp(A / (β \, \mathrm{rms}(A))), cap)`, as in advantage-weighted
+    - `weighted`: `min(exp(A / (β · rms(A))), cap)`, as in advantage-weighted
       regression (Peng et al. 2019, arXiv 1910.00177); dividing by the root mean square of A frees
       the temperature β of the reward's units (MARWIL, Wang et al. 2018).
     """

@@ -103,9 +103,9 @@ def bernoulli_kl(p_logits: Tensor, q_logits: Tensor) -> Tensor:
 
 
 def gaussian_kl(p_mean: Tensor, p_log_std: Tensor, q_mean: Tensor, q_log_std: Tensor) -> Tensor:
-    r"""KL(p‖q) of diagonal Gaussians, `[*lead, D]` each, summed over D: `[*lead]`.
+    """KL(p‖q) of diagonal Gaussians, `[*lead, D]` each, summed over D: `[*lead]`.
 
-    .. math:: \sum_d ½ φ(2(\log σ_p − \log σ_q)) + ½ ((μ_p − μ_q)/σ_q)²
+        Σ_d ½ φ(2 (log σ_p − log σ_q)) + ½ ((μ_p − μ_q) / σ_q)²
 
     which is log(σ_q/σ_p) + (σ_p² + (μ_p−μ_q)²)/(2σ_q²) − ½ without its cancellation. No ε is added
     anywhere: equal Gaussians give exactly 0 at any σ. For a squashed Gaussian (tanh or any other

@@ -45,9 +45,9 @@ def midpoints(quantiles: int, like: Tensor) -> Tensor:
 def quantile_huber(
     quantiles: Tensor, target: Tensor, *, kappa: float = 1.0, levels: Tensor | None = None
 ) -> Tensor:
-    r"""Quantile Huber loss (QR-DQN 2018, arXiv 1710.10044, eq. 10).
+    """Quantile Huber loss (QR-DQN 2018, arXiv 1710.10044, eq. 10).
 
-    .. math:: ρ^κ_τ(u) = |τ − 1\{u < 0\}| \; L_κ(u) / κ, \qquad u = target − quantile
+        ρ(u) = |τ − 1{u < 0}| · L_κ(u) / κ,    u = target − quantile
 
     `quantiles` is `[*lead, Q]`; `target` is `[*lead]`, or `[*lead, K]` with K samples of the
     return. The mean over samples and quantiles, `[*lead]`, so that its size does not depend on Q.
