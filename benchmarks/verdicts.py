@@ -5,6 +5,7 @@ python -m benchmarks.verdicts
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 
 import numpy as np
@@ -47,6 +48,7 @@ def by_bootstrap(x: np.ndarray, y: np.ndarray) -> bool:
 
 def main() -> None:
     """Print a table."""
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
     print("| scores | " + " | ".join(f"{n} seeds" for n in SEEDS) + " |")
     print("|---|" + "---:|" * len(SEEDS))
     for name, draw in FAMILIES.items():

@@ -5,6 +5,9 @@
 * `{{ keel explain kl 0.8,0.2 0.7,0.3 | kl_nats | .4f }}` in the text becomes that number; a key
   may be dotted.
 * `{{ metrics }}` becomes the registry of metrics.
+* `<!-- commands … -->` and `<!-- python … -->` say how `tests/documentation` runs what a page
+  shows: they are left out.
+* A picture becomes a link to its file, and may be wider than a small screen.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from keel.cli import main
 DOCS = Path(__file__).parent
 PICTURES = DOCS / "generated"
 BLOCK = re.compile(r"^```keel\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMENT = re.compile(r"^<!-- (?:commands|python)\n.*?^-->\n", re.MULTILINE | re.DOTALL)
+IMAGE = re.compile(r'<img [^>]*?src="([^"]+)"[^>]*>')
 INLINE = re.compile(r"\{\{ *keel (.+?) *\| *([\w.]+) *\| *([^ }]+) *\}\}")
 
 
@@ -52,7 +57,10 @@ def picture_of(command: str) -> str | None:
 def on_pre_build(config: Any) -> None:
     """Draw every picture before mkdocs collects its files."""
     PICTURES.mkdir(exist_ok=True)
+    excluded = config["exclude_docs"]
     for page in sorted(DOCS.rglob("*.md")):
+        if excluded and excluded.match_file(page.relative_to(DOCS).as_posix()):
+            continue
         for block in BLOCK.findall(page.read_text(encoding="utf-8")):
             for command in filter(picture_of, block.splitlines()):
                 run(command)
@@ -81,4 +89,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         from keel.runs.metrics import documentation
 
         markdown = markdown.replace("{{ metrics }}", documentation())
-    return INLINE.sub(inline, BLOCK.sub(block, markdown))
+    return INLINE.sub(inline, BLOCK.sub(block, COMMENT.sub("", markdown)))
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """Make every picture a link to its file."""
+    return IMAGE.sub(r'<a class="picture" href="\1">\g<0></a>', html)
