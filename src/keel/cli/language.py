@@ -14,7 +14,8 @@ import tyro
 from rich.console import Console
 from tyro.conf import Positional, arg
 
-from keel.apps.language.config import Language, check, decoding, from_dict, to_dict
+from keel.apps.language.checks import check
+from keel.apps.language.config import Language, decoding, from_dict, to_dict
 from keel.cli.arguments import (
     find_option,
     note_other_env,

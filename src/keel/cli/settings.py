@@ -9,7 +9,6 @@ import shutil
 import textwrap
 import typing
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any, Literal, NamedTuple
 
 from keel.cli.strict_json import print_json
@@ -111,7 +110,6 @@ def _hint(kind: type, name: str) -> Any:
     return _hint(hint, rest) if rest else hint
 
 
-@cache
 def field_help(kind: type) -> dict[str, str]:
     """Return the first sentence of the text below each field of a dataclass, by dotted name."""
     hints = typing.get_type_hints(kind)

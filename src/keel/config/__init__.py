@@ -14,17 +14,16 @@ from keel.config.reading import (
     read,
     to_dict,
 )
+from keel.config.results import Checkpoints, Evaluation
 from keel.config.schema import (
     Advantage,
     Agents,
     Atari,
     Backend,
-    Checkpoints,
     Cloning,
     Config,
     Critic,
     Envs,
-    Evaluation,
     Explore,
     Faults,
     Natural,

@@ -82,9 +82,9 @@ def find_spec(env_id: str) -> EnvSpec | None:
     try:
         import_module(module, env_id)
     except ImportFailed as error:
-        cause = error.__cause__
-        own = cause is not None and not isinstance(cause, ImportError)
-        reason = f"it {describe(cause, 'import')}" if own else error.reason
+        cause, reason = error.__cause__, error.reason
+        if cause is not None and not isinstance(cause, ImportError):
+            reason = f"it {describe(cause, 'import')}"
         raise EnvError(f"{env_id}: cannot import {module!r}: {reason}") from error
     return decided(f"{module}:{name}", before, fresh)
 

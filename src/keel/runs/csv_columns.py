@@ -183,9 +183,10 @@ def _plain_numbers(data: bytes, width: int) -> Values | None:
         cells = msgspec.json.decode(flat, type=list[float])
         values = np.fromiter(cells, dtype=np.float64, count=len(ends))
     except msgspec.MsgspecError:
-        values = _numbers_and_nan(flat)
-        if values is None:
+        numbers = _numbers_and_nan(flat)
+        if numbers is None:
             return None
+        values = numbers
     values[np.searchsorted(ends, empty)] = np.nan
     return values.reshape(-1, width)
 

@@ -151,7 +151,7 @@ def _table(
 
     good = np.isfinite(steps) & (steps >= 0.0) & (steps < TOO_MANY)
     what = "without a length of its episode" if lengths else "without a step below 2^63"
-    damage = [*read.damage, *describe_lines(read.lines[~good], what)]
+    damage = [*read.damage, *describe_lines(read.lines[~good].tolist(), what)]
     if not good.all():
         steps = steps[good]
         columns = {name: values[good] for name, values in columns.items()}

@@ -169,7 +169,7 @@ class _Tally:
 
     def add(self, step: Step) -> None:
         """Count one step of all environments."""
-        played = ~step.ignored.reshape(len(self._length), -1).all(-1)
+        played = np.atleast_1d(~step.ignored.reshape(len(self._length), -1).all(-1))
         self._length += played
         self._reward += step.reward.reshape(self._reward.shape) * played[:, None]
         for place, index in enumerate(step.episode_index.tolist()):

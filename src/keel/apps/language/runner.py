@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from keel.apps.language.checks import check
 from keel.apps.language.config import (
     Language,
     anchored,
-    check,
     decoding,
     from_dict,
     to_dict,
