@@ -29,7 +29,7 @@ class EstimatorWarning(UserWarning):
     """A KL estimator in a place where its gradient is not the gradient of the KL it claims."""
 
 
-LIKENESS = 0.7
+LIKENESS = 0.66
 """Share of letters in common from which on a name is a typo of another: klip and clip have 0.75,
 nope and hopper 0.6."""
 

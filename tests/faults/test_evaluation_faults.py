@@ -38,7 +38,7 @@ def small(**more: Any) -> Config:
 def lines(path: Path) -> list[dict[str, Any]]:
     """The metrics of a run, but for how long things took."""
     return [
-        {k: v for k, v in json.loads(line).items() if not k.startswith("time/")}
+        {k: v for k, v in json.loads(line).items() if not k.startswith(("time/", "crc"))}
         for line in (path / "metrics.jsonl").read_text().splitlines()
     ]
 

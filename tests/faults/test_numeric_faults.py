@@ -26,8 +26,9 @@ from keel.regions.proximal import Proximal
 from keel.regions.stepper import Optimum, StepResult, initial_optimum, make_step
 from keel.rollout.batch import minibatches, rows_of
 from keel.rollout.targets import compute_targets
+from keel.training.keeping import FAULT
 from keel.training.loop import train
-from keel.training.runner import FAULT, start
+from keel.training.runner import start
 from keel.training.session import initial_state, open_session
 
 

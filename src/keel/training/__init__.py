@@ -1,0 +1,1 @@
+"""The training loop, runs on disk, checkpoints, evaluation and export."""

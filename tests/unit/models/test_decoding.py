@@ -508,4 +508,5 @@ def test_rows_shared_among_threads_are_the_same_rows(monkeypatch: pytest.MonkeyP
         decoder.keep(torch.tensor([0, 2, 4]))
         seen.append(torch.cat([first, decoder.step(torch.tensor([6, 7, 8]))]))
     torch.set_num_threads(before)
-    torch.testing.assert_close(seen[0], seen[1], rtol=0.0, atol=1e-6)
+    # products of other numbers of rows round otherwise, by how much depends on the processor
+    torch.testing.assert_close(seen[0], seen[1], rtol=0.0, atol=5e-6)

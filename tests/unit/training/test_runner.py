@@ -206,7 +206,8 @@ def test_other_shapes_are_refused_before_training(tmp_path: Path) -> None:
     """Fault 12."""
     finish(start(tiny(), tmp_path, "run"))
     config = tmp_path / "run" / "seed-0" / "config.yaml"
-    config.write_text(config.read_text().replace("- 64", "- 32"))
+    unsealed = config.read_text().partition("# sha256")[0]  # as version 0.1 wrote it
+    config.write_text(unsealed.replace("- 64", "- 32"))
     with pytest.raises(
         keel.KeelError, match=r"the checkpoint has .1, 9155. float32, this run has .1, 2531."
     ):
