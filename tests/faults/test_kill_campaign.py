@@ -71,7 +71,7 @@ KINDS: dict[str, list[str]] = {
         "64",
         "--evaluation.episodes",
         "400",
-        "--no-evaluation.deterministic",
+        "--evaluation.no-deterministic",
     ],
 }
 EXACT = set(KINDS) - {"async"}
