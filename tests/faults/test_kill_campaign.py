@@ -39,7 +39,7 @@ KINDS: dict[str, list[str]] = {
         "--envs.num",
         "2",
         "--rollout-steps",
-        "64",
+        "128",
         *OFTEN,
         "--envs.backend",
         "sync",
