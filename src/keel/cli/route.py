@@ -6,13 +6,14 @@ import asyncio
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import arg
 
+from keel.apps.serving.proxy_options import Options
 from keel.cli.arguments import read_options
 from keel.errors import InputError, need
 
@@ -50,28 +51,9 @@ class Route:
     """Decisions."""
     deadline_ms: float = 2.0
     """Milliseconds for a decision of the policy."""
-    retries: int = 2
-    """Other backends to try, as long as a client has seen nothing of an answer."""
-    connect_seconds: float = 2.0
-    """For a connection to a backend."""
-    silent_seconds: float = 300.0
-    """Without any byte from a backend; a request that does not stream is silent to its end."""
     kv_tokens: int = 100_000
     """Tokens that the cache of a backend holds, about."""
-    poll: float = 0.0
-    """Seconds between reading the backends' /metrics (vLLM's names); 0: never."""
-    max_body: int = 32 << 20
-    """Bytes of a request."""
-    header_seconds: float = 10.0
-    """Seconds for the headers of a request; a slower client is answered 408."""
-    body_seconds: float = 60.0
-    """Seconds for the body of a request after its headers; a slower client is answered 408."""
-    max_connections: int = 1_000
-    """Open connections of clients; one more is answered 503."""
-    allowed_hosts: Annotated[tuple[str, ...], arg(metavar="HOST HOST…")] = ()
-    """Names in the Host header that are served, others are answered 421; by default all."""
-    grace: float = 30.0
-    """Seconds for responses under way when the router is stopped."""
+    options: Annotated[Options, arg(name="")] = field(default_factory=Options)
 
 
 def run(args: Sequence[str]) -> int:
@@ -81,7 +63,7 @@ def run(args: Sequence[str]) -> int:
     from keel.apps.serving.live.backends import make_backends
     from keel.apps.serving.live.choosing import Chooser, Guards
     from keel.apps.serving.live.running import serve
-    from keel.apps.serving.live.server import Options, Router
+    from keel.apps.serving.live.server import Router
 
     if not 0 <= chosen.port <= 65_535:
         raise InputError(f"--port: expected 0 to 65535, got {chosen.port}")
@@ -89,14 +71,13 @@ def run(args: Sequence[str]) -> int:
         raise InputError(f"--kv-tokens: expected at least 1, got {chosen.kv_tokens}")
     backends = make_backends(chosen.backends, chosen.kv_tokens)
     guards = Guards(chosen.max_kl, chosen.max_share, chosen.deadline_ms / 1e3, chosen.window)
-    options = Options(**{each.name: getattr(chosen, each.name) for each in fields(Options)})
     chooser = Chooser(len(backends), None, chosen.reference, guards)
     if chosen.policy is not None:
         from keel.apps.serving import load_scorer
 
         chooser.policy = load_scorer(chosen.policy, chosen.checkpoint)
     _log_to_stderr()
-    router = Router(backends, chooser, options)
+    router = Router(backends, chooser, chosen.options)
     return 128 + asyncio.run(serve(router, chosen.host, chosen.port, partial(_tell, chosen)))
 
 

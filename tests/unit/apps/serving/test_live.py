@@ -617,9 +617,9 @@ def test_a_taken_port_is_told(capsys: pytest.CaptureFixture[str]) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        told = complaint(capsys, "--backends", A, "--port", port)
-    assert told.startswith(f"keel: --port {port}: is taken on 127.0.0.1")
-    assert len(told.splitlines()) == 1
+        error = complaint(capsys, "--backends", A, "--port", port)
+    assert error.startswith(f"keel: --port {port}: is taken on 127.0.0.1")
+    assert len(error.splitlines()) == 1
 
 
 def test_by_default_only_this_machine_can_ask() -> None:
@@ -648,18 +648,18 @@ def test_a_signal_finishes_what_is_under_way_and_is_told_in_the_status(number: i
                 assert process.stdout is not None
                 assert process.stderr is not None
                 line = (await process.stdout.readline()).decode()
-                found = re.match(r"(http://127\.0\.0\.1:\d+) → 1 backend, by least-by-speed", line)
-                assert found, line
+                match = re.match(r"(http://127\.0\.0\.1:\d+) → 1 backend, by least-by-speed", line)
+                assert match, line
                 async with aiohttp.ClientSession() as client:
-                    where = found[1] + COMPLETIONS
+                    where = match[1] + COMPLETIONS
                     async with client.post(where, json={"prompt": "x"}) as answer:
                         first = await answer.content.readany()
                         process.send_signal(number)
                         assert first + await answer.read() == a.stream()
                 assert await process.wait() == 128 + number
-                told = (await process.stderr.read()).decode().splitlines()
-                assert len(told) == 1
-                assert told[0].endswith("stopping: responses under way are finished")
+                lines = (await process.stderr.read()).decode().splitlines()
+                assert len(lines) == 1
+                assert lines[0].endswith("stopping: responses under way are finished")
             finally:
                 if process.returncode is None:
                     process.kill()

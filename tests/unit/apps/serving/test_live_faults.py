@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
-from live_toys import Routed, live, prefer, routed, toys
+from live_toys import Routed, Toy, live, prefer, routed, toys
 
 from keel.apps.serving.live.blame import (
     BUSY,
@@ -117,8 +119,8 @@ async def test_many_poison_requests_take_nobody_out() -> None:
     async with toys("a", "b", "c") as servers, routed(servers) as router:
         for toy in servers:
             toy.poison_mode = "garbage"
-        told = [(await router.ask(f"poison {k}"))[0] for k in range(12)]
-        assert told == [502] * 12
+        statuses = [(await router.ask(f"poison {k}"))[0] for k in range(12)]
+        assert statuses == [502] * 12
         assert ups(router) == [True] * 3
 
 
@@ -228,9 +230,9 @@ async def test_two_broken_backends_do_not_hide_behind_each_other() -> None:
         routed(servers, prefer(4.0, 3.0, 2.0, 1.0)) as router,
     ):
         servers[0].mode = servers[1].mode = "reset"
-        told = [(await router.ask(f"{k}"))[0] for k in range(12)]
-        assert told[0] == 502  # the first request cannot be told from a bad one
-        assert told[1:] == [200] * 11
+        statuses = [(await router.ask(f"{k}"))[0] for k in range(12)]
+        assert statuses[0] == 502  # the first request cannot be told from a bad one
+        assert statuses[1:] == [200] * 11
 
 
 @live
@@ -262,24 +264,27 @@ async def test_breaks_in_the_middle_count_for_different_requests_only() -> None:
 # Silence
 
 
-@live
-async def test_silence_before_any_answer_is_tried_elsewhere() -> None:
+@contextlib.asynccontextmanager
+async def falling_silent(mode: str) -> AsyncIterator[tuple[Toy, Toy, Routed]]:
+    """Two servers, and a router that prefers the first, which falls silent as `mode` says."""
     async with (
         toys("a", "b") as (a, b),
         routed([a, b], prefer(1.0, 0.0), silent_seconds=0.3) as router,
     ):
-        a.mode = "hang"
+        a.mode = mode
+        yield a, b, router
+
+
+@live
+async def test_silence_before_any_answer_is_tried_elsewhere() -> None:
+    async with falling_silent("hang") as (a, b, router):
         assert await router.who() == "b"
         assert (a.asked, b.asked) == (1, 1)
 
 
 @live
 async def test_silence_after_the_headers_is_not_sent_again() -> None:
-    async with (
-        toys("a", "b") as (a, b),
-        routed([a, b], prefer(1.0, 0.0), silent_seconds=0.3) as router,
-    ):
-        a.mode = "quiet"
+    async with falling_silent("quiet") as (a, b, router):
         status, body = await router.ask()
         assert status == 504
         assert "silent for too long" in json.loads(body)["error"]["message"]
@@ -289,11 +294,7 @@ async def test_silence_after_the_headers_is_not_sent_again() -> None:
 
 @live
 async def test_silence_within_an_answer_ends_it() -> None:
-    async with (
-        toys("a", "b") as (a, b),
-        routed([a, b], prefer(1.0, 0.0), silent_seconds=0.3) as router,
-    ):
-        a.mode = "stall"
+    async with falling_silent("stall") as (_, b, router):
         with pytest.raises(aiohttp.ClientPayloadError):
             await router.ask()
         assert b.asked == 0

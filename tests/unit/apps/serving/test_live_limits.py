@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import logging
+import socket
 import time
 from collections.abc import Awaitable
 
@@ -139,6 +140,20 @@ async def test_one_connection_too_many_is_answered_503() -> None:
         await hang_up(others[1][1])
 
 
+@live
+async def test_connections_that_come_at_once_are_counted_one_by_one() -> None:
+    async with toys("a") as (a,), routed([a], max_connections=2) as router:
+        port = int(router.address.rsplit(":", 1)[1])
+        # accepted by the kernel alone: the router meets all of them in one turn of its loop
+        clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
+        while router.router.connections.lingering + len(router.router.connections) < 20:
+            await asyncio.sleep(0.01)
+        assert len(router.router.connections) == 2
+        assert router.router.metrics.value("refused_connections_total") == 18
+        for client in clients:
+            client.close()
+
+
 @pytest.mark.parametrize(
     ("soft", "hard", "allowed", "set_to", "warns"),
     [
@@ -208,15 +223,15 @@ async def test_two_connection_headers_are_both_obeyed_in_both_directions() -> No
     async with server, toys("a") as (a,), routed([a]) as router:
         port = server.sockets[0].getsockname()[1]
         router.router.backends[0].url = f"http://127.0.0.1:{port}"
-        told = await ask_raw(
+        answer = await ask_raw(
             router,
             b"GET /x HTTP/1.1\r\nHost: x\r\nConnection: close, X-Up\r\nX-Up: secret\r\n"
             b"Connection: X-Down\r\nX-Down: secret\r\nX-Through: kept\r\n\r\n",
         )
         assert b"X-Through: kept" in requests[-1]
-        assert b"X-Three: kept" in told
+        assert b"X-Three: kept" in answer
         assert b"secret" not in requests[-1]
-        assert b"secret" not in told
+        assert b"secret" not in answer
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@
 * `metrics`: what happened, for Prometheus;
 * `server`: the reverse proxy towards clients; `connections`, `headers`: what it lets in;
 * `forwarding`: the reverse proxy towards backends; `blame`: whose fault a failure is;
-* `options`: settings of both; `running`: from the start of the proxy to its end.
+* `running`: from the start of the proxy to its end.
 """
 
 from __future__ import annotations

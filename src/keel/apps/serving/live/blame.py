@@ -1,4 +1,4 @@
-"""Whose fault a failed request is: the backend's or its own.
+"""Attribution of failed requests: to a backend, or to the request itself.
 
 A backend is not judged by one request. Another backend that serves the same request shows that the
 first one failed; two that fail in the same way show that the request is to blame, and neither of

@@ -69,22 +69,19 @@ class Connections:
     def __len__(self) -> int:
         return len(self._open)
 
-    def protocol(self, make: Callable[[], asyncio.Protocol]) -> asyncio.Protocol:
-        """Return the protocol for one more connection.
+    def admit(self, transport: asyncio.BaseTransport, connection: Connection) -> bool:
+        """Remember a connection, and return True; where there is no room for it, return False.
 
-        Args:
-            make: Makes the protocol that serves it, if there is room.
+        It is asked for each connection that is made, not when its protocol is: of connections that
+        come together, the loop makes all protocols first.
         """
         if len(self) < self.most:
-            return Connection(self, make())
+            self._open[transport] = connection
+            return True
         self.count("refused_connections_total")
         if self.lingering == 0:
             log.warning("refusing connections: %d are open (--max-connections)", len(self))
-        return Refused(self)
-
-    def opened(self, transport: asyncio.BaseTransport, connection: Connection) -> None:
-        """Remember a connection."""
-        self._open[transport] = connection
+        return False
 
     def closed(self, transport: asyncio.BaseTransport) -> None:
         """Forget a connection."""
@@ -97,17 +94,26 @@ class Connections:
 
 
 class Connection(asyncio.Protocol):
-    """One connection: passes everything on to aiohttp, and closes it when headers do not come."""
+    """One connection: passes everything on to aiohttp, and closes it when headers do not come.
 
-    def __init__(self, connections: Connections, inner: asyncio.Protocol) -> None:
-        self._all, self._inner = connections, inner
+    Args:
+        connections: All of them.
+        make: Makes the protocol of aiohttp that serves it, if there is room.
+    """
+
+    def __init__(self, connections: Connections, make: Callable[[], asyncio.Protocol]) -> None:
+        self._all, self._make = connections, make
         self._timer: asyncio.TimerHandle | None = None
         self._busy = self._heard = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self._all.opened(transport, self)
+        if not self._all.admit(transport, self):
+            refused = Refused(self._all)
+            transport.set_protocol(refused)
+            refused.connection_made(transport)
+            return
+        self._transport, self._inner = transport, self._make()
         self._wait_for_headers()
         self._inner.connection_made(transport)
 
@@ -132,12 +138,12 @@ class Connection(asyncio.Protocol):
         self._inner.connection_lost(exc)
 
     def begin_request(self) -> None:
-        """All headers of a request are there."""
+        """Note that all headers of a request are there."""
         self._busy = True
         self._stop_waiting()
 
     def end_request(self) -> None:
-        """The answer is on its way: the next byte begins another request."""
+        """Note that the answer is on its way: the next byte begins another request."""
         self._busy = self._heard = False
 
     def _wait_for_headers(self) -> None:
@@ -184,6 +190,6 @@ class Runner(web.AppRunner):
 
     @property
     def server(self) -> Any:
-        """What a site calls for each new connection."""
+        """Factory that a site calls for each new connection."""
         inner = super().server
-        return None if inner is None else lambda: self._connections.protocol(inner)
+        return None if inner is None else lambda: Connection(self._connections, inner)

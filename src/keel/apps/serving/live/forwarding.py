@@ -33,9 +33,9 @@ from keel.apps.serving.live.blame import (
 from keel.apps.serving.live.choosing import Chooser, Mask
 from keel.apps.serving.live.headers import OF_THE_ROUTER, end_to_end
 from keel.apps.serving.live.metrics import Metrics
-from keel.apps.serving.live.options import Options
 from keel.apps.serving.live.parsing import PromptParser
 from keel.apps.serving.live.prompts import Prompt
+from keel.apps.serving.proxy_options import Options
 
 log = logging.getLogger("keel.route")
 
@@ -46,7 +46,7 @@ ONCE = frozenset(("PATCH",))
 ELSEWHERE = frozenset((502, 503))
 """Answers that another backend may do better than."""
 KEPT_ALIVE = 3.0
-"""Seconds that an idle connection is kept: less than servers do, who else close it under us."""
+"""Seconds that an idle connection stays open: fewer than servers allow, so that we close it."""
 LARGE = 1 << 20
 """Bytes of a body that is sent in pieces: written at once, it would hold up the event loop."""
 
@@ -65,14 +65,14 @@ class Call:
 
 @dataclass(frozen=True)
 class Refusal:
-    """What to tell a client that no backend has answered."""
+    """Answer of the router to a client that no backend has answered."""
 
     status: int
     why: str
 
 
 class BrokenAnswer(Exception):
-    """A backend broke off within a body."""
+    """Error of a backend that broke off within a body."""
 
 
 class Forwarder:
@@ -98,13 +98,13 @@ class Forwarder:
         chooser.warm_up()
 
     async def look(self) -> None:
-        """Look who is there, and go on asking for reports."""
+        """Find the backends that answer, and go on asking for reports."""
         await self.watch.first_look()
         if self.options.poll > 0.0:
             self.watch.poll_every(self.options.poll)
 
     async def close(self) -> None:
-        """After the last response."""
+        """Release everything, after the last response."""
         await self.watch.close()
         await self.parser.close()
         await self.session.close()
@@ -141,7 +141,7 @@ class Forwarder:
         return Refusal(503, "no backend answers")
 
     def _left(self, failures: dict[int, Failure]) -> Mask:
-        """Backends that may be tried; after a failure, those that have failed least lately."""
+        """Return the backends that may be tried; after a failure, those that have failed least."""
         up = np.array([own.up and r not in failures for r, own in enumerate(self.backends)])
         if not failures or not up.any():
             return up
@@ -149,7 +149,7 @@ class Forwarder:
         return np.asarray(up & (suspected == suspected[up].min()))
 
     def _may_go_on(self, call: Call, failures: dict[int, Failure]) -> bool:
-        """Whether another backend may be tried after these failures."""
+        """Return whether another backend may be tried after these failures."""
         last = failures[next(reversed(failures))]
         repeatable = call.request.method not in ONCE or not last.sent
         return (
@@ -161,7 +161,7 @@ class Forwarder:
         )
 
     def _pick(self, prompt: Prompt | None, failures: dict[int, Failure]) -> int | None:
-        """The policy decides on prompts; everything else goes where least is going on."""
+        """Pick a backend: by the policy for prompts, by least load for everything else."""
         allowed = self._left(failures)
         if not allowed.any():
             return None
@@ -181,7 +181,7 @@ class Forwarder:
     async def _attempt(
         self, call: Call, r: int, prompt: Prompt | None, failures: dict[int, Failure]
     ) -> tuple[web.StreamResponse | None, Failure | None]:
-        """At one backend; a refusal that no other may do better than is passed on, and told too."""
+        """Try one backend; a refusal that no other may improve on is passed on and returned."""
         backend = self.backends[r]
         flight = Flight(backend, prompt, time.monotonic()) if prompt is not None else None
         answer, refusal = None, None
@@ -222,7 +222,7 @@ class Forwarder:
         backend: Backend,
         flight: Flight | None,
     ) -> web.StreamResponse:
-        """From the first bytes on: what breaks now breaks for the client as well."""
+        """Send an answer on from its first bytes; what breaks now breaks for the client as well."""
         response = web.StreamResponse(
             status=answer.status, reason=answer.reason, headers=end_to_end(answer.headers)
         )
@@ -255,7 +255,7 @@ class Forwarder:
         return response
 
     def _suspect(self, backend: Backend, failure: Failure) -> None:
-        """Whatever the reason: who cannot be reached is out, anyone else is asked after at once."""
+        """Take out a backend that cannot be reached; check the health of any other at once."""
         if failure.kind == UNREACHABLE:
             self.watch.take_out(backend, failure.kind)
         elif failure.sent:
@@ -301,7 +301,7 @@ def failure_of(error: Exception, promised: bool) -> Failure:
 
 
 async def _next(answer: aiohttp.ClientResponse) -> bytes:
-    """What has come since; empty at the end."""
+    """Return the bytes that have come since; none at the end."""
     try:
         return await answer.content.readany()
     except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:

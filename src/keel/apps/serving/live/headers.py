@@ -63,7 +63,7 @@ def check_hosts(hosts: Sequence[str]) -> tuple[str, ...]:
 
 
 def _name_of(host: str) -> str | None:
-    """The name in `name:port`, in lower case; None where there is none."""
+    """Return the name in `name:port`, in lower case; None where there is none."""
     try:
         url = URL(f"//{host}")
         plain = url.host and url.user is None and not url.raw_path.strip("/")

@@ -1,7 +1,7 @@
 """Large bodies are parsed in a process of their own.
 
 A thread would not do: the JSON parser holds the interpreter's lock from the first to the last byte,
-for a quarter of a second with 20 MB, and nobody's tokens would be passed on meanwhile.
+for a quarter of a second with 20 MB, and no tokens would be passed on meanwhile.
 
 The child reads from its stdin until that is closed, so it never outlives the router:
 
@@ -18,6 +18,7 @@ from array import array
 from typing import BinaryIO
 
 from keel.apps.serving.live.prompts import Prompt, count_by_length, read_prompt
+from keel.processes import same_path
 
 log = logging.getLogger("keel.route")
 
@@ -75,7 +76,7 @@ class PromptParser:
     async def _ask(self, body: bytes) -> Prompt:
         if self._child is None:
             self._child = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "keel.apps.serving.live.parsing",
+                sys.executable, *same_path(), "-m", "keel.apps.serving.live.parsing",
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,  # a traceback might quote a body

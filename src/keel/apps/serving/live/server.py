@@ -12,9 +12,9 @@ from keel.apps.serving.live.backends import Backend
 from keel.apps.serving.live.choosing import Chooser
 from keel.apps.serving.live.connections import Connections, Runner, error_body
 from keel.apps.serving.live.forwarding import Call, Forwarder, Refusal
-from keel.apps.serving.live.headers import host_allowed
+from keel.apps.serving.live.headers import check_hosts, host_allowed
 from keel.apps.serving.live.metrics import Metrics, gauges
-from keel.apps.serving.live.options import Options
+from keel.apps.serving.proxy_options import Options
 
 __all__ = ["Options", "Router"]
 
@@ -30,7 +30,7 @@ class Router:
 
     def __init__(self, backends: list[Backend], chooser: Chooser, options: Options) -> None:
         self.backends, self.chooser, self.options = backends, chooser, options
-        self.metrics = Metrics()
+        self.metrics, self._hosts = Metrics(), check_hosts(options.allowed_hosts)
         self.connections = Connections(
             options.max_connections, options.header_seconds, self.metrics.count
         )
@@ -44,11 +44,11 @@ class Router:
         self.forwarder = Forwarder(self.backends, self.chooser, self.options, self.metrics)
 
     async def look(self) -> None:
-        """Look who is there."""
+        """Find the backends that answer."""
         await self.forwarder.look()
 
     async def start(self) -> None:
-        """Get ready, and look who is there."""
+        """Get ready, and find the backends that answer."""
         self.open()
         await self.look()
 
@@ -70,12 +70,12 @@ class Router:
 
     @web.middleware
     async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Every request passes here once its headers are complete."""
+        """Admit a request once its headers are complete."""
         connection = self.connections.of(request)
         if connection is not None:
             connection.begin_request()
         try:
-            if not host_allowed(request.headers, self.options.allowed_hosts):
+            if not host_allowed(request.headers, self._hosts):
                 return self._refuse(421, "this host is not served here (--allowed-hosts)")
             return await handler(request)
         finally:
@@ -99,7 +99,7 @@ class Router:
         return answer
 
     async def _read_body(self, request: web.Request) -> bytes | web.Response:
-        """The whole of it, or what to tell a client whose body does not come."""
+        """Return the whole body, or the answer to a client whose body does not come."""
         try:
             return await asyncio.wait_for(request.read(), self.options.body_seconds)
         except web.HTTPRequestEntityTooLarge:

@@ -1,11 +1,16 @@
-"""Settings of the proxy."""
+"""Settings of the proxy in `live`, as flags of `keel route`.
+
+They stand outside of `live`, so that `keel route --help` works without the extra.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
-from keel.apps.serving.live.headers import check_hosts
+from tyro.conf import arg
+
 from keel.errors import InputError
 
 
@@ -14,24 +19,25 @@ class Options:
     """Settings of the proxy."""
 
     retries: int = 2
-    """other backends to try"""
+    """Other backends to try, as long as a client has seen nothing of an answer."""
     connect_seconds: float = 2.0
+    """Seconds for a connection to a backend."""
     silent_seconds: float = 300.0
-    """without any byte from a backend, before an answer or within it"""
+    """Seconds without any byte from a backend; without streaming there is none before the end."""
     max_body: int = 32 << 20
-    """bytes of a request"""
+    """Bytes of a request."""
     poll: float = 0.0
-    """seconds between reports of the backends; 0: none"""
+    """Seconds between reading the backends' /metrics (vLLM's names); 0: never."""
     grace: float = 30.0
-    """seconds for responses under way when the router stops"""
+    """Seconds for responses under way when the router is stopped."""
     header_seconds: float = 10.0
-    """for the headers of a request"""
+    """Seconds for the headers of a request; a slower client is answered 408."""
     body_seconds: float = 60.0
-    """for the body of a request, after its headers"""
+    """Seconds for the body of a request after its headers; a slower client is answered 408."""
     max_connections: int = 1_000
-    """of clients, at a time"""
-    allowed_hosts: tuple[str, ...] = ()
-    """names by which requests may address the router; none: any"""
+    """Open connections of clients; one more is answered 503."""
+    allowed_hosts: Annotated[tuple[str, ...], arg(metavar="HOST HOST…")] = ()
+    """Names in the Host header that are served, others are answered 421; by default all."""
 
     def __post_init__(self) -> None:
         for name in ("retries", "poll", "grace"):
@@ -42,4 +48,3 @@ class Options:
             if not 0 < getattr(self, name) < math.inf:
                 flag = name.replace("_", "-")
                 raise InputError(f"--{flag}: expected more than 0, got {getattr(self, name)}")
-        object.__setattr__(self, "allowed_hosts", check_hosts(self.allowed_hosts))
