@@ -8,10 +8,20 @@ AGENT = "agent"
 """int64 `[N, A]`: the number of each of several agents."""
 STATE = "state"
 """float32 `[N, A, S]`: what a centralised critic sees, and actors do not."""
+STARTS = "memory/starts"
+"""bool `[N]`: which rows begin an episode, for networks with memory."""
+ACTOR_MEMORY, CRITIC_MEMORY = "memory/actor", "memory/critic"
+"""float32 `[N, H]`: what a network remembers."""
+RESERVED = (STARTS, ACTOR_MEMORY, CRITIC_MEMORY)
+"""Keys that stand beside those of an observation, which therefore must not have them."""
+ENCODING, FIRST_ENCODING = 2, 1
+"""How observations become the numbers that a network sees: in new runs, and in those of version
+0.1. There, MultiDiscrete observations are numbers in place of one-hot vectors, images of bytes are
+divided by 255, other images are taken as they are or normalised like vectors."""
 SMALLEST_IMAGE = 7
 """Height and width from which an observation of rank 3 is an image; a smaller one is a board."""
 
 
 def is_image_shape(shape: tuple[int, ...]) -> bool:
-    """Whether an observation `[C, H, W]` is an image that a CNN can take."""
+    """Return whether an observation `[C, H, W]` is an image that a CNN can take."""
     return len(shape) == 3 and min(shape[1:]) >= SMALLEST_IMAGE

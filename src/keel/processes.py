@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import IO
 
 LIFELINE = "KEEL_LIFELINE"
@@ -34,14 +35,25 @@ def start_child(command: Sequence[str], out: IO[str], error: IO[str]) -> subproc
         error: file for its standard error.
     """
     main = threading.current_thread() is threading.main_thread()
+    python, *words = command
     return subprocess.Popen(
-        command,
+        [python, *same_path(), *words],
         stdin=subprocess.PIPE,
         stdout=out,
         stderr=error,
         env={**os.environ, LIFELINE: "main" if main else "other"},
         start_new_session=True,
     )
+
+
+def same_path() -> list[str]:
+    """Return flags with which a child imports from the working directory only if this process does.
+
+    `python -m` puts that directory first: a file there called `yaml.py` would be run by the
+    children of `keel train --seeds 0 1`, and not by `keel train`. Python 3.10 has no such flag.
+    """
+    imports_from_here = "" in sys.path or str(Path.cwd()) in sys.path
+    return [] if imports_from_here or sys.version_info < (3, 11) else ["-P"]
 
 
 def watch_lifeline() -> None:

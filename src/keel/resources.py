@@ -1,4 +1,4 @@
-"""What this machine offers: the cores that may be used, and the memory that is free."""
+"""Resources of this machine: the cores that may be used, and the memory that is free."""
 
 from __future__ import annotations
 

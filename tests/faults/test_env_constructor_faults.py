@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,6 +48,23 @@ def test_a_module_that_is_broken_is_one_line(
     sys.modules.pop("broken_module", None)
     with pytest.raises(EnvError, match="broken_module:X-v0: cannot import 'broken_module': "):
         make_envs("broken_module:X-v0", 1, seed=0)
+
+
+@pytest.mark.parametrize("text", [False, True], ids=["the second fails", "no layout"])
+@pytest.mark.parametrize(
+    ("env", "backend"),
+    [("KeelBusyPort-v0", "sync"), ("KeelBusyPort-v0", "async"), ("several_agents", "auto")],
+)
+def test_environments_that_were_made_before_an_error_are_closed(
+    env: str, backend: Backend, text: bool, tmp_path: Path
+) -> None:
+    """A simulator that they have started would be left behind."""
+    name, place = f"env_constructors:{env}", tmp_path / "port"
+    options: dict[str, Any] = {"place": str(place), "text": text}
+    num = 1 if text else 2
+    with pytest.raises(EnvError, match="Text" if text else "FileExistsError"):
+        make_envs(name, num, backend=backend, seed=0, threads=1, env_kwargs=options)
+    assert not place.exists()
 
 
 @pytest.mark.parametrize("env", ["..:X-v0", "a..b:make", "", ":", "ALE/", "-v0", "a b", "\x00"])

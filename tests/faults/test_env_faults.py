@@ -277,6 +277,22 @@ def test_restarts_are_capped() -> None:
     assert all_end(pids)
 
 
+def test_a_worker_that_dies_before_its_first_reset_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    envs: Any = faulty("", restart_workers=1)
+    envs.reset(0)
+
+    def start_and_kill(self: Any, worker: Any) -> None:
+        worker.process.kill()
+        worker.process.join()
+
+    monkeypatch.setattr("keel.envs.workers.AsyncEnvs._await_start", start_and_kill)
+    os.kill(workers_of(envs)[0], signal.SIGKILL)
+    with pytest.raises(WorkerDiedError):
+        envs.step(np.zeros(4, dtype=np.int64))
+
+
 def test_after_a_restart_the_seeds_are_new() -> None:
     envs: Any = faulty("", restart_workers=1)
     envs.reset(0)

@@ -167,5 +167,5 @@ def test_keel_evaluate_cuts_episodes_that_do_not_end(
     words = ["evaluate", str(whole.path), "--episodes", "3", "--max-episode-steps", "5"]
     with pytest.warns(EvaluationWarning, match="3 of 3 episodes did not end within 5 steps"):
         assert main([*words, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["episodes_cut"], told["lengths"]) == (3.0, [5, 5, 5])
+    result = json.loads(capsys.readouterr().out)
+    assert (result["episodes_cut"], result["lengths"]) == (3.0, [5, 5, 5])

@@ -113,6 +113,24 @@ def test_what_no_signal_interrupts_is_told_of_in_a_process_that_is_not_ours(
         play(stuck(0.2, step=lambda: time.sleep(0.6)))
 
 
+def test_a_late_signal_does_not_lock_the_thread_that_adds_a_watch() -> None:
+    """The call has returned meanwhile, and its thread is at the next environment."""
+
+    def give_up(*_: object) -> None:
+        raise AssertionError("the handler waits for its own thread")
+
+    handlers = {signal.SIGURG: module._interrupt, signal.SIGALRM: give_up}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        with module._patrol._lock:  # as while a watch is added
+            signal.setitimer(signal.ITIMER_REAL, 5.0)
+            signal.raise_signal(signal.SIGURG)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def in_child(work: Callable[[], None], errors: Path, *, after: Callable[[int], None]) -> int:
     """Fork, do `work` in a child whose standard error goes to a file, and return its status."""
     child = os.fork()
@@ -139,16 +157,16 @@ def test_a_hang_in_c_ends_the_process_of_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "GRACE", 0.2)
-    errors, said = tmp_path / "errors", tmp_path / "said"
+    errors, last_words = tmp_path / "errors", tmp_path / "last_words"
 
     def work() -> None:
-        with module.before_abrupt_exit(lambda status: said.write_text(str(status)) and None):
+        with module.before_abrupt_exit(lambda status: last_words.write_text(str(status)) and None):
             play(stuck(0.2, step=deadlock))
 
     assert in_child(work, errors, after=lambda _: None) == 2
     message = r"keel: environment 0 did not return from step for 0.2 s .*could not be interrupted"
     assert re.search(message, errors.read_text())
-    assert said.read_text() == "2", "who keeps the run has its say"
+    assert last_words.read_text() == "2", "who keeps the run has its say"
 
 
 @pytest.mark.parametrize(
@@ -207,9 +225,9 @@ def test_workers_say_what_could_not_be_closed() -> None:
     envs.reset(0)
     with pytest.warns(EnvWarning) as caught:
         envs.close()
-    told = [str(w.message) for w in caught if issubclass(w.category, EnvWarning)]
+    messages = [str(w.message) for w in caught if issubclass(w.category, EnvWarning)]
     ending = "raised OSError: the display is gone when it was closed"
-    assert told == [f"environment {i} {ending}" for i in (0, 1)]
+    assert messages == [f"environment {i} {ending}" for i in (0, 1)]
 
 
 # --- sys.exit -----------------------------------------------------------------------------------

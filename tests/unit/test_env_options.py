@@ -41,6 +41,7 @@ def test_values_may_be_nested(text: str, values: dict[str, Any]) -> None:
         ("a=1, 2", r"envs\.options: expected name=value, got '2'"),
         ("a=1, a=2", r"envs\.options: a is given twice"),
         ("a={b: c: d}", r"envs\.options: a={b: c: d} cannot be read"),
+        ("a=[&x [1, 2], *x]", r"envs\.options: a=\[&x \[1, 2\], \*x\] cannot be read \(aliases"),
         ("a=!!python/name:os.system", r"envs\.options: a=!!python.* cannot be read"),
     ],
 )
@@ -56,6 +57,16 @@ def test_a_mapping_in_a_file_is_the_same_as_the_text(tmp_path: Path) -> None:
     config = load(path)
     assert options(config) == {"a": {"b": [1, 2]}, "c": "x, y", "d": True}
     assert from_dict(to_dict(config)) == config
+
+
+def test_aliases_that_stand_for_gigabytes_are_refused(tmp_path: Path) -> None:
+    lines = ["envs:", "  options:", "    a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    for level in range(1, 6):
+        lines += [f"    a{level}: &a{level}", *[f"      - *a{level - 1}"] * 10]
+    path = tmp_path / "config.yaml"
+    path.write_text("\n".join(lines))
+    with pytest.raises(InputError, match=r"a\d must be .* \(larger than 1 MiB\)"):
+        load(path)
 
 
 @pytest.mark.parametrize("values", [{"a": object()}, {"a": float("nan")}, {"a b": 1}, {3: 1}])

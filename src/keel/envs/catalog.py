@@ -1,4 +1,4 @@
-"""What can be trained here: environments by name, and the extra that each needs."""
+"""Catalog of the environments that have a name, and the extra that each needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FAMILIES = {
     "gymnasium.envs.box2d": ("Box2D", "Box2D", "box2d"),
     "gymnasium.envs.mujoco": ("MuJoCo", "mujoco", "mujoco"),
 }
-"""By the module of an environment: its family, the package it needs, the extra that brings it."""
+"""Family, required package and extra of environments, by their module."""
 
 
 class Entry(NamedTuple):

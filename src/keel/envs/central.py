@@ -1,4 +1,4 @@
-"""What a centralised critic sees of an environment with several agents.
+"""State of an environment with several agents, for a centralised critic.
 
 The environment's own `state()`: a vector, or an image. Without one, the observations of all agents
 side by side; images are left out of that, since nothing says how they belong together.
@@ -46,16 +46,18 @@ class CentralState:
         if size:
             self.space = spaces.Box(-np.inf, np.inf, (size,), np.float32)
 
-    def read(self, env: Any, seen: Mapping[str, np.ndarray], last: np.ndarray) -> np.ndarray:
+    def read(
+        self, env: Any, observations: Mapping[str, np.ndarray], last: np.ndarray
+    ) -> np.ndarray:
         """Return the state now.
 
         Args:
             env: the environment.
-            seen: what its agents observe, `[A, …]` by key.
+            observations: what its agents observe, `[A, …]` by key.
             last: the state that it gave before.
         """
         if self._field is None:
-            return np.concatenate([seen[key].reshape(-1) for key in self._keys])
+            return np.concatenate([observations[key].reshape(-1) for key in self._keys])
         try:
             state = np.asarray(env.state())
         except EnvError:

@@ -32,7 +32,7 @@ class UnsupportedSpaceError(EnvError, InputError):
 
 
 class EnvMakeError(EnvError, InputError):
-    """The constructor of an environment raised; the message names the environment and the line."""
+    """Error of a constructor of an environment; the message names the environment and the line."""
 
 
 class ClosedEnvError(EnvError):
@@ -52,9 +52,9 @@ class EnvFaultError(EnvError):
     def __init__(self, what: str, index: int, seed: int, step: int, detail: str = "") -> None:
         self.what, self.detail = what, detail
         self.index, self.seed, self.step = index, seed, step
-        who = f"environment {index}" if index >= 0 else "the environments, stepped together,"
+        name = f"environment {index}" if index >= 0 else "the environments, stepped together,"
         at = f"step {step}" if seed < 0 else f"seed {seed}, step {step}"
-        message = f"{who} {what} ({at})"
+        message = f"{name} {what} ({at})"
         super().__init__(f"{message}\n{detail}" if detail else message)
 
     @property

@@ -26,6 +26,7 @@ from keel.resources import expect_memory
 
 Env = gymnasium.Env[Any, Any]
 METHOD = "action_masks"
+GROUP_TWICE = f"info[{GROUP!r}]: the observation has a part of that name, too; rename one of them"
 NUMBERS = (int, float, np.number, np.bool_, np.ndarray)
 
 
@@ -229,6 +230,8 @@ class Lanes:
     def _store_group(self, row: int, info: dict[str, Any]) -> None:
         if GROUP not in info:
             return
+        if self._layout.has(GROUP):
+            raise BadStepError(GROUP_TWICE)
         given = info[GROUP]
         if isinstance(given, bool) or not isinstance(given, int | np.integer) or given < 0:
             raise BadStepError(f"info[{GROUP!r}]: expected a whole number from 0, got {given!r}")
@@ -242,8 +245,7 @@ def mask_method(env: Env, layout: ObsLayout, choices: int) -> Callable[[], Any] 
     counted.
     """
     method = env.get_wrapper_attr(METHOD) if env.has_wrapper_attr(METHOD) else None
-    given = any(field.key == MASK for field in layout.fields)
-    return method if callable(method) and choices and not given else None
+    return method if callable(method) and choices and not layout.has(MASK) else None
 
 
 def warn_of_masks(env: Env, choices: int) -> None:

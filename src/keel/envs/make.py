@@ -171,8 +171,8 @@ def time_limit(
     if given is not None:
         return int(given)
     if atari_game(env_id) is not None:
-        shown = atari or AtariOptions()
-        return shown.max_frames // shown.frame_skip
+        settings = atari or AtariOptions()
+        return settings.max_frames // settings.frame_skip
     if native(env_id) is not None or named_maker(env_id, env_kwargs or {}) is not None:
         return None
     spec = find_spec(env_id)
@@ -350,7 +350,7 @@ def _factory(request: _Request) -> EnvFactory:
 
 
 def _is_slow(request: _Request) -> bool:
-    """Whether steps take long enough for worker processes; says so where they do."""
+    """Return whether steps are slow enough for worker processes; a warning says so."""
     if min(request.num_envs, request.threads) < 2:
         return False
     with constructor_of(request.env_id):

@@ -115,7 +115,7 @@ def spec_of(maker: Maker) -> EnvSpec:
 
 
 def _own(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What an environment itself is called with: Gymnasium limits episodes by a wrapper."""
+    """Return the options of an environment itself: Gymnasium limits episodes by a wrapper."""
     return {name: value for name, value in kwargs.items() if name != "max_episode_steps"}
 
 
@@ -124,7 +124,7 @@ def _is_environment(kind: type) -> bool:
 
 
 def _may_return_environment(function: Any) -> bool:
-    """Whether the annotation of what a function returns leaves room for an environment."""
+    """Return whether the return annotation of a function leaves room for an environment."""
     try:
         result = inspect.signature(function).return_annotation
     except (TypeError, ValueError):
@@ -134,11 +134,8 @@ def _may_return_environment(function: Any) -> bool:
         result = scope.get(result, getattr(builtins, result, inspect.Signature.empty))
     if result is None or result == "None":
         return False
-    return (
-        not isinstance(result, type)
-        or result is inspect.Signature.empty
-        or (result is object or _is_environment(result))
-    )
+    anything = (inspect.Signature.empty, object, Any)  # Any is a class since Python 3.11
+    return not isinstance(result, type) or result in anything or _is_environment(result)
 
 
 def _is_standard(module: str) -> bool:

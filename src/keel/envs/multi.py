@@ -19,8 +19,14 @@ from keel.envs.episodes import AgentEpisodes
 from keel.envs.faults import BadStepError, EnvError, EnvWarning, UnsupportedSpaceError
 from keel.envs.protocol import Autoreset, Obs, Saved, Step
 from keel.envs.seeding import env_seeds
-from keel.envs.spaces import ActionLayout, ObsLayout, action_layout, observation_layout
-from keel.envs.watchdog import Place, Watch, close_and_warn
+from keel.envs.spaces import (
+    ActionLayout,
+    ObsLayout,
+    action_layout,
+    observation_layout,
+    reserved_key,
+)
+from keel.envs.watchdog import Place, Watch, close_and_warn, closed_on_error
 from keel.keys import AGENT, MASK, STATE
 
 ParallelEnv = Any
@@ -40,9 +46,16 @@ class ParallelEnvs:
     def __init__(
         self, make: Callable[[], ParallelEnv], num_envs: int, timeout: float = 60.0
     ) -> None:
-        self._envs = [as_parallel(make(), quiet=index > 0) for index in range(num_envs)]
+        self._envs: list[ParallelEnv] = []
         self.num_envs = num_envs
-        first = self._envs[0]
+        with closed_on_error(self._envs, timeout):
+            while len(self._envs) < num_envs:
+                self._envs.append(as_parallel(make(), quiet=bool(self._envs)))
+            self._prepare(self._envs[0], timeout)
+
+    def _prepare(self, first: ParallelEnv, timeout: float) -> None:
+        """Lay out what the environments have in common, as the first of them tells."""
+        num_envs = self.num_envs
         self.agents: tuple[str, ...] = tuple(map(str, first.possible_agents))
         names = self._names = list(first.possible_agents)
         self._plan = _plan([(first.observation_space(x), first.action_space(x)) for x in names])
@@ -162,20 +175,25 @@ class ParallelEnvs:
                 if legal is not None:
                     mask[: len(legal)] &= np.asarray(legal, bool)
         if STATE in self._obs:
-            seen = {key: self._obs[key][index] for key in self._plan.keys}
+            observations = {key: self._obs[key][index] for key in self._plan.keys}
             last = self._obs[STATE][index, 0]
             try:
                 with self._watched(index, "state"):
-                    self._obs[STATE][index] = self._state.read(self._envs[index], seen, last)
+                    self._obs[STATE][index] = self._state.read(
+                        self._envs[index], observations, last
+                    )
             except BadStepError as error:
                 raise BadStepError(f"environment {index}: {error}") from error
         if MASK in self._obs:
             self._open(self._obs[MASK][index], given)
 
     def _open(self, mask: np.ndarray, given: Mapping[Any, Any]) -> None:
-        """Leave everybody a choice, `[A, width]`: the dead every one, since none of it is kept, and
-        those who may do nothing (in a game of turns, who waits) a single one, so that the policy is
-        certain there: nothing to learn from, no entropy and no KL."""
+        """Leave every agent a choice in `mask`, `[A, width]`.
+
+        Dead agents get every choice, since none of it is kept. Agents that may do nothing (in a
+        game of turns, those that wait) get a single one, so that the policy is certain there:
+        nothing to learn from, no entropy and no KL.
+        """
         nothing = ~mask.any(-1)
         if not nothing.any():
             return
@@ -275,9 +293,7 @@ def _plan(given: Sequence[tuple[Space[Any], Space[Any]]]) -> _Plan:
             )
     taken = {AGENT, STATE} & set(keys)
     if taken:
-        raise UnsupportedSpaceError(
-            f"observation {taken.pop()!r}: Keel has a key of that name for itself; rename it"
-        )
+        raise UnsupportedSpaceError(reserved_key(min(taken)))
     observation = spaces.Dict({key: _widest(key, layouts) for key in keys})
     action = _widest_action([layout.space for layout in actions])
     width = max(layout.choices for layout in actions)

@@ -17,6 +17,7 @@ from gymnasium import spaces
 from keel.envs.protocol import Obs
 from keel.envs.spaces import is_image
 from keel.errors import InputError, ShapeError
+from keel.keys import ENCODING, FIRST_ENCODING
 
 
 class RunningMoments(NamedTuple):
@@ -93,13 +94,16 @@ class ObsNormaliser:
         object.__setattr__(self, "_scaling", scaling)
 
     @classmethod
-    def for_space(cls, space: gymnasium.Space[Any], clip: float = 10.0) -> ObsNormaliser:
-        """For `envs.observation_space`."""
+    def for_space(
+        cls, space: gymnasium.Space[Any], clip: float = 10.0, encoding: int = ENCODING
+    ) -> ObsNormaliser:
+        """For `envs.observation_space`; in the first encoding, images of floats are vectors."""
+        images = encoding == FIRST_ENCODING
         fields = dict(space.items()) if isinstance(space, spaces.Dict) else {"obs": space}
         floats = {
             key: inner
             for key, inner in fields.items()
-            if inner.dtype == np.float32 and not is_image(inner)
+            if inner.dtype == np.float32 and (images or not is_image(inner))
         }
         return cls({key: no_moments(inner.shape or ()) for key, inner in floats.items()}, clip)
 

@@ -1,4 +1,4 @@
-"""Which package an environment comes from, where several offer the same id."""
+"""Origin of environments, where several packages offer the same id."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gymnasium.envs.registration import EnvSpec
 from keel.envs.faults import EnvWarning
 
 POOL = "envpool:"
-"""Before an id: EnvPool's own environment."""
+"""Prefix of an id that asks for EnvPool's own environment."""
 _decided: dict[str, EnvSpec] = {}
-"""What `module:ID` meant once its module was imported: another package may take the id after."""
+"""Meaning of `module:ID` when its module was imported: another package may take the id later."""
 
 
 def registered(name: str) -> EnvSpec | None:
@@ -69,13 +69,13 @@ def origin(spec: EnvSpec) -> str:
 
 def also_offered(env_id: str, spec: EnvSpec | None) -> str:
     """Return what to say where EnvPool's environment is taken for an id without a module."""
-    said = f"taken from EnvPool ({POOL}{env_id})"
+    source = f"taken from EnvPool ({POOL}{env_id})"
     if spec is not None:
-        return f"{said}; {origin(spec)}:{env_id} takes that of {origin(spec)}"
+        return f"{source}; {origin(spec)}:{env_id} takes that of {origin(spec)}"
     family = re.split(r"[-/]", env_id)[0].lower()
     if family.isidentifier() and importlib.util.find_spec(family) is not None:
-        return f"{said}; {family}:{env_id} takes that of the installed package {family}"
-    return f"{said}; module:{env_id} takes that of a package"
+        return f"{source}; {family}:{env_id} takes that of the installed package {family}"
+    return f"{source}; module:{env_id} takes that of a package"
 
 
 def source_of(env_id: str, backend: str) -> str:

@@ -13,6 +13,7 @@ from gymnasium import Space, spaces
 from keel.envs.faults import UnsupportedSpaceError
 from keel.envs.protocol import Envs
 from keel.errors import InputError
+from keel.keys import ENCODING, FIRST_ENCODING
 
 MOST_BOUNDS = 4096
 """Bounds that are kept one by one; of a larger space the outermost are kept for all."""
@@ -20,7 +21,7 @@ MOST_BOUNDS = 4096
 
 @dataclass(frozen=True)
 class Interface:
-    """What a policy has to know of its environment: everything that its network depends on."""
+    """Everything of an environment that the network of a policy depends on."""
 
     observation_space: Space[Any]
     action_space: Space[Any]
@@ -28,11 +29,13 @@ class Interface:
     """names; empty where there is one agent, without a name"""
     masked: bool
     """whether the environment says which actions are legal"""
+    encoding: int = ENCODING
+    """how observations become numbers (`keel.keys.ENCODING`)"""
 
     @classmethod
-    def of(cls, envs: Envs, *, masked: bool) -> Interface:
+    def of(cls, envs: Envs, *, masked: bool, encoding: int = ENCODING) -> Interface:
         """Return the interface of environments that are there."""
-        return cls(envs.observation_space, envs.action_space, tuple(envs.agents), masked)
+        return cls(envs.observation_space, envs.action_space, tuple(envs.agents), masked, encoding)
 
     def to_data(self) -> dict[str, Any]:
         """Return it as numbers and texts, for a checkpoint."""
@@ -41,20 +44,33 @@ class Interface:
             "action": space_to_data(self.action_space),
             "agents": list(self.agents),
             "masked": self.masked,
+            "encoding": self.encoding,
         }
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Interface:
         """Return what `to_data` wrote; an `InputError` for anything else."""
         try:
+            encoding = data.get("encoding", ENCODING)
             return cls(
                 space_from_data(data["observation"]),
                 space_from_data(data["action"]),
                 tuple(map(str, data["agents"])),
                 bool(data["masked"]),
+                check_encoding(encoding),
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise InputError(f"spaces: expected what a checkpoint holds, got {data!r}") from error
+
+
+def check_encoding(encoding: Any) -> int:
+    """Return a number of an encoding that this version knows, or raise an `InputError`."""
+    if encoding in (FIRST_ENCODING, ENCODING):
+        return int(encoding)
+    raise InputError(
+        f"encoding of observations: expected {FIRST_ENCODING} or {ENCODING}, got {encoding!r}; "
+        "upgrade Keel if a newer one wrote it"
+    )
 
 
 def describe_space(space: Space[Any]) -> str:

@@ -35,10 +35,10 @@ from gymnasium import Space, spaces
 
 from keel.envs.faults import BadStepError, UnsupportedSpaceError
 from keel.envs.protocol import Obs
-from keel.keys import MASK, is_image_shape
+from keel.keys import MASK, RESERVED, is_image_shape
 
 Path = tuple[str | int, ...]
-"""Where a part lies in nested Dicts and Tuples."""
+"""Place of a part in nested Dicts and Tuples."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ class Field:
     channels_last: bool = False
     """An image `[H, W, C]`, which `Obs` holds as `[C, H, W]`."""
     path: Path = ()
-    """Where the environment's observation holds it; empty: it is all there is."""
+    """Place in the environment's observation; empty: it is all there is."""
 
     def checked(self, value: Any, lead: tuple[int, ...]) -> np.ndarray:
         """`value` as an array, if its shape and the kind of its dtype are what was declared."""
@@ -105,6 +105,10 @@ class ObsLayout:
         shown = {field.key: field.space for field in self.fields if field.space is not None}
         return shown["obs"] if self.plain else spaces.Dict(shown)
 
+    def has(self, key: str) -> bool:
+        """Return whether the environment's observation has a part of this name."""
+        return any(field.key == key for field in self.fields)
+
     def read(self, raw: Any, lead: tuple[int, ...]) -> Obs:
         """An observation of the environment, with leading axes `lead`, as `Obs`."""
         if self.plain:
@@ -133,7 +137,7 @@ class ObsLayout:
 
 
 def _parts_of(raw: Any) -> Any:
-    """What an observation holds instead, for an error."""
+    """Describe what an observation holds instead, for an error."""
     if isinstance(raw, dict):
         return sorted(map(str, raw))
     return f"a tuple of {len(raw)}" if isinstance(raw, tuple) else type(raw).__name__
@@ -151,7 +155,14 @@ def observation_layout(space: Space[Any], *, matrices: bool = False) -> ObsLayou
     if len(set(keys)) < len(keys):
         twice = next(key for key in keys if keys.count(key) > 1)
         raise UnsupportedSpaceError(f"observation space: two parts are called {twice!r}")
+    if taken := set(RESERVED) & set(keys):
+        raise UnsupportedSpaceError(reserved_key(min(taken)))
     return ObsLayout(fields, plain)
+
+
+def reserved_key(key: str) -> str:
+    """Return the error for a part of an observation that has the name of something of Keel's."""
+    return f"observation {key!r}: Keel has a key of that name for itself; rename it"
 
 
 def _leaves(space: Space[Any], path: Path, name: str) -> Iterator[tuple[str, Path, Space[Any]]]:
@@ -169,7 +180,12 @@ def _leaves(space: Space[Any], path: Path, name: str) -> Iterator[tuple[str, Pat
 
 
 def _field(key: str, space: Space[Any], matrices: bool) -> Field:
-    if key == MASK and isinstance(space, spaces.Box | spaces.MultiBinary):
+    if key == MASK:
+        if not isinstance(space, spaces.Box | spaces.MultiBinary):
+            raise UnsupportedSpaceError(
+                f"observation {key!r}: is read as the mask of legal actions, a MultiBinary or Box "
+                f"with a number for each; rename it, since it is {_shown(space)}"
+            )
         shape, dtype = space.shape, np.dtype(space.dtype)
         return Field(key, shape, dtype, (math.prod(shape),), np.dtype(bool), None)
     if isinstance(space, spaces.Discrete):
@@ -205,8 +221,8 @@ def _box_field(key: str, space: spaces.Box, matrices: bool) -> Field:
         shape = space.shape
     bounds = [np.moveaxis(x, -1, -3) if last else x for x in (space.low, space.high)]
     low, high = (bound.reshape(shape).astype(dtype) for bound in bounds)
-    shown = spaces.Box(low, high, shape, dtype.type)
-    return Field(key, space.shape, space.dtype, shape, dtype, shown, channels_last=last)
+    box = spaces.Box(low, high, shape, dtype.type)
+    return Field(key, space.shape, space.dtype, shape, dtype, box, channels_last=last)
 
 
 def _start(start: Any) -> np.ndarray | None:
@@ -230,7 +246,7 @@ def _box_layout(space: spaces.Box) -> tuple[tuple[int, ...], np.dtype[Any], bool
 
 
 def has_channels_last(shape: tuple[int, ...]) -> bool:
-    """Whether an image `shape` has its channels behind height and width.
+    """Return whether an image `shape` has its channels behind height and width.
 
     Two equal axes are height and width; else the channels are the smaller of the first and the
     last axis, and in doubt the first.
@@ -242,7 +258,7 @@ def has_channels_last(shape: tuple[int, ...]) -> bool:
 
 
 def is_image(space: Space[Any]) -> bool:
-    """Whether a part of `Obs` is an image that a CNN can take."""
+    """Return whether a part of `Obs` is an image that a CNN can take."""
     return isinstance(space, spaces.Box) and is_image_shape(space.shape)
 
 

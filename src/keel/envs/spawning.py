@@ -23,7 +23,7 @@ from gymnasium.envs.registration import EnvSpec
 from keel.envs.faults import EnvError
 
 PREFIX = "keel-env-"
-"""Of the names of worker processes."""
+"""Prefix of the names of worker processes."""
 _starting = threading.Lock()
 
 

@@ -1,4 +1,4 @@
-"""How long a step of an environment takes: known, or measured once and kept.
+"""Time that a step of an environment takes: known, or measured once and stored.
 
 `auto` sends slow environments to worker processes. A time that is measured anew by every command
 could choose otherwise in every command, so the first one stays: a file for each environment, its
@@ -31,13 +31,13 @@ FAST = (
     "gymnasium.envs.box2d.bipedal_walker",
     "gymnasium.envs.box2d.lunar_lander",
 )
-"""Where environments come from whose steps are short on any machine; nothing is measured there."""
+"""Modules of environments whose steps are short on any machine; nothing is measured there."""
 SLOW = ("gymnasium.envs.box2d.car_racing",)
-"""Where those come from that draw an image in every step."""
+"""Modules of environments that draw an image in every step."""
 
 
 class StepTime(NamedTuple):
-    """Whether steps are slow, and how that is known."""
+    """Verdict on steps, slow or not, and how it is known."""
 
     is_slow: bool
     reason: str
@@ -65,20 +65,21 @@ def step_time(
     if str(entry_point).startswith(SLOW):
         return StepTime(True, "it draws an image in every step")
     path = _path(env_id, entry_point, kwargs)
-    kept = _read(path)
-    if kept is None:
-        kept = _keep(path, {"env": env_id, "seconds": measure(make, timeout)})
-    how = f"measured once, and kept in {path}"
-    if not kept["kept"]:
-        how = f"measured now, since {path} cannot be written"
-    seconds = kept["seconds"]
+    seconds, how = _read(path), f"measured once, and kept in {path}"
+    if seconds is None:
+        measured = measure(make, timeout)
+        if measured is None:  # the real environments will say what is wrong, and where
+            return StepTime(False, "its steps could not be timed")
+        seconds = _store(path, {"env": env_id, "seconds": measured})
+        if seconds is None:
+            seconds, how = measured, f"measured now, since {path} cannot be written"
     return StepTime(seconds > SLOW_STEP, f"a step takes {1e3 * seconds:.1f} ms ({how})")
 
 
-def measure(make: Callable[[], Env], timeout: float = 60.0) -> float:
+def measure(make: Callable[[], Env], timeout: float = 60.0) -> float | None:
     """Return the shortest of a few random steps, timed for at most a fraction of a second.
 
-    One that hangs for `timeout` seconds is an `EnvHungError`.
+    None if the environment raises; one that hangs for `timeout` seconds is an `EnvHungError`.
     """
     env = make()
     spot = Spot()
@@ -88,7 +89,7 @@ def measure(make: Callable[[], Env], timeout: float = 60.0) -> float:
     except EnvHungError:
         raise
     except Exception:
-        return 0.0  # the real environments will say what is wrong, and where
+        return None
     finally:
         close_and_warn([env], timeout)
 
@@ -116,30 +117,31 @@ def _path(env_id: str, entry_point: Any, kwargs: Mapping[str, Any]) -> Path:
     return Path(home) / "step-times" / f"{digest}.json"
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    """Return what is kept, or None where there is nothing, or nothing that can be used."""
+def _read(path: Path) -> float | None:
+    """Return the seconds that are kept, or None where there is nothing that can be used."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        return {"seconds": float(data["seconds"]), "kept": True}
+        return float(json.loads(path.read_text(encoding="utf-8"))["seconds"])
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
-def _keep(path: Path, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Write a measurement; where another process was first, return its own instead."""
-    text = json.dumps(dict(data))
+def _store(path: Path, data: Mapping[str, Any]) -> float | None:
+    """Write a measurement and return its seconds, or those of a process that was first.
+
+    None if nothing can be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():  # it could not be read
+        if path.exists() and _read(path) is None:  # damaged
             path.unlink()
         handle, draft = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
         try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(json.dumps(dict(data)))
             with contextlib.suppress(FileExistsError):
                 os.link(draft, path)
         finally:
             Path(draft).unlink()
     except OSError:
-        return {"seconds": data["seconds"], "kept": False}
-    return _read(path) or {"seconds": data["seconds"], "kept": False}
+        return None
+    return _read(path)

@@ -13,7 +13,7 @@ from keel.envs.lanes import Env, Lanes, Plan, read_obs, read_step, warn_of_masks
 from keel.envs.protocol import Autoreset, Obs, Saved, Step
 from keel.envs.seeding import env_seeds
 from keel.envs.spaces import action_layout, observation_layout
-from keel.envs.watchdog import Watch, close_and_warn
+from keel.envs.watchdog import Watch, close_and_warn, closed_on_error
 
 
 class SyncEnvs:
@@ -34,15 +34,18 @@ class SyncEnvs:
         timeout: float = 60.0,
     ) -> None:
         first = factory()
+        envs = [first]
         self.num_envs, self.autoreset = num_envs, autoreset
-        layout = observation_layout(first.observation_space)
-        self._actions = action_layout(first.action_space)
-        warn_of_masks(first, self._actions.choices)
-        plan = Plan(layout, self._actions, num_envs)
-        plan.expect_memory()
-        envs = [first, *(factory() for _ in range(num_envs - 1))]
-        self._buffers = plan.buffers(bytearray(plan.nbytes))
-        self._lanes = Lanes(envs, layout, self._buffers, autoreset)
+        with closed_on_error(envs, timeout):
+            layout = observation_layout(first.observation_space)
+            self._actions = action_layout(first.action_space)
+            warn_of_masks(first, self._actions.choices)
+            plan = Plan(layout, self._actions, num_envs)
+            plan.expect_memory()
+            while len(envs) < num_envs:
+                envs.append(factory())
+            self._buffers = plan.buffers(bytearray(plan.nbytes))
+            self._lanes = Lanes(envs, layout, self._buffers, autoreset)
         self._episodes = Episodes(num_envs)
         self._watch = Watch(self._lanes.place, timeout)
         self.observation_space, self.action_space = layout.space, self._actions.space

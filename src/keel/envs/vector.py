@@ -11,8 +11,8 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from keel.envs import snapshot
 from keel.envs.episodes import Episodes
-from keel.envs.faults import EnvWarning
-from keel.envs.lanes import METHOD
+from keel.envs.faults import BadStepError, EnvWarning
+from keel.envs.lanes import GROUP_TWICE, METHOD
 from keel.envs.protocol import Autoreset, Obs, Saved, Step
 from keel.envs.seeding import env_seeds
 from keel.envs.spaces import action_layout, observation_layout, open_mask
@@ -113,6 +113,8 @@ class VectorEnvs:
         if MASK in obs:
             open_mask(obs[MASK], done, self._actions)
         if GROUP in info:
+            if self._layout.has(GROUP):
+                raise BadStepError(GROUP_TWICE)
             given = info.get(f"_{GROUP}", slice(None))
             self._group[given] = np.asarray(info[GROUP])[given]
         if (self._group >= 0).any():

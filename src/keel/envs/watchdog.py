@@ -37,7 +37,7 @@ FAILED = 2
 
 
 class Place(NamedTuple):
-    """Which environment is at work: −1 for all of them together."""
+    """Place of the environment at work: −1 for all of them together."""
 
     env: int
     seed: int
@@ -48,7 +48,7 @@ UNKNOWN = Place(-1, -1, 0)
 
 
 class _Interrupted(BaseException):
-    """Raised by the signal within a call that hangs: no `except Exception` of its own stops it."""
+    """Exception of the signal in a call that hangs: no `except Exception` of its own stops it."""
 
 
 class Watch:
@@ -67,7 +67,7 @@ class Watch:
         self.timeout, self._limit = timeout, timeout
         self._doing, self._calls, self._active = "", 0, False
         self._thread = 0
-        self._seen: object = None
+        self._position: object = None
         self._stuck = 0.0
         self._interrupted = -1  # the call that was interrupted
         self._warned = -1
@@ -95,8 +95,8 @@ class Watch:
         if kind is _Interrupted:
             raise self.fault() from None
         if isinstance(error, Exception | SystemExit) and not isinstance(error, EnvError):
-            where, told = self._where() or UNKNOWN, traceback.format_exception(error)
-            raise EnvRaisedError(describe(error, self._doing), *where, "".join(told)) from error
+            where, lines = self._where() or UNKNOWN, traceback.format_exception(error)
+            raise EnvRaisedError(describe(error, self._doing), *where, "".join(lines)) from error
 
     def fault(self) -> EnvHungError:
         """Return the error that names the environment at work."""
@@ -104,14 +104,14 @@ class Watch:
         return EnvHungError(what, *(self._where() or UNKNOWN))
 
     def is_interrupted(self) -> bool:
-        """Whether the call that runs now is the one that was found to hang."""
+        """Return whether the call that runs now is the one that hangs."""
         return self._active and self._interrupted == self._calls
 
     def check(self, elapsed: float) -> None:
         """Look whether the running call got further in the last `elapsed` seconds."""
-        seen = (self._calls, self._where()) if self._active else None
-        if seen is None or seen != self._seen:
-            self._seen, self._stuck = seen, 0.0
+        position = (self._calls, self._where()) if self._active else None
+        if position is None or position != self._position:
+            self._position, self._stuck = position, 0.0
             return
         self._stuck += elapsed
         if self._stuck < self._limit or _is_debugged(self._thread):
@@ -152,7 +152,7 @@ class _Patrol:
 
     def __init__(self) -> None:
         self._watches: weakref.WeakSet[Watch] = weakref.WeakSet()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the signal may come to a thread that holds it
         self._thread: threading.Thread | None = None
 
     def add(self, watch: Watch) -> None:
@@ -206,7 +206,7 @@ def _can_interrupt(thread: int) -> bool:
 
 
 def _is_debugged(thread: int) -> bool:
-    """Whether somebody looks at the call with a debugger: then it may take its time."""
+    """Return whether the call is in a debugger: then it may take its time."""
     frame = sys._current_frames().get(thread)
     while frame is not None:
         if frame.f_globals.get("__name__") in ("bdb", "pdb"):
@@ -250,11 +250,24 @@ def close_and_warn(envs: Sequence[Any], timeout: float) -> None:
         warnings.warn(problem, EnvWarning, stacklevel=3)
 
 
+@contextmanager
+def closed_on_error(envs: Sequence[Any], timeout: float) -> Iterator[None]:
+    """Close the environments that were made so far if the block raises.
+
+    A simulator that one of them has started would live on after this process.
+    """
+    try:
+        yield
+    except BaseException:
+        close_and_warn(envs, timeout)
+        raise
+
+
 # --- the end of a process -----------------------------------------------------------------------
 
 
 class Owner(Protocol):
-    """Who has this process to itself."""
+    """Owner of this process, who may end it."""
 
     def closing_status(self) -> int:
         """Return the exit status if environments cannot be closed."""

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keel.envs.faults import BadStepError, EnvRaisedError
-from keel.envs.lanes import Lanes
+from keel.envs.lanes import Env, Lanes
 from keel.envs.spawning import unpack
-from keel.envs.watchdog import CLOSE_TIMEOUT, close_all
+from keel.envs.watchdog import CLOSE_TIMEOUT, close_all, closed_on_error
 from keel.processes import request_parent_death_signal
 
 PARENTAL = (signal.SIGTERM, signal.SIGINT)
@@ -81,8 +81,11 @@ def _build(payload: bytes, memory: Any, post: Post) -> Lanes:
     factory, plan, autoreset = unpack(payload)
     buffers = plan.buffers(memory).rows(post.first, post.last)
     progress = np.ndarray(1, np.int64, buffer=memory, offset=plan.nbytes + 8 * post.number)
-    envs = [factory() for _ in range(post.first, post.last)]
-    return Lanes(envs, plan.layout, buffers, autoreset, post.first, progress)
+    envs: list[Env] = []
+    with closed_on_error(envs, CLOSE_TIMEOUT):
+        while len(envs) < post.last - post.first:
+            envs.append(factory())
+        return Lanes(envs, plan.layout, buffers, autoreset, post.first, progress)
 
 
 def _report(pipe: Connection, error: Exception) -> None:

@@ -80,10 +80,12 @@ class AsyncEnvs:
         restarts: int = 0,
     ) -> None:
         model = factory()  # for its spaces only
-        layout = observation_layout(model.observation_space)
-        self._actions = action_layout(model.action_space)
-        warn_of_masks(model, self._actions.choices)
-        close_and_warn([model], timeout)
+        try:
+            layout = observation_layout(model.observation_space)
+            self._actions = action_layout(model.action_space)
+            warn_of_masks(model, self._actions.choices)
+        finally:
+            close_and_warn([model], timeout)
         self.num_envs, self.autoreset, self.restarts = num_envs, autoreset, 0
         self.observation_space, self.action_space = layout.space, self._actions.space
         self._timeout, self._allowed = timeout, restarts
@@ -210,10 +212,15 @@ class AsyncEnvs:
         self._seeds[first:last] = env_seeds([self._seed, self.restarts], self.num_envs)[first:last]
         worker = self._workers[number] = self._start(old.post)
         self._await_start(worker)
-        worker.pipe.send_bytes(self._reset_message(worker.post))
-        hung = not worker.pipe.poll(self._timeout)
-        again = self._hang(worker) if hung else self._hear(worker)
+        again = self._reset_one(worker)
         return (first, last) if again is None else self._replace(number, again)
+
+    def _reset_one(self, worker: Worker) -> EnvError | None:
+        try:
+            worker.pipe.send_bytes(self._reset_message(worker.post))
+        except OSError:
+            return self._death(worker)
+        return self._hear(worker) if worker.pipe.poll(self._timeout) else self._hang(worker)
 
     def _start(self, post: Post) -> Worker:
         ours, theirs = self._context.Pipe()

@@ -46,6 +46,10 @@ def make_countdown() -> Countdown:
     return Countdown()
 
 
+def make_anything() -> Any:
+    return Walk()
+
+
 make_short = partial(Walk, length=1)
 
 

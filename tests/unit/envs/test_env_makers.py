@@ -21,6 +21,7 @@ from keel.errors import InputError
         ("Walk", {"max_episode_steps": 1}, 1),
         ("make_walk", {"length": 2}, 2),
         ("make_untyped", {}, 3),
+        ("make_anything", {}, 3),
         ("make_short", {}, 1),
     ],
 )

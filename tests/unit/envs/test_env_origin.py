@@ -59,8 +59,10 @@ def test_the_module_before_an_id_decides_whoever_registered_it_last() -> None:
 
 
 def test_a_module_that_does_not_have_the_id_is_told() -> None:
-    told = r"packaging:keel/Walk-v0: keel/Walk-v0 is registered as env_toys:Walk, not by packaging"
-    with pytest.warns(EnvWarning, match=told):
+    message = (
+        r"packaging:keel/Walk-v0: keel/Walk-v0 is registered as env_toys:Walk, not by packaging"
+    )
+    with pytest.warns(EnvWarning, match=message):
         make_envs("packaging:keel/Walk-v0", 1, seed=0)
 
 
@@ -144,6 +146,30 @@ def test_a_step_is_timed_once_and_the_choice_stays(tmp_path: Path) -> None:
     file.write_text("half a f")
     assert known("keel/MeasuredSlow-v0", Slow).is_slow, "a damaged file is written anew"
     assert json.loads(file.read_text())["env"] == "keel/MeasuredSlow-v0"
+
+
+@pytest.mark.usefixtures("_slow")
+def test_of_two_that_measure_at_once_the_first_decides() -> None:
+    """Seeds that start together must not choose different backends."""
+    earlier: list[step_time.StepTime] = []
+
+    def make() -> Any:
+        earlier.append(known("keel/MeasuredSlow-v0", Slow))  # another process, meanwhile
+        return env_toys.Walk()
+
+    assert known("keel/MeasuredSlow-v0", make) == earlier[0]
+    assert known("keel/MeasuredSlow-v0", never) == earlier[0]
+
+
+class Faulty(env_toys.Walk):
+    def step(self, action: Any) -> Any:
+        raise ValueError("not written yet")
+
+
+@pytest.mark.usefixtures("_slow")
+def test_a_measurement_that_failed_is_not_kept(tmp_path: Path) -> None:
+    assert not known("keel/MeasuredSlow-v0", Faulty).is_slow
+    assert known("keel/MeasuredSlow-v0", Slow).is_slow, "once it is mended"
 
 
 @pytest.mark.usefixtures("_slow")

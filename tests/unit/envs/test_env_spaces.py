@@ -198,15 +198,15 @@ def test_images_of_any_size_have_their_channels_first(
     (field,) = layout.fields
     assert (field.dtype.name, field.shape) == expected
     raw = np.random.default_rng(0).integers(0, 2, (2, *shape)).astype(dtype)
-    seen = layout.read(raw, (2,))["obs"]
+    image = layout.read(raw, (2,))["obs"]
     stored = {"obs": np.zeros((2, *field.shape), field.dtype)}
     layout.store(stored, 1, raw[1])
-    assert np.array_equal(stored["obs"][1], seen[1])
-    assert seen.sum() == raw.sum()
+    assert np.array_equal(stored["obs"][1], image[1])
+    assert image.sum() == raw.sum()
     if field.channels_last and len(shape) == 3:
-        assert np.array_equal(seen[1, 2 % shape[2]], raw[1, :, :, 2 % shape[2]])
+        assert np.array_equal(image[1, 2 % shape[2]], raw[1, :, :, 2 % shape[2]])
     if shape == (4, 16, 12, 3):  # frame 2, colour 1
-        assert np.array_equal(seen[1, 2 * 3 + 1], raw[1, 2, :, :, 1])
+        assert np.array_equal(image[1, 2 * 3 + 1], raw[1, 2, :, :, 1])
 
 
 NESTED = spaces.Dict(
@@ -226,13 +226,13 @@ def test_nested_parts_are_called_by_the_way_to_them() -> None:
     assert [field.key for field in layout.fields] == ["inner/deep/y", "inner/x", "pair/0", "pair/1"]
     NESTED.seed(0)
     raw = NESTED.sample()
-    seen = layout.read(raw, ())
-    assert seen["inner/deep/y"] == raw["inner"]["deep"]["y"]
-    assert seen["pair/0"] == raw["pair"][0] - 1
-    assert np.array_equal(seen["pair/1"], np.moveaxis(raw["pair"][1], -1, 0))
+    obs = layout.read(raw, ())
+    assert obs["inner/deep/y"] == raw["inner"]["deep"]["y"]
+    assert obs["pair/0"] == raw["pair"][0] - 1
+    assert np.array_equal(obs["pair/1"], np.moveaxis(raw["pair"][1], -1, 0))
     assert isinstance(layout.space, spaces.Dict)
     assert layout.space.contains(
-        {**seen, "inner/x": raw["inner"]["x"], "pair/0": raw["pair"][0] - 1}
+        {**obs, "inner/x": raw["inner"]["x"], "pair/0": raw["pair"][0] - 1}
     )
     top = observation_layout(spaces.Tuple((spaces.Discrete(2), spaces.Discrete(3))))
     assert top.read((1, 2), ()) == {"0": 1, "1": 2}
@@ -270,6 +270,21 @@ class Remembers(env_toys.Echo):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         before, self.kept = self.kept, action
         return np.asarray(before, np.float32), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("part", ["starts", "actor", "critic"])
+def test_names_that_keel_has_for_itself_are_refused(part: str) -> None:
+    nested = spaces.Dict({"memory": spaces.Dict({part: spaces.Discrete(2)})})
+    message = f"^observation 'memory/{part}': Keel has a key of that name for itself; rename it$"
+    with pytest.raises(UnsupportedSpaceError, match=message):
+        observation_layout(nested)
+    assert observation_layout(spaces.Dict({part: spaces.Discrete(2)})).has(part)
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(2), spaces.MultiDiscrete([2, 2])])
+def test_a_mask_of_another_kind_is_refused(space: spaces.Space[Any]) -> None:
+    with pytest.raises(UnsupportedSpaceError, match=r"'action_mask': is read as the mask.*rename"):
+        observation_layout(spaces.Dict({"action_mask": space, "x": spaces.Discrete(2)}))
 
 
 def test_an_environment_may_keep_the_action_it_was_given() -> None:

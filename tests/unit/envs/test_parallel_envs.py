@@ -141,9 +141,9 @@ def test_an_environment_that_raises_says_which_and_when() -> None:
 
 def test_a_state_that_fails_once_an_agent_is_gone_is_the_last_one_until_the_end() -> None:
     envs = _begun(Forgetful)
-    with pytest.warns(EnvWarning, match="raised AttributeError after an agent was gone") as told:
+    with pytest.warns(EnvWarning, match="raised AttributeError after an agent was gone") as caught:
         steps = play(envs, 13)
-    assert len(told) == 1
+    assert len(caught) == 1
     states = [step.obs["state"][0, 0, 0] for step in steps]
     assert states == [1, 1, 1, 1, 1, 0] * 2 + [1], "the dead leave with step 2; a reset is step 0"
 
