@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.machinery
+import inspect
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,7 +23,7 @@ REFERENCE = re.compile(r"(?P<module>[^\s:,]+):(?P<attribute>[^\s:,]+)")
 
 
 class ImportFailed(InputError):
-    """A module or an attribute that was named cannot be imported; `reason` says why."""
+    """Error of a module or an attribute that cannot be imported; `reason` says why."""
 
     def __init__(self, message: str, reason: str = "") -> None:
         super().__init__(message)
@@ -61,19 +62,34 @@ def import_attribute(name: str) -> Any:
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise ImportFailed(f"{name}: expected module:attribute")
-    found = import_module(module, name)
-    if not hasattr(found, attribute):
+    home = import_module(module, name)
+    if not hasattr(home, attribute):
         raise ImportFailed(
             f"{name}: cannot be imported ({module!r} has no attribute {attribute!r})"
         )
-    return getattr(found, attribute)
+    return getattr(home, attribute)
 
 
-def import_function(name: str) -> Callable[..., Any]:
-    """Import the function that `module:function` names; an `InputError` if it is none."""
+def import_function(name: str, takes: Sequence[str] = ()) -> Callable[..., Any]:
+    """Import the function that `module:function` names.
+
+    Args:
+        name: Where it lies.
+        takes: What it is called with, one description an argument; nothing is checked without.
+
+    Raises:
+        InputError: It is no function, or cannot be called so.
+    """
     function = import_attribute(name)
     if not callable(function):
         raise InputError(f"{name}: is no function")
+    if takes:
+        try:
+            inspect.signature(function).bind(*takes)
+        except TypeError as error:
+            raise InputError(f"{name}: must take {' and '.join(takes)}; {error}") from error
+        except ValueError:
+            pass  # some functions in C do not tell
     result: Callable[..., Any] = function
     return result
 

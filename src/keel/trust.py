@@ -1,9 +1,9 @@
-"""Whether code that a file names may be imported.
+"""Trust in code that a file names: whether it may be imported.
 
 The configuration of a run can name code: an environment, a function that groups rows, functions
 that reward. Typed on the command line or passed from Python, that is the user's own choice. In a
-file it may be anybody's: a downloaded run would execute code as soon as it is opened. So a command
-that would import code named by a file refuses, with a list, unless
+file it may come from anywhere: a downloaded run would execute code as soon as it is opened. So a
+command that would import code named by a file refuses, with a list, unless
 
 - the code belongs to a registry: Gymnasium's, EnvPool's, PettingZoo's, or Keel's own;
 - this user has trained with the same code from the same place on this machine;
@@ -40,11 +40,11 @@ SECRET = "secret"
 
 
 class UntrustedCodeError(InputError):
-    """A file names code that would be imported, and nobody said that it is trusted."""
+    """Error of a file that names code to import which is not known to be trusted."""
 
 
 class TrustWarning(UserWarning):
-    """That code is trusted could not be noted for the next time."""
+    """Warning that trust in code could not be noted for the next time."""
 
 
 class Reference(NamedTuple):
@@ -130,7 +130,7 @@ def remember(config: Mapping[str, Any]) -> None:
 
 
 def is_remembered(reference: Reference) -> bool:
-    """Whether this user has trained with this code, imported from the same place."""
+    """Return whether this user has trained with this code, imported from the same place."""
     folder = trust_folder()
     secret = _read_secret(folder)
     return secret is not None and (folder / _fingerprint(reference, secret)).is_file()
@@ -146,7 +146,35 @@ def trust_folder() -> Path:
 
 
 def is_registered(env: str) -> bool:
-    """Whether the name of an environment imports nothing but what a registry knows."""
+    """Return whether the name of an environment imports nothing but what a registry knows."""
+    return _is_known(env) and not _is_local(_package_of(env))
+
+
+def _package_of(env: str) -> str:
+    """Return the package that is imported for the name of an environment."""
+    from keel.envs.names import PARALLEL, atari_game
+
+    module, colon, _ = PARALLEL.get(env, env).rpartition(":")
+    if not colon:
+        is_atari = env.startswith("ALE/") or atari_game(env) is not None
+        module = "ale_py" if is_atari else "gymnasium"
+    return module.partition(".")[0]
+
+
+def _is_local(package: str) -> bool:
+    """Return whether a package would be imported from the working directory itself.
+
+    A folder that was downloaded may hold one with the name of a registry's. Keel and Gymnasium are
+    loaded already, from wherever Keel itself came.
+    """
+    if package in ("keel", "gymnasium"):
+        return False
+    here = Path.cwd().resolve()
+    places = [Path(place) for place in module_origin(package).split(":")]
+    return any(place.is_relative_to(here / package) or place.parent == here for place in places)
+
+
+def _is_known(env: str) -> bool:
     from keel.envs.names import NATIVE, PARALLEL
     from keel.envs.registered import POOL
 
@@ -166,7 +194,7 @@ def is_registered(env: str) -> bool:
 
 
 def _package_in_registry(name: str) -> str | None:
-    """The package whose environment Gymnasium already knows by this id."""
+    """Return the package whose environment Gymnasium already knows by this id."""
     import gymnasium
 
     spec = gymnasium.registry.get(name)
@@ -220,7 +248,7 @@ def _fingerprint(reference: Reference, secret: bytes) -> str:
 
 
 def _read_secret(folder: Path) -> bytes | None:
-    """The key of this user's hashes, so that no file from elsewhere can hold a valid one."""
+    """Return the key of this user's hashes: no file from elsewhere can hold a valid one."""
     place = folder / SECRET
     try:
         if hasattr(os, "getuid") and place.stat().st_uid != os.getuid():
@@ -232,15 +260,17 @@ def _read_secret(folder: Path) -> bytes | None:
 
 def _make_secret(folder: Path) -> bytes:
     draft = folder / f".{secrets.token_hex(8)}"
-    with os.fdopen(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
-        file.write(secrets.token_bytes(32))
-    with suppress(FileExistsError):  # another process was faster: its secret counts
-        os.link(draft, folder / SECRET)
-    draft.unlink()
+    try:
+        with os.fdopen(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+            file.write(secrets.token_bytes(32))
+        with suppress(FileExistsError):  # another process was faster: its secret counts
+            os.link(draft, folder / SECRET)
+    finally:
+        draft.unlink(missing_ok=True)
     return (folder / SECRET).read_bytes()
 
 
 def _short(text: str, most: int = 120) -> str:
-    """On one short line, without what would steer a terminal."""
+    """Return a text on one short line, without what would steer a terminal."""
     line = printable(" ".join(text.split()))
     return line if len(line) <= most else f"{line[:most]}…"

@@ -56,7 +56,7 @@ SMALL = {
     "evaluation": {"episodes": 1},
     "compile": "off",
 }
-"""What CartPole is trained with."""
+"""Settings that CartPole is trained with."""
 TOKENS = {
     "env": "language",
     "task": "lookup",

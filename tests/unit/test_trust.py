@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -119,6 +121,31 @@ def test_other_names_are_foreign(env: str) -> None:
     assert code_in({"env": env}) == [Reference("env", env)]
 
 
+@pytest.mark.parametrize(
+    ("package", "env"),
+    [
+        ("mpe2", "mpe2.simple_spread_v3:parallel_env"),
+        ("mpe2", "simple_spread"),
+        ("pettingzoo", "pettingzoo.butterfly.pistonball_v6:parallel_env"),
+        ("ale_py", "ALE/Pong-v5"),
+        ("ale_py", "ALE/Pong-v4"),
+        ("ale_py", "Breakout"),
+        ("envpool", "envpool:Pendulum-v1"),
+    ],
+)
+@pytest.mark.parametrize("file", ["{}.py", "{}/__init__.py"])
+def test_a_package_of_the_working_directory_is_no_registry(
+    package: str, env: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, package, raising=False)
+    assert code_in({"env": env}) == []
+    place = tmp_path / file.format(package)
+    place.parent.mkdir(exist_ok=True)
+    place.touch()
+    assert code_in({"env": env}) == [Reference("env", env)]
+    assert code_in({"env": "CartPole-v1"}) == []
+
+
 def test_an_id_is_known_with_the_package_that_registered_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -227,6 +254,18 @@ def test_what_is_remembered_is_private(state: Path) -> None:
 def test_nothing_is_written_for_code_of_registries(state: Path) -> None:
     remember({"env": "CartPole-v1"})
     assert not state.exists()
+
+
+def test_a_secret_that_cannot_be_made_leaves_no_file(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "no hard links here")
+
+    monkeypatch.setattr("os.link", link)
+    with pytest.warns(TrustWarning, match="no hard links here"):
+        remember(FOREIGN)
+    assert list(trust_folder().iterdir()) == []
 
 
 def test_a_state_folder_that_cannot_be_written_is_a_warning(
