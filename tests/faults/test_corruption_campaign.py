@@ -39,7 +39,7 @@ RUNS: dict[str, list[str]] = {
 }
 STEPS = {"ppo": 192, "trpo": 768, "land": 288, "language": 24}
 LONGER = {"ppo": 256, "trpo": 1024, "land": 384, "language": 32}
-VOLATILE = re.compile(r"seconds|created|saved|^run$|path|onnx|csv|steps_per_second|fps|time/")
+VOLATILE = re.compile(r"seconds|created|saved|^runs?$|path|onnx|csv|steps_per_second|fps|time/")
 
 
 def flip(data: bytes, draw: random.Random) -> bytes:
@@ -211,8 +211,10 @@ def judge(status: int, text: str, same: bool) -> str | None:
         return "control characters on the terminal"
     if status == 2 and len(text.strip().splitlines()) > 12:
         return "more than a short message"
-    told = re.search(r"warning|damaged|edited|ignored|dropped|unreadable|no metrics", text, re.I)
-    if status == 0 and not same and not told:
+    notice = re.search(
+        r"warning|damaged|edited|ignored|dropped|missing|unreadable|no metrics", text, re.I
+    )
+    if status == 0 and not same and notice is None:
         return "another result, and not a word"
     return None
 

@@ -145,6 +145,37 @@ def test_a_second_run_is_refused(tmp_path):
     RunDirectory.resume(run.path).close()
 
 
+def test_the_list_names_damaged_and_missing_metrics(tmp_path):
+    """Of a run that goes on, the last line may just be half written."""
+    with create(tmp_path) as run:
+        metrics = run.path / "metrics.jsonl"
+        metrics.write_bytes(b'{"step":1,"rollout/return_mean":3.0}\n{"step":2,"rollo')
+        assert (list_runs(tmp_path)[0].step, list_runs(tmp_path)[0].problem) == (1, "")
+    (info,) = list_runs(tmp_path)
+    assert (info.status, info.step, info.return_mean) == ("finished", 1, 3.0)
+    assert info.problem == "metrics.jsonl: 1 damaged line near its end"
+    metrics.unlink()
+    assert list_runs(tmp_path)[0].problem == "metrics.jsonl: no such file"
+
+
+@pytest.mark.parametrize("line", [0, 1, 2])
+def test_a_line_of_metrics_that_is_gone_is_missed(tmp_path, line):
+    with create(tmp_path) as run, MetricsWriter(run.metrics) as writer:
+        for step in range(3):
+            writer.write(step, {"a": 1.0})
+    lines = run.metrics.read_bytes().splitlines(keepends=True)
+    assert read_metrics(run.path).damage == ()
+    run.metrics.write_bytes(b"".join(lines[:line] + lines[line + 1 :]))
+    gone = "1 line is missing since the run ended"
+    for names in (None, ["a"]):
+        table = read_metrics(run.path, names)
+        assert (table.missing, table.damage, len(table)) == (1, (gone,), 2)
+    assert list_runs(tmp_path)[0].problem == f"metrics.jsonl: {gone}"
+    with pytest.warns(RunWarning, match=gone):
+        RunDirectory.resume(run.path).close()
+    assert read_metrics(run.path).damage == ()  # said once, then it goes on from there
+
+
 def test_a_lock_of_another_host_is_respected(tmp_path):
     """Fault 13: whether that process lives cannot be known from here."""
     run = create(tmp_path)

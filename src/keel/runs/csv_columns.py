@@ -61,12 +61,12 @@ class _Dropped:
     foreign: list[int] = field(default_factory=list)
 
     def sentences(self) -> list[str]:
-        found = describe_lines(self.fields, "with another number of fields than the header")
-        found += describe_lines(self.unreadable, "that are no CSV")
-        found += describe_lines(self.long, f"of more than {LONGEST >> 20} MiB")
+        sentences = describe_lines(self.fields, "with another number of fields than the header")
+        sentences += describe_lines(self.unreadable, "that are no CSV")
+        sentences += describe_lines(self.long, f"of more than {LONGEST >> 20} MiB")
         if self.foreign:
-            found.append(f"{len(self.foreign):,} lines are not UTF-8; the characters became �")
-        return found
+            sentences.append(f"{len(self.foreign):,} lines are not UTF-8; the characters became �")
+        return sentences
 
 
 def read_columns(path: Path, choose: Callable[[list[str], str], Sequence[str]]) -> Columns:
@@ -102,7 +102,7 @@ def read_columns(path: Path, choose: Callable[[list[str], str], Sequence[str]]) 
 
 
 def _header(path: Path, file: BinaryIO) -> tuple[str, list[str], int]:
-    """The comment, the names of the columns, and the number of the line after them."""
+    """Return the comment, the names of the columns, and the number of the line after them."""
     comment, number = "", 1
     line = file.readline(LONGEST).removeprefix(BOM)
     if line.startswith(b"#"):
@@ -120,8 +120,7 @@ def _header(path: Path, file: BinaryIO) -> tuple[str, list[str], int]:
 def _blocks(file: BinaryIO, line: int, dropped: _Dropped) -> Iterator[_Block]:
     """Cut the file into whole lines; a cell in quotes may go over several of them."""
     while data := file.read(BLOCK) + file.readline(LONGEST):
-        while data.count(b'"') % 2 and len(data) <= LONGEST and (more := file.readline(LONGEST)):
-            data += more
+        data += _rest_of_cell(file, data)
         if not data.endswith(b"\n") and len(data) > LONGEST:
             end = data.rfind(b"\n") + 1
             data, line_after = data[:end], line + data.count(b"\n")
@@ -134,6 +133,16 @@ def _blocks(file: BinaryIO, line: int, dropped: _Dropped) -> Iterator[_Block]:
         line += data.count(b"\n")
 
 
+def _rest_of_cell(file: BinaryIO, data: bytes) -> bytes:
+    """Read on to the line in which a cell in quotes ends, if one is open at the end of `data`."""
+    lines: list[bytes] = []
+    quotes, size = data.count(b'"'), len(data)
+    while quotes % 2 and size <= LONGEST and (line := file.readline(LONGEST)):
+        lines.append(line)
+        quotes, size = quotes + line.count(b'"'), size + len(line)
+    return b"".join(lines)
+
+
 def _skip_line(file: BinaryIO) -> None:
     while (part := file.readline(BLOCK)) and not part.endswith(b"\n"):
         pass
@@ -142,7 +151,7 @@ def _skip_line(file: BinaryIO) -> None:
 def _parse(
     block: _Block, width: int, places: list[int], dropped: _Dropped
 ) -> tuple[Values, NDArray[np.int64]]:
-    """The rows of a block, `[rows, len(places)]`, and the lines they stand on."""
+    """Return the rows of a block, `[rows, len(places)]`, and the lines they stand on."""
     import numpy as np
 
     cells = _plain_numbers(block.data, width)
@@ -160,7 +169,7 @@ def _parse(
 
 
 def _plain_numbers(data: bytes, width: int) -> Values | None:
-    """All cells of a block, `[rows, width]`; None if it holds anything but numbers."""
+    """Return all cells of a block, `[rows, width]`; None if it holds anything but numbers."""
     import msgspec
     import numpy as np
 
@@ -192,7 +201,7 @@ def _plain_numbers(data: bytes, width: int) -> Values | None:
 
 
 def _numbers_and_nan(flat: bytes) -> Values | None:
-    """All cells of a JSON array in which some may be `nan`; None if there are other words."""
+    """Return all cells of a JSON array with numbers and `nan`; None if there are other words."""
     import msgspec
     import numpy as np
 
@@ -204,12 +213,12 @@ def _numbers_and_nan(flat: bytes) -> Values | None:
 
 
 def _is_table(ends: NDArray[np.uint8]) -> bool:
-    """Whether every row of `[rows, width]` delimiters ends with the only newline in it."""
+    """Return whether every row of `[rows, width]` delimiters ends with its only newline."""
     return bool((ends[:, -1] == NEWLINE).all() and (ends[:, :-1] == COMMA).all())
 
 
 def _rows(block: _Block, dropped: _Dropped) -> Iterator[tuple[int, list[str]]]:
-    """Line number and cells of every row that is CSV."""
+    """Yield line number and cells of every row that is CSV."""
     text = block.data.decode(errors="replace")
     if "\ufffd" in text:
         lines = text.split("\n")

@@ -33,3 +33,12 @@ def describe_lines(lines: Sequence[int], what: str) -> list[str]:
     count = "1 line" if one else f"{len(lines):,} lines"
     where = name_lines([int(line) for line in lines[: NAMED + 1]], max(0, len(lines) - NAMED - 1))
     return [f"{count} {what} {'was' if one else 'were'} dropped ({where})"]
+
+
+def describe_missing(lines: int) -> str:
+    """Say how many lines are missing.
+
+    >>> describe_missing(1), describe_missing(2)
+    ('1 line is missing since the run ended', '2 lines are missing since the run ended')
+    """
+    return f"{lines:,} {'line is' if lines == 1 else 'lines are'} missing since the run ended"

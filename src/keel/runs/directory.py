@@ -23,6 +23,7 @@ import yaml
 
 from keel.errors import InputError
 from keel.runs import lock
+from keel.runs.damage import describe_missing
 from keel.runs.environment import describe_environment
 from keel.runs.errors import RunError, RunWarning
 from keel.runs.files import is_disk_full, read_regular, replace_file, write_synced
@@ -31,6 +32,8 @@ from keel.runs.sealed import dump_checked, is_intact
 
 CONFIG, ENVIRONMENT, RECORD = "config.yaml", "environment.json", "run.json"
 METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"
+LINES = "lines"
+"""Key in `run.json` of the number of lines of metrics when the run ended."""
 MAX_BRACKETS = 1000
 """Lists and mappings that the configuration of a run may hold."""
 
@@ -46,9 +49,11 @@ class RunDirectory:
     Made by `create` or `resume`; a context manager, which records how the run ended.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, made: Iterable[Path] = ()) -> None:
         self.path = path
         self._open = True
+        self._made = tuple(made)
+        """folders above it that were made for it, the innermost first"""
 
     @property
     def metrics(self) -> Path:
@@ -80,13 +85,14 @@ class RunDirectory:
             raise InputError(f"seed: expected 0 or more, got {seed}")
         path = Path(root) / check_name(name) / f"seed-{seed}"
         record = {"name": name, "seed": seed, "tag": tag, "created": _now(), "status": "running"}
+        made = _missing_parents(path.parent)
         with _made_whole(path) as draft:
             write_synced(draft / CONFIG, _config_file(config))
             write_synced(draft / ENVIRONMENT, dump_checked(describe_environment(choices)))
             write_synced(draft / RECORD, dump_checked(record))
             (draft / CHECKPOINTS).mkdir()
             lock.acquire(draft)
-        return cls(path)
+        return cls(path, made)
 
     @classmethod
     def resume(
@@ -105,6 +111,8 @@ class RunDirectory:
         """
         path = Path(path)
         record = read_record(path)
+        if missing := missing_lines(path, record):
+            _warn(f"{path / METRICS}: {describe_missing(missing)}")
         if config is not None:
             as_stored = yaml.safe_load(_dump_yaml(config))  # tuples are lists there
             before = read_config(path) if stored is None else yaml.safe_load(_dump_yaml(stored))
@@ -128,9 +136,16 @@ class RunDirectory:
             return
         self._open = False
         with suppress(OSError, RunError):  # vanished or full: there is nothing to record it in
-            self._record({**read_record(self.path), "status": status})
+            lines = count_lines(self.metrics)
+            self._record({**read_record(self.path), "status": status, LINES: lines})
         with suppress(OSError):
             lock.release(self.path)
+
+    def discard(self) -> None:
+        """Remove a run in which nothing has happened, with the folders that were made for it."""
+        self._open = False
+        shutil.rmtree(self.path, ignore_errors=True)
+        _remove_empty(self._made)
 
     def __enter__(self) -> RunDirectory:
         return self
@@ -167,7 +182,7 @@ def hold_folder(path: Path) -> Iterator[None]:
 
 
 def has_trained(run: Path) -> bool:
-    """Whether a run left something to look at: metrics, a checkpoint, numbers that stopped it."""
+    """Return whether a run left metrics, a checkpoint, or the numbers that stopped it."""
     metrics = run / METRICS
     written = metrics.is_file() and metrics.stat().st_size > 0
     saved = next((run / CHECKPOINTS).glob("*"), None) or next(run.glob("*.safetensors"), None)
@@ -198,7 +213,7 @@ def _safe(name: str) -> str:
 
 
 def find_run(path: Path) -> Path:
-    """The folder of a seed: `path` itself, or the only `seed-*` in it."""
+    """Return the folder of a seed: `path` itself, or the only `seed-*` in it."""
     if (path / RECORD).is_file() or not path.is_dir():
         read_record(path)
         return path
@@ -225,6 +240,32 @@ def read_record(path: Path) -> dict[str, Any]:
     if not is_intact(record):
         _warn(f"{path / RECORD}: not as Keel wrote it: edited or damaged")
     return record
+
+
+def count_lines(path: Path) -> int:
+    """Return how many lines a file has; 0 if there is none."""
+    if not path.is_file():
+        return 0
+    with path.open("rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+
+
+def missing_lines(path: Path, record: Mapping[str, Any] | None = None) -> int:
+    """Return how many lines of metrics a run had when it ended and has no more.
+
+    Args:
+        path: The folder of the run.
+        record: Its `run.json`, if that was read already. One that nobody can read, that an older
+            Keel wrote, or of a run that has not ended tells nothing.
+    """
+    try:
+        record = read_record(path) if record is None else record
+        lines = record.get(LINES)
+        if record.get("status") == "running" or type(lines) is not int:
+            return 0
+        return max(lines - count_lines(path / METRICS), 0)
+    except (OSError, RunError):
+        return 0
 
 
 def read_config(path: Path, *, strict: bool = False) -> dict[str, Any]:
@@ -283,7 +324,7 @@ def _missing_parents(path: Path) -> list[Path]:
 
 def _remove_empty(folders: Iterable[Path]) -> None:
     for folder in folders:
-        with suppress(OSError):  # not empty: somebody else uses it by now
+        with suppress(OSError):  # not empty: another process uses it by now
             folder.rmdir()
 
 

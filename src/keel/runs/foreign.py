@@ -67,7 +67,7 @@ def read_log(
 
 
 class _Layout(NamedTuple):
-    """Where the metrics of a CSV stand."""
+    """Layout of the metrics in a CSV."""
 
     source: str
     step: str
@@ -79,23 +79,23 @@ class _Layout(NamedTuple):
 
 
 def _read_csv(path: Path, mapping: Mapping[str, str], names: Collection[str] | None) -> Log:
-    layout: list[_Layout] = []
+    layouts: list[_Layout] = []
 
     def choose(header: list[str], comment: str) -> list[str]:
-        found = _mapped(path, header, mapping) if mapping else _recognised(path, header, comment)
+        layout = _mapped(path, header, mapping) if mapping else _recognised(path, header, comment)
         if names is not None:
-            wanted = {name: place for name, place in found.columns.items() if name in names}
-            found = found._replace(columns=wanted)
-        layout.append(found)
-        return [found.step, *(column for column, _ in found.columns.values())]
+            wanted = {name: place for name, place in layout.columns.items() if name in names}
+            layout = layout._replace(columns=wanted)
+        layouts.append(layout)
+        return [layout.step, *(column for column, _ in layout.columns.values())]
 
     read = read_columns(path, choose)
-    (found,) = layout
+    (layout,) = layouts
     columns = {
         name: read.values[column] if scale == 1.0 else scale * read.values[column]
-        for name, (column, scale) in found.columns.items()
+        for name, (column, scale) in layout.columns.items()
     }
-    return Log(_table(read.values[found.step], columns, read, found.episodes), found.source)
+    return Log(_table(read.values[layout.step], columns, read, layout.episodes), layout.source)
 
 
 def _recognised(path: Path, header: list[str], comment: str) -> _Layout:
@@ -253,13 +253,17 @@ def _torn_records(path: Path, events: int) -> list[str]:
             if end > size:
                 break
             at, records = end, records + 1
-    found = []
+    sentences = []
     if at < size:
-        found.append(f"the file is cut off in record {records + 1:,}, at byte {at:,} of {size:,}")
+        sentences.append(
+            f"the file is cut off in record {records + 1:,}, at byte {at:,} of {size:,}"
+        )
     if events < records:
         lost = records - events
-        found.append(f"record {events + 1:,} is damaged; it and all after it are lost: {lost:,}")
-    return found
+        sentences.append(
+            f"record {events + 1:,} is damaged; it and all after it are lost: {lost:,}"
+        )
+    return sentences
 
 
 def _registered(name: str) -> bool:

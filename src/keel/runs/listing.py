@@ -8,7 +8,8 @@ from pathlib import Path
 
 from keel.errors import KeelError
 from keel.runs import lock
-from keel.runs.directory import METRICS, RECORD, read_record
+from keel.runs.damage import describe_missing
+from keel.runs.directory import METRICS, RECORD, missing_lines, read_record
 from keel.runs.errors import RunError
 from keel.runs.reader import last_values
 
@@ -46,7 +47,7 @@ def list_runs(root: Path | str) -> list[RunInfo]:
 
 
 def run_info(path: Path) -> RunInfo:
-    """What can be said about a run without opening it; whatever is wrong with it is no error."""
+    """Describe a run without opening it; whatever is wrong with it is no error."""
     problems = []
     name, seed, created, status = path.parent.name, -1, "", "unreadable"
     tag: str | None = None
@@ -62,7 +63,14 @@ def run_info(path: Path) -> RunInfo:
     value = math.nan
     try:
         if (path / METRICS).exists():
-            step, (value,) = last_values(path, "rollout/return_mean")
+            step, (value,), damaged = last_values(path, "rollout/return_mean")
+            if damaged and status != "running":  # one that runs is just writing its last line
+                lines = "1 damaged line" if damaged == 1 else f"{damaged:,} damaged lines"
+                problems.append(f"{METRICS}: {lines} near its end")
+            if missing := missing_lines(path):
+                problems.append(f"{METRICS}: {describe_missing(missing)}")
+        elif status == "finished":
+            problems.append(f"{METRICS}: no such file")
     except Exception as error:
         problems.append(_describe(error, METRICS))
     return RunInfo(path, name, seed, tag, status, created, step, value, "; ".join(problems))

@@ -7,12 +7,12 @@ import io
 import json
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from keel.runs.damage import describe_lines
-from keel.runs.directory import METRICS
+from keel.runs.damage import describe_lines, describe_missing
+from keel.runs.directory import METRICS, missing_lines
 from keel.runs.errors import RunError
 from keel.runs.files import write_file
 from keel.runs.line_checksum import damaged_lines
@@ -44,6 +44,8 @@ class MetricsTable:
     """bare NaN or Infinity, which strict JSON does not know, read as missing"""
     dropped: int = 0
     """records that a full disk swallowed"""
+    missing: int = 0
+    """lines that were there when the run ended"""
     damage: tuple[str, ...] = ()
     """sentences about what was left out, and where it stood"""
 
@@ -55,10 +57,22 @@ class MetricsTable:
 
 
 def read_metrics(run: Path | str, names: Collection[str] | None = None) -> MetricsTable:
-    """The metrics of a run (its directory, or the file itself); of some `names` only, faster."""
+    """Return the metrics of a run (its directory, or the file itself).
+
+    Args:
+        run: The directory; lines that it had when it ended and has no more are noted as damage.
+        names: Of these metrics only, which is faster.
+    """
+    table = _read_table(_metrics_file(Path(run)), names)
+    missing = missing_lines(Path(run)) if Path(run).is_dir() else 0
+    if not missing:
+        return table
+    return replace(table, missing=missing, damage=(*table.damage, describe_missing(missing)))
+
+
+def _read_table(path: Path, names: Collection[str] | None) -> MetricsTable:
     import numpy as np
 
-    path = _metrics_file(Path(run))
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -88,20 +102,31 @@ def read_metrics(run: Path | str, names: Collection[str] | None = None) -> Metri
     )
 
 
-def last_values(run: Path | str, *names: str) -> tuple[int | None, list[float]]:
-    """The last step, and the last known value of each metric near the end of the file."""
-    records = _last_records(_metrics_file(Path(run)))
+class Latest(NamedTuple):
+    """Records near the end of a run's metrics."""
+
+    step: int | None
+    """None before the first record"""
+    values: list[float]
+    """the last known value of each metric; NaN where there is none"""
+    damaged: int
+    """lines near the end that hold no record; the last one may just be half written"""
+
+
+def last_values(run: Path | str, *names: str) -> Latest:
+    """Return the last step, and the last known value of each metric near the end of the file."""
+    records, damaged = _last_records(_metrics_file(Path(run)))
     values = dict.fromkeys(names, math.nan)
     for step in sorted(records):
         known = {name: _number(records[step], name) for name in names}
         values |= {name: value for name, value in known.items() if not math.isnan(value)}
-    return max(records, default=None), list(values.values())
+    return Latest(max(records, default=None), list(values.values()), len(damaged.lines))
 
 
 def last_step(run: Path | str) -> int:
-    """The last step that metrics were written of; 0 if there are none."""
+    """Return the last step that metrics were written of; 0 if there are none."""
     path = Path(run) / METRICS
-    return (last_values(path)[0] or 0) if path.is_file() else 0
+    return (last_values(path).step or 0) if path.is_file() else 0
 
 
 def export_csv(run: Path | str, path: Path | str) -> MetricsTable:
@@ -128,22 +153,22 @@ def _metrics_file(run: Path) -> Path:
     return path
 
 
-def _last_records(path: Path) -> dict[int, dict[str, Any]]:
+def _last_records(path: Path) -> tuple[dict[int, dict[str, Any]], _Damaged]:
     with path.open("rb") as file:
         size, tail = file.seek(0, io.SEEK_END), TAIL
         while True:  # lines of many agents are long: look further back until one is whole
             start = max(size - tail, 0)
             file.seek(start)
             data = file.read()
-            records, _ = _records(data.partition(b"\n")[2] if start else data)
+            records, damaged = _records(data.partition(b"\n")[2] if start else data)
             if records or start == 0:
-                return records
+                return records, damaged
             tail *= 8
 
 
 @dataclass
 class _Damaged:
-    """What stood in a file beside plain records."""
+    """Damage of a file: what stood there beside plain records."""
 
     lines: list[int] = field(default_factory=list)
     """numbers of lines that are no record or not as they were written, from 1"""
@@ -152,14 +177,16 @@ class _Damaged:
 
     def sentences(self, dropped: int) -> list[str]:
         """Say all of it; `dropped` lines were never written."""
-        found = describe_lines(self.lines, "without a record of metrics")
+        sentences = describe_lines(self.lines, "without a record of metrics")
         if self.duplicates:
-            found.append(f"{self.duplicates:,} steps stand there twice; the last of each counts")
+            sentences.append(
+                f"{self.duplicates:,} steps stand there twice; the last of each counts"
+            )
         if self.nonstandard:
-            found.append(f"{self.nonstandard:,} bare NaN or Infinity were read as missing")
+            sentences.append(f"{self.nonstandard:,} bare NaN or Infinity were read as missing")
         if dropped:
-            found.append(f"{dropped:,} lines were never written: the disk was full")
-        return found
+            sentences.append(f"{dropped:,} lines were never written: the disk was full")
+        return sentences
 
 
 def _records(data: bytes) -> tuple[dict[int, dict[str, Any]], _Damaged]:

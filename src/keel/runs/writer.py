@@ -151,6 +151,7 @@ class MetricsWriter:
                 os.lseek(descriptor, start, os.SEEK_SET)
                 if os.write(descriptor, line) < len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.ftruncate(descriptor, start + len(line))
             except OSError:
                 os.lseek(descriptor, start, os.SEEK_SET)
                 os.write(descriptor, before)  # over itself: this needs no space
@@ -263,12 +264,12 @@ def _truncate_after(path: Path, step: int) -> tuple[int, list[int]]:
     changed = damaged_lines([line.rstrip(b"\n") for line in lines])
     steps = [math.inf if i in changed else _step_of(line) for i, line in enumerate(lines)]
     damaged = [number for number, at in enumerate(steps, start=1) if at == math.inf]
-    kept = [line for line, at in zip(lines, steps, strict=True) if at <= step]
-    if kept == lines[: len(kept)]:
-        os.truncate(path, sum(map(len, kept)))  # needs no space: the disk may be full
+    rest = [line for line, at in zip(lines, steps, strict=True) if at <= step]
+    if rest == lines[: len(rest)]:
+        os.truncate(path, sum(map(len, rest)))  # needs no space: the disk may be full
     else:
-        replace_file(path, b"".join(kept))
-    return len(lines) - len(kept), damaged
+        replace_file(path, b"".join(rest))
+    return len(lines) - len(rest), damaged
 
 
 def _step_of(line: bytes) -> float:

@@ -143,20 +143,20 @@ def test_one_column_may_be_two_metrics(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("damage", "steps", "told"),
+    ("damage", "steps", "sentence"),
     [
         (lambda data: data[:-7], [5], "the file is cut off in record 3"),
         (lambda data: data[:-20] + b"\xff" + data[-19:], [5], "record 3 is damaged"),
     ],
 )
-def test_where_an_event_file_is_torn_is_told(tmp_path: Path, damage, steps, told: str):
+def test_where_an_event_file_is_torn_is_told(tmp_path: Path, damage, steps, sentence: str):
     write_events(tmp_path, "charts/episodic_return", [(5, 10.0), (9, 30.0)])
     (path,) = tmp_path.iterdir()
     path.write_bytes(damage(path.read_bytes()))
     table = read_log(path).table
     assert table.step.tolist() == steps
     assert len(table.damage) == 1
-    assert told in table.damage[0]
+    assert sentence in table.damage[0]
 
 
 def test_an_event_file_that_is_none(tmp_path: Path):

@@ -127,7 +127,7 @@ def test_the_last_values_are_found_at_the_end_of_a_long_file(path):
         for step in range(3000):
             writer.write(step, {"a": step, "b": 7.0 if step == 2990 else NAN, "pad": "x" * 100})
         writer.write(3000, {"wide": "x" * 200_000})
-    assert last_values(path, "a", "b") == (3000, [2999.0, 7.0])
+    assert last_values(path, "a", "b") == (3000, [2999.0, 7.0], 0)
 
 
 def test_a_run_without_metrics_is_an_error(tmp_path):
@@ -164,6 +164,14 @@ def test_the_last_line_can_be_completed(path):
     assert lines[0] == before.splitlines(keepends=True)[0]
     whole = {"a": NAN, "b": -INF, "c": "accepted", "d": 0.1, "eval": 3.0, "worst": NAN}
     assert lines[1:] == [encode_line(2, whole), encode_line(3, {"a": 1.0})]
+
+
+def test_a_line_that_becomes_shorter_leaves_nothing_behind_it(path):
+    with MetricsWriter(path) as writer:
+        writer.write(1, {"a": 0.123456789012345})
+        writer.amend(1, {"a": 1.0})
+        writer.write(2, {"a": 2.0})
+    assert path.read_bytes() == encode_line(1, {"a": 1.0}) + encode_line(2, {"a": 2.0})
 
 
 def test_what_completes_a_line_that_is_not_there_becomes_a_line(path):
