@@ -14,6 +14,7 @@ import keel
 from keel.cli import main
 from keel.config import Config, Network, Region, from_dict
 from keel.runs import MetricsWriter, RunWarning, read_config
+from keel.runs.directory import read_record
 from keel.training.checkpoint import CheckpointError, load, save
 from keel.training.runner import Progress, ResumeWarning, resume, start
 
@@ -26,6 +27,15 @@ CONFIG = from_dict(
         region=Region(minibatch=64, epochs=1),
         compile="off",
     ),
+)
+
+
+LANGUAGE = (
+    *("language", "--task", "lookup", "--task-options", "letters=1,facts=4", "--threads", "1"),
+    *("--total-steps", "16", "--sample.prompts", "2", "--sample.group", "4", "--region.minibatch"),
+    *("8", "--region.epochs", "1", "--evaluation.prompts", "4", "--model.hidden", "16"),
+    *("--model.layers", "1", "--model.heads", "2", "--warmup.examples", "8", "--warmup.epochs"),
+    *("2", "--checkpoints.every", "16", "--no-preflight"),
 )
 
 
@@ -74,6 +84,50 @@ def test_the_command_starts_such_a_run_anew(
     assert main(["resume", str(run.parent), "--json"]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["steps"] == 256
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run on tokens, with a warm-up and its control."""
+    root = tmp_path_factory.mktemp("runs")
+    assert main(["train", *LANGUAGE, "--runs", str(root), "--name", "words", "--quiet"]) == 0
+    return root / "words" / "seed-0"
+
+
+@pytest.mark.parametrize("killed", ["in the warm-up", "after the first update"])
+def test_a_run_on_tokens_without_a_checkpoint_starts_anew(
+    killed: str, words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    expected = load(words).tensors["optimum/params"]
+    run = shutil.copytree(words, tmp_path / "seed-0")
+    forget_checkpoints(run)
+    for left in ("language.json", "tokens.html"):
+        (run / left).unlink()
+    metrics = (run / "metrics.jsonl").read_bytes()
+    if killed == "in the warm-up":
+        (run / "metrics.jsonl").unlink()
+    else:
+        (run / "metrics.jsonl").write_bytes(metrics.splitlines(keepends=True)[0])
+    with pytest.warns(ResumeWarning, match="has no checkpoint yet and starts anew"):
+        assert main(["resume", str(run), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 16
+    assert load(run).tensors["optimum/params"].equal(expected)
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == len(metrics.splitlines())
+    assert (run / "metrics-1.jsonl").exists() == (killed != "in the warm-up")
+    assert (run / "language.json").is_file()
+    assert read_record(run)["status"] == "finished"
+
+
+def test_the_directory_of_a_run_on_tokens_is_enough(words: Path, tmp_path: Path):
+    """Killed between making the directory and the first word of the warm-up."""
+    run = tmp_path / "seed-0"
+    run.mkdir()
+    for name in ("config.yaml", "environment.json", "run.json"):
+        shutil.copy(words / name, run)
+    with pytest.warns(ResumeWarning, match="starts anew"):
+        assert main(["resume", str(run), "--quiet"]) == 0
+    expected = load(words).tensors["optimum/params"]
+    assert load(run).tensors["optimum/params"].equal(expected)
 
 
 def test_a_full_disk_claims_no_previous_checkpoint_where_there_is_none(
@@ -134,8 +188,8 @@ def damage(run: Path) -> int:
 def test_resume_says_which_metrics_it_dropped(run: Path):
     last = damage(run)
     longer = from_dict({"total_steps": 384}, from_dict(read_config(run)))
-    told = f"3 lines without a record of metrics were dropped .lines 2, 3 and {last}."
-    with pytest.warns(RunWarning, match=told):
+    message = f"3 lines without a record of metrics were dropped .lines 2, 3 and {last}."
+    with pytest.warns(RunWarning, match=message):
         finish(resume(run, longer))
     steps = [json.loads(x)["step"] for x in (run / "metrics.jsonl").read_text().splitlines()]
     assert steps == sorted(set(steps))
@@ -163,12 +217,12 @@ def test_a_csv_export_says_which_lines_it_lacks(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     last = damage(run)
-    told = f"3 lines without a record of metrics were dropped (lines 2, 3 and {last})"
+    sentence = f"3 lines without a record of metrics were dropped (lines 2, 3 and {last})"
     words = ["runs", "export", str(run), "--csv", str(tmp_path / "out.csv")]
     assert main(words) == 0
-    assert told in capsys.readouterr().out
+    assert sentence in capsys.readouterr().out
     assert main([*words, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["damage"] == [told]
+    assert json.loads(capsys.readouterr().out)["damage"] == [sentence]
 
 
 def test_a_comparison_says_which_lines_it_lacks(run: Path, capsys: pytest.CaptureFixture[str]):

@@ -165,7 +165,7 @@ class Agent:
         )
 
     def _one_by_one(self, params: Tensor, obs: Tree, part: Part) -> Outputs:
-        """Where every agent has work of another shape, or so much that calls do not count."""
+        """Run agents one by one: work of different shapes, or so much that calls do not count."""
         found = [
             self._one(row, {key: x[:, a] for key, x in obs.items()}, part)
             for a, row in enumerate(params)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import nn
 from keel.config import Agents, Network
 from keel.config import Critic as CriticConfig
 from keel.errors import InputError
-from keel.keys import AGENT, STATE
+from keel.keys import AGENT, ENCODING, STATE
 from keel.models.agent import Agent
 from keel.models.critics import Critic, Histogram, Quantile, Scalar
 from keel.models.distributions import (
@@ -49,25 +50,34 @@ def build_agent(
     critic: CriticConfig | None = None,
     agents: Sequence[str] = (),
     many: Agents | None = None,
+    encoding: int = ENCODING,
 ) -> Agent:
     """The agent for one environment's spaces; its initial weights depend on `seed` alone.
 
     With the names of several `agents`, a row of parameters for each, or for those that share one.
+
+    Args:
+        encoding: how observations become numbers (`keel.keys.ENCODING`).
     """
     generator = torch.Generator().manual_seed(seed)
     returns = build_critic(critic or CriticConfig())
     values = returns.outputs
     dist = build_dist(action, squash=config.squash)
+    parts = spaces_of(observation, encoding)
     if agents:
-        return _build_many(observation, dist, returns, config, generator, agents, many or Agents())
-    parts = spaces_of(observation)
+        return _build_many(parts, dist, returns, config, generator, agents, many or Agents())
     shapes, classes, scales = parts
     kind = _kind(config, shapes, dist)
     encoder, head = parts.flatten(), _head(dist, config)
     network: nn.Module
     if kind == "cnn" and parts.images == list(shapes) and len(shapes) == 1:
         (key,) = shapes
-        network = _seeing(key, shapes[key], scales[key], head, values, config, generator)
+        convolutions = convolutions_for(shapes[key], config.cnn, encoding)
+        eye = partial(
+            CNN, shapes[key], generator, config.features,
+            convolutions=convolutions, scale=scales[key],
+        )  # fmt: skip
+        network = _seeing(key, eye, head, values, config, generator)
     elif kind == "cnn":
         network = _joined(parts, head, values, config, generator)
     elif config.memory != "none":
@@ -84,7 +94,7 @@ def build_agent(
 
 
 def _build_many(
-    observation: spaces.Space[Any],
+    parts: Spaces,
     dist: Dist,
     returns: Critic,
     config: Network,
@@ -93,7 +103,6 @@ def _build_many(
     many: Agents,
 ) -> Agent:
     """A network for every row of parameters; critics may see more than actors."""
-    parts = spaces_of(observation)
     shapes, classes, _ = parts
     kind = _kind(config, {k: x for k, x in shapes.items() if k != STATE}, dist)
     if kind not in ("mlp", "cnn", "items") or config.memory != "none":
@@ -212,8 +221,7 @@ def build_critic(config: CriticConfig) -> Critic:
 
 def _seeing(
     key: str,
-    shape: tuple[int, ...],
-    scale: float,
+    eye: Callable[[], nn.Module],
     head: Head,
     values: int,
     config: Network,
@@ -221,11 +229,6 @@ def _seeing(
 ) -> nn.Module:
     """A CNN for both, or one each, before their last layers."""
     image, width = Image(key), config.features
-    convolutions = convolutions_for(shape, config.cnn)
-
-    def eye() -> nn.Module:
-        return CNN(shape, generator, width, convolutions=convolutions, scale=scale)
-
     trunk = eye() if config.share else nn.Identity()
     body = nn.Identity if config.share else eye
     if config.memory != "none":
@@ -242,7 +245,7 @@ def _seeing(
 def _joined(
     parts: Spaces, head: Head, values: int, config: Network, generator: torch.Generator
 ) -> nn.Module:
-    """Images beside other things: an encoder for both or one each, then the MLPs of `hidden`."""
+    """Build a network for images beside other things: one or two encoders, then the MLPs."""
     encoders = [
         JoinedEncoder(parts, generator, config.features, config.cnn)
         for _ in range(1 if config.share else 2)
@@ -271,22 +274,22 @@ def _joined(
 
 
 def _joined_apart(
-    seen: Spaces,
-    known: Spaces,
+    actor_parts: Spaces,
+    critic_parts: Spaces,
     head: Head,
     values: int,
     config: Network,
     generator: torch.Generator,
 ) -> SeparateJoined:
-    """The same for one of several agents, whose critic may see more than its actor."""
+    """Build networks of one of several agents, whose critic may see more than its actor."""
 
     def tower(parts: Spaces, outputs: int, gain: float) -> nn.Module:
         encoder = JoinedEncoder(parts, generator, config.features, config.cnn)
         sizes = (encoder.size, *config.hidden, outputs)
         return nn.Sequential(encoder, MLP(sizes, config.activation, generator, gain))
 
-    actor, critic = tower(seen, head.outputs, 0.01), tower(known, values, 1.0)
-    return SeparateJoined(seen.flatten(), known.flatten(), actor, critic, head)
+    actor, critic = tower(actor_parts, head.outputs, 0.01), tower(critic_parts, values, 1.0)
+    return SeparateJoined(actor_parts.flatten(), critic_parts.flatten(), actor, critic, head)
 
 
 def _decoupled(

@@ -1,7 +1,8 @@
 """Policies and critics that remember: a GRU over sequences that forgets where an episode begins.
 
-A network with memory takes sequences: observations `[B, L, …]`, `starts` `[B, L]` (rows that begin
-an episode) and, under `memory/actor` and `memory/critic`, the state `[B, H]` before the first row.
+A network with memory takes sequences: observations `[B, L, …]`, `memory/starts` `[B, L]` (rows that
+begin an episode) and, under `memory/actor` and `memory/critic`, the state `[B, H]` before the first
+row.
 Acting is the case L = 1, so that sampling and training run the same code on the same numbers.
 """
 
@@ -14,9 +15,11 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor, nn
 
+from keel import keys
 from keel.models.networks import MLP, Head, Outputs, Part
 from keel.types import Tree
 
+STARTS, ACTOR, CRITIC = keys.RESERVED
 _BY_TORCH = ContextVar("by_torch", default=False)
 
 
@@ -28,10 +31,6 @@ def torch_operations() -> Iterator[None]:
         yield
     finally:
         _BY_TORCH.reset(before)
-
-
-STARTS = "starts"
-ACTOR, CRITIC = "memory/actor", "memory/critic"
 
 
 class Memory(nn.Module):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from keel.errors import InputError, choose
-from keel.keys import MASK
+from keel.keys import ENCODING, FIRST_ENCODING, MASK
 from keel.types import Tree
 
 Part = Literal["both", "actor", "critic"]
@@ -169,14 +169,17 @@ def feature_map(shape: tuple[int, ...], convolutions: Convolutions) -> tuple[int
     return channels, height, width
 
 
-def convolutions_for(shape: tuple[int, ...], kind: str) -> Convolutions:
+def convolutions_for(shape: tuple[int, ...], kind: str, encoding: int = ENCODING) -> Convolutions:
     """Return the convolutions that fit an image `[C, H, W]`, from 7×7 to any size.
 
     Args:
         shape: of the image.
         kind: `nature` or `small`; taken as they are wherever they fit.
+        encoding: in the first, they are taken as they are everywhere.
     """
     standard: Convolutions = NATURE if kind == "nature" else SMALL
+    if encoding == FIRST_ENCODING:
+        return standard
     for convolutions in (standard, MIDDLE, TINY[kind]):
         if min(feature_map(shape, convolutions)) >= 1:
             break

@@ -17,13 +17,13 @@ from gymnasium import Space, spaces
 from torch import Tensor, nn
 
 from keel.errors import InputError
-from keel.keys import is_image_shape
+from keel.keys import ENCODING, FIRST_ENCODING, is_image_shape
 from keel.models.networks import CNN, Flatten, Head, Outputs, Part, convolutions_for
 from keel.types import Tree
 
 
 class Spaces(NamedTuple):
-    """What is observed, by key."""
+    """Spaces of an observation, by key."""
 
     shapes: dict[str, tuple[int, ...]]
     classes: dict[str, tuple[int, ...]]
@@ -32,12 +32,12 @@ class Spaces(NamedTuple):
     """what the numbers of keys of rank 3 are multiplied by"""
 
     def of(self, keys: list[str]) -> Spaces:
-        """The same of some keys, in their order."""
+        """Return the spaces of some keys, in their order."""
         parts = ({k: part[k] for k in keys if k in part} for part in self)
         return Spaces(*parts)  # type: ignore[arg-type]
 
     def flatten(self) -> Flatten:
-        """The encoder that lays them out in one vector."""
+        """Return the encoder that lays them out in one vector."""
         return Flatten(self.shapes, self.classes)
 
     @property
@@ -61,8 +61,15 @@ class Spaces(NamedTuple):
         return "; ".join(words)
 
 
-def image_scale(space: Space[object]) -> float:
-    """Return what an image is multiplied by: one from 0 to more than 1 is brought to [0, 1]."""
+def image_scale(space: Space[object], encoding: int = ENCODING) -> float:
+    """Return what an image is multiplied by: one from 0 to more than 1 is brought to [0, 1].
+
+    Args:
+        space: of the image.
+        encoding: in the first, the dtype alone decided.
+    """
+    if encoding == FIRST_ENCODING:
+        return 1.0 / 255.0 if space.dtype == np.uint8 else 1.0
     if not isinstance(space, spaces.Box) or np.min(space.low) < 0:
         return 1.0
     high = float(np.max(space.high))
@@ -70,7 +77,7 @@ def image_scale(space: Space[object]) -> float:
 
 
 class JoinedEncoder(nn.Module):
-    """From what `Flatten` gives to vectors and the features of images side by side."""
+    """Encoder of what `Flatten` gives: vectors and the features of images side by side."""
 
     def __init__(
         self, parts: Spaces, generator: torch.Generator, features: int, kind: str = "nature"
@@ -135,8 +142,13 @@ class SeparateJoined(nn.Module):
         )
 
 
-def spaces_of(observation: Space[object]) -> Spaces:
-    """Return shapes, classes and scales of an observation space, as `keel.envs` lays it out."""
+def spaces_of(observation: Space[object], encoding: int = ENCODING) -> Spaces:
+    """Return shapes, classes and scales of an observation space, as `keel.envs` lays it out.
+
+    Args:
+        observation: the space.
+        encoding: how its parts become numbers (`keel.keys.ENCODING`).
+    """
     parts: Mapping[str, Space[object]]
     parts = observation.spaces if isinstance(observation, spaces.Dict) else {"obs": observation}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -145,7 +157,7 @@ def spaces_of(observation: Space[object]) -> Spaces:
     for key, space in parts.items():
         if isinstance(space, spaces.Discrete):
             shapes[key], classes[key] = (), (int(space.n),)
-        elif isinstance(space, spaces.MultiDiscrete):
+        elif isinstance(space, spaces.MultiDiscrete) and encoding != FIRST_ENCODING:
             shapes[key] = tuple(space.shape)
             classes[key] = tuple(int(n) for n in space.nvec.reshape(-1))
         elif space.shape is None:
@@ -153,5 +165,5 @@ def spaces_of(observation: Space[object]) -> Spaces:
         else:
             shapes[key] = tuple(space.shape) or (1,)
             if len(space.shape) == 3:
-                scales[key] = image_scale(space)
+                scales[key] = image_scale(space, encoding)
     return Spaces(shapes, classes, scales)

@@ -33,7 +33,7 @@ class EvaluationStopped(KeyboardInterrupt):
 
 
 class EvaluationWarning(UserWarning):
-    """A result of an evaluation that is not what it seems."""
+    """Warning of a result of an evaluation that is not what it seems."""
 
 
 class Score(NamedTuple):

@@ -1,8 +1,8 @@
 """A policy as one ONNX file: raw observations in, actions out, the normaliser inside.
 
-    inputs    one per key of the observation, `[batch, …]` as `keel.envs` lays it out, and
-              `action_mask` where the environment gives one; `memory` of an actor that remembers,
-              zeros where an episode begins
+    inputs    one per key of the observation, `[batch, …]` as `keel.envs` lays it out (`obs/KEY`
+              where the file has something else under KEY), and `action_mask` where the environment
+              gives one; `memory` of an actor that remembers, zeros where an episode begins
     outputs   `action`, `logits` (discrete) or `log_std` (continuous), and `next_memory`
 
 The action is the likeliest one: squashed or clipped into its bounds, counted from 0.
@@ -39,6 +39,9 @@ from keel.training.inspect import Policy
 from keel.types import Tree
 
 MEMORY, NEXT_MEMORY = "memory", "next_memory"
+ACTION, LOGITS, LOG_STD = "action", "logits", "log_std"
+TAKEN = (ACTION, LOGITS, LOG_STD, MEMORY, NEXT_MEMORY)
+"""Names in the file that an observation cannot have there."""
 TOLERANCE = 1e-4
 """Largest difference from torch, relative to the largest output: float32 rounding is 1e-6."""
 
@@ -82,11 +85,20 @@ def export_onnx(policy: Policy, path: Path, *, rows: int = 256, seed: int = 0) -
         raise ExportError(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:
         draft.unlink(missing_ok=True)
-    return Exported(path, tuple(random_observations(policy, 1, seed)), outputs, difference, rows)
+    inputs = tuple(map(input_name, random_observations(policy, 1, seed)))
+    return Exported(path, inputs, outputs, difference, rows)
+
+
+def input_name(key: str) -> str:
+    """Return the name in the file of an observation, a mask or a memory."""
+    if key == ACTOR:
+        return MEMORY
+    return f"obs/{key}" if key in TAKEN else key
 
 
 def random_observations(policy: Policy, rows: int, seed: int) -> dict[str, np.ndarray]:
-    """Raw observations `[rows, …]` drawn from the space, and masks with an action left in each."""
+    """Raw observations `[rows, …]` drawn from the space, masks with an action left in each, and
+    the memory of an actor that has one."""
     space = copy.deepcopy(policy.observation_space)
     space.seed(seed)
     parts = dict(space.items()) if isinstance(space, spaces.Dict) else {"obs": space}
@@ -100,7 +112,7 @@ def random_observations(policy: Policy, rows: int, seed: int) -> dict[str, np.nd
         obs[MASK][:, starts] = True
     if ACTOR in policy.agent.memory:
         shape = rows, policy.agent.memory[ACTOR]
-        obs[MEMORY] = np.random.default_rng(seed).uniform(-1.0, 1.0, shape).astype(np.float32)
+        obs[ACTOR] = np.random.default_rng(seed).uniform(-1.0, 1.0, shape).astype(np.float32)
     return obs
 
 
@@ -108,10 +120,10 @@ def act_once(network: nn.Module, seen: Tree) -> tuple[Tensor, Tensor | None]:
     """The policy's outputs for one row each and, of an actor that remembers, its next memory."""
     if not isinstance(network, Recurrent):
         return network(seen, "actor").policy, None
-    rows = {key: x[:, None] for key, x in seen.items() if key != MEMORY}
+    rows = {key: x[:, None] for key, x in seen.items() if key != ACTOR}
     rows[STARTS] = torch.zeros_like(next(iter(rows.values())).flatten(2)[..., 0], dtype=torch.bool)
-    if MEMORY in seen:
-        rows[ACTOR] = seen[MEMORY]
+    if ACTOR in seen:
+        rows[ACTOR] = seen[ACTOR]
     outputs = network(rows, "actor")
     state = outputs.memory.get(ACTOR)
     return outputs.policy[:, 0], None if state is None else state[:, 0]
@@ -127,11 +139,11 @@ class Deployed(nn.Module):
         self.dist = agent.dist
         known = {} if policy.normaliser is None else policy.normaliser.moments
         self.normalised = tuple(known)
-        for key, moments in known.items():
+        for index, moments in enumerate(known.values()):
             assert policy.normaliser is not None
             scale = 1.0 / np.sqrt(moments.variance + policy.normaliser.epsilon)
             for name, value in (("mean", moments.mean), ("scale", scale)):
-                self.register_buffer(f"{name}_{key}", torch.from_numpy(np.float32(value)))
+                self.register_buffer(f"{name}_{index}", torch.from_numpy(np.float32(value)))
         self.clip = 0.0 if policy.normaliser is None else policy.normaliser.clip
         if isinstance(space, spaces.Box):
             self.register_buffer("low", torch.from_numpy(space.low.astype(np.float32)))
@@ -140,9 +152,9 @@ class Deployed(nn.Module):
     def forward(self, obs: Tree) -> tuple[Tensor, ...]:
         """The action, the logits or log standard deviations, and the next memory if any."""
         seen = dict(obs)
-        for key in self.normalised:
-            centred = obs[key] - self.get_buffer(f"mean_{key}")
-            scaled = centred * self.get_buffer(f"scale_{key}")
+        for index, key in enumerate(self.normalised):
+            centred = obs[key] - self.get_buffer(f"mean_{index}")
+            scaled = centred * self.get_buffer(f"scale_{index}")
             seen[key] = scaled.clamp(-self.clip, self.clip)
         output, memory = act_once(self.network, seen)
         params = self.dist.params(output, obs.get(MASK), 1.0)
@@ -175,8 +187,8 @@ def _loaded(policy: Policy) -> nn.Module:
 
 def _write(policy: Policy, path: Path, example: dict[str, np.ndarray]) -> tuple[str, ...]:
     continuous = isinstance(policy.agent.dist, Gaussian | SquashedGaussian)
-    outputs: tuple[str, ...] = ("action", "log_std" if continuous else "logits")
-    if MEMORY in example:
+    outputs: tuple[str, ...] = (ACTION, LOG_STD if continuous else LOGITS)
+    if ACTOR in example:
         outputs = (*outputs, NEXT_MEMORY)
     batch = torch.export.Dim("batch", min=1)
     try:
@@ -185,7 +197,7 @@ def _write(policy: Policy, path: Path, example: dict[str, np.ndarray]) -> tuple[
                 Deployed(policy),
                 kwargs={"obs": {key: torch.from_numpy(x) for key, x in example.items()}},
                 dynamo=True,
-                input_names=list(example),
+                input_names=list(map(input_name, example)),
                 output_names=list(outputs),
                 dynamic_shapes={"obs": {key: {0: batch} for key in example}},
                 verbose=False,
@@ -200,7 +212,9 @@ def _write(policy: Policy, path: Path, example: dict[str, np.ndarray]) -> tuple[
         run=str(policy.path),
         step=str(policy.step),
         action_space=str(policy.action_space),
-        observations=json.dumps({k: [str(x.dtype), *x.shape[1:]] for k, x in example.items()}),
+        observations=json.dumps(
+            {input_name(key): [str(x.dtype), *x.shape[1:]] for key, x in example.items()}
+        ),
     )
     program.save(str(path))
     return outputs
@@ -212,7 +226,7 @@ def compare(policy: Policy, path: Path, obs: dict[str, np.ndarray]) -> float:
     Where two actions are equally likely either may be chosen, so discrete actions are compared by
     their log-probability.
     """
-    action, second, *states = run_onnx(path, obs)
+    action, second, *states = run_onnx(path, {input_name(key): x for key, x in obs.items()})
     normaliser, dist = policy.normaliser, policy.agent.dist
     seen = obs if normaliser is None else normaliser.apply(obs)
     tree = {key: torch.from_numpy(x) for key, x in seen.items()}

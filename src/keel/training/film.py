@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import math
 import os
 import sys
@@ -13,10 +13,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from keel.config import options
 from keel.envs import Envs, Obs, Step, make_envs
-from keel.errors import InputError, KeelError
+from keel.errors import InputError, KeelError, need
 from keel.training.evaluate import Score
-from keel.training.inspect import Policy, check_seed, check_trusted, run_episodes
+from keel.training.inspect import Policy, check_seed, check_spaces, check_trusted, run_episodes
 
 VIDEOS = (".gif", ".mp4")
 MAX_FRAMES, MAX_SIDE = 1500, 320
@@ -31,11 +32,19 @@ def check_video_path(path: Path) -> None:
         raise InputError(f"--video: {path.name!r} must end in {' or '.join(VIDEOS)}")
     if not path.parent.is_dir():
         raise InputError(f"--video: the folder {str(path.parent)!r} does not exist")
-    needed = ("imageio", "imageio_ffmpeg") if path.suffix.lower() == ".mp4" else ()
-    if any(importlib.util.find_spec(name) is None for name in needed):
+    if path.suffix.lower() == ".mp4":
+        _check_encoder()
+
+
+def _check_encoder() -> None:
+    """Raise unless the packages of the extra `video`, and the program they call, are there."""
+    try:
+        need("imageio", "video")
+        need("imageio_ffmpeg", "video").get_ffmpeg_exe()
+    except (InputError, RuntimeError) as error:
         raise InputError(
-            '--video: .mp4 needs imageio: pip install "imageio[ffmpeg]"; .gif needs nothing more'
-        )
+            f"--video: .mp4 cannot be written: {_first_line(error)}; .gif needs nothing more"
+        ) from error
 
 
 def film(
@@ -98,7 +107,8 @@ class Camera:
 
 
 def _render_camera(policy: Policy, seed: int) -> Camera:
-    name = policy.config.env
+    config = policy.config
+    name = config.env
     check_trusted(policy)
     if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ):
         os.environ.setdefault("MUJOCO_GL", "egl")  # its default needs a screen
@@ -120,11 +130,17 @@ def _render_camera(policy: Policy, seed: int) -> Camera:
 
     try:
         envs = make_envs(
-            name, 1, backend="sync", seed=seed, env_kwargs={"render_mode": "rgb_array"},
+            name,
+            1,
+            backend="sync",
+            seed=seed,
+            env_kwargs={**options(config), "render_mode": "rgb_array"},
             wrappers=(keep,),
-        )  # fmt: skip
+            timeout=config.envs.timeout,
+        )
     except (TypeError, gymnasium.error.Error) as error:
         raise KeelError(f"{name}: cannot be rendered: {_first_line(error)}") from error
+    check_spaces(policy, envs, name)
     return Camera(envs, shoot, rate=float(stage[0].metadata.get("render_fps") or 30.0))
 
 

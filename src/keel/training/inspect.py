@@ -17,13 +17,13 @@ from keel.config import Config, from_dict, options, to_dict
 from keel.envs import Envs, ObsNormaliser, RewardNormaliser, make_envs
 from keel.envs.space_data import Interface, describe_space
 from keel.errors import InputError, KeelError
-from keel.keys import MASK
+from keel.keys import FIRST_ENCODING, MASK
 from keel.models.agent import Agent
 from keel.runs.directory import CHECKPOINTS, find_run, read_config
-from keel.training.checkpoint import Checkpoint, check_shapes, load
+from keel.training.checkpoint import Checkpoint, check_same, check_shapes, load
 from keel.training.evaluate import Score, evaluate, longest_episode
-from keel.training.runner import EVALUATION_ENVS, INTERFACE
-from keel.training.session import agent_for, atari_options
+from keel.training.runner import EVALUATION_ENVS, INTERFACE, describe_spaces
+from keel.training.session import agent_for, atari_options, use_threads
 from keel.training.state import arrays
 from keel.trust import ENVIRONMENT, require_trust
 
@@ -68,48 +68,51 @@ def open_policy(
     """
     path = find_run(path)
     config = from_dict(read_config(path))
-    found = load_checkpoint(path, checkpoint)
-    interface = _interface(config, found, path, trust_code)
-    agent = agent_for(config, interface, 0)
+    loaded = load_checkpoint(path, checkpoint)
+    interface = _interface(config, loaded, path, trust_code)
+    agent = agent_for(config, interface, 0, interface.encoding)
     expected = agent.named(agent.initial)
-    check_shapes(f"{found.path}: its weights and {config.env}", found.weights, expected)
+    check_shapes(f"{loaded.path}: its weights and {config.env}", loaded.weights, expected)
     normaliser = None
     if config.envs.normalise_obs:
-        fresh = ObsNormaliser.for_space(interface.observation_space)
-        normaliser = fresh.restore(arrays(found.tensors, "obs_normaliser/"))
+        space, encoding = interface.observation_space, interface.encoding
+        fresh = ObsNormaliser.for_space(space, encoding=encoding)
+        normaliser = fresh.restore(arrays(loaded.tensors, "obs_normaliser/"))
     return Policy(
         agent=agent,
-        params=found.tensors["optimum/params"],
+        params=loaded.tensors["optimum/params"],
         normaliser=normaliser,
         config=config,
-        step=found.step,
+        step=loaded.step,
         path=path,
         observation_space=interface.observation_space,
         action_space=interface.action_space,
         masked=interface.masked,
-        reward_scale=_reward_scale(config, found, len(interface.agents)),
+        reward_scale=_reward_scale(config, loaded, len(interface.agents)),
         trust_code=trust_code,
     )
 
 
-def _interface(config: Config, found: Checkpoint, path: Path, trust_code: bool) -> Interface:
-    """What the checkpoint says of its environment; one from before it did asks the environment."""
-    if INTERFACE in found.data:
-        return Interface.from_data(found.data[INTERFACE])
+def _interface(config: Config, checkpoint: Checkpoint, path: Path, trust_code: bool) -> Interface:
+    """Return the interface that the checkpoint holds; for an older one, ask the environment."""
+    if INTERFACE in checkpoint.data:
+        return Interface.from_data(checkpoint.data[INTERFACE])
     require_trust(to_dict(config), path, trust_code, fields=ENVIRONMENT)
     envs = make_like(config, 1)
     try:
-        return Interface.of(envs, masked=MASK in envs.reset(0))
+        interface = Interface.of(envs, masked=MASK in envs.reset(0), encoding=FIRST_ENCODING)
     finally:
         envs.close()
+    check_same("the spaces", checkpoint.data["spaces"], describe_spaces(interface))
+    return interface
 
 
-def _reward_scale(config: Config, found: Checkpoint, agents: int) -> float:
+def _reward_scale(config: Config, checkpoint: Checkpoint, agents: int) -> float:
     if not config.envs.normalise_reward:
         return 1.0
     rows = (config.envs.num, agents) if agents else (config.envs.num,)
     fresh = RewardNormaliser.for_envs(rows, config.advantage.gamma)
-    known = fresh.restore(arrays(found.tensors, "reward_normaliser/"))
+    known = fresh.restore(arrays(checkpoint.tensors, "reward_normaliser/"))
     return float(np.sqrt(known.moments.variance + known.epsilon))
 
 
@@ -185,6 +188,8 @@ def check_seed(seed: int) -> None:
 def make_for(policy: Policy, num: int, seed: int = 0, env: str | None = None) -> Envs:
     """Make environments for a policy, if their code is trusted and their spaces are the policy's.
 
+    torch gets as many threads as in training.
+
     Args:
         policy: what will act in them.
         num: how many.
@@ -193,16 +198,28 @@ def make_for(policy: Policy, num: int, seed: int = 0, env: str | None = None) ->
     """
     config = policy.config if env is None else replace(policy.config, env=env)
     check_trusted(policy, typed=() if env is None else (env,))
+    use_threads(policy.config, policy.agent)
     envs = make_like(config, num, seed)
+    check_spaces(policy, envs, config.env)
+    return envs
+
+
+def check_spaces(policy: Policy, envs: Envs, env: str) -> None:
+    """Close environments and raise unless their spaces are those that a policy was trained with.
+
+    Args:
+        policy: what is to act.
+        envs: where.
+        env: their name, for the error.
+    """
     for name in ("observation_space", "action_space"):
         had, has = (describe_space(getattr(x, name)) for x in (policy, envs))
         if had != has:
             envs.close()
             raise InputError(
                 f"{policy.path.parent}: was trained on {policy.config.env}, whose {name} is "
-                f"{had}; that of {config.env} is {has}"
+                f"{had}; that of {env} is {has}"
             )
-    return envs
 
 
 def check_trusted(policy: Policy, typed: Collection[str] = ()) -> None:

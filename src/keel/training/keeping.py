@@ -1,4 +1,4 @@
-"""What a run leaves on the disk, iteration by iteration: metrics, a checkpoint, an evaluation.
+"""Output of a run on the disk, iteration by iteration: metrics, a checkpoint, an evaluation.
 
 In this order: what was learned is safe before an evaluation begins. An evaluation that was stopped
 or killed is made by the run that is resumed, which ends with the same metrics as one that was never
@@ -26,7 +26,7 @@ from keel.training.checkpoint import mark_best
 from keel.training.evaluate import EvaluationStopped
 
 FAULT = "fault.safetensors"
-"""Of a run that was stopped by numbers that are not finite: the minibatch and the parameters."""
+"""File with minibatch and parameters of a run that was stopped by numbers not finite."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Progress:
 
 
 Watch = Callable[[Progress], None]
-"""Told of an iteration whose evaluation begins now."""
+"""Callback for an iteration whose evaluation begins now."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ class _Keeper:
         return Progress(Restored(state, known, session), known, self.path, done)
 
     def _is_due(self, steps: int) -> bool:
-        """Whether an evaluation falls into the iteration that ended here; the same when resumed."""
+        """Return whether the iteration that ended here is evaluated; the same when resumed."""
         every: int = self.config.evaluation.every
         crossed = every > 0 and steps // every > (steps - self.config.batch) // every
         return bool(crossed or steps >= self.config.total_steps)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +14,7 @@ from keel.config import Backend, Config, anchored, check, from_dict, options, to
 from keel.envs import Envs, make_envs
 from keel.envs.space_data import Interface, describe_space
 from keel.errors import InputError
-from keel.keys import MASK
-from keel.models.memory import STARTS
+from keel.keys import ENCODING, FIRST_ENCODING, MASK
 from keel.runs.directory import RunDirectory, find_run, read_config, run_name
 from keel.runs.environment import read_choices
 from keel.runs.reader import last_step
@@ -46,7 +45,9 @@ BACKENDS: dict[str, Backend] = {
 }
 """What environments call themselves, as `envs.backend` takes it."""
 INTERFACE = "interface"
-"""Of a checkpoint: the spaces and agents of its environment, so that none is needed to open it."""
+"""Key in a checkpoint of the spaces and agents of its environment, which need not be made."""
+SAVED_STARTS = "starts"
+"""Key in a checkpoint of the environments that begin an episode, for networks with memory."""
 MAY_CHANGE = (
     "total_steps",
     "checkpoints",
@@ -65,12 +66,17 @@ class ResumeWarning(UserWarning):
 
 
 def start(
-    config: Config, root: Path, name: str | None = None, evaluating: Watch | None = None
+    config: Config,
+    root: Path,
+    name: str | None = None,
+    evaluating: Watch | None = None,
+    announce: Callable[[], None] | None = None,
 ) -> Generator[Progress, None, TrainState]:
     """Train into a new run directory; nothing is created unless the environments start.
 
     Args:
         evaluating: told of every iteration whose evaluation begins.
+        announce: called when everything is ready; if it raises, no run is left behind.
     """
     check(config)
     require_sinks(config.sinks)
@@ -85,11 +91,22 @@ def start(
             tag=config.tag or None,
             choices=session.choices,
         )
+        announced(directory, announce)
     except BaseException:
         session.envs.close()
         raise
     remember(to_dict(config))
     return _drive(session, initial_state(session), directory, evaluating)
+
+
+def announced(directory: RunDirectory, announce: Callable[[], None] | None) -> None:
+    """Announce a run that was just made; what cannot be announced is removed again."""
+    try:
+        if announce is not None:
+            announce()
+    except BaseException:
+        directory.discard()
+        raise
 
 
 def resume(
@@ -121,7 +138,8 @@ def resume(
     )
     try:
         checkpoint = load_for_resume(path, config.total_steps)
-        session = open_session(_as_chosen(config, path))
+        encoding = ENCODING if checkpoint is None else saved_encoding(checkpoint)
+        session = open_session(_as_chosen(config, path), encoding)
         try:
             _check_demos(session, path)
             state = initial_state(session) if checkpoint is None else _restore(session, checkpoint)
@@ -140,9 +158,9 @@ def load_for_resume(path: Path, total_steps: int) -> Checkpoint | None:
     A `ResumeWarning` says so, or that nothing is left to train.
     """
     if newest_step(path) is None:
-        kept = set_metrics_aside(path)
-        told = f"; its metrics so far are in {kept}" if kept else ""
-        message = f"{path}: has no checkpoint yet and starts anew from its config{told}"
+        aside = set_metrics_aside(path)
+        note = f"; its metrics so far are in {aside}" if aside else ""
+        message = f"{path}: has no checkpoint yet and starts anew from its config{note}"
         warnings.warn(message, ResumeWarning, stacklevel=3)
         return None
     checkpoint = load(path)
@@ -155,6 +173,13 @@ def load_for_resume(path: Path, total_steps: int) -> Checkpoint | None:
     if checkpoint.step >= total_steps and not owes_evaluation(path, checkpoint.step):
         warnings.warn(finished_message(path, checkpoint.step), ResumeWarning, stacklevel=3)
     return checkpoint
+
+
+def saved_encoding(checkpoint: Checkpoint) -> int:
+    """Return how observations become numbers in a checkpoint; those of version 0.1 do not say."""
+    if INTERFACE not in checkpoint.data:
+        return FIRST_ENCODING
+    return Interface.from_data(checkpoint.data[INTERFACE]).encoding
 
 
 def finished_message(path: Path, steps: int) -> str:
@@ -243,18 +268,20 @@ def _evaluate(
 
 def _save(session: Session, state: TrainState, path: Path) -> None:
     collector = session.collector
-    memory = {**collector.memory, STARTS: collector.starts}
+    memory = {**collector.memory, SAVED_STARTS: collector.starts}
     tensors, data = pack(
         state, collector.rng, session.shuffle, collector.obs, memory, session.envs.save()
     )
     weights = session.agent.named(state.optimum.params.cpu())
-    data["saved"], data["spaces"] = time.time(), _spaces(session)
-    data[INTERFACE] = Interface.of(session.envs, masked=MASK in collector.obs).to_data()
+    data["saved"], data["spaces"] = time.time(), describe_spaces(session.envs)
+    data[INTERFACE] = Interface.of(
+        session.envs, masked=MASK in collector.obs, encoding=session.encoding
+    ).to_data()
     save(path, state.steps, tensors, weights, data, keep=session.config.checkpoints.keep)
 
 
-def _spaces(session: Session) -> dict[str, str]:
-    envs = session.envs
+def describe_spaces(envs: Envs | Interface) -> dict[str, str]:
+    """Return the spaces of environments in words, as checkpoints hold them."""
     return {
         "observation": describe_space(envs.observation_space),
         "action": describe_space(envs.action_space),
@@ -264,7 +291,7 @@ def _spaces(session: Session) -> dict[str, str]:
 def _restore(session: Session, checkpoint: Checkpoint) -> TrainState:
     """The state of a checkpoint; random streams and environments are put back in place."""
     fresh = initial_state(session)
-    check_same("the spaces", checkpoint.data["spaces"], _spaces(session))
+    check_same("the spaces", checkpoint.data["spaces"], describe_spaces(session.envs))
     expected = {"params": fresh.optimum.params}
     saved = {"params": checkpoint.tensors["optimum/params"]}
     check_shapes(str(checkpoint.path), saved, expected)
@@ -277,7 +304,7 @@ def _restore(session: Session, checkpoint: Checkpoint) -> TrainState:
         session.envs.load(arrays(checkpoint.tensors, "envs/"), held)
         collector.obs = arrays(checkpoint.tensors, "obs/")
         collector.memory = arrays(checkpoint.tensors, "memory/")
-        collector.starts = collector.memory.pop(STARTS)
+        collector.starts = collector.memory.pop(SAVED_STARTS)
     else:
         warnings.warn(
             f"{session.envs.backend}: environments cannot save their state, so running episodes "

@@ -18,7 +18,9 @@ from keel.config import Config, options
 from keel.envs import AtariOptions, Envs, ObsNormaliser, RewardNormaliser, lead, make_envs
 from keel.envs.registered import source_of
 from keel.envs.space_data import Interface
+from keel.envs.spaces import reserved_key
 from keel.errors import InputError
+from keel.keys import ENCODING, GROUP
 from keel.models.abreast import set_threads
 from keel.models.acting import make_actor
 from keel.models.agent import Agent
@@ -40,6 +42,7 @@ from keel.resources import cores, expect_memory, keep_memory
 from keel.rollout.collect import Collector
 from keel.rollout.faults import learner
 from keel.rollout.imitation import Lessons, open_lessons
+from keel.rollout.targets import check_groups, group_function
 from keel.training.regions import build_controllers, build_region, initial_knobs
 from keel.training.seeding import Seeds, spread
 from keel.training.state import TrainState
@@ -71,11 +74,19 @@ class Session:
     """as the update has it: the agent, unless a fault is asked for"""
     lessons: Lessons | None = None
     """demonstrations, if there are any"""
+    encoding: int = ENCODING
+    """how observations become numbers"""
 
 
-def open_session(config: Config) -> Session:
-    """Make everything ready, and say what was chosen."""
+def open_session(config: Config, encoding: int = ENCODING) -> Session:
+    """Make everything ready, and say what was chosen.
+
+    Args:
+        config: of the run.
+        encoding: how observations become numbers, for a run that an older Keel began.
+    """
     seeds, device = spread(config.seed), find_device(config.device)
+    group_function(config.advantage)  # whether there is one, before anything is made
     envs = make_envs(
         config.env,
         config.envs.num,
@@ -87,13 +98,13 @@ def open_session(config: Config) -> Session:
         env_kwargs=options(config),
     )
     try:
+        _check_group_key(config, envs)
         _expect_memory(config, envs)
         _expect_network(config, envs)
         torch.set_num_threads(1)  # initial weights must not depend on how many threads there are
-        agent = agent_for(config, envs, seeds.network)
+        agent = agent_for(config, envs, seeds.network, encoding)
         pixels = _sees_pixels(agent)
-        threads = config.threads or (cores() if pixels else 1)
-        set_threads(threads, torch_alone=False)
+        threads = use_threads(config, agent)
         agent.to(device)
         if device.type == "cuda":  # a mantissa of 10 bits: replaying would differ from acting
             torch.backends.cudnn.allow_tf32 = False
@@ -109,6 +120,7 @@ def open_session(config: Config) -> Session:
             np.random.default_rng(seeds.actions),
             epsilon=config.faults.epsilon_greedy,
         )
+        check_groups(config.advantage, collector.obs, bool(envs.agents))
         collector.begin(collector.obs)
         lessons = None
         if config.bc.demos:
@@ -128,7 +140,7 @@ def open_session(config: Config) -> Session:
         "device": str(device),
     }
     if pixels:
-        choices["observation"] = spaces_of(envs.observation_space).describe()
+        choices["observation"] = spaces_of(envs.observation_space, encoding).describe()
     if lessons is not None:
         choices["demos"] = lessons.fingerprint
     return Session(
@@ -145,10 +157,11 @@ def open_session(config: Config) -> Session:
         choices=choices,
         learner=learns,
         lessons=lessons,
+        encoding=encoding,
     )
 
 
-def agent_for(config: Config, envs: Envs | Interface, seed: int) -> Agent:
+def agent_for(config: Config, envs: Envs | Interface, seed: int, encoding: int = ENCODING) -> Agent:
     """The agent, or the agents, for these environments."""
     return build_agent(
         envs.observation_space,
@@ -158,12 +171,21 @@ def agent_for(config: Config, envs: Envs | Interface, seed: int) -> Agent:
         config.critic,
         envs.agents,
         config.agents,
+        encoding,
     )
 
 
 def atari_options(config: Config) -> AtariOptions:
     """How the environments show their games; their rewards stay raw, the loop clips them."""
     return AtariOptions(**dataclasses.asdict(config.atari))
+
+
+def _check_group_key(config: Config, envs: Envs) -> None:
+    """Refuse to take a part of the observation for the groups that an environment's info names."""
+    space, advantage = envs.observation_space, config.advantage
+    from_info = advantage.normalise == "group" and not advantage.group
+    if from_info and isinstance(space, spaces.Dict) and GROUP in space.spaces:
+        raise InputError(f"advantage.normalise group: {reserved_key(GROUP)}")
 
 
 def _expect_memory(config: Config, envs: Envs) -> None:
@@ -181,7 +203,7 @@ def _expect_memory(config: Config, envs: Envs) -> None:
 
 
 def _parts(envs: Envs) -> list[spaces.Space[Any]]:
-    """The spaces that an observation consists of."""
+    """Return the spaces that an observation consists of."""
     space = envs.observation_space
     return list(space.values()) if isinstance(space, spaces.Dict) else [space]
 
@@ -220,7 +242,9 @@ def initial_state(session: Session) -> TrainState:
         knobs=initial_knobs(config),
         controllers=tuple(controller.init() for controller in session.controllers),
         obs_normaliser=(
-            ObsNormaliser.for_space(envs.observation_space) if config.envs.normalise_obs else None
+            ObsNormaliser.for_space(envs.observation_space, encoding=session.encoding)
+            if config.envs.normalise_obs
+            else None
         ),
         reward_normaliser=(
             RewardNormaliser.for_envs(lead(envs), config.advantage.gamma)
@@ -272,6 +296,16 @@ def _compile(config: Config, agent: Agent, region: Region, device: torch.device)
     steps = config.iterations * config.region.epochs * minibatches
     able = device.type == "cuda" or shutil.which("c++") or shutil.which("g++")
     return bool(able) and steps >= COMPILE_PAYS
+
+
+def use_threads(config: Config, agent: Agent) -> int:
+    """Give torch as many threads as the config asks for, and return how many.
+
+    Small matrices are slower on more than one, so `threads: 0` means all cores for CNNs alone.
+    """
+    threads = config.threads or (cores() if _sees_pixels(agent) else 1)
+    set_threads(threads, torch_alone=False)
+    return threads
 
 
 def _sees_pixels(agent: Agent) -> bool:

@@ -19,7 +19,7 @@ from keel.envs.watchdog import FAILED, end_process, owned_process
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 AT_ONCE = {signal.SIGINT: 2, signal.SIGTERM: 3}
-"""The how manieth of a signal stops at once."""
+"""Number of equal signals that stop a run at once."""
 END = b"\0"
 REMIND = 0.5
 PATIENCE = 3.0

@@ -182,5 +182,5 @@ class Pair(ParallelEnv):  # type: ignore[type-arg]
 
 
 def signs_env(num_envs: int) -> Signs:
-    """What `keel.envs.names.NATIVE` asks for."""
+    """Make environments as `keel.envs.names.NATIVE` asks for."""
     return Signs(num_envs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from gymnasium import spaces
 from keel.config import Config, Network
 from keel.envs import MissingExtraError, ObsNormaliser
 from keel.errors import InputError
+from keel.keys import STARTS
 from keel.models.build import build_agent
 from keel.models.sampling import mode, to_env
 from keel.training import export
@@ -85,7 +87,7 @@ def test_a_remembered_sequence_is_the_same_step_by_step(name: str, tmp_path: Pat
     seen = [original.normaliser.apply({"obs": row["obs"]})["obs"] for row in rows]
     sequence = {
         "obs": torch.from_numpy(np.stack(seen, 1)),
-        "starts": torch.zeros(4, steps, dtype=torch.bool),
+        STARTS: torch.zeros(4, steps, dtype=torch.bool),
         **{key: torch.zeros(4, size) for key, size in agent.memory.items()},
     }
     output = agent.outputs(original.params, sequence, "actor").policy
@@ -129,6 +131,26 @@ def test_the_file_acts_as_keel_does(name: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(action, expected)
         assert len(np.unique(action, axis=0)) > 1
         assert len(np.unique(second, axis=0)) == 33
+
+
+@pytest.mark.parametrize(
+    ("key", "memory"),
+    [("action", "none"), ("a.b", "none"), ("memory", "actor"), ("next_memory", "actor")],
+)
+def test_parts_of_an_observation_may_be_called_like_parts_of_the_file(
+    key: str, memory: Any, tmp_path: Path
+) -> None:
+    observation = spaces.Dict({key: BOX, "x": spaces.Discrete(2)})
+    network = Network(hidden=(8,), memory=memory, memory_size=4)
+    agent = build_agent(observation, spaces.Discrete(3), network, seed=0)
+    normaliser = ObsNormaliser.for_space(observation)
+    original = Policy(
+        agent, agent.initial, normaliser, Config(), 7, tmp_path, observation,
+        spaces.Discrete(3), masked=False,
+    )  # fmt: skip
+    written = export_onnx(original, tmp_path / "policy.onnx")
+    name = key if key == "a.b" else f"obs/{key}"
+    assert written.inputs == (name, "x", *(["memory"] if memory == "actor" else []))
 
 
 def test_the_file_says_what_it_is(tmp_path: Path) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -34,8 +35,8 @@ class Lamp(gymnasium.Env):
     observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = spaces.Discrete(2)
 
-    def __init__(self, render_mode=None, broken=False):
-        self.render_mode, self.broken, self.time = render_mode, broken, 0
+    def __init__(self, render_mode=None, broken=False, dim=False):
+        self.render_mode, self.broken, self.dim, self.time = render_mode, broken, dim, 0
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -49,19 +50,19 @@ class Lamp(gymnasium.Env):
     def render(self):
         if self.broken:
             raise gymnasium.error.DependencyNotInstalled("a lamp\nis missing")
-        return np.full((30, 40, 3), 40 * self.time, np.uint8)
+        return np.full((30, 40, 3), (10 if self.dim else 40) * self.time, np.uint8)
 
 
 gymnasium.register("KeelLamp-v0", Lamp)
 gymnasium.register("KeelBrokenLamp-v0", Lamp, kwargs={"broken": True})
 
 
-def train(root: Path, env: str, steps: int = 512, **more) -> Path:
+def train(root: Path, env: str, steps: int = 512, options: str = "", **more) -> Path:
     config = Config(
         env=env,
         total_steps=steps,
         rollout_steps=32,
-        envs=Envs(num=4, normalise_obs=True),
+        envs=Envs(num=4, normalise_obs=True, options=options),
         network=Network(hidden=(8,)),
         region=Region(minibatch=64, epochs=2, learning_rate=0.01),
         evaluation=Evaluation(every=128, episodes=3),
@@ -167,6 +168,15 @@ def test_a_film_has_the_reset_and_every_step(lamp: Path, tmp_path: Path) -> None
     assert [p.name for p in tmp_path.iterdir()] == ["lamp.gif"]
 
 
+def test_a_film_shows_the_environment_with_its_options(tmp_path: Path) -> None:
+    run = train(tmp_path / "runs", "KeelLamp-v0", 128, options="dim=true, max_episode_steps=3")
+    film(open_policy(run), tmp_path / "dim.gif")
+    with Image.open(tmp_path / "dim.gif") as picture:
+        assert picture.n_frames == 4
+        picture.seek(3)
+        assert picture.convert("L").getpixel((5, 5)) == pytest.approx(30, abs=3)
+
+
 def test_what_a_film_lacks_is_one_line(
     lamp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,9 +187,29 @@ def test_what_a_film_lacks_is_one_line(
     ):
         with pytest.raises(InputError, match=message):
             film(policy, path)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"imageio\[ffmpeg\]"):
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    with pytest.raises(InputError) as error:
         films.check_video_path(tmp_path / "x.mp4")
+    assert str(error.value) == (
+        '--video: .mp4 cannot be written: video is not installed: pip install "keel-rl[video]"; '
+        ".gif needs nothing more"
+    )
+
+    def fail() -> str:
+        raise RuntimeError("No ffmpeg exe could be found.\nInstall ffmpeg")
+
+    broken = SimpleNamespace(get_ffmpeg_exe=fail)
+    monkeypatch.setitem(sys.modules, "imageio", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", broken)
+    with pytest.raises(InputError, match=r"No ffmpeg exe could be found\.; \.gif"):
+        films.check_video_path(tmp_path / "x.mp4")
+
+
+def test_an_mp4_has_every_frame(lamp: Path, tmp_path: Path) -> None:
+    imageio = pytest.importorskip("imageio.v2")
+    pytest.importorskip("imageio_ffmpeg")
+    film(open_policy(lamp), tmp_path / "lamp.mp4")
+    assert len(list(imageio.get_reader(tmp_path / "lamp.mp4"))) == LENGTH + 1
 
 
 def test_a_renderer_that_fails_is_one_line_and_leaves_no_file(tmp_path: Path) -> None:
