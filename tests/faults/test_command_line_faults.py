@@ -42,9 +42,12 @@ def broken_command(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> Non
         (("explain", "clip", "--ratio", "x"), "could not convert string to float: 'x'"),
         (("explain", "clip", "--ratio"), "missing value for argument '--ratio'"),
         (("explain", "advantage", "--end", "now"), "invalid choice 'now' for argument '--end'"),
-        (("evaluate",), "keel evaluate: missing: RUN The folder of the run"),
-        (("export", "x", "--onx", "y"), "keel export: "),
-        (("resume", "--total-stpes", "1"), "keel resume: "),
+        (("evaluate",), "keel: evaluate: missing: RUN The folder of the run"),
+        (("export", "x", "--onx", "y"), "keel: export: "),
+        (("resume", "--total-stpes", "1"), "keel: resume: "),
+        (("route", "--bakends", "http://x"), "keel: route: unrecognized options: --bakends"),
+        (("demos", "record", "--policy", "x"), "keel: demos record: missing"),
+        (("train", "CartPole-v1", "--sede", "1"), "keel: train: unrecognized options: --sede"),
         (("runs", "--josn"), "did you mean --json?"),
         (("compare", "a", "--bye", "x"), "did you mean --by?"),
     ],
@@ -52,7 +55,9 @@ def broken_command(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> Non
 def test_a_wrong_option_is_one_line(
     args: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert message in fail(capsys, *args)
+    line = fail(capsys, *args)
+    assert message in line
+    assert line.count("keel") == 1
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="no /proc")
@@ -194,7 +199,29 @@ def test_a_run_whose_output_nobody_reads_ends_with_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sys, "stdout", FullStream())
+    monkeypatch.setattr("keel.cli.train._announce", lambda config: None)
     assert main(["train", "CartPole-v1", "--runs", str(tmp_path)]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert "training stops here" in err
+
+
+@pytest.mark.parametrize(
+    "args", [["CartPole-v1"], ["language", "--task", "lookup", "--model.hidden", "16"]]
+)
+def test_a_run_that_cannot_be_announced_is_not_made(
+    args: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """A reader that is gone, or a full disk, is noticed before the run begins."""
+    monkeypatch.setattr(sys, "stdout", FullStream())
+    runs = tmp_path / "some" / "runs"
+    assert main(["train", *args, "--runs", str(runs)]) == 2
+    err = capsys.readouterr().err
+    assert err == (
+        "keel: the standard output cannot be written (No space left on device): nothing was "
+        "trained, and no run was made\n"
+    )
+    assert list(tmp_path.iterdir()) == []

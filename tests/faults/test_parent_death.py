@@ -31,16 +31,16 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
 
 
 def children_of(pid: int) -> list[int]:
-    """Direct children, of all threads."""
-    found: list[int] = []
+    """Return the direct children, of all threads."""
+    children: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
-            found += map(int, task.read_text().split())
-    return found
+            children += map(int, task.read_text().split())
+    return children
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there, and is no zombie that nobody has waited for."""
+    """Return whether a process is there, and is no zombie that nobody has waited for."""
     return lock.is_alive(Holder(pid, os.uname().nodename, "", "")) and not lock._started(
         pid
     ).startswith("dead")
@@ -48,7 +48,7 @@ def is_running(pid: int) -> bool:
 
 @contextmanager
 def no_survivors(pids: list[int]) -> Iterator[None]:
-    """Whatever a test finds, it leaves no process behind."""
+    """Kill processes after a test, whatever it finds."""
     try:
         yield
     finally:
@@ -87,8 +87,8 @@ COMMANDS = {
 }
 
 
-def checkpoints_of(root: Path) -> list[Path]:
-    return list(root.glob("**/checkpoints/*/manifest.json"))
+def runs_with_a_checkpoint(root: Path) -> set[Path]:
+    return {path.parents[2] for path in root.glob("**/checkpoints/*/manifest.json")}
 
 
 @pytest.mark.slow
@@ -102,7 +102,7 @@ def test_killed_commands_leave_no_process_and_can_be_started_again(name: str, tm
     )
     pids = [parent.pid]
     with no_survivors(pids):
-        wait_until(lambda: len(checkpoints_of(tmp_path)) >= 2, "nothing was trained")
+        wait_until(lambda: len(runs_with_a_checkpoint(tmp_path)) >= 2, "nothing was trained")
         children = children_of(parent.pid)
         pids += children
         assert len(children) == 2

@@ -11,6 +11,16 @@ from keel.cli import main
 SMALL = ("--task", "sort", "--warmup.examples", "0", "--evaluation.prompts", "4")
 
 
+def refused(args: tuple[str, ...], runs: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the one line with which `keel train` refuses; nothing is printed or made."""
+    assert main(["train", *args, "--runs", str(runs)]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+    assert not runs.exists()
+    return captured.err
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -45,10 +55,69 @@ SMALL = ("--task", "sort", "--warmup.examples", "0", "--evaluation.prompts", "4"
 def test_impossible_settings_are_one_line_and_create_nothing(
     args: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    assert message in refused(args, tmp_path / "runs", capsys)
+
+
+GROUPED = ("CartPole-v1", "--advantage.normalise", "group")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (
+            (*GROUPED, "--advantage.group", "nowhere_at_all:f"),
+            "advantage.group: nowhere_at_all:f: cannot be imported (No module named",
+        ),
+        (
+            (*GROUPED, "--advantage.group", "keel.ablate.groups:by_enviroment"),
+            "has no attribute 'by_enviroment'",
+        ),
+        (
+            (*GROUPED, "--advantage.group", "keel.ablate.groups:__name__"),
+            "advantage.group: keel.ablate.groups:__name__: is no function",
+        ),
+        (
+            (*GROUPED, "--advantage.group", "shutil:copy"),
+            "shutil:copy: must take the observations",
+        ),
+        (
+            ("CartPole-v1", "--advantage.normalise", "robust", "--advantage.group", "nope:f"),
+            "advantage.group: nope:f: cannot be imported",
+        ),
+        (GROUPED, "the environment names no group; give info['group']"),
+        (("nowhere_at_all:Env",), "nowhere_at_all"),
+        (("nowhere_at_all:Env-v0",), "cannot import 'nowhere_at_all'"),
+        (("CartPole-v1", "--bc.demos", "minari:no/such/data-v0"), "no/such/data"),
+        (("CartPole-v1", "--bc.demos", "nowhere"), "nowhere"),
+        (
+            ("language", *SMALL, "--reward.functions", "nowhere_at_all:f"),
+            "nowhere_at_all:f: cannot be imported",
+        ),
+        (("language", *SMALL, "--model.path", "no/such/model"), "no/such/model"),
+        (("language", *SMALL[2:], "--task", "nope"), "nope"),
+    ],
+)
+def test_code_that_a_setting_names_is_looked_for_before_a_run_is_made(
+    args: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert message in refused(args, tmp_path / "runs", capsys)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("ablate", "CartPole-v1", "--vary", "region.max_kl=0.02,0.05"),
+        ("tune", "CartPole-v1", "--trials", "2"),
+    ],
+    ids=["ablate", "tune"],
+)
+def test_the_same_before_a_group_of_runs(
+    command: tuple[str, ...], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     runs = tmp_path / "runs"
-    assert main(["train", *args, "--runs", str(runs)]) == 2
-    captured = capsys.readouterr()
-    assert message in captured.err
-    assert captured.err.count("\n") == 1
-    assert captured.out == ""
+    words = ["--advantage.normalise", "group", "--advantage.group", "nowhere_at_all:f"]
+    assert main([*command, *words, "--runs", str(runs)]) == 2
+    err = capsys.readouterr().err
+    assert "advantage.group: nowhere_at_all:f: cannot be imported" in err
+    assert err.count("\n") == 1
     assert not runs.exists()

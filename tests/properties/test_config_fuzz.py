@@ -19,7 +19,7 @@ from keel.apps.language import config as language
 from keel.errors import KeelError
 
 EXAMPLES = 2_000 // 4
-"""Of each of the four tests with random input: 2,000 together."""
+"""Examples of each of the four tests with random input: 2,000 together."""
 
 
 def leaves(value: Any, prefix: tuple[str, ...] = ()) -> list[tuple[str, ...]]:

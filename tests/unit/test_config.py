@@ -112,8 +112,8 @@ def test_a_recorded_trace_is_found_from_another_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     config = from_dict({"env": "serving", "envs": {"options": "trace=azure.csv, requests=50"}})
-    found = options(anchored(config))
-    assert found == {"trace": str(tmp_path / "azure.csv"), "requests": 50}
+    named = options(anchored(config))
+    assert named == {"trace": str(tmp_path / "azure.csv"), "requests": 50}
     assert anchored(anchored(config)) == anchored(config)
     other = from_dict({"env": "CartPole-v1", "envs": {"options": "trace=azure.csv"}})
     assert anchored(other) == other  # another environment's options are its own

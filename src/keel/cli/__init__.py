@@ -9,6 +9,7 @@ import contextlib
 import importlib
 import io
 import os
+import select
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -56,7 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = _dispatch(args)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:
+    except BrokenPipeError as error:
+        if not _lost_reader():  # the pipe to another process, which died
+            return _report(error)
         # The reader (`head`, a closed pager) has what it wanted; do not complain at exit either.
         _discard_stdout()
         return 0
@@ -93,7 +96,7 @@ def _report(error: Exception) -> int:
         traceback.print_exception(error)
     if isinstance(error, KeelError):
         return _fail(error.brief)
-    if isinstance(error, OSError) and error.strerror:
+    if isinstance(error, OSError) and error.strerror and not isinstance(error, BrokenPipeError):
         return _fail(_system_error(error))
     if isinstance(error, MemoryError):
         return _fail("out of memory: use smaller batches, networks or fewer environments")
@@ -109,10 +112,25 @@ def _debugging() -> bool:
 
 
 def _system_error(error: OSError) -> str:
-    """What the operating system refused; a write that fails does not say to which file."""
+    """Describe what the operating system refused; a failed write does not say to which file."""
     names = [str(name) for name in (error.filename, error.filename2) if name is not None]
     where = " → ".join(names) or "the standard output, or a file, cannot be written"
     return f"{where}: {error.strerror}"
+
+
+def _lost_reader() -> bool:
+    """Return whether nobody reads the standard output or the standard error any more."""
+    if not hasattr(select, "poll"):  # Windows does not tell
+        return True
+    for stream in (sys.stdout, sys.stderr):
+        poll = select.poll()
+        try:
+            poll.register(stream.fileno(), 0)
+            if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
+                return True
+        except (OSError, ValueError):  # no file behind it
+            continue
+    return False
 
 
 def _flush_or_discard() -> None:
@@ -168,18 +186,17 @@ def _fail(message: str, status: int = BAD_INPUT) -> int:
 
 @contextlib.contextmanager
 def _short_warnings() -> Iterator[None]:
-    """Show Keel's own warnings as one line, without the place in the code that gave them.
-
-    Python's RuntimeWarning is numpy's for results that are not finite. Keel looks for those itself
-    and stops a run that depends on them, so numpy's are shown only together with tracebacks.
-    """
+    """Show each of Keel's own warnings once, as one line without its place in the code."""
     usual = warnings.formatwarning
+    printed: set[str] = set()
 
     def short(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> str:
         if category.__module__.partition(".")[0] == "keel":
-            return f"keel: warning: {printable(' '.join(str(message).split()))}\n"
-        if issubclass(category, RuntimeWarning) and not _debugging():
-            return ""
+            line = f"keel: warning: {printable(' '.join(str(message).split()))}\n"
+            if line in printed:
+                return ""
+            printed.add(line)
+            return line
         return printable(usual(message, category, *place, **more))
 
     warnings.formatwarning = short

@@ -69,7 +69,7 @@ def run(args: Sequence[str]) -> int:
     if options.at_once is not None and options.at_once < 1:
         raise InputError(f"--at-once: expected 1 or more, got {options.at_once}")
     plan = _plan(options, rest)
-    from keel.ablate import check_environments, tasks_of
+    from keel.ablate import check_code, tasks_of
     from keel.runs.directory import hold_folder
 
     tasks = tasks_of(plan, options.runs)
@@ -78,7 +78,7 @@ def run(args: Sequence[str]) -> int:
             print(f"{task.state:<9} {task.label}")  # noqa: T201
         return 0
     _require_trust(plan, options, rest)
-    check_environments(task for task in tasks if task.state != "finished")
+    check_code(task for task in tasks if task.state != "finished")
     with hold_folder(options.runs / plan.name):
         failed = _train(plan, tasks, options)
         _compare(plan, options)
@@ -144,7 +144,7 @@ def _train(plan: Plan, tasks: list[Task], options: Ablate) -> bool:
     from keel.ablate import Job, at_once, failure_lines, remove_untrained, run_jobs
     from keel.cli.render import PipedConsole
 
-    console = PipedConsole(stderr=True, markup=False)
+    console = PipedConsole(stderr=True)
     left = [task for task in tasks if task.state != "finished"]
     limit = options.at_once or at_once(plan.base)
     if plan.about:
@@ -181,8 +181,8 @@ def _train(plan: Plan, tasks: list[Task], options: Ablate) -> bool:
                 if task not in shown:
                     shown[task] = bars.add_task(task.label, total=1.0)
                 bars.update(shown[task], completed=task.progress())
-            waiting = len(left) - len(failed) - sum(t.progress() for t in running)
-            bars.update(whole, completed=len(tasks) - max(0.0, waiting))
+            ended = len(trained) + len(failed)
+            bars.update(whole, completed=ended + sum(task.progress() for task in running))
 
         with suppress(_NothingTrained):
             run_jobs([(task, task.command) for task in left], limit, done, tick)

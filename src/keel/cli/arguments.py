@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -79,33 +81,31 @@ def _whole(word: str) -> str:
     return word
 
 
-def note_other_env(args: Sequence[str], env: str) -> None:
-    """Say on stderr that the environment on the command line replaces that of its file."""
-    file = find_option(args, "--config")
-    named = read(Path(file)).get("env", env) if file else env
-    if named != env:
-        text = printable(f"keel: training on {env}, as asked, not on {named} of {file}")
-        print(text, file=sys.stderr)  # noqa: T201
+def check_file(config: Any, args: Sequence[str], trust_code: bool) -> None:
+    """Check the file of `--config` before anything is trained.
 
-
-def require_file_trust(config: Mapping[str, Any], args: Sequence[str], trust_code: bool) -> None:
-    """Raise if the file of `--config` names code that is not trusted.
+    Says on stderr if the environment on the command line replaces that of the file, and raises if
+    the file names code that is not trusted.
 
     Args:
-        config: settings in force, as plain data.
+        config: settings in force, of environments or of tokens.
         args: words of the command line: code that is typed there is the user's own.
         trust_code: whether `--trust-code` was given.
     """
-    if file := find_option(args, "--config"):
-        require_trust(config, file, trust_code, typed=args)
+    file = find_option(args, "--config")
+    if file is None:
+        return
+    named = read(Path(file)).get("env", config.env)
+    if named != config.env:
+        text = printable(f"keel: training on {config.env}, as asked, not on {named} of {file}")
+        print(text, file=sys.stderr)  # noqa: T201
+    require_trust(asdict(config), file, trust_code, typed=args)
 
 
 def find_option(args: Sequence[str], name: str) -> str | None:
-    """The value of `--name VALUE` before tyro has seen the arguments."""
-    for index, arg in enumerate(args[:-1]):
-        if arg == name:
-            return args[index + 1]
-    return None
+    """Return the value of `--name VALUE` before tyro sees the arguments; the last one counts."""
+    values = [value for arg, value in itertools.pairwise(args) if arg == name]
+    return values[-1] if values else None
 
 
 def read_options(kind: type[T], args: Sequence[str], prog: str, default: T | None = None) -> T:
@@ -138,7 +138,8 @@ def _tyro(kind: type[T], args: Sequence[str], prog: str, more: Mapping[str, Any]
     except SystemExit as exit_:
         if exit_.code in (0, None):
             raise
-        raise InputError(f"{prog}: {one_line(complaint.getvalue())}") from None
+        command = prog.removeprefix("keel ")  # the line begins with "keel: " already
+        raise InputError(f"{command}: {one_line(complaint.getvalue())}") from None
 
 
 COLOR = re.compile(r"\x1b\[[0-9;]*m")

@@ -54,7 +54,7 @@ def run(args: Sequence[str]) -> int:
 
 
 def _language_tasks() -> list[Entry]:
-    """The tasks of `keel train language`, as entries beside the environments."""
+    """Return the tasks of `keel train language`, as entries beside the environments."""
     import importlib.util
 
     from keel.apps.language.tasks import TASKS

@@ -35,13 +35,13 @@ class Evaluate:
     stochastic: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Sample actions, as in training."""
     max_episode_steps: int = 0
-    """Where an episode that does not end is cut; 0: as in the evaluations of the run."""
+    """Steps after which an episode is cut; 0: as in the evaluations of the run."""
     seed: int = 0
     """Of environments and actions."""
     checkpoint: Annotated[str | None, arg(metavar="best|last|STEP")] = None
     """Which checkpoint; by default the best, or the last where there is no best."""
-    video: Annotated[Path | None, arg(metavar="FILE.gif")] = None
-    """Film one more episode into FILE (.gif, or .mp4 with imageio)."""
+    video: Annotated[Path | None, arg(metavar="FILE.gif|FILE.mp4")] = None
+    """Video of one more episode; .mp4 needs the extra keel-rl[video]."""
     calibration: Annotated[Path | None, arg(metavar="FILE.png")] = None
     """Draw what a distributional critic predicted against what came true."""
     trust_code: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False

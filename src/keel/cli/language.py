@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,19 +15,13 @@ from rich.console import Console
 from tyro.conf import Positional, arg
 
 from keel.apps.language.checks import check
-from keel.apps.language.config import Language, decoding, from_dict, to_dict
-from keel.cli.arguments import (
-    find_option,
-    note_other_env,
-    read_options,
-    require_file_trust,
-    translate,
-)
-from keel.cli.live import print_line
+from keel.apps.language.config import Language, decoding, from_dict
+from keel.cli.arguments import find_option, read_options, translate
+from keel.cli.live import NOT_STARTED, print_line
 from keel.cli.render import PipedConsole
-from keel.cli.settings import HELP, HELP_ALL, Resolved, print_settings, short_help
+from keel.cli.settings import Grammar, Resolved, add_flags, prepare, short_help
 from keel.config import read
-from keel.config.origins import Layer, dotted, flagged, leaves
+from keel.config.origins import Layer, dotted
 
 if TYPE_CHECKING:
     from keel.training.keeping import Progress
@@ -92,21 +86,13 @@ def run(args: Sequence[str]) -> int:
         print("\n".join(names()))  # noqa: T201
         return 0
     words = translate(args, ALIASES)
-    if set(HELP) & set(words):
-        print(_help([word for word in words if word not in HELP]))  # noqa: T201
+    options = prepare(words, Grammar(resolve, check, _help, _title))
+    if options is None:
         return 0
-    resolved = resolve([HELP[-1] if word == HELP_ALL else word for word in words])
-    options, config = resolved.options, resolved.options.config
-    check(config)
-    if options.print_config:
-        print_settings(resolved, f"keel train language --task {config.task}")
-        return 0
-    note_other_env(words, "language")
-    require_file_trust(to_dict(config), words, options.trust_code)
     if len(options.seeds) > 1:
         from keel.cli.seeds import train_seeds
 
-        return train_seeds(list(args), options)
+        return train_seeds(words, options)
     from keel.apps.language.config import task_options
     from keel.apps.language.runner import start
     from keel.apps.language.tasks import task_named
@@ -114,12 +100,13 @@ def run(args: Sequence[str]) -> int:
     from keel.models import compiled_pass
     from keel.models.decoding_lean import LOOPS_UP_TO
 
+    config = options.config
     task_named(config.task, **task_options(config))  # a typo is told before anything else
     small = not config.model.path and config.model.hidden <= LOOPS_UP_TO
-    console, shown = PipedConsole(), not (options.json or options.quiet)
+    console, verbose = PipedConsole(), not (options.json or options.quiet)
 
     def told(warm: dict[str, float]) -> None:
-        if shown:
+        if verbose:
             stage, of = ("control", f" of {warm['of']:.0f}") if "of" in warm else ("warm-up", "")
             print_line(
                 console,
@@ -128,29 +115,24 @@ def run(args: Sequence[str]) -> int:
                 "dim",
             )
 
-    def begin(**hooks: Any) -> Generator[Progress, None, Any]:
-        # raises for what cannot be trained
-        progress = start(config, options.runs, options.name, told, **hooks)
-        if shown:
-            print_line(console, f"keel train language: {config.task} by {config.algo}")
-            if small and compiled_pass.loops_are_new():
-                print_line(
-                    console,
-                    "the loops for small models are compiled for this machine, once: about a "
-                    "minute until the first line",
-                    "dim",
-                )
-        return progress
+    def announce() -> None:
+        if not verbose:
+            return
+        line = f"keel train language: {config.task} by {config.algo}"
+        print_line(console, line, else_told=NOT_STARTED)
+        if small and compiled_pass.loops_are_new():
+            line = (
+                "the loops for small models are compiled for this machine, once: about a minute "
+                "until the first line"
+            )
+            print_line(console, line, "dim", else_told=NOT_STARTED)
 
+    begin = partial(start, config, options.runs, options.name, told, announce=announce)
     return drive(begin, config, options.json, options.quiet, finish)
 
 
-def parse(args: list[str]) -> TrainLanguage:
-    """The options, on top of the preset and the file that they name."""
-    options: TrainLanguage = resolve(args).options
-    note_other_env(args, "language")
-    require_file_trust(to_dict(options.config), args, options.trust_code)
-    return options
+def _title(config: Language) -> str:
+    return f"keel train language --task {config.task}"
 
 
 def resolve(args: list[str]) -> Resolved:
@@ -172,12 +154,7 @@ def resolve(args: list[str]) -> Resolved:
         layers.append(Layer(f"preset {name}", dotted(read(path_of(name)))))
     if file:
         layers.append(Layer(f"file {file}", dotted(settings)))
-    flags = flagged(args, dict(leaves(options.config)))
-    if options.seeds:
-        config = dataclasses.replace(options.config, seed=options.seeds[0])
-        options, flags = dataclasses.replace(options, config=config), flags | {"seed"}
-    layers.append(Layer("flag", flags | {"env"}))
-    return Resolved(options, tuple(layers))
+    return add_flags(options, args, layers, ("env",))
 
 
 SHORT_HELP = (
@@ -191,7 +168,7 @@ SHORT_HELP = (
 
 
 def _help(args: list[str]) -> str:
-    """The short help, with the defaults of the task that the command line names."""
+    """Return the short help, with the defaults of the task that is named."""
     from keel.cli.train import OPTIONS
 
     resolved = resolve(args)

@@ -6,7 +6,6 @@ import math
 import time
 from collections import deque
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console, Group
@@ -43,18 +42,30 @@ def gauge(value: float, bound: float, width: int = 16) -> Text:
 
 
 class OutputError(InputError):
-    """Nobody reads what a run prints: its pipe was closed, or its disk is full."""
+    """Error of a run whose output has no reader: its pipe was closed, or its disk is full."""
 
 
-def print_line(console: Console, line: str, style: str | None = None) -> None:
-    """Print one line of a run, or raise an `OutputError` where nobody reads it."""
+NOT_STARTED = "nothing was trained, and no run was made"
+STOPPED = "training stops here, and `keel resume` goes on with it"
+
+
+def print_line(
+    console: Console, line: str, style: str | None = None, *, else_told: str = STOPPED
+) -> None:
+    """Print one line of a run, or raise an `OutputError` where nobody reads it.
+
+    Args:
+        console: where.
+        line: the text.
+        style: of rich.
+        else_told: what becomes of the run if the line cannot be printed.
+    """
     try:
         console.print(line, style=style, highlight=False, soft_wrap=True)
     except OSError as error:
         reason = error.strerror or "its reader has closed it"
         raise OutputError(
-            f"the standard output cannot be written ({reason}): training stops here, and "
-            "`keel resume` goes on with it"
+            f"the standard output cannot be written ({reason}): {else_told}"
         ) from error
 
 
@@ -85,12 +96,7 @@ class Display(AbstractContextManager["Display"]):
             self.live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.live.is_started:
             self.live.stop()
 

@@ -55,7 +55,7 @@ def run(args: Sequence[str]) -> int:
 
 
 def _files() -> dict[str, Path]:
-    """The file of every preset: those of environments, then those of language tasks."""
+    """Return the file of every preset: those of environments, then those of language tasks."""
     from keel import presets
     from keel.apps.language import presets as language
 

@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from types import TracebackType
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
@@ -69,11 +68,11 @@ class ResizableLive(Live):
             self._erase_wrapped_rows()
             super().refresh()
             lines = self.console.render_lines(self.get_renderable(), pad=False)
-            shown = lines[: self.console.height]
-            self._widths = [sum(part.cell_length for part in line) for line in shown]
+            visible = lines[: self.console.height]
+            self._widths = [sum(part.cell_length for part in line) for line in visible]
 
     _widths: Sequence[int] = ()
-    """Of the lines that were drawn last."""
+    """Widths of the lines that were drawn last."""
 
     def _erase_wrapped_rows(self) -> None:
         width = max(1, self.console.width)
@@ -114,7 +113,7 @@ class WorkProgress(AbstractContextManager["WorkProgress"]):
                 BarColumn(bar_width=30),
                 TextColumn("{task.percentage:3.0f} %"),
                 TimeElapsedColumn(),
-                TextColumn("{task.description}", style="dim"),
+                TextColumn("{task.description}", style="dim", markup=False),
             )
             self._bar = Progress(*columns, console=self.console, transient=True)
             self._task = self._bar.add_task(self.step, total=self.total, title=self.title)
@@ -123,12 +122,7 @@ class WorkProgress(AbstractContextManager["WorkProgress"]):
             self._print_line()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -24,8 +24,12 @@ NUMERIC = {"", *"0123456789−±∞–"}
 class PipedConsole(Console):
     """A console for text from outside: what could steer the terminal is written out.
 
-    A closed pipe is left to `keel.cli`, where rich would exit with status 1.
+    Square brackets and names of emoji are text as well, not rich's markup: they may stand in the
+    name of a folder. A closed pipe is left to `keel.cli`, where rich would exit with status 1.
     """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"markup": False, "emoji": False, **options})
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None

@@ -81,7 +81,7 @@ def _report_finished(path: Path, steps: int, options: Resume) -> int:
     from keel.training.runner import finished_message
 
     if options.json:
-        _, (score,) = last_values(path, "eval/return_mean")
+        (score,) = last_values(path, "eval/return_mean").values
         mean = score if math.isfinite(score) else None
         result = {"run": str(path), "steps": steps, "return_mean": mean, "finished": True}
         print(json.dumps(result))  # noqa: T201

@@ -117,7 +117,7 @@ def _print_table(found: list[dict[str, Any]]) -> None:
         rows.append((*map(str, cells), status))
     titles = ("name", "env", "seed", "tag", "steps", "last return", "status")
     table = simple_table(titles, rows, left=(0, 1, 3, 6))
-    console = PipedConsole(highlight=False, markup=False, soft_wrap=True)
+    console = PipedConsole(highlight=False, soft_wrap=True)
     console.print(table)
     for row in found:
         if row["problem"]:

@@ -22,8 +22,13 @@ PICTURE = "seeds.png"
 
 
 def train_seeds(args: list[str], options: Train | TrainLanguage) -> int:
-    """Train every seed; the status is that of the first seed that failed."""
-    console = PipedConsole(stderr=True, markup=False)
+    """Train every seed; the status is that of the first seed that failed.
+
+    Args:
+        args: words of the command line, translated: `--seeds=0` would start itself over and over.
+        options: what they come to.
+    """
+    console = PipedConsole(stderr=True)
     name = options.name or run_name(options.config.env, options.config.algo, options.runs)
     results: dict[int, dict[str, Any]] = {}
     failed: dict[int, Job] = {}
@@ -59,14 +64,13 @@ def _command(args: list[str], name: str, seed: int) -> list[str]:
 
 
 def _without(args: list[str], flag: str) -> list[str]:
-    """The arguments without a flag and the values that follow it."""
-    if flag not in args:
-        return args
-    start = args.index(flag)
-    end = start + 1
-    while end < len(args) and not args[end].startswith("--"):
-        end += 1
-    return args[:start] + args[end:]
+    """Return the arguments without a flag, however often it is given, and its values."""
+    rest, inside = [], False
+    for arg in args:
+        inside = arg == flag or (inside and not arg.startswith("--"))
+        if not inside:
+            rest.append(arg)
+    return rest
 
 
 def _report(
@@ -89,7 +93,7 @@ def _report(
         return
     if options.quiet:
         return
-    console = PipedConsole(highlight=False, markup=False, soft_wrap=True)
+    console = PipedConsole(highlight=False, soft_wrap=True)
     if scores:
         console.print(
             f"{len(scores)} seeds: IQM {whole['iqm']:,.1f} ({scores[0]:,.1f} to {scores[-1]:,.1f})"
@@ -113,7 +117,7 @@ def _draw(folder: Path) -> tuple[Path | None, str]:
 
 
 def _interquartile_mean(scores: list[float]) -> float | None:
-    """The mean of the middle half of sorted scores; None if there are none."""
+    """Return the mean of the middle half of sorted scores; None if there are none."""
     cut = len(scores) // 4
     middle = scores[cut : len(scores) - cut]
     return sum(middle) / len(middle) if middle else None

@@ -1,4 +1,4 @@
-"""What `--print-config` and `--help` of `keel train` show: settings in force, and their sources."""
+"""Settings in force and their sources, for `--print-config` and `--help` of `keel train`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,23 @@ import inspect
 import shutil
 import textwrap
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from keel.cli.arguments import check_file
 from keel.cli.strict_json import print_json
-from keel.config.origins import DEFAULT, Layer, Setting, as_yaml, leaves, one_line_yaml, settings_of
+from keel.config.origins import (
+    DEFAULT,
+    Layer,
+    Setting,
+    as_yaml,
+    flagged,
+    leaves,
+    one_line_yaml,
+    settings_of,
+)
 
-PRINT_CONFIG, HELP_ALL = "--print-config", "--help-all"
+HELP_ALL = "--help-all"
 HELP = ("-h", "--help")
 
 
@@ -28,6 +38,56 @@ class Resolved(NamedTuple):
     def settings(self) -> list[Setting]:
         """Every setting in force."""
         return settings_of(self.options.config, self.layers)
+
+
+class Grammar(NamedTuple):
+    """The command line of one kind of training."""
+
+    resolve: Callable[[list[str]], Resolved]
+    check: Callable[[Any], None]
+    """raises for a configuration that cannot be trained"""
+    help: Callable[[list[str]], str]
+    """the short help, for words without the flag that asks for it"""
+    title: Callable[[Any], str]
+    """the command without flags, for a configuration"""
+
+
+def prepare(words: list[str], grammar: Grammar) -> Any:
+    """Return checked options to train with; None where help or settings were asked for and printed.
+
+    Args:
+        words: The command line, translated.
+        grammar: What it is read with.
+    """
+    if set(HELP) & set(words):
+        print(grammar.help([word for word in words if word not in HELP]))  # noqa: T201
+        return None
+    resolved = grammar.resolve([HELP[-1] if word == HELP_ALL else word for word in words])
+    config = resolved.options.config
+    grammar.check(config)
+    if resolved.options.print_config:
+        print_settings(resolved, grammar.title(config))
+        return None
+    check_file(config, words, resolved.options.trust_code)
+    return resolved.options
+
+
+def add_flags(
+    options: Any, args: list[str], below: Sequence[Layer], typed: Collection[str] = ()
+) -> Resolved:
+    """Return options with all their layers, that of the flags at the top.
+
+    Args:
+        options: What the command line was read into; the first of `seeds` becomes the seed.
+        args: The command line.
+        below: Layers of preset and file.
+        typed: More settings that the command line names, without a flag.
+    """
+    flags = flagged(args, dict(leaves(options.config))) | frozenset(typed)
+    if options.seeds:
+        config = dataclasses.replace(options.config, seed=options.seeds[0])
+        options, flags = dataclasses.replace(options, config=config), flags | {"seed"}
+    return Resolved(options, (*below, Layer("flag", flags)))
 
 
 def print_settings(resolved: Resolved, title: str) -> None:

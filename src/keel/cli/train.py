@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,19 +17,13 @@ import tyro
 from rich.console import Console
 from tyro.conf import Positional, arg
 
-from keel.cli.arguments import (
-    find_option,
-    note_other_env,
-    read_options,
-    require_file_trust,
-    translate,
-)
-from keel.cli.live import Display, print_line
+from keel.cli.arguments import check_file, find_option, read_options, translate
+from keel.cli.live import NOT_STARTED, Display, print_line
 from keel.cli.progress import is_interactive
 from keel.cli.render import PipedConsole
-from keel.cli.settings import HELP, HELP_ALL, Resolved, print_settings, short_help
-from keel.config import Config, check, from_dict, read, to_dict
-from keel.config.origins import Layer, dotted, flagged, leaves
+from keel.cli.settings import Grammar, Resolved, add_flags, prepare, short_help
+from keel.config import Config, check, from_dict, read
+from keel.config.origins import Layer, dotted
 from keel.errors import InputError
 from keel.models.compiling import cache_folder
 from keel.presets import names, path_of, preset, preset_for
@@ -79,29 +74,22 @@ def run(args: Sequence[str]) -> int:
 
         return language.run(args)
     words = translate(args)
-    if set(HELP) & set(words):
-        print(_help(words))  # noqa: T201
+    options = prepare(words, Grammar(resolve, check, _help, lambda x: f"keel train {x.env}"))
+    if options is None:
         return 0
-    resolved = resolve([HELP[-1] if word == HELP_ALL else word for word in words])
-    options, config = resolved.options, resolved.options.config
-    check(config)
-    if options.print_config:
-        print_settings(resolved, f"keel train {config.env}")
-        return 0
-    note_other_env(words, config.env)
-    require_file_trust(to_dict(config), words, options.trust_code)
     if len(options.seeds) > 1:
         from keel.cli.seeds import train_seeds
 
-        return train_seeds(list(args), options)
+        return train_seeds(words, options)
     from keel.training.runner import start
 
-    def begin(**hooks: Any) -> Generator[Progress, None, Any]:
-        progress = start(config, options.runs, options.name, **hooks)  # raises if it cannot train
+    config = options.config
+
+    def announce() -> None:
         if not (options.json or options.quiet):
             _announce(config)
-        return progress
 
+    begin = partial(start, config, options.runs, options.name, announce=announce)
     return drive(begin, config, options.json, options.quiet)
 
 
@@ -109,9 +97,10 @@ def _announce(config: Config) -> None:
     """Say that training begins, after every check."""
     console = PipedConsole()
     if not is_interactive(console):
-        print_line(console, f"keel train {config.env}: starting")
+        print_line(console, f"keel train {config.env}: starting", else_told=NOT_STARTED)
     if never_compiled(config.algo):
-        print_line(console, "first run: loops are compiled once, about ten seconds", "dim")
+        line = "first run: loops are compiled once, about ten seconds"
+        print_line(console, line, "dim", else_told=NOT_STARTED)
 
 
 def never_compiled(algo: str) -> bool:
@@ -121,7 +110,7 @@ def never_compiled(algo: str) -> bool:
 
 
 def is_language(args: Sequence[str]) -> bool:
-    """Whether a run on tokens is asked for: by the first word, or else by the file of --config."""
+    """Return whether the first word, or else the file of --config, asks for a run on tokens."""
     if args and not args[0].startswith("-"):
         return args[0] == "language"
     file = find_option(translate(args), "--config")
@@ -136,8 +125,7 @@ def parse(args: list[str], trust_code: bool = False) -> Train:
         trust_code: import code that the file names, as `--trust-code` among `args` does.
     """
     options: Train = resolve(args).options
-    note_other_env(args, options.config.env)
-    require_file_trust(to_dict(options.config), args, trust_code or options.trust_code)
+    check_file(options.config, args, trust_code or options.trust_code)
     return options
 
 
@@ -160,18 +148,11 @@ def resolve(args: list[str]) -> Resolved:
     layers = [Layer(f"preset {name}", dotted(read(path_of(name))))]
     if file:
         layers.append(Layer(f"file {file}", dotted(settings)))
-    flags = flagged(args, dict(leaves(options.config)))
-    if options.seeds:
-        config = dataclasses.replace(options.config, seed=options.seeds[0])
-        options, flags = dataclasses.replace(options, config=config), flags | {"seed"}
-    if _environment(args):
-        flags |= {"env"}
-    layers.append(Layer("flag", flags))
-    return Resolved(options, tuple(layers))
+    return add_flags(options, args, layers, ("env",) if _environment(args) else ())
 
 
 def _environment(args: list[str]) -> str:
-    """The environment that is named on the command line, or nothing."""
+    """Return the environment that is named on the command line, or nothing."""
     if args and not args[0].startswith("-"):
         return args[0]
     # which of the words it is, only the whole grammar can tell
@@ -198,9 +179,8 @@ OPTIONS = {
 }
 
 
-def _help(args: list[str]) -> str:
-    """The short help, with the defaults of the environment that the command line names."""
-    words = [word for word in args if word not in HELP]
+def _help(words: list[str]) -> str:
+    """Return the short help, with the defaults of the environment that is named."""
     named = bool(words) and not words[0].startswith("-")
     resolved = resolve(words if named else ["ENV", *words])
     config = resolved.options.config

@@ -93,10 +93,12 @@ def run(args: Sequence[str]) -> int:
 
 def _check(tuning: Tuning) -> None:
     """Refuse what cannot be trained before anything is made."""
+    from keel.rollout.targets import group_function
     from keel.training.inspect import make_like
     from keel.tune.study import check_space
 
     check_space(tuning)
+    group_function(tuning.base.advantage)
     make_like(tuning.base, 1).close()
 
 
@@ -108,7 +110,7 @@ def _search(tuning: Tuning, args: list[str], options: Tune) -> None:
     from keel.cli.render import PipedConsole
     from keel.tune import best_of, end_of, open_study, take_over
 
-    console = PipedConsole(stderr=True, markup=False)
+    console = PipedConsole(stderr=True)
     study = take_over(tuning)
     begun = len(study.trials)
     end = end_of(study, tuning.trials)

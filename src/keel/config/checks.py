@@ -15,7 +15,7 @@ from keel.errors import InputError, choose
 MOST = 2**63 - 1
 """The largest whole number that fits into 64 bits."""
 MOST_THREADS = 1024
-"""Beyond some thousands, torch and the system fail in the middle of their work."""
+"""Upper bound on threads: beyond some thousands, torch and the system fail at work."""
 
 
 def check(config: Config) -> None:

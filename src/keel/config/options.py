@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from keel.config.values import describe, describe_reason
+from keel.config.values import MOST_BYTES, describe, describe_reason
 from keel.errors import InputError
 
 OPTIONS = "envs.options"
@@ -22,7 +22,15 @@ OPENING = {"[": "]", "{": "}"}
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain data only; 1e6 is a number, as in YAML 1.2 (PyYAML takes it for text)."""
+    """Plain data only; 1e6 is a number, as in YAML 1.2 (PyYAML takes it for text).
+
+    Aliases are refused: a few lines of them stand for more than any memory holds.
+    """
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise ValueError("aliases are not allowed here")
+        return super().compose_node(parent, index)
 
 
 _Loader.add_implicit_resolver(
@@ -58,12 +66,23 @@ def options_text(values: Mapping[Any, Any], field: str) -> str:
         if not (isinstance(name, str) and name.isidentifier()):
             raise InputError(f"{field}: {describe(name)} is no name of an option")
         try:
-            parts.append(f"{name}={json.dumps(value, ensure_ascii=False, allow_nan=False)}")
-        except (TypeError, ValueError) as error:
+            parts.append(f"{name}={_dump(value)}")
+        except (TypeError, ValueError, RecursionError) as error:
             raise InputError(
                 f"{field}: {name} must be numbers, text, lists and mappings ({error})"
             ) from None
     return ", ".join(parts)
+
+
+def _dump(value: Any) -> str:
+    """Return a value as JSON; a `ValueError` if aliases make it larger than settings may be."""
+    pieces, size = [], 0
+    for piece in json.JSONEncoder(ensure_ascii=False, allow_nan=False).iterencode(value):
+        pieces.append(piece)
+        size += len(piece)
+        if size > MOST_BYTES:
+            raise ValueError(f"larger than {MOST_BYTES >> 20} MiB")
+    return "".join(pieces)
 
 
 def _parts(text: str, field: str) -> Iterator[str]:
@@ -93,12 +112,12 @@ def _parts(text: str, field: str) -> Iterator[str]:
 
 
 def _begins_value(before: str) -> bool:
-    """Whether a quote after `before` opens a text; in the middle of a word it is an apostrophe."""
+    """Return whether a quote after `before` opens a text; within a word it is an apostrophe."""
     return before.rstrip()[-1:] in ("", "=", "[", "{", ",", ":")
 
 
 def _escaped(text: str, at: int) -> bool:
-    """Whether an odd number of backslashes stands before place `at`."""
+    """Return whether an odd number of backslashes stands before place `at`."""
     before = text[:at]
     return bool((len(before) - len(before.rstrip("\\"))) % 2)
 

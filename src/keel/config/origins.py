@@ -1,4 +1,4 @@
-"""Where each setting of a run comes from: default, preset, file or flag."""
+"""Sources of the settings of a run: default, preset, file or flag."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def _choice(options: tuple[str, ...], value: Any, name: str) -> str:
 
 
 def _one_line(text: str, name: str) -> str:
-    """A text without line breaks, control characters and halves of characters."""
+    """Return a text, or raise if it has line breaks, control or half characters."""
     text = text.strip()
     if not text.isprintable():
         raise InputError(f"{name}: expected text on one line, got {describe(text)}")

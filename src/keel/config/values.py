@@ -13,6 +13,9 @@ from keel.errors import InputError
 MOST_BYTES = 1 << 20
 """Size up to which a file of settings is read: larger ones, and devices without end, are none."""
 
+DEEPEST = 100
+"""Levels of lists and mappings within each other; PyYAML takes minutes for thousands."""
+
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 2, 80, 80, 40
 
@@ -23,6 +26,20 @@ def describe(value: Any) -> str:
         return _SHORT.repr(value)
     except ValueError:  # whole numbers of more digits than Python writes out
         return f"a {type(value).__name__} that is too large to be shown"
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain data, at most `DEEPEST` levels of it."""
+
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise ValueError("nested too deeply")
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
 
 def parse_yaml(text: str, where: str) -> Any:
@@ -37,14 +54,12 @@ def parse_yaml(text: str, where: str) -> Any:
             their type (`!!int abc`, `2020-99-99`) end in errors of many kinds, not only its own.
     """
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         line = "" if mark is None else f", line {mark.line + 1}"
         reason = error.problem or error.context or "no reason given"
         raise InputError(f"{where}{line}: not plain YAML ({describe_reason(reason)})") from None
-    except RecursionError:
-        raise InputError(f"{where}: not plain YAML (nested too deeply)") from None
     except Exception as error:
         reason = str(error) or type(error).__name__
         raise InputError(f"{where}: not plain YAML ({describe_reason(reason)})") from None

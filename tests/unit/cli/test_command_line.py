@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -125,6 +127,18 @@ def test_interrupting_is_quiet(
 
     monkeypatch.setattr("keel.cli.explain.run", interrupt)
     assert answer(capsys, "explain", "kl") == (130, "", "keel: interrupted\n")
+
+
+def test_the_broken_pipe_of_another_process_is_an_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(args: object) -> int:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    monkeypatch.setattr("keel.cli.explain.run", fail)
+    status, _, err = answer(capsys, "explain", "kl")
+    assert status == 1
+    assert "unexpected BrokenPipeError" in err
 
 
 def test_a_closed_pipe_is_no_error() -> None:

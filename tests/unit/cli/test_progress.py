@@ -112,8 +112,8 @@ def test_a_trace_that_nobody_can_serve_is_one_line_without_a_warning(
         assert main(["serving", "headroom", "--trace", str(trace)]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    told = err.splitlines()[-1]
-    assert told.startswith("keel: every heuristic has lost all requests of a trace")
+    last = err.splitlines()[-1]
+    assert last.startswith("keel: every heuristic has lost all requests of a trace")
     assert "Warning" not in err
 
 

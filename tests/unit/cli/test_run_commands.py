@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -131,3 +132,14 @@ def test_bad_input_is_one_line_and_status_2(
     assert message in err
     assert err.count("\n") == 1
     assert out == ""
+
+
+def test_a_video_that_cannot_be_written_is_told_before_anything_is_played(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    monkeypatch.setattr("keel.training.inspect.open_policy", lambda *_, **__: pytest.fail("opened"))
+    status, out, err = answer(capsys, "evaluate", run, "--video", "x.mp4")
+    assert (status, out) == (2, "")
+    assert 'pip install "keel-rl[video]"' in err
+    assert err.count("\n") == 1

@@ -38,19 +38,19 @@ def test_every_setting_is_printed_with_its_source(
         capsys, "train", "HalfCheetah-v5", "--config", str(file), "--print-config",
         "--region.epochs", "10", "--region.no-gate", "--n-envs=16",
     )  # fmt: skip
-    found = sources(text)
-    assert found["env"] == "flag"
-    assert found["minibatch"] == "preset HalfCheetah"
-    assert found["max_kl"] == found["seed"] == f"file {file}"
-    assert found["epochs"] == "flag"  # even where the preset has the same value
-    assert found["gate"] == found["num"] == "flag"
-    assert found["clip"] == "default"
+    source = sources(text)
+    assert source["env"] == "flag"
+    assert source["minibatch"] == "preset HalfCheetah"
+    assert source["max_kl"] == source["seed"] == f"file {file}"
+    assert source["epochs"] == "flag"  # even where the preset has the same value
+    assert source["gate"] == source["num"] == "flag"
+    assert source["clip"] == "default"
     assert text.splitlines()[0].endswith(
         f"flag before file {file} before preset HalfCheetah before default"
     )
     values = yaml.safe_load(text)
     assert (values["region"]["max_kl"], values["region"]["epochs"]) == (0.07, 10)
-    assert len(found) == len({name.rpartition(".")[2] for name, _ in leaves(Config())})
+    assert len(source) == len({name.rpartition(".")[2] for name, _ in leaves(Config())})
 
 
 def test_what_is_printed_is_a_file_that_sets_the_same(
@@ -70,10 +70,10 @@ def test_a_language_run_prints_its_settings_too(capsys: pytest.CaptureFixture[st
     text = out(
         capsys, "train", "language", "--task", "addition", "--kl_coef", "0.5", "--print-config"
     )
-    found = sources(text)
-    assert found["task"] == "flag"
-    assert found["coef"] == "flag"
-    assert found["task_options"] == "preset addition"
+    source = sources(text)
+    assert source["task"] == "flag"
+    assert source["coef"] == "flag"
+    assert source["task_options"] == "preset addition"
     assert language.from_dict(yaml.safe_load(text)).kl.coef == 0.5
 
 
@@ -135,8 +135,8 @@ def test_presets_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> Non
     assert rows["lookup"]["trains"] == "language --task lookup"
     assert rows["default"]["trains"] == "any environment"
     assert "CartPole-v1" in out(capsys, "presets")
-    shown = yaml.safe_load(out(capsys, "presets", "show", "CartPole"))
-    assert to_dict(from_dict(shown)) == to_dict(preset("CartPole"))
+    settings = yaml.safe_load(out(capsys, "presets", "show", "CartPole"))
+    assert to_dict(from_dict(settings)) == to_dict(preset("CartPole"))
     assert json.loads(out(capsys, "presets", "show", "lookup", "--json"))["settings"]["task"] == (
         "lookup"
     )

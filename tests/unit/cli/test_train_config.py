@@ -10,6 +10,7 @@ import yaml
 
 import keel
 from keel.cli import language as language_command
+from keel.cli.arguments import check_file
 from keel.cli.train import is_language, parse, run
 from keel.errors import InputError
 
@@ -55,6 +56,15 @@ def test_the_same_environment_twice_is_nothing_to_talk_about(
     assert capsys.readouterr().err == ""
 
 
+def test_of_a_flag_that_is_given_twice_the_last_counts(file: str, tmp_path: Path) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text("total_steps: 8192")
+    options = parse(["CartPole-v1", "--config", file, "--config", str(other)])
+    assert (options.config_file, options.config.total_steps) == (other, 8192)
+    twice = parse(["CartPole-v1", "--algo", "trpo", "--algo", "ppo"]).config
+    assert twice == parse(["CartPole-v1"]).config
+
+
 def test_without_any_name_nothing_is_guessed(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text("total_steps: 4096")
     with pytest.raises(InputError, match="train what"):
@@ -66,12 +76,12 @@ def test_a_file_of_a_run_on_tokens_trains_one(
 ) -> None:
     path = tmp_path / "tokens.yaml"
     path.write_text(yaml.safe_dump({"env": "language", "task": "sort", "total_steps": 64}))
-    seen: list[Any] = []
-    monkeypatch.setattr(language_command, "run", lambda args: seen.append(list(args)) or 0)
+    calls: list[Any] = []
+    monkeypatch.setattr(language_command, "run", lambda args: calls.append(list(args)) or 0)
     assert run(["--config", str(path)]) == 0
-    assert seen == [["--config", str(path)]]
+    assert calls == [["--config", str(path)]]
     assert not is_language(["CartPole-v1", "--config", str(path)])
-    assert language_command.parse(["--config", str(path)]).config.task == "sort"
+    assert language_command.resolve(["--config", str(path)]).options.config.task == "sort"
 
 
 def test_language_that_is_typed_goes_before_the_file(
@@ -79,8 +89,10 @@ def test_language_that_is_typed_goes_before_the_file(
 ) -> None:
     path = tmp_path / "other.yaml"
     path.write_text(yaml.safe_dump({"env": "CartPole-v1", "total_steps": 64}))
-    options = language_command.parse(["language", "--config", str(path)])
-    assert options.config.env == "language"
+    words = ["language", "--config", str(path)]
+    config = language_command.resolve(words).options.config
+    assert config.env == "language"
+    check_file(config, words, trust_code=False)
     assert "training on language, as asked, not on CartPole-v1" in capsys.readouterr().err
 
 
