@@ -2,7 +2,7 @@
 
 from keel.ablate.jobs import Job, at_once, failure_lines, run_jobs
 from keel.ablate.plan import Cell, Plan, plan_named, read_plan
-from keel.ablate.work import Task, check_environments, remove_untrained, tasks_of
+from keel.ablate.work import Task, check_code, remove_untrained, tasks_of
 
 __all__ = [
     "Cell",
@@ -10,7 +10,7 @@ __all__ = [
     "Plan",
     "Task",
     "at_once",
-    "check_environments",
+    "check_code",
     "failure_lines",
     "plan_named",
     "read_plan",

@@ -15,6 +15,7 @@ import yaml
 from keel.ablate.plan import Plan
 from keel.config import Config, from_dict, to_dict
 from keel.errors import InputError
+from keel.rollout.targets import group_function
 from keel.runs import RunError, config_changes, read_config
 from keel.runs.directory import has_trained
 from keel.runs.files import write_file
@@ -51,7 +52,7 @@ class Task:
     def command(self) -> list[str]:
         """What trains it, or the rest of it."""
         keel = [sys.executable, "-m", "keel"]
-        # who started the plan has been asked already whether its code is trusted
+        # the user who started the plan has been asked already whether its code is trusted
         trust = ["--trust-code"] if code_in(to_dict(self.config)) else []
         if self.state == "begun":
             steps = str(self.config.total_steps)
@@ -97,9 +98,15 @@ def task_of(folder: Path, cell: str, config: Config, seed: int) -> Task:
     return Task(cell, seed, path, config, "finished" if finished else "begun")
 
 
-def check_environments(tasks: Iterable[Task]) -> None:
-    """Make every environment of the tasks for a moment; an error is raised before any training."""
-    for config in {(c.env, c.envs, c.atari): c for c in (task.config for task in tasks)}.values():
+def check_code(tasks: Iterable[Task]) -> None:
+    """Make every environment of the tasks for a moment, and import every function that they name.
+
+    An error is raised before any training.
+    """
+    configs = [task.config for task in tasks]
+    for advantage in {config.advantage for config in configs}:
+        group_function(advantage)
+    for config in {(c.env, c.envs, c.atari): c for c in configs}.values():
         make_like(config, 1).close()
 
 

@@ -202,7 +202,7 @@ def _group(
         scores=scores[name],
         curves=curves,
         iqm=_iqm(scores[name], scores[baseline], limits.confidence, rng),
-        auc={t: _middle(np.nanmean(curve, axis=1)) for t, curve in curves.items()},
+        auc={t: _middle(_over_time(curve)) for t, curve in curves.items()},
         reached={t: _reached(curve, grid_to(ends[t]), levels[t]) for t, curve in curves.items()},
         seconds_per_step=statistics.median(per_step) if per_step else math.nan,
         stability=stability_of(own),
@@ -293,6 +293,19 @@ def _seconds_per_step(run: Run) -> float:
     if rate is not None and np.isfinite(rate).any():
         return 1.0 / float(np.nanmean(rate))
     return math.nan
+
+
+def _over_time(curves: Values) -> Values:
+    """Return the mean of every curve where it is known; NaN for one that never is.
+
+    Args:
+        curves: A row for every run, shape `(runs, points)`.
+    """
+    known = ~np.isnan(curves)
+    points = known.sum(axis=1)
+    means: Values = np.full(len(curves), np.nan)
+    np.divide(np.where(known, curves, 0.0).sum(axis=1), points, out=means, where=points > 0)
+    return means
 
 
 def _middle(values: Values) -> float:

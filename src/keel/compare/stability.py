@@ -61,10 +61,12 @@ def _worst(run: Run) -> tuple[float, float]:
     kl = run.table.columns.get("train/kl_exact", run.table.columns.get("train/kl_approx"))
     if kl is None or not np.isfinite(kl).any():
         return math.nan, math.nan
+    largest = float(np.nanmax(kl))
     bound = run.table.columns.get("train/max_kl")
-    if bound is None or not np.isfinite(bound).any():
-        return float(np.nanmax(kl)), math.nan
-    return float(np.nanmax(kl)), float(np.nanmax(kl / bound))
+    if bound is None:
+        return largest, math.nan
+    both = ~np.isnan(kl) & (bound > 0.0)
+    return largest, float((kl[both] / bound[both]).max()) if both.any() else math.nan
 
 
 def _last(run: Run, name: str) -> float:

@@ -165,7 +165,7 @@ def _take(study: Any, folder: Path, end: int) -> Any:
 
 
 def is_hopeless(trials: Sequence[Found]) -> bool:
-    """Whether the first trials all failed for one reason, so that more would only repeat it."""
+    """Return whether the first trials all failed for one reason, which more would repeat."""
     reasons = {x.reason for x in trials if x.reason}
     failed = sum(bool(x.reason) for x in trials)
     trained = any(x.state != "failed" for x in trials)
@@ -184,7 +184,8 @@ def _finish(study: Any, tuning: Tuning, trial: Any) -> Any:
         trial.set_user_attr(REASON, str(error))
         return study.tell(trial, state=states.FAIL)
     except BaseException as error:
-        trial.set_user_attr(REASON, f"{type(error).__name__}: {error}")
+        if isinstance(error, Exception):  # else it was interrupted
+            trial.set_user_attr(REASON, f"{type(error).__name__}: {error}")
         study.tell(trial, state=states.FAIL)
         raise
     if score is None:  # stopped on request: nothing is wrong with its settings

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,7 @@ from keel.ablate.plan import Cell, grid, names
 from keel.apps.demonstrations import record_function, save_demos
 from keel.apps.demonstrations.experts import lean_away
 from keel.cli import main
+from keel.cli.ablate import Ablate, _train
 from keel.config import Config, Network
 from keel.errors import InputError
 from keel.runs.directory import hold_folder
@@ -182,6 +184,21 @@ def test_jobs_run_side_by_side_and_report_how_they_ended():
     assert seen["c"] == Job(0, "1\n", "")
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 always imports from there")
+@pytest.mark.parametrize("imports_from_here", [True, False])
+def test_a_job_imports_from_the_working_directory_only_if_its_parent_does(
+    imports_from_here: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "shadow.py").write_text("print('imported')")
+    monkeypatch.chdir(tmp_path)
+    elsewhere = [place for place in sys.path if place]
+    monkeypatch.setattr(sys, "path", [*([""] if imports_from_here else []), *elsewhere])
+    jobs: list[Job] = []
+    command = [sys.executable, "-c", "import shadow"]
+    run_jobs([("a", lambda: command)], 1, lambda _, job: jobs.append(job))
+    assert (jobs[0].out == "imported\n") == imports_from_here
+
+
 @pytest.mark.usefixtures("sigint")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_the_processes(tmp_path: Path, number: signal.Signals):
@@ -224,6 +241,26 @@ def test_the_command_trains_compares_and_does_nothing_twice(
     assert main(words) == 0
     assert "0 of 4 runs to go" in capsys.readouterr().err
     assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("metrics.jsonl")}
+
+
+def test_the_bar_of_all_runs_counts_those_that_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    completed: list[float] = []
+
+    def run(commands: Any, limit: int, done: Any, tick: Any) -> None:
+        for number, (task, _) in enumerate(commands):
+            done(task, Job(number % 2, '{"return_mean": 1.0}', ""))
+            tick([])
+
+    monkeypatch.setattr("keel.ablate.run_jobs", run)
+    monkeypatch.setattr(
+        "rich.progress.Progress.update", lambda *_, **fields: completed.append(fields["completed"])
+    )
+    plan = tiny()
+    tasks = tasks_of(plan, tmp_path)
+    assert _train(plan, tasks, Ablate(plan.name, runs=tmp_path))
+    assert completed == list(range(1, len(tasks) + 1))
 
 
 @pytest.mark.parametrize(
@@ -318,6 +355,22 @@ def test_seeds_end_with_where_they_are_and_what_to_do_next(
     assert f"picture: {folder / 'seeds.png'}\n" in out
     assert f"keel compare {folder} " in out
     assert (folder / "seeds.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("words", [["--seeds=0", "1"], ["--seeds", "5", "6", "--seeds", "0", "1"]])
+@pytest.mark.parametrize("what", [["CartPole-v1"], ["language", "--task", "lookup"]])
+def test_the_process_of_a_seed_starts_no_others(
+    words: list[str], what: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    commands: list[list[str]] = []
+    monkeypatch.setattr(
+        "keel.cli.seeds.run_jobs", lambda jobs, *_: commands.extend(make() for _, make in jobs)
+    )
+    main(["train", *what, *words, "--name", "two"])
+    assert len(commands) == 2
+    for seed, command in enumerate(commands):
+        assert not any(word.startswith("--seeds") for word in command)
+        assert command[-3:] == ["--seed", str(seed), "--json"]
 
 
 WATCHING = """

@@ -12,7 +12,9 @@ import pytest
 from keel.cli import main
 from keel.compare import as_json, compare, load_runs
 from keel.compare.align import final_score, grid_to, on_grid
+from keel.compare.comparison import _over_time
 from keel.compare.sources import Run
+from keel.compare.stability import stability_of
 from keel.errors import InputError
 from keel.runs import MetricsTable
 
@@ -97,6 +99,32 @@ def test_numbers_that_are_none_are_counted(write_run: WriteRun):
     (pair,) = compare(load_runs([str(folder)]), baseline="old").pairs
     assert pair.verdict.decision == "roll back"
     assert "new numeric problems" in pair.verdict.reasons[0]
+
+
+def test_a_curve_is_averaged_where_it_is_known():
+    curves = np.array([[1.0, 2.0, 6.0], [np.nan, 2.0, 4.0], [np.nan] * 3, [np.inf, 1.0, 1.0]])
+    np.testing.assert_equal(_over_time(curves), [3.0, 3.0, np.nan, np.inf])
+
+
+@pytest.mark.parametrize(
+    ("kl", "bound", "worst"),
+    [
+        ([0.01, 0.03, None], [0.02, 0.02, 0.02], (0.03, 1.5)),
+        ([0.01, None], [None, 0.02], (0.01, math.nan)),  # never both in one line
+        ([0.01, 0.02], [0.0, 0.04], (0.02, 0.5)),
+        ([0.01, 0.02], [None, None], (0.02, math.nan)),
+        ([None, None], [0.02, 0.02], (math.nan, math.nan)),
+    ],
+)
+def test_the_worst_update_is_taken_where_kl_and_bound_are_known(
+    kl: list[float | None],
+    bound: list[float | None],
+    worst: tuple[float, float],
+):
+    columns = {"train/kl_exact": np.array(kl, float), "train/max_kl": np.array(bound, float)}
+    table = MetricsTable(np.arange(len(kl)), columns)
+    stability = stability_of([Run(Path("x"), "x", "x", table)])
+    np.testing.assert_equal((stability.worst_kl, stability.worst_share), worst)
 
 
 def test_groups_by_tag_and_by_setting(write_run: WriteRun):

@@ -162,6 +162,24 @@ def test_what_a_killed_command_left_is_taken_over(tmp_path: Path):
     assert all(json.loads(line) for line in journal.read_text().splitlines())
 
 
+@pytest.mark.parametrize(
+    ("error", "reason"), [(KeyboardInterrupt(), ""), (OSError("no disk"), "OSError: no disk")]
+)
+def test_a_trial_that_was_interrupted_gives_no_reason(
+    error: BaseException, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It is no sign that the search is hopeless."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("keel.tune.study._train", fail)
+    plan = tuning(tmp_path)
+    with pytest.raises(type(error)):
+        work(plan)
+    assert [x.reason for x in best_of(open_study(plan))] == [reason]
+
+
 NO_EPISODE = {"env": "Pendulum-v1", "total_steps": 256, "rollout_steps": 64}
 
 
