@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -67,29 +67,55 @@ def compute_targets(
     return Learned(**as_rows(learned, rollout)), statistics
 
 
+def group_function(config: Advantage) -> Callable[..., Any] | None:
+    """Import the function that `advantage.group` names; None where no function is used.
+
+    Raises:
+        InputError: in one line, where it cannot be imported or called with observations.
+    """
+    if not config.group or config.normalise not in ("group", "robust"):
+        return None
+    try:
+        return import_function(config.group, takes=["the observations"])
+    except InputError as error:
+        raise InputError(f"advantage.group: {error}") from error
+
+
+def check_groups(config: Advantage, keys: Collection[str], many: bool) -> None:
+    """Raise unless groups are known where advantages are normalised within them.
+
+    Args:
+        config: how advantages are normalised.
+        keys: of the observations; the group that an environment's info names is among them.
+        many: whether there are several agents, each of which is a group where no other is named.
+    """
+    if config.normalise == "group" and not (config.group or many or GROUP in keys):
+        raise InputError(
+            "advantage.normalise group: the environment names no group; give info['group'] "
+            "with every reset and step, or a function: --advantage.group module:function"
+        )
+
+
 def group_of(rollout: Rollout, config: Advantage) -> Tensor | None:
     """The group of every row `[T, N]`, where advantages are normalised within groups."""
     if config.normalise != "group" and not (config.normalise == "robust" and config.group):
         return None
-    if not config.group:
+    function = group_function(config)
+    if function is None:
+        check_groups(config, rollout.obs, rollout.group_axis is not None)
         if GROUP not in rollout.obs and rollout.group_axis is not None:
             agents = torch.arange(rollout.weight.shape[rollout.group_axis])
             return agents.to(rollout.weight.device).expand(rollout.weight.shape)
-        if GROUP not in rollout.obs:
-            raise InputError(
-                "advantage.normalise group: the environment names no group; give info['group'] "
-                "with every reset and step, or a function: --advantage.group module:function"
-            )
         return rollout.obs[GROUP].long()
-    seen = {key: x.cpu().numpy() for key, x in rollout.obs.items()}
-    found = np.asarray(import_function(config.group)(seen))
+    observations = {key: x.cpu().numpy() for key, x in rollout.obs.items()}
+    groups = np.asarray(function(observations))
     shape = tuple(rollout.weight.shape)
-    if found.shape != shape or not np.issubdtype(found.dtype, np.integer) or found.min() < 0:
+    if groups.shape != shape or not np.issubdtype(groups.dtype, np.integer) or groups.min() < 0:
         raise InputError(
             f"{config.group}: expected whole numbers from 0, {list(shape)}, "
-            f"got {found.dtype} {list(found.shape)}"
+            f"got {groups.dtype} {list(groups.shape)}"
         )
-    return torch.from_numpy(found.astype(np.int64)).to(rollout.weight.device)
+    return torch.from_numpy(groups.astype(np.int64)).to(rollout.weight.device)
 
 
 class _Said(NamedTuple):

@@ -19,6 +19,8 @@ from keel.rollout.targets import compute_targets
 from keel.types import Rollout
 
 T, N = 12, 3
+DRAWS = 500
+"""From which means are taken; the margin is in their standard errors."""
 kinds = pytest.mark.parametrize("kind", ["quantile", "hl_gauss"])
 
 
@@ -63,9 +65,9 @@ def test_their_mean_is_the_lambda_return(kind: str, lam: float):
     own mean, hence the wider margin."""
     agent, rollout = setting(kind)
     rng = torch.Generator().manual_seed(1)
-    drawn = torch.stack([targets(agent, rollout, lam, rng) for _ in range(1500)]).double()
+    drawn = torch.stack([targets(agent, rollout, lam, rng) for _ in range(DRAWS)]).double()
     expected = targets(agent, rollout, lam, None).double()
-    error = drawn.std(0) / 1500**0.5
+    error = drawn.std(0) / DRAWS**0.5
     margin = 4.5 * error + (1e-4 if kind == "quantile" else 0.02)
     assert ((drawn.mean(0) - expected).abs() <= margin).all()
 
@@ -74,12 +76,12 @@ def test_their_spread_is_that_of_the_distribution_one_step_on():
     """λ = 0: reward + γ·Z(next): the standard deviation is γ times that of the quantiles."""
     agent, rollout = setting("quantile")
     rng = torch.Generator().manual_seed(1)
-    drawn = torch.stack([targets(agent, rollout, 0.0, rng) for _ in range(4000)])
+    drawn = torch.stack([targets(agent, rollout, 0.0, rng) for _ in range(1500)])
     raw = agent.raw_value(agent.initial, rollout.obs)
     spread = returns.in_reward(agent.initial, raw).std(-1, correction=0)
     goes_on = ~rollout.terminated[:-1] & (rollout.weight[1:] > 0) & (rollout.weight[:-1] > 0)
     found = drawn.std(0)[:-1][goes_on]
-    assert torch.allclose(found, 0.9 * spread[1:][goes_on], rtol=0.06)
+    assert torch.allclose(found, 0.9 * spread[1:][goes_on], rtol=0.09)
     over = rollout.terminated & (rollout.weight > 0)
     assert torch.allclose(drawn.std(0)[over], torch.zeros(int(over.sum())), atol=1e-5)
 
