@@ -370,9 +370,9 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main(["evaluate", str(path), "--episodes", "4"]) == 0
     assert "4 held-out prompts, greedy" in capsys.readouterr().out
     assert main(["resume", str(path), "--total-steps", "24"]) == 0
-    shown = capsys.readouterr().out
-    assert re.search(r"solved after RL: [\d.]+% \(sampled at temperature 1\)", shown)
-    assert "ev " not in shown  # there is no critic whose variance could be explained
+    output = capsys.readouterr().out
+    assert re.search(r"solved after RL: [\d.]+% \(sampled at temperature 1\)", output)
+    assert "ev " not in output  # there is no critic whose variance could be explained
     assert told["decoding"] == json.loads((path / "language.json").read_text())["decoding"]
     assert main(["compare", str(tmp_path / "run")]) == 0
     assert "language lookup: " in capsys.readouterr().out

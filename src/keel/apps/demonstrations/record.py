@@ -63,8 +63,8 @@ def record_policy(
 
     named = env or policy.config.env
     envs = make_for(policy, 1, seed, env)
-    found = _record(envs, act, episodes, seed, named)
-    return dataclasses.replace(found, source=f"{policy.path.parent.name} at step {policy.step:,}")
+    demos = _record(envs, act, episodes, seed, named)
+    return dataclasses.replace(demos, source=f"{policy.path.parent.name} at step {policy.step:,}")
 
 
 def record_function(

@@ -1,4 +1,4 @@
-"""What a configuration of a run on tokens must satisfy before anything is created."""
+"""Checks of the configuration of a run on tokens, before anything is created."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Sample:
     max_new_tokens: int = 0
     """Length of a completion; 0: as much as the task needs."""
     temperature: float = 1.0
-    """Of the softmax that tokens are drawn from."""
+    """Temperature of the softmax that tokens are drawn from."""
     top_k: int = 0
     """Only from the k likeliest tokens; 0: from all."""
     top_p: float = 1.0

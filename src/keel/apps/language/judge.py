@@ -51,7 +51,7 @@ def judge(
 ) -> Verdict:
     """Complete every prompt once; depends on parameters and prompts alone.
 
-    Raises `EvaluationStopped` if somebody asked to stop.
+    Raises `EvaluationStopped` if the process was asked to stop.
     """
     config = session.config.evaluation
     greedy = config.greedy if greedy is None else greedy

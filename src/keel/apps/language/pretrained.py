@@ -7,6 +7,8 @@ names, and attention kernels that are fetched by the name of a repository. All t
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,13 +44,15 @@ def load_pretrained(place: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBa
             place, use_safetensors=True, torch_dtype=torch.float32, **local
         )
         tokenizer = transformers.AutoTokenizer.from_pretrained(place, **local)
-    except (OSError, ValueError, KeyError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # damaged, or of a shape that nobody expects, in many ways
         if "trust_remote_code" in str(error):
             raise InputError(
                 f"model.path: {place} needs Python code of its own (auto_map), which Keel never "
                 "runs; take a model whose architecture transformers has"
             ) from error
-        reason = str(error).strip().splitlines()[0]
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise InputError(f"model.path: {place} cannot be opened: {reason}") from error
     if tokenizer.eos_token_id is None:
         raise InputError(f"model.path: the tokenizer of {place} has no end of text")
@@ -69,21 +73,30 @@ def check_folder(place: Path) -> None:
             f"model.path: the adapter in {place} has no {ADAPTER_WEIGHTS}, and a pickled one "
             "(.bin) can run code when it is opened; save it anew with safetensors"
         )
-    for name in ATTENTION:
-        kernel = _read_json(place / "config.json").get(name)
-        if "/" in str(kernel or ""):
+    for name, kernel in _attention(_read_json(place / "config.json")):
+        if "/" in str(kernel):
             raise InputError(
                 f"model.path: {place / 'config.json'} fetches code, {name} {kernel}; remove it"
             )
 
 
+def _attention(settings: Any) -> Iterator[tuple[str, Any]]:
+    """Yield every choice of attention, also of a model within a model (`text_config`)."""
+    if isinstance(settings, dict):
+        for name, value in settings.items():
+            if name in ATTENTION:
+                yield name, value
+            yield from _attention(value)
+
+
 def conversion(place: Path) -> str:
     """Return the command that writes safetensors beside the pickled weights of a folder."""
     folder = str(place)
-    return (
-        'python -c "from transformers import AutoModelForCausalLM as M; '
-        f'M.from_pretrained({folder!r}, use_safetensors=False).save_pretrained({folder!r})"'
+    code = (
+        "from transformers import AutoModelForCausalLM as M; "
+        f"M.from_pretrained({folder!r}, use_safetensors=False).save_pretrained({folder!r})"
     )
+    return f"python -c {shlex.quote(code)}"
 
 
 def _read_json(path: Path) -> dict[str, Any]:

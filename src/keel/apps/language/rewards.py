@@ -8,7 +8,6 @@ large a share of a batch is spoilt, a `RewardError` says so with the first failu
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 import math
 import multiprocessing
@@ -348,13 +347,4 @@ def load_function(name: str) -> Callable[[Any, str], Any]:
     modules of the working directory count."""
     if not re.fullmatch(r"[\w.]+:\w+", name):
         raise InputError(f"{name}: expected module:function, such as my_rewards:right")
-    function = import_function(name)
-    try:
-        inspect.signature(function).bind(None, "")
-    except TypeError as error:
-        raise InputError(
-            f"{name}: must take two arguments, an example (a tool: its data) and a text; {error}"
-        ) from error
-    except ValueError:
-        pass  # some functions in C do not tell
-    return function
+    return import_function(name, takes=["an example (a tool: its data)", "a text"])

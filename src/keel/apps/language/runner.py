@@ -6,7 +6,7 @@ import json
 import math
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from keel.runs.files import replace_file
 from keel.runs.sinks import require_sinks
 from keel.training.checkpoint import Checkpoint, check_shapes, save
 from keel.training.keeping import Progress, Watch, keep
-from keel.training.runner import load_for_resume
+from keel.training.runner import announced, load_for_resume
 from keel.trust import remember, require_trust
 from keel.types import Knobs
 
@@ -53,12 +53,14 @@ def start(
     name: str | None = None,
     told: Told | None = None,
     evaluating: Watch | None = None,
+    announce: Callable[[], None] | None = None,
 ) -> Generator[Progress, None, State]:
     """Train into a new run directory; nothing is created unless the model can be made.
 
     Args:
         told: hears of every look at the warm-up and the control.
         evaluating: told of every iteration whose evaluation begins.
+        announce: called when everything is ready; if it raises, no run is left behind.
     """
     check(config)
     require_sinks(config.sinks)
@@ -72,6 +74,7 @@ def start(
         tag=config.tag or None,
         choices=session.choices,
     )
+    announced(directory, announce)
     remember(to_dict(config))
     return _begin(session, directory, told, evaluating)
 
@@ -124,9 +127,9 @@ def resume(
         path, config=to_dict(config), stored=stored, may_change=MAY_CHANGE
     )
     try:
-        found = load_for_resume(path, config.total_steps)
+        checkpoint = load_for_resume(path, config.total_steps)
         session = open_session(config)
-        state = None if found is None else restore(session, found)
+        state = None if checkpoint is None else restore(session, checkpoint)
     except BaseException:
         directory.close("failed")
         raise
@@ -186,7 +189,7 @@ def _finish(
     told: dict[str, float],
     heard: Told | None,
 ) -> dict[str, float]:
-    """The control, and the summary."""
+    """Train the control, write the summary, and return metrics of both."""
     metrics: dict[str, float] = {}
     summary: dict[str, Any] = {
         "task": session.config.task,
@@ -196,9 +199,9 @@ def _finish(
         "rl": {**{k.removeprefix("eval/"): v for k, v in told.items()}, "passes": state.passes},
     }
     if state.start is not None:
-        found = control(session, state.start, state.passes, heard)
-        summary["control"] = found
-        metrics["eval/control_success"] = found["success"]
+        result = control(session, state.start, state.passes, heard)
+        summary["control"] = result
+        metrics["eval/control_success"] = result["success"]
     if "judged_success" in state.warm_up:
         metrics["eval/warmup_success"] = state.warm_up["judged_success"]
     replace_file(path / SUMMARY, (json.dumps(_plain(summary), indent=1) + "\n").encode())

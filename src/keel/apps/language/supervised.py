@@ -92,7 +92,7 @@ def control(
     """More passes over the warm-up data, until as many tokens went through the model as RL took.
 
     It begins where RL began, and its best look counts: what more imitation can give at most. Raises
-    `EvaluationStopped` if somebody asked to stop.
+    `EvaluationStopped` if the process was asked to stop.
     """
     settings = session.config.warmup
     rows = examples_as_rows(session, warmup_data(session.task, settings.examples, 0))

@@ -234,8 +234,8 @@ def test_functions_are_loaded_by_name():
         ("language_broken:right", "its module failed on import: ZeroDivisionError: division by"),
         ("language_unread:right", "its module failed on import: SyntaxError"),
         ("language_toys:constant", "language_toys:constant: is no function"),
-        ("language_toys:one", "must take two arguments, .* too many positional arguments"),
-        ("language_toys:more", "must take two arguments, .* missing a required argument: 'extra'"),
+        ("language_toys:one", "must take an example .* too many positional arguments"),
+        ("language_toys:more", "must take an example .* missing a required argument: 'extra'"),
     ],
 )
 def test_functions_that_cannot_be_used_are_named(name: str, message: str):

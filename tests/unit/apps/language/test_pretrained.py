@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 
 from keel.apps.language.config import Language, Model, from_dict
 from keel.apps.language.inspect import judge_run
-from keel.apps.language.pretrained import load_pretrained
+from keel.apps.language.pretrained import conversion, load_pretrained
 from keel.apps.language.runner import resume, start
 from keel.apps.language.session import make_model
 from keel.apps.language.tokenizer import build_tokenizer
@@ -115,12 +116,36 @@ def test_python_code_of_a_model_is_never_run(folder: Path, tmp_path: Path, place
     assert not canary.exists()
 
 
-def test_attention_that_is_fetched_as_code_is_refused(folder: Path) -> None:
-    data = json.loads((folder / "config.json").read_text())
-    data["_attn_implementation"] = "somebody/attention"
-    (folder / "config.json").write_text(json.dumps(data))
+def edit(folder: Path, **settings: Any) -> None:
+    place = folder / "config.json"
+    place.write_text(json.dumps(json.loads(place.read_text()) | settings))
+
+
+@pytest.mark.parametrize("within", ["", "text_config"])
+def test_attention_that_is_fetched_as_code_is_refused(folder: Path, within: str) -> None:
+    fetched = {"_attn_implementation": "somebody/attention"}
+    edit(folder, **({within: fetched} if within else fetched))
     with pytest.raises(InputError, match="fetches code, _attn_implementation somebody/attention"):
         load_pretrained(folder)
+
+
+def test_a_folder_that_is_damaged_is_told_in_one_line(folder: Path) -> None:
+    edit(folder, num_attention_heads=0)
+    with pytest.raises(InputError, match=r"model cannot be opened: integer division"):
+        load_pretrained(folder)
+    edit(folder, num_attention_heads=2)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(InputError, match=r"model cannot be opened: .*header"):
+        load_pretrained(folder)
+
+
+def test_the_conversion_command_quotes_the_folder_for_the_shell(tmp_path: Path) -> None:
+    name = 'it\'s $(touch x) "a"'
+    command = conversion(Path(name)).replace("python -c ", "printf %s ", 1)
+    code = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=tmp_path).stdout
+    assert f"M.from_pretrained({name!r}, " in code
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_relative_model_path_is_found_from_another_folder(
