@@ -7,7 +7,7 @@ PEERS := .venv-peers
 PEERS_READY := $(PEERS)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow lint format docs pictures bench results peers clean
+.PHONY: help setup demo test coverage test-slow lint format docs pictures bench results peers clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,7 +27,10 @@ demo: $(READY) ## the main job: train CartPole-v1 inside an exact trust region
 	echo "demo: done in $$(( $$(date +%s) - start )) s; next: $(BIN)/keel --help, $(BIN)/keel explain kl"
 
 test: $(READY) ## the whole suite, under ten minutes on two cores
-	@$(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered tests
+	@$(BIN)/python -m pytest -n 2 --dist worksteal --durations=30 --durations-min=5 tests
+
+coverage: $(READY) ## the same, with the lines that no test reaches (slower)
+	@$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term:skip-covered tests
 
 test-slow: $(READY) ## the long tests, marked `slow`
 	@$(BIN)/python -m pytest -m slow tests
@@ -42,7 +45,7 @@ format: $(READY) ## let ruff write the format
 	@$(BIN)/ruff check --fix .
 
 docs: $(READY) ## build the documentation into site/, strictly
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@out=$$(NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict 2>&1) || { echo "$$out"; exit 1; } # --quiet would hide warnings from --strict
 	@echo "site/index.html"
 
 pictures: $(READY) ## draw the README's picture again (a run of several minutes)

@@ -4,7 +4,7 @@
   with `--plot generated/NAME.png` also the picture, which lands in `docs/generated`.
 * `{{ keel explain kl 0.8,0.2 0.7,0.3 | kl_nats | .4f }}` in the text becomes that number; a key
   may be dotted.
-* `{{ metrics }}` becomes the registry of metrics.
+* `{{ metrics }}` becomes the registry of metrics, `{{ changelog }}` the project's changelog.
 * `<!-- commands … -->` and `<!-- python … -->` say how `tests/documentation` runs what a page
   shows: they are left out.
 * A picture becomes a link to its file, and may be wider than a small screen.
@@ -28,6 +28,7 @@ PICTURES = DOCS / "generated"
 BLOCK = re.compile(r"^```keel\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r"^<!-- (?:commands|python)\n.*?^-->\n", re.MULTILINE | re.DOTALL)
 IMAGE = re.compile(r'<img [^>]*?src="([^"]+)"[^>]*>')
+CHANGELOG = "{{ changelog }}"
 INLINE = re.compile(r"\{\{ *keel (.+?) *\| *([\w.]+) *\| *([^ }]+) *\}\}")
 
 
@@ -85,6 +86,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
             value = value[int(key)] if isinstance(value, list) else value[key]
         return format(value, match[3]).replace("-", "−")
 
+    if CHANGELOG in markdown:  # its links lead from the project's root
+        text = (DOCS.parent / "CHANGELOG.md").read_text(encoding="utf-8")
+        markdown = markdown.replace(CHANGELOG, text.replace("](docs/", "]("))
     if "{{ metrics }}" in markdown:
         from keel.runs.metrics import documentation
 

@@ -50,7 +50,7 @@ class Tab:
         """Call a method of the DevTools protocol, and return its result."""
         self._calls += 1
         await self._socket.send_json({"id": self._calls, "method": method, "params": params})
-        message = await self._receive(lambda told: told.get("id") == self._calls)
+        message = await self._receive(lambda event: event.get("id") == self._calls)
         if "error" in message:
             raise RuntimeError(f"{method}: {message['error']['message']}")
         result: dict[str, Any] = message["result"]
@@ -67,21 +67,21 @@ class Tab:
         )
         await self.call("Page.enable")
         await self.call("Page.navigate", url=url)
-        await self._receive(lambda told: told.get("method") == "Page.loadEventFired")
+        await self._receive(lambda event: event.get("method") == "Page.loadEventFired")
 
     async def ask(self, script: str) -> Any:
         """Return the value of a JavaScript expression in the page."""
-        told = await self.call(
+        answer = await self.call(
             "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
         )
-        if "exceptionDetails" in told:
-            raise RuntimeError(f"in the page: {told['exceptionDetails']}")
-        return told["result"].get("value")
+        if "exceptionDetails" in answer:
+            raise RuntimeError(f"in the page: {answer['exceptionDetails']}")
+        return answer["result"].get("value")
 
     async def picture(self, path: Path) -> None:
         """Write the whole page as a PNG file."""
-        told = await self.call("Page.captureScreenshot", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(told["data"]))
+        answer = await self.call("Page.captureScreenshot", captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(answer["data"]))
 
     async def _receive(self, wanted: Any) -> dict[str, Any]:
         while True:

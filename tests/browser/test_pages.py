@@ -68,22 +68,22 @@ def problems(chromium: str, profile: Path, pages: Sequence[Path]) -> list[str]:
             for page in pages:
                 for width in WIDTHS:
                     await tab.open(page.as_uri(), width)
-                    told = await tab.ask(QUESTIONS % READABLE)
+                    report = await tab.ask(QUESTIONS % READABLE)
                     name = f"{page.parent.name}/{page.name} at {width} px"
-                    lines += [f"{name}: {line}" for line in _wrong(told)]
+                    lines += [f"{name}: {line}" for line in _wrong(report)]
         return lines
 
     return asyncio.run(look())
 
 
-def _wrong(told: dict) -> list[str]:
-    lines = [f"shows {raw!r}" for raw in RAW if raw in told["text"]]
-    if told["page"] > told["window"]:
-        lines.append(f"is {told['page']} px wide")
-    if told["window"] >= max(WIDTHS) and told["scrolled"]:
-        lines.append(f"tables that do not fit a wide window: {told['scrolled']}")
+def _wrong(report: dict) -> list[str]:
+    lines = [f"shows {raw!r}" for raw in RAW if raw in report["text"]]
+    if report["page"] > report["window"]:
+        lines.append(f"is {report['page']} px wide")
+    if report["window"] >= max(WIDTHS) and report["scrolled"]:
+        lines.append(f"tables that do not fit a wide window: {report['scrolled']}")
     lines += [
-        f"{what}: {told[what]}" for what in ("broken", "cut", "small", "unlinked") if told[what]
+        f"{what}: {report[what]}" for what in ("broken", "cut", "small", "unlinked") if report[what]
     ]
     return lines
 
@@ -95,8 +95,8 @@ def build_site(folder: Path, only: Sequence[str] = ()) -> list[Path]:
 
     changes: dict = {}
     if only:  # links and navigation lead nowhere then
-        kept = "".join(f"!/{page}\n" for page in only)
-        changes = {"exclude_docs": f"*.md\nhooks.py\n{kept}", "nav": None, "strict": False}
+        included = "".join(f"!/{page}\n" for page in only)
+        changes = {"exclude_docs": f"*.md\nhooks.py\n{included}", "nav": None, "strict": False}
     build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder), **changes))
     return sorted(page for page in folder.rglob("*.html") if page.name != "404.html")
 

@@ -34,7 +34,7 @@ USUAL = """
 keel train | --total-steps 64 --rollout-steps 16 --envs.num 2 --region.minibatch 32 \
              --evaluation.episodes 1
 keel train Breakout | --total-steps 16 --rollout-steps 8 --envs.num 1 --region.minibatch 8 \
-                      --evaluation.episodes 1 --evaluation.no-deterministic
+                      --evaluation.episodes 1 --evaluation.max-episode-steps 20
 keel train language | --total-steps 8 --sample.prompts 2 --sample.group 2 --evaluation.prompts 2 \
                       --model.hidden 32 --model.layers 1 --model.heads 2 --no-control \
                       --warmup.examples 8 --warmup.epochs 1 --warmup.minibatch 4
@@ -71,7 +71,7 @@ class Rule:
 
     @property
     def is_for_commands(self) -> bool:
-        """Whether it says how a command is run, and is no replacement."""
+        """Return whether it says how a command is run, and is no replacement."""
         return re.match(r"--|slow\b|parsed:|not run:", self.how) is not None
 
 
@@ -97,12 +97,12 @@ def pages() -> list[Path]:
     """Return every page whose commands are checked: parts that pages include are read with them."""
     docs = ROOT / "docs"
     included = docs / "data"
-    shown = [
+    chapters = [
         page
         for page in sorted(docs.rglob("*.md"))
         if included not in page.parents and page.name not in HISTORY
     ]
-    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *shown]
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *chapters]
 
 
 def read_page(page: Path) -> str:
@@ -163,9 +163,9 @@ def _commands(language: str, body: str) -> Iterator[tuple[str, str, int]]:
     prompts = re.search(r"^\$ ", body, re.MULTILINE) is not None
     for below, line in enumerate(body.splitlines(), start=1):
         if prompts:
-            shown = line.startswith("$ ")
+            is_command = line.startswith("$ ")
         else:
             program = line.strip().split(" ")[0]
-            shown = language == "" or program in PROGRAMS
-        if shown and line.strip():
+            is_command = language == "" or program in PROGRAMS
+        if is_command and line.strip():
             yield "command", line.removeprefix("$ ").strip(), below

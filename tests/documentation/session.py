@@ -26,7 +26,7 @@ SKIP = re.compile(r"(?P<how>parsed|not run): *(?P<reason>\S.*)")
 
 
 class Parsed(BaseException):
-    """Raised in place of what a command does once its arguments are understood.
+    """Stop of a command once its arguments are understood.
 
     No `Exception`: the command line would report it as an unexpected error.
     """
@@ -69,13 +69,13 @@ def replace(step: Step) -> str:
 
 
 def _bare(command: str) -> str:
-    """Without the comment behind it."""
+    """Return a line without the comment behind it."""
     return re.sub(r"\s+#\s.*$", "", command)
 
 
 @dataclass
 class Session:
-    """What runs the steps of one page.
+    """Runner of the steps of one page.
 
     Args:
         folder: Where runs and files are left.
@@ -156,10 +156,10 @@ class Session:
         except SystemExit as stop:  # `--help`, and arguments that tyro does not know
             status = stop.code
         if status:
-            told = self.output.readouterr()
+            captured = self.output.readouterr()
             raise AssertionError(
                 f"line {step.line}: `{command}` ended with status {status}\n"
-                f"{told.out[-1_000:]}{told.err[-1_000:]}"
+                f"{captured.out[-1_000:]}{captured.err[-1_000:]}"
             )
 
     def _parse(self, step: Step, command: str) -> None:
@@ -177,8 +177,8 @@ class Session:
     def _make(self, step: Step, command: str) -> None:
         """Let make say what it would do: the targets exist."""
         words = shlex.split(command, comments=True)
-        told = subprocess.run([*words, "--dry-run"], cwd=ROOT, capture_output=True, text=True)
-        assert told.returncode == 0, f"line {step.line}: {command}: {told.stderr}"
+        done = subprocess.run([*words, "--dry-run"], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, f"line {step.line}: {command}: {done.stderr}"
 
     def _benchmark(self, step: Step, command: str) -> None:
         """Let a benchmark parse its arguments: they measure for minutes to hours."""

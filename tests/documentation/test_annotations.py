@@ -41,7 +41,7 @@ keel explain clip
 """
 
 
-def found(text: str) -> dict[str, Step]:
+def by_text(text: str) -> dict[str, Step]:
     return {step.text: step for step in steps(text)}
 
 
@@ -70,7 +70,7 @@ def test_commands_of_blocks_and_text_are_found_in_their_order() -> None:
     ],
 )
 def test_the_longest_prefix_says_how_a_command_is_run(text: str, planned: Plan) -> None:
-    assert plan(found(PAGE)[text]) == planned
+    assert plan(by_text(PAGE)[text]) == planned
 
 
 def test_a_rule_holds_from_its_comment_on() -> None:
@@ -84,7 +84,7 @@ def test_a_rule_without_a_bar_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "told"),
+    ("page", "message"),
     [
         ("```\nkeel explain nothing\n```", "line 2: `keel explain nothing` ended with status 2"),
         ("```\nkeel explain kl 0.8,0.2 --names a\n```", "ended with status 2"),
@@ -99,14 +99,14 @@ def test_a_rule_without_a_bar_is_an_error() -> None:
 )
 def test_what_fails_as_shown_is_told(
     page: str,
-    told: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     session = Session(tmp_path, monkeypatch, capsys)
     (step,) = steps(page)
-    with pytest.raises((AssertionError, KeyError), match=told):
+    with pytest.raises((AssertionError, KeyError), match=message):
         session.run(step, slow=False)
 
 

@@ -49,7 +49,7 @@ def test_docstrings_are_markdown(name: str) -> None:
     tree = ast.parse(inspect.getsource(importlib.import_module(name)))
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     texts = [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, kinds)]
-    assert [found[0] for text in texts for found in REST.finditer(text)] == []
+    assert [match[0] for text in texts for match in REST.finditer(text)] == []
 
 
 @pytest.mark.parametrize("name", functional.__all__)
