@@ -47,10 +47,9 @@ ENVIRONMENTS = (
     "FrozenLake-v1",
 )
 """Environments chosen before anything was measured; none of them has a preset."""
-SEEDS = 5
-FIRST_SEED = {"sb3": 10, "keel": 20}
-"""None from here on was used to choose the defaults. Earlier defaults of Keel were measured on 10
-to 14, so those are spent on its side."""
+SEEDS = range(30, 40)
+"""Seeds of both sides. Candidates were compared on 100 to 105, and earlier measurements used 10 to
+24: none of these is among them."""
 EPISODES = 20
 METRIC = "eval/return_mean"
 SETTINGS = (
@@ -76,9 +75,9 @@ SETTINGS = (
 SIDES = ("sb3", "keel")
 
 
-def train(side: str, env: str, runs: Path, count: int) -> None:
-    """Train those of the first `count` seeds of one side that are not finished yet."""
-    seeds = missing(side, env, runs, count)
+def train(side: str, env: str, runs: Path) -> None:
+    """Train the seeds of one side that are not finished yet."""
+    seeds = missing(side, env, runs)
     if not seeds:
         return
     print(f"{side} {env} seeds {seeds}", flush=True)
@@ -89,17 +88,10 @@ def train(side: str, env: str, runs: Path, count: int) -> None:
     subprocess.run(command(side, env, seeds, folder), check=True, env=alone)
 
 
-def seeds_of(side: str, count: int) -> range:
-    """Return the first `count` seeds of one side."""
-    return range(FIRST_SEED[side], FIRST_SEED[side] + count)
-
-
-def missing(side: str, env: str, runs: Path, count: int) -> list[int]:
-    """Return those of the first `count` seeds of one side that are not finished."""
+def missing(side: str, env: str, runs: Path) -> list[int]:
+    """Return the seeds of one side that are not finished."""
     folder = runs / side / env
-    return [
-        seed for seed in seeds_of(side, count) if not is_finished(side, folder / f"seed-{seed}")
-    ]
+    return [seed for seed in SEEDS if not is_finished(side, folder / f"seed-{seed}")]
 
 
 def is_finished(side: str, folder: Path) -> bool:
@@ -122,13 +114,9 @@ def command(side: str, env: str, seeds: Sequence[int], folder: Path) -> list[str
     return [sys.executable, "-m", "keel", "train", env, *budget, *place, "--seeds", *words]
 
 
-def judge(env: str, runs: Path, count: int) -> dict[str, Any]:
+def judge(env: str, runs: Path) -> dict[str, Any]:
     """Return what `keel compare` says about one environment, with the mean of each side."""
-    words = [
-        f"{side}={runs / side / env / f'seed-{seed}'}"
-        for side in SIDES
-        for seed in seeds_of(side, count)
-    ]
+    words = [f"{side}={runs / side / env / f'seed-{seed}'}" for side in SIDES for seed in SEEDS]
     comparison = compare(load_runs(words, metric=METRIC), baseline="sb3", metric=METRIC)
     answer = as_json(comparison)
     return {
@@ -209,17 +197,17 @@ def versions(runs: Path) -> dict[str, dict[str, str]]:
     return {"sb3": json.loads(record.read_text())["versions"], "keel": ours}
 
 
-def write(runs: Path, count: int) -> None:
-    """Compare the first `count` seeds and write data and table."""
-    complete = [env for env in ENVIRONMENTS if not any(missing(s, env, runs, count) for s in SIDES)]
+def write(runs: Path) -> None:
+    """Compare, and write data and table."""
+    complete = [env for env in ENVIRONMENTS if not any(missing(s, env, runs) for s in SIDES)]
     if len(complete) < len(ENVIRONMENTS):
         left = ", ".join(env for env in ENVIRONMENTS if env not in complete)
         raise SystemExit(f"not all seeds are trained; first `run`: {left}")
-    cells = {env: judge(env, runs, count) for env in ENVIRONMENTS}
+    cells = {env: judge(env, runs) for env in ENVIRONMENTS}
     data = {
         "metric": METRIC,
         "episodes": EPISODES,
-        "seeds": {side: list(seeds_of(side, count)) for side in SIDES},
+        "seeds": list(SEEDS),
         "settings": settings(runs),
         "versions": versions(runs),
         "summary": summary(cells),
@@ -236,7 +224,6 @@ def main() -> None:
     parser.add_argument("part", choices=("run", "table", "all"))
     parser.add_argument("--runs", type=Path, default=ROOT / "build" / "defaults")
     parser.add_argument("--sides", choices=SIDES, nargs="+", default=SIDES)
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="how many of each side")
     parser.add_argument("--only", choices=ENVIRONMENTS, nargs="+", help="train only these")
     options = parser.parse_args()
     for env in ENVIRONMENTS:
@@ -245,9 +232,9 @@ def main() -> None:
     if options.part in ("run", "all"):
         for env in options.only or ENVIRONMENTS:
             for side in options.sides:
-                train(side, env, options.runs, options.seeds)
+                train(side, env, options.runs)
     if options.part in ("table", "all"):
-        write(options.runs, options.seeds)
+        write(options.runs)
 
 
 if __name__ == "__main__":

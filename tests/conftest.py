@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -27,6 +29,17 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Keep what tests measure, and which code they trust, out of the user's own folders."""
     os.environ["KEEL_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
     os.environ["KEEL_STATE_DIR"] = str(tmp_path_factory.mktemp("state"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_process_left() -> Iterator[None]:
+    """Fail a module whose tests leave a worker process behind; close environments in a fixture."""
+    yield
+    gc.collect()  # environments that nothing refers to any more close themselves
+    left = multiprocessing.active_children()
+    for process in left:
+        process.kill()
+    assert not left, f"these processes outlived the tests of their module: {left}"
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -15,7 +15,7 @@ from keel.presets import preset, preset_for
 from keel.runs.resume import flat
 
 DATA = Path(__file__).resolve().parents[2] / "docs" / "data" / "defaults.json"
-FEWEST_ENVIRONMENTS, FEWEST_SEEDS = 8, 5
+FEWEST_ENVIRONMENTS, FEWEST_SEEDS = 8, 10
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +51,6 @@ def test_the_defaults_are_never_rolled_back_against_sb3(published: dict[str, Any
     cells = published["cells"].values()
     verdicts = [cell["verdict"] for cell in cells]
     assert "roll back" not in verdicts
-    assert verdicts.count("keep") >= 2
+    assert verdicts.count("keep") >= 3
     higher = sum(cell["keel"]["mean"] > cell["sb3"]["mean"] for cell in cells)
     assert higher >= 0.75 * len(verdicts)

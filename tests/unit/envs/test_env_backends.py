@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import env_toys
@@ -40,15 +39,15 @@ BACKENDS: dict[str, Callable[[int], Envs]] = {
 }
 
 
-@lru_cache
-def three(name: str) -> Envs:
-    """Made once: every test resets them, and starting processes takes its time."""
-    return BACKENDS[name](3)
+@pytest.fixture(scope="module", params=BACKENDS)
+def envs(request: pytest.FixtureRequest) -> Iterator[Envs]:
+    """Three environments of a backend, made once: tests reset them, and processes start slowly."""
+    made = BACKENDS[request.param](3)
+    yield made
+    made.close()
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-def test_every_autoreset_mode_gives_the_transitions_of_a_plain_loop(name: str) -> None:
-    envs = three(name)
+def test_every_autoreset_mode_gives_the_transitions_of_a_plain_loop(envs: Envs) -> None:
     found = env_toys.transitions(envs, seed=11, rows=40)
     expected = env_toys.naive(make_walk, env_seeds(11, 3), 40)
     for mine, theirs in zip(found, expected, strict=True):
@@ -58,9 +57,7 @@ def test_every_autoreset_mode_gives_the_transitions_of_a_plain_loop(name: str) -
     assert {(True, False), (False, True)} <= ends, "both kinds of end must have been seen"
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-def test_episode_statistics_are_those_of_a_plain_loop(name: str) -> None:
-    envs = three(name)
+def test_episode_statistics_are_those_of_a_plain_loop(envs: Envs) -> None:
     envs.reset(5)
     rng = np.random.default_rng(0)
     total, length = np.zeros(3), np.zeros(3, dtype=int)
@@ -75,9 +72,7 @@ def test_episode_statistics_are_those_of_a_plain_loop(name: str) -> None:
         total[ended], length[ended] = 0.0, 0
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-def test_ignored_rows_follow_a_done_row_and_carry_nothing(name: str) -> None:
-    envs = three(name)
+def test_ignored_rows_follow_a_done_row_and_carry_nothing(envs: Envs) -> None:
     envs.reset(0)
     done = np.zeros(3, dtype=bool)
     for _ in range(40):
@@ -92,9 +87,7 @@ def test_ignored_rows_follow_a_done_row_and_carry_nothing(name: str) -> None:
         done = step.terminated | step.truncated
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-def test_a_step_is_the_callers_to_keep(name: str) -> None:
-    envs = three(name)
+def test_a_step_is_the_callers_to_keep(envs: Envs) -> None:
     envs.reset(0)
     kept = envs.step(np.array([0, 1, 1]))
     before = [np.array(x) for x in (kept.obs["obs"], kept.reward, kept.terminated, kept.ignored)]
@@ -104,9 +97,7 @@ def test_a_step_is_the_callers_to_keep(name: str) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-def test_dtypes_and_shapes(name: str) -> None:
-    envs = three(name)
+def test_dtypes_and_shapes(envs: Envs) -> None:
     assert envs.reset(0)["obs"].dtype == np.float32
     step = envs.step(np.array([0, 1, 0]))
     assert step.obs["obs"].shape == (3, 2)
