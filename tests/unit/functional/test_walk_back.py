@@ -17,7 +17,7 @@ from keel.functional import WalkBack, walk_back
 
 def alone(kl_at: Callable[[float], float], bound: float) -> WalkBack:
     """`walk_back` of a single group."""
-    return walk_back(lambda share: torch.tensor([kl_at(share.item())]).double(), bound)
+    return walk_back(lambda share: torch.tensor([kl_at(share.item())], dtype=torch.float64), bound)
 
 
 def test_a_step_inside_the_bound_is_kept_whole() -> None:
@@ -42,17 +42,50 @@ def test_a_kl_that_never_holds_rolls_back() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_kl_that_is_not_finite_is_walked_back_by_halving(bad: float) -> None:
+def test_a_kl_that_is_not_finite_is_walked_back_to_where_it_is(bad: float) -> None:
     result = alone(lambda share: bad if share > 0.3 else 0.001, bound=0.01)
-    assert result.fraction.item() == 0.25
+    assert 0.25 <= result.fraction.item() <= 0.3
     assert result.kl.item() == pytest.approx(0.001)
 
 
-def test_a_linear_kl_ends_in_halving() -> None:
-    """√ undershoots the cut that a linear KL needs; halving finishes the work."""
-    result = alone(lambda share: 1e4 * share, bound=0.01)
-    assert result.fraction.item() > 0.0
-    assert result.kl.item() <= 0.01
+@pytest.mark.parametrize("power", [1.0, 1.5, 2.0, 3.0, 5.0, 8.0])
+@pytest.mark.parametrize("excess", [1.0001, 1.5, 40.0, 1e4])
+@pytest.mark.parametrize("bound", [1e-4, 0.05])
+def test_half_of_the_bound_or_more_is_kept_of_any_power(
+    power: float, excess: float, bound: float
+) -> None:
+    """KL(α) = excess · bound · α^p: two measurements tell p, the next one lands."""
+    result = alone(lambda share: excess * bound * share**power, bound)
+    assert 0.5 * bound <= result.kl.item() <= bound
+    assert result.evaluations <= 8
+
+
+pieces = st.lists(st.tuples(st.floats(0.01, 6.0), st.floats(0.0, 8.0)), max_size=5)
+
+
+@given(pieces, st.floats(0.3, 8.0), st.floats(1e-6, 9.2), st.floats(1e-4, 1.0))
+def test_half_of_the_bound_or_more_is_kept_wherever_the_slope_is_at_most_eight(
+    pieces: list[tuple[float, float]], tail: float, excess: float, bound: float
+) -> None:
+    """log KL over log α in straight pieces: cusps, plateaus (slope 0) and cliffs (slope 8)."""
+
+    def kl_at(share: float) -> float:
+        left, log_kl = -math.log(share), math.log(bound) + excess
+        for length, slope in [*pieces, (math.inf, tail)]:
+            log_kl -= slope * min(left, length)
+            left = max(0.0, left - length)
+        return math.exp(max(log_kl, -700.0))
+
+    result = alone(kl_at, bound)
+    assert 0.5 * bound <= result.kl.item() <= bound
+    assert result.evaluations <= 20
+
+
+def test_the_search_ends_where_a_kl_jumps_over_half_of_the_bound() -> None:
+    """From 0.1 to 100 of the bound at α = 0.2: no share has more, and what holds is kept."""
+    result = alone(lambda share: 0.005 if share < 0.2 else 5.0, bound=0.05)
+    assert result.kl.item() == 0.005
+    assert 0.17 < result.fraction.item() < 0.2
 
 
 def test_groups_are_walked_back_on_their_own() -> None:
