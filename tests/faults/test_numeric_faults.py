@@ -104,7 +104,7 @@ def test_outputs_that_are_not_finite_are_told_as_such() -> None:
         params[0, session.agent.layout.slice_of("actor.layers.1.bias")] = torch.nan
         rows = rows_of(collected.rollout)
         with pytest.raises(NumericError, match="the policy's output is not finite"):
-            check_replay(session.agent, params, rows, state.knobs, enforce=True)
+            check_replay(session.agent, params, rows, 1.0, enforce=True)
     finally:
         session.envs.close()
 

@@ -71,27 +71,48 @@ def no_moments(shape: tuple[int, ...] = ()) -> RunningMoments:
     return RunningMoments(np.zeros(()), np.zeros(shape), np.zeros(shape))
 
 
+class Scaling(NamedTuple):
+    """What is subtracted from an observation, and what it is multiplied with; float32 each."""
+
+    mean: np.ndarray
+    inverse: np.ndarray
+    """1 / standard deviation"""
+
+    def towards(self, other: Scaling, share: float) -> Scaling:
+        """Return the scaling after a share of the way to another; exactly the other one at 1."""
+        if share == 1.0:
+            return other
+        return Scaling(*(a + np.float32(share) * (b - a) for a, b in zip(self, other, strict=True)))
+
+
 @dataclass(frozen=True, eq=False)
 class ObsNormaliser:
     """(x − mean) / √(variance + ε), clipped, for every float32 vector; other keys pass unchanged.
 
-    Images, counted observations and masks have no entry in `moments`.
+    New statistics change the policy. So what was seen (`moments`) and what is in force (`scaling`)
+    are apart: `absorb` adds to the first, `settle` moves the second towards it. Images, counted
+    observations and masks have no entry in either.
     """
 
     moments: Mapping[str, RunningMoments]
     clip: float = 10.0
     epsilon: float = 1e-8
-    _scaling: Mapping[str, tuple[np.ndarray, np.ndarray]] = field(init=False, repr=False)
+    scaling: Mapping[str, Scaling] = field(default_factory=dict)
+    """of every key; by default that of `moments`"""
 
     def __post_init__(self) -> None:
-        scaling = {
-            key: (
+        if not self.scaling:
+            object.__setattr__(self, "scaling", self._measured())
+
+    def _measured(self) -> dict[str, Scaling]:
+        """Return the scaling of all that was seen."""
+        return {
+            key: Scaling(
                 known.mean.astype(np.float32),
                 (1.0 / np.sqrt(known.variance + self.epsilon)).astype(np.float32),
             )
             for key, known in self.moments.items()
         }
-        object.__setattr__(self, "_scaling", scaling)
 
     @classmethod
     def for_space(
@@ -110,7 +131,7 @@ class ObsNormaliser:
     def apply(self, obs: Obs) -> Obs:
         """Observations `[*lead, *shape]` as float32 of the same shape; the input is untouched."""
         out = dict(obs)
-        for key, (mean, inverse) in self._scaling.items():
+        for key, (mean, inverse) in self.scaling.items():
             array = obs[key] - mean
             array *= inverse
             np.minimum(array, self.clip, out=array)
@@ -119,25 +140,43 @@ class ObsNormaliser:
         return out
 
     def absorb(self, batch: Obs, weight: np.ndarray | None = None) -> ObsNormaliser:
-        """A new normaliser that has also seen `batch` `[T, N, *shape]`, raw, not normalised.
+        """Return a normaliser that has also seen a batch; it normalises as before.
 
-        `weight` `[T, N]` is 0 for rows that do not count.
+        Args:
+            batch: Raw observations `[T, N, *shape]`, not normalised.
+            weight: `[T, N]`, 0 for rows that do not count.
         """
-        seen = {key: known.absorb(batch[key], weight) for key, known in self.moments.items()}
-        return replace(self, moments=seen)
+        moments = {key: known.absorb(batch[key], weight) for key, known in self.moments.items()}
+        return replace(self, moments=moments)
+
+    def settle(self, share: float = 1.0) -> ObsNormaliser:
+        """Return a normaliser whose scaling went a share of the way to that of all it has seen."""
+        measured = self._measured()
+        scaling = {key: old.towards(measured[key], share) for key, old in self.scaling.items()}
+        return replace(self, scaling=scaling)
 
     def export(self) -> dict[str, np.ndarray]:
-        """The statistics as float64 arrays; `restore` is the inverse."""
-        return {
-            f"{key}.{name}": np.array(value)
+        """Return statistics (float64) and scaling (float32); `restore` is the inverse."""
+        parts: dict[str, Mapping[str, np.ndarray]] = {
+            key: {**known._asdict(), **_prefixed(self.scaling[key])}
             for key, known in self.moments.items()
-            for name, value in known._asdict().items()
+        }
+        return {
+            f"{key}.{name}": np.array(x) for key, part in parts.items() for name, x in part.items()
         }
 
     def restore(self, state: Mapping[str, np.ndarray]) -> ObsNormaliser:
-        """A normaliser like this one with the statistics of `state`."""
+        """Return a normaliser like this one with the statistics and the scaling of `state`.
+
+        Version 0.1 saved no scaling: there, that of the statistics was always in force.
+        """
+        moments = {key: _restored(known, state, key) for key, known in self.moments.items()}
+        like = replace(self, moments=moments, scaling={})
+        if not any(f"{key}.{name}" in state for key in moments for name in SCALING):
+            return like
         return replace(
-            self, moments={key: _restored(known, state, key) for key, known in self.moments.items()}
+            like,
+            scaling={key: _restored_scaling(old, state, key) for key, old in like.scaling.items()},
         )
 
 
@@ -212,6 +251,27 @@ class RewardNormaliser:
         if total.shape != self.total.shape:
             raise InputError(f"total: expected {list(self.total.shape)}, got {list(total.shape)}")
         return replace(self, total=total, moments=_restored(self.moments, state, "return"))
+
+
+SCALING = ("scaling_mean", "scaling_inverse")
+
+
+def _prefixed(scaling: Scaling) -> dict[str, np.ndarray]:
+    return dict(zip(SCALING, scaling, strict=True))
+
+
+def _restored_scaling(like: Scaling, state: Mapping[str, np.ndarray], key: str) -> Scaling:
+    names = [f"{key}.{name}" for name in SCALING]
+    missing = [name for name in names if name not in state]
+    if missing:
+        raise InputError(f"the state of a normaliser lacks {', '.join(missing)}")
+    saved = Scaling(*(np.array(state[name], dtype=np.float32) for name in names))
+    if saved.mean.shape != like.mean.shape or saved.inverse.shape != like.mean.shape:
+        raise InputError(
+            f"{key}: expected a scaling of shape {list(like.mean.shape)}, "
+            f"got {list(saved.mean.shape)} and {list(saved.inverse.shape)}"
+        )
+    return saved
 
 
 def _restored(like: RunningMoments, state: Mapping[str, np.ndarray], key: str) -> RunningMoments:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
@@ -12,9 +13,10 @@ from torch import Tensor
 from keel.errors import KeelError
 from keel.functional import Ratio, RatioReport, ratio_report, walk_back
 from keel.models.agent import Agent
+from keel.regions.gate import check_replay, is_due, is_odd
 from keel.regions.measure import (
-    behaviour_at,
-    exact_kl,
+    Bounded,
+    Measurement,
     group_mean,
     kl_metrics,
     measure,
@@ -53,14 +55,16 @@ class Region(Protocol):
 class Certified:
     """Wraps a region: afterwards mean KL(old‖new) ≤ `Knobs.max_kl` for every group, always.
 
-    It speaks of the states of this rollout; of states never seen it can say nothing. After a pulse
-    of temperature the policy acts cold again, where the same step is a longer one: the bound holds
-    for both.
+    Old is the policy that sampled, as it sampled: its statistics, its temperature. New is the one
+    that acts next. Where either has a temperature, the bound holds without it, too. It speaks of
+    the states of this rollout; of states never seen it can say nothing.
     """
 
     region: Region
     enforce: bool = True
     """False: measure and report, but leave the update as it is"""
+    gate: bool = True
+    """refuse to learn from another policy's actions"""
 
     def init(self, agent: Agent) -> Optimum:
         """The region's own state."""
@@ -80,63 +84,48 @@ class Certified:
         knobs: Knobs,
         rng: torch.Generator,
         step: Step,
+        number: int = 0,
     ) -> tuple[Optimum, UpdateReport]:
-        """Update, measure, and walk back what is over the bound."""
+        """Update, measure, and walk back what is over the bound.
+
+        Args:
+            agent: whose policy it is.
+            state: parameters and optimizer that sampled the rows.
+            rows: the rollout.
+            targets: advantages and what the critic learns.
+            knobs: as they are for this update; its temperature is that of the policy acting next.
+            rng: for shuffling.
+            step: one step of the optimizer.
+            number: of the update, from 0: the gate looks at all rows in some of them.
+        """
+        began = time.perf_counter()
+        gate = _Gate(agent, state.params, rows, knobs, self.gate)
+        if is_due(number):
+            gate.look()
+        looked = time.perf_counter() - began
         after, report = self.region.update(agent, state, rows, targets, knobs, rng, step)
         updated = time.perf_counter()
-
-        cold = None
-        if knobs.temperature != 1.0:
-            cold = replace(rows, behaviour=behaviour_at(agent, state.params, rows, 1.0))
-
-        def larger(kl: Tensor, params: Tensor) -> Tensor:
-            """`[G]` on the CPU: the KL at the temperature that sampled, or without it; of agents
-            that share a row, the largest."""
-            if cold is not None:
-                kl = torch.maximum(kl, exact_kl(agent, params, cold, 1.0))
-            return agent.worst(kl).cpu()
-
-        def kl_at(fraction: Tensor) -> Tensor:
-            params = _interpolate(agent, state.params, after.params, fraction)
-            return larger(exact_kl(agent, params, rows, knobs.temperature), params)
-
+        bounded = Bounded(agent, state.params, rows, knobs.temperature)
         measured = measure(agent, after.params, rows, knobs.temperature)
-        requested = larger(group_mean(measured.kl, rows), after.params)
-        fraction, kl = torch.ones_like(requested), requested
-        measured_at = walked_at = time.perf_counter()
+        requested = kl = bounded.kl(after.params, measured.kl)
+        gate.look_again(report.metrics["train/gate_log_ratio"], requested)
+        fraction, spent = torch.ones_like(requested), time.perf_counter() - updated
         if self.enforce and not bool((requested <= knobs.max_kl).all()):
-            found = walk_back(kl_at, knobs.max_kl, requested.shape[0], requested=requested)
-            fraction, kl, requested = found.fraction, found.kl, found.requested
+            fraction = _share_to_keep(bounded, state, after, knobs.max_kl, requested)
             after = _walk(agent, state, after, fraction)
+            began = time.perf_counter()  # walking back, where it was needed, is apart
             measured = measure(agent, after.params, rows, knobs.temperature)
-            walked_at = time.perf_counter()
+            kl = bounded.kl(after.params, measured.kl)
+            spent += time.perf_counter() - began
         verdict = _verdict(report, fraction)
-        ratios = ratio_report(measured.ratio, max_log_ratio=self.region.objective.max_log_ratio)
-        quantiles = _ratio_quantiles(measured.ratio.ratio, measured.ratio.weight)
-        entropy, own = group_mean(measured.entropy, rows), dict(report.agents)
-        outside = group_mean(_outside(measured.ratio, knobs), rows)
-        if rows.group_axis is not None:
-            own |= {
-                "train/kl_exact": group_mean(measured.kl, rows),
-                "train/entropy": entropy,
-                "train/ratio_outside": outside,
-            }
+        own, metrics = self._measures(measured, rows, knobs)
         metrics = {
             **report.metrics,
-            **kl_metrics(measured, rows),
-            **quantiles,
-            "train/entropy": entropy.mean().item(),
-            **_warnings(ratios),
-            "train/log_ratio_max": ratios.max_abs_log_ratio.item(),
-            "train/ratio_outside": outside.mean().item(),
-            "train/ratio_min": ratios.ratio_min.item(),
-            "train/ratio_max": ratios.ratio_max.item(),
-            "train/effective_sample_size": ratios.effective_sample_size.item(),
+            **metrics,
+            **gate.metrics,
             "train/kl_exact": kl.max().item(),
             "train/kl_requested": requested.max().item(),
             "train/kl_step": kl.max().item() if verdict != "rejected" else float("nan"),
-            "train/kl_is_exact": 1.0,
-            "train/max_kl": knobs.max_kl,
             "train/alpha": (report.alpha * fraction).min().item(),
             "train/walk_back": float(verdict != "accepted"),
         }
@@ -144,23 +133,98 @@ class Certified:
             metrics["train/kl_demos"] = shown_kl(
                 agent, state.params, after.params, rows.shown, knobs.temperature
             )
-        spent = (measured_at - updated) + (time.perf_counter() - walked_at)
-        metrics["time/certify_seconds"] = spent  # walking back, where it was needed, is apart
-        reason = report.reason
-        if bool((fraction < 1.0).any()):
-            reason = "the exact KL was above max_kl"
-        if not bool(requested.isfinite().all()):
-            reason = "the exact KL was not finite"
+        metrics["time/certify_seconds"] = spent
+        metrics["time/gate_seconds"] = looked
         return after, replace(
             report,
             kl_exact=kl,
             kl_requested=requested,
             alpha=report.alpha * fraction,
             verdict=verdict,
-            reason=reason,
+            reason=_reason(report, requested, fraction),
             metrics=metrics,
-            agents=own,
+            agents={**report.agents, **own},
         )
+
+    def _measures(
+        self, measured: Measurement, rows: Rows, knobs: Knobs
+    ) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """What every agent has for itself, and what all have together."""
+        ratios = ratio_report(measured.ratio, max_log_ratio=self.region.objective.max_log_ratio)
+        entropy = group_mean(measured.entropy, rows)
+        outside = group_mean(_outside(measured.ratio, knobs), rows)
+        own = {
+            "train/kl_exact": group_mean(measured.kl, rows),
+            "train/entropy": entropy,
+            "train/ratio_outside": outside,
+        }
+        return {} if rows.group_axis is None else own, {
+            **kl_metrics(measured, rows),
+            **_ratio_quantiles(measured.ratio.ratio, measured.ratio.weight),
+            **_warnings(ratios),
+            "train/entropy": entropy.mean().item(),
+            "train/log_ratio_max": ratios.max_abs_log_ratio.item(),
+            "train/ratio_outside": outside.mean().item(),
+            "train/ratio_min": ratios.ratio_min.item(),
+            "train/ratio_max": ratios.ratio_max.item(),
+            "train/effective_sample_size": ratios.effective_sample_size.item(),
+            "train/kl_is_exact": 1.0,
+            "train/max_kl": knobs.max_kl,
+        }
+
+
+@dataclass
+class _Gate:
+    """The consistency gate of one update."""
+
+    agent: Agent
+    params: Tensor
+    rows: Rows
+    knobs: Knobs
+    enforce: bool
+    gap: float = math.nan
+    all_rows: bool = False
+
+    def look(self) -> None:
+        """Replay all rows."""
+        temperature = self.knobs.temperature
+        self.gap = check_replay(self.agent, self.params, self.rows, temperature, self.enforce)
+        self.all_rows = True
+
+    def look_again(self, seen: float, requested: Tensor) -> None:
+        """Take what the objective's first pass saw, and replay all rows if that is odd."""
+        if self.all_rows:
+            return
+        as_sampled = self.rows.sampled is None
+        if as_sampled:
+            self.gap = seen
+        if is_odd(self.gap, requested, self.knobs.max_kl) or (as_sampled and math.isnan(seen)):
+            self.look()
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """NaN where nothing was looked at."""
+        return {
+            "train/gate_log_ratio": self.gap,
+            "train/gate_all_rows": float(self.all_rows),
+        }
+
+
+def _share_to_keep(
+    bounded: Bounded, old: Optimum, new: Optimum, max_kl: float, requested: Tensor
+) -> Tensor:
+    """Return the share of each group's step whose KL is inside the bound, `[G]`."""
+
+    def kl_at(fraction: Tensor) -> Tensor:
+        return bounded.kl(_interpolate(bounded.agent, old.params, new.params, fraction))
+
+    return walk_back(kl_at, max_kl, requested.shape[0], requested=requested).fraction
+
+
+def _reason(report: UpdateReport, requested: Tensor, fraction: Tensor) -> str:
+    if not bool(requested.isfinite().all()):
+        return "the exact KL was not finite"
+    return "the exact KL was above max_kl" if bool((fraction < 1.0).any()) else report.reason
 
 
 Verdict = Literal["accepted", "walked_back", "rejected"]

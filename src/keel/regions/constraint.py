@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import torch
@@ -18,16 +18,14 @@ from keel.models.agent import Agent
 from keel.models.fisher import fisher_product
 from keel.regions.critic import CriticFit
 from keel.regions.faults import not_finite
-from keel.regions.gate import GATE, check_replay
 from keel.regions.imitation import Limit, cloning_metrics, mean_cloning_loss, pull
-from keel.regions.measure import behaviour_at, chunks, group_mean
+from keel.regions.measure import Bounded, behaviour_at, chunks, group_mean
 from keel.regions.objective import Objective
 from keel.regions.stepper import Optimum, Step, initial_optimum
 from keel.rollout.batch import (
     Learned,
     Rows,
     Targets,
-    mapped,
     of_members,
     take,
     take_rows,
@@ -62,8 +60,6 @@ class Constraint:
     land: bool = True
     objective: Objective = field(default_factory=Objective)
     critic: CriticFit = field(default_factory=CriticFit)
-    gate: bool = True
-    """refuse to learn from another policy's actions"""
     limit: Limit | None = None
     """on what demonstrations may do"""
 
@@ -114,7 +110,7 @@ class Constraint:
             pulled = pull(agent, state.params, rows, learned.advantage, knobs)
             knobs = knobs if self.limit is None else self.limit(knobs, pulled)
         problem = Problem(agent, state.params, rows, learned.advantage, knobs, self.objective)
-        gradient, gap = problem.gradient(self.gate)
+        gradient, gap = problem.gradient()
         if pulled is not None:
             gradient -= knobs.bc_coef * pulled.cloning[: gradient.shape[0]].to(gradient)
         if not bool(gradient.isfinite().all()):
@@ -219,9 +215,9 @@ class Problem:
         if floor is not None and group_mean(entropy, self.rows).item() < floor:
             self._slope += self.objective.entropy_floor_coef
 
-    def gradient(self, gate: bool = True) -> tuple[Tensor, float]:
+    def gradient(self) -> tuple[Tensor, float]:
         """Of the objective, in the policy's parameters `[P]`; and the largest |log-ratio|, which is
-        0 here, or the gate stops the run."""
+        0 where the policy is still the one that sampled; NaN if any is not finite."""
         agent, rows, start = self.agent, self.rows, self.agent.critic_from
         total = rows.weight.double().sum().clamp(min=1.0)
         policy = self.params[0, :start]
@@ -236,11 +232,11 @@ class Problem:
             gain, largest = self._gain(now, part, self._slope)
             (slope,) = torch.autograd.grad(gain / total, leaf)
             gradient += slope
-            if not largest <= GATE:  # or NaN
-                looked_at = mapped(rows, partial(_slice, part))
-                largest = check_replay(agent, self.params, looked_at, self.knobs, gate)
-            gap = max(gap, largest)
-        self.before = self.value(rows.behaviour, self.params)
+            gap = largest if math.isnan(largest) else max(gap, largest)
+        start_policy = rows.behaviour
+        if rows.sampled is not None:  # the step begins at the policy as it acts next
+            start_policy = behaviour_at(agent, self.params, rows, self.knobs.temperature)
+        self.before = self.value(start_policy, self.params)
         return gradient, gap
 
     def _gain(self, now: dict[str, Tensor], part: slice, slope: float) -> tuple[Tensor, float]:
@@ -298,21 +294,14 @@ class Problem:
         return gain - self.knobs.bc_coef * self.cloned(params)
 
     def evaluate(self, params: Tensor) -> tuple[float, float]:
-        """(improvement of the objective, exact mean KL(old‖new)), over all rows.
-
-        In a pulse of temperature the policy will act cold again: the larger KL of both counts.
-        """
-        rows, dist = self.rows, self.agent.dist
-        now = behaviour_at(self.agent, params, rows, self.knobs.temperature)
-        kl = group_mean(dist.kl(rows.behaviour, now), rows).item()
-        if self.knobs.temperature != 1.0:
-            cold = behaviour_at(self.agent, params, rows, 1.0)
-            kl = max(kl, group_mean(dist.kl(self._cold, cold), rows).item())
-        return self.value(now, params) - self.before, kl
+        """(improvement of the objective, exact mean KL(old‖new)), over all rows."""
+        now = behaviour_at(self.agent, params, self.rows, self.knobs.temperature)
+        kl = self._bounded.kl(params, self.agent.dist.kl(self.rows.behaviour, now))
+        return self.value(now, params) - self.before, kl.max().item()
 
     @cached_property
-    def _cold(self) -> dict[str, Tensor]:
-        return behaviour_at(self.agent, self.params, self.rows, 1.0)
+    def _bounded(self) -> Bounded:
+        return Bounded(self.agent, self.params, self.rows, self.knobs.temperature)
 
 
 def _land(kl_at: Callable[[float], float], bound: float) -> float:
@@ -341,10 +330,6 @@ def _land(kl_at: Callable[[float], float], bound: float) -> float:
         before = here
         scale = min(scale * (LANDING[1] * bound / kl) ** (1.0 / power), GROWTH)
     return best or scale
-
-
-def _slice(part: slice, x: Tensor) -> Tensor:
-    return x[part]
 
 
 def _why_no_direction(found: ConjugateGradient, gradient: Tensor) -> str:

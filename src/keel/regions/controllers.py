@@ -36,6 +36,8 @@ class Outcome:
     """between the gradients of both"""
     kl_reference: float = math.nan
     """exact KL(policy‖reference), in the unit of who steers by it; NaN without a reference"""
+    temperature: float = 1.0
+    """at which the next rollout is sampled"""
 
 
 class Controller(Protocol):
@@ -213,7 +215,9 @@ class Stabiliser:
 class TemperaturePulses:
     """Heat the policy for one rollout every `interval` updates, or on stagnation (note 004).
 
-    The temperature is part of the distribution: sampling, log-probs and KL all see it.
+    The temperature is part of the distribution: sampling, log-probs and KL all see it. It moves as
+    far as the trust region lets it in every update, so a pulse may take several updates to come and
+    to go.
     """
 
     interval: int = 8
@@ -223,7 +227,7 @@ class TemperaturePulses:
 
     def init(self) -> State:
         """No update yet, no returns remembered."""
-        return {"since": 0.0}
+        return {"since": 0.0, "rising": 0.0}
 
     def __call__(self, state: State, outcome: Outcome, knobs: Knobs) -> tuple[State, Knobs]:
         """Turn `temperature`."""
@@ -231,12 +235,14 @@ class TemperaturePulses:
         if outcome.return_mean == outcome.return_mean:
             returns = [*returns, outcome.return_mean][-self.memory :]
         since = state["since"] + 1.0
-        pulse = since >= self.interval or self._stagnant(returns)
-        remembered = [] if pulse else returns
+        begins = since >= self.interval or self._stagnant(returns)
+        unfinished = bool(state.get("rising", 0.0)) and outcome.temperature != self.magnitude
+        remembered = [] if begins else returns
         after = {f"return{i}": value for i, value in enumerate(remembered)}
+        hot = begins or unfinished
         return (
-            {"since": 0.0 if pulse else since, **after},
-            replace(knobs, temperature=self.magnitude if pulse else 1.0),
+            {"since": 0.0 if begins else since, "rising": float(hot), **after},
+            replace(knobs, temperature=self.magnitude if hot else 1.0),
         )
 
     def _stagnant(self, returns: list[float]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -61,10 +62,35 @@ def exact_kl(agent: Agent, params: Tensor, rows: Rows, temperature: float) -> Te
     return group_mean(torch.cat(parts), rows)
 
 
-def drift(agent: Agent, params: Tensor, before: Rows, after: Rows, temperature: float) -> Tensor:
-    """Mean exact KL per group, `[G]`, by which other observations alone change the policy."""
-    kl = kl_between(agent, (params, before), (params, after), temperature)
-    return group_mean(kl, before)
+class Bounded:
+    """The KL that is bounded: from the policy that sampled the rows to one that would act next.
+
+    Where one of them has a temperature, policies are also compared without it, as they are when
+    they are evaluated; the larger KL counts.
+    """
+
+    def __init__(self, agent: Agent, params: Tensor, rows: Rows, temperature: float) -> None:
+        """`params` `[G, P]` sampled the rows; `temperature` is that of the policy acting next."""
+        self.agent, self.rows, self.temperature = agent, rows, temperature
+        self._cold: Rows | None = None
+        if temperature != 1.0 or rows.sampled_at(temperature) != 1.0:
+            before = behaviour_at(agent, params, rows.as_sampled(), 1.0)
+            self._cold = replace(rows, behaviour=before)
+
+    def kl(self, params: Tensor, known: Tensor | None = None) -> Tensor:
+        """Return the mean exact KL, `[G]` on the CPU, of agents that share a row the largest.
+
+        Args:
+            params: `[G, P]` of the policy acting next.
+            known: `[R, *rest]`, the KL of every row at the temperature, where it was measured.
+        """
+        if known is None:
+            kl = exact_kl(self.agent, params, self.rows, self.temperature)
+        else:
+            kl = group_mean(known, self.rows)
+        if self._cold is not None:
+            kl = torch.maximum(kl, exact_kl(self.agent, params, self._cold, 1.0))
+        return self.agent.worst(kl).cpu()
 
 
 def shown_kl(agent: Agent, old: Tensor, new: Tensor, shown: Shown, temperature: float) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from keel.models.agent import Agent
 from keel.regions.faults import BAD_STEPS, not_finite
-from keel.regions.gate import GATE, check_objective, check_replay
+from keel.regions.gate import GATE, check_objective, replay_gap
 from keel.regions.imitation import Limit, Pull, cloning_metrics, pull
 from keel.regions.objective import Batch, Objective, Statistics
 from keel.regions.stepper import Optimum, Step, StepResult, initial_optimum
@@ -40,7 +40,7 @@ class Proximal:
     max_grad_norm: float = 0.5
     objective: Objective = field(default_factory=Objective)
     gate: bool = True
-    """refuse to learn from another policy's actions"""
+    """refuse to learn where the objective sees another policy than a replay does"""
     limit: Limit | None = None
     """on what demonstrations may do"""
 
@@ -82,8 +82,9 @@ class Proximal:
                     gap = result.statistics.log_ratio_max.max().item()
                     if not gap <= GATE:
                         first = batch.take(index, real)
-                        replayed = check_replay(agent, state.params, first, knobs, self.gate)
-                        gap = check_objective(gap, replayed, self.gate)
+                        replayed = replay_gap(agent, state.params, first, knobs)
+                        check_objective(gap, replayed, self.gate)
+                        gap = max(gap, replayed) if math.isfinite(gap) else replayed
                 taken.append(_Taken(result.statistics, result.gradient_norm))
                 if not math.isfinite(result.gradient_norm.sum().item()):
                     skipped = self._skip(result, state, batch.take(index, real), skipped + 1)

@@ -7,7 +7,7 @@ language model, takes a whole sequence, so that nothing is ever shuffled inside 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -38,6 +38,15 @@ class Shown(NamedTuple):
         )
 
 
+class Sampled(NamedTuple):
+    """Conditions of the sampling, where the update has others: the policy that acts next sees new
+    statistics, or is hotter or colder."""
+
+    obs: Tree
+    """`[R, …]`: as the network saw them"""
+    temperature: float
+
+
 @dataclass(frozen=True)
 class Rows:
     """`[R, *rest]` tensors of a rollout; `rest` is `()`, `(A,)` for agents or `(L,)` for tokens."""
@@ -50,11 +59,21 @@ class Rows:
     group_axis: int | None
     shown: Shown | None = None
     """what others did, to be imitated beside"""
+    sampled: Sampled | None = None
+    """None: as the update has it"""
 
     @property
     def count(self) -> int:
         """R."""
         return self.weight.shape[0]
+
+    def as_sampled(self) -> Rows:
+        """Return the rows with the observations that the policy sampled on."""
+        return self if self.sampled is None else replace(self, obs=self.sampled.obs, sampled=None)
+
+    def sampled_at(self, temperature: float) -> float:
+        """Return the temperature that the policy sampled at, given that of the update."""
+        return temperature if self.sampled is None else self.sampled.temperature
 
 
 def rows_of(rollout: Rollout) -> Rows:
@@ -133,6 +152,9 @@ def in_order(order: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 def mapped(rows: Rows, function: Callable[[Tensor], Tensor]) -> Rows:
     """Rows of a single agent, from all of their tensors alike."""
+    sampled = rows.sampled
+    if sampled is not None:
+        sampled = sampled._replace(obs={key: function(x) for key, x in sampled.obs.items()})
     return Rows(
         obs={key: function(x) for key, x in rows.obs.items()},
         behaviour={key: function(x) for key, x in rows.behaviour.items()},
@@ -140,6 +162,7 @@ def mapped(rows: Rows, function: Callable[[Tensor], Tensor]) -> Rows:
         log_prob=function(rows.log_prob),
         weight=function(rows.weight),
         group_axis=None,
+        sampled=sampled,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
@@ -33,17 +33,47 @@ class Episodes(NamedTuple):
     """`[E]` each: what the environment itself has to say of them"""
 
 
+class RawObs(NamedTuple):
+    """Observations of a rollout as the environments gave them, before they were normalised."""
+
+    rows: Obs
+    """`[T, N, …]`"""
+    last: Obs
+    """`[N, …]`: after the last row"""
+    final: Obs | None
+    """`[K, …]`: the last of truncated episodes, as `Rollout.final_obs`"""
+
+
 class Collected(NamedTuple):
     """A rollout, and what goes with it."""
 
     rollout: Rollout
     reward: Array
     """`[T, N]` raw"""
-    raw_obs: Obs | None
-    """`[T, N, …]` of the keys that are normalised, before that; None where none is"""
+    raw: RawObs | None
+    """None where nothing is normalised"""
     value: Tensor | None
     """`[T, N]`, where the actor's pass gave it"""
     episodes: Episodes
+
+    def normalised_by(self, normaliser: ObsNormaliser) -> Rollout:
+        """Return the rollout with its observations as another normaliser shows them."""
+        if self.raw is None:
+            return self.rollout
+
+        def shown(raw: Obs) -> dict[str, Tensor]:
+            normalised = normaliser.apply(raw)
+            return {key: torch.from_numpy(normalised[key]) for key in normaliser.scaling}
+
+        rollout, final = self.rollout, self.rollout.final_obs
+        if final is not None and self.raw.final is not None:
+            final = final | shown(self.raw.final)
+        return replace(
+            rollout,
+            obs=rollout.obs | shown(self.raw.rows),
+            last_obs=rollout.last_obs | shown(self.raw.last),
+            final_obs=final,
+        )
 
 
 @dataclass
@@ -109,7 +139,7 @@ class Collector:
             terminated[t], truncated[t] = step.terminated, step.truncated
             if step.final_obs is not None:
                 where, last = step.final_obs
-                finals.append((where + t * self.envs.num_envs, self._see(last, normaliser)))
+                finals.append((where + t * self.envs.num_envs, last))
             if step.episode_index.size:
                 finished.append(step)
             self.obs = step.obs
@@ -140,6 +170,10 @@ class Collector:
         obs = _under(tensors, "obs/")
         behaviour = self.agent.dist.params(tensors["output"], obs.get(MASK), temperature)
         last = self._see(self.obs, normaliser)
+        raw_final = _stack([final for _, final in finals])
+        final = None
+        if raw_final is not None:
+            final = _tensors(self._see(raw_final, normaliser))
         if self.agent.memory:
             last = {**last, STARTS: self.starts}
         rollout = Rollout(
@@ -151,18 +185,19 @@ class Collector:
             terminated=tensors["terminated"],
             truncated=tensors["truncated"],
             weight=1.0 - tensors["ignored"].float(),
-            last_obs={key: torch.from_numpy(x) for key, x in last.items()},
-            final_obs=_stack([obs for _, obs in finals]),
+            last_obs=_tensors(last),
+            final_obs=final,
             final_index=_join([index for index, _ in finals]),
-            memory={key: torch.from_numpy(x) for key, x in memory.items()} or None,
+            memory=_tensors(memory) or None,
             group_axis=2 if self.envs.agents else None,
             agents=self.envs.agents,
             temperature=temperature,
         )
+        raw = _under(store, "raw/")
         return Collected(
             rollout=rollout,
             reward=store["reward"],
-            raw_obs=_under(store, "raw/") or None,
+            raw=RawObs(raw, self.obs, raw_final) if raw else None,
             value=tensors["value"] if valued else None,
             episodes=_ended(finished),
         )
@@ -235,10 +270,14 @@ def _put(room: Array, x: Array) -> None:
         room[:, channel] = x[:, channel]
 
 
-def _stack(parts: list[Obs]) -> dict[str, Tensor] | None:
+def _tensors(arrays: Mapping[str, Array]) -> dict[str, Tensor]:
+    return {key: torch.from_numpy(x) for key, x in arrays.items()}
+
+
+def _stack(parts: list[Obs]) -> Obs | None:
     if not parts:
         return None
-    return {k: torch.from_numpy(np.concatenate([p[k] for p in parts])) for k in parts[0]}
+    return {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}
 
 
 def _ended(steps: list[Step]) -> Episodes:

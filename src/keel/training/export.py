@@ -137,12 +137,10 @@ class Deployed(nn.Module):
         agent, space = policy.agent, policy.action_space
         self.network = _loaded(policy)
         self.dist = agent.dist
-        known = {} if policy.normaliser is None else policy.normaliser.moments
-        self.normalised = tuple(known)
-        for index, moments in enumerate(known.values()):
-            assert policy.normaliser is not None
-            scale = 1.0 / np.sqrt(moments.variance + policy.normaliser.epsilon)
-            for name, value in (("mean", moments.mean), ("scale", scale)):
+        scaling = {} if policy.normaliser is None else policy.normaliser.scaling
+        self.normalised = tuple(scaling)
+        for index, (mean, inverse) in enumerate(scaling.values()):
+            for name, value in (("mean", mean), ("scale", inverse)):
                 self.register_buffer(f"{name}_{index}", torch.from_numpy(np.float32(value)))
         self.clip = 0.0 if policy.normaliser is None else policy.normaliser.clip
         if isinstance(space, spaces.Box):

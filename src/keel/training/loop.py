@@ -16,8 +16,8 @@ from keel.config import Config, check
 from keel.envs import ObsNormaliser, RewardNormaliser
 from keel.models.returns import moved_units
 from keel.regions.controllers import Outcome
-from keel.regions.measure import drift, group_moments
-from keel.rollout.batch import Learned, Rows, obs_rows, rows_of
+from keel.regions.measure import group_moments
+from keel.rollout.batch import Learned, Rows, Sampled, rows_of
 from keel.rollout.collect import Collected
 from keel.rollout.faults import broken
 from keel.rollout.imitation import show
@@ -25,6 +25,7 @@ from keel.rollout.targets import compute_targets
 from keel.runs.catalogue.imitation import DOMINATES
 from keel.training.regions import scheduled
 from keel.training.session import Session, initial_state, open_session
+from keel.training.shift import shift
 from keel.training.state import WINDOW, TrainState
 from keel.types import Knobs, Rollout, UpdateReport
 
@@ -70,14 +71,28 @@ def iterate(
     knobs = scheduled(state.knobs, config, state.steps)
     started = time.perf_counter()
     collected = session.collector.collect(
-        state.optimum.params, knobs.temperature, state.obs_normaliser
+        state.optimum.params, state.temperature, state.obs_normaliser
     )
-    rollout, reward_normaliser = _normalise_reward(collected, state, config)
+    collected, reward_normaliser = _normalise_reward(collected, state, config)
     sampled = time.perf_counter()
-    rollout = broken(rollout.to(session.device), config.faults)
+    moved = shift(
+        session.agent,
+        state.optimum.params,
+        collected,
+        state.obs_normaliser,
+        knobs.temperature,
+        knobs.max_kl if session.region.enforce else math.inf,
+    )
+    rollout = broken(moved.rollout.to(session.device), config.faults)
     rows = rows_of(rollout)
     noted: dict[str, float] = {}
-    acted = None if collected.value is None else collected.value.to(session.device)
+    acted = collected.value
+    if moved.changed:
+        before = rows_of(broken(collected.rollout.to(session.device), config.faults))
+        rows = replace(rows, sampled=Sampled(before.obs, state.temperature))
+        acted = None  # the critic, too, sees new statistics
+    if acted is not None:
+        acted = acted.to(session.device)
 
     first: list[Tensor] = []
     sampling = session.shuffle if config.critic.targets == "sampled" else None
@@ -97,19 +112,25 @@ def iterate(
         first.append(learned.target)
         return learned
 
-    rows, shown = _with_demonstrations(session, state, rows, reward_normaliser)
+    rows, shown = _with_demonstrations(session, state, rows, moved.normaliser, reward_normaliser)
     optimum, report = session.region.update(
-        session.learner, state.optimum, rows, targets, knobs, session.shuffle, session.step
+        session.learner,
+        state.optimum,
+        rows,
+        targets,
+        replace(knobs, temperature=moved.temperature),
+        session.shuffle,
+        session.step,
+        state.iteration,
     )
     if session.agent.critic.normalised:
         optimum = optimum._replace(
             params=moved_units(session.agent, optimum.params, *group_moments(first[0], rows))
         )
-    normaliser, kl_normaliser = _absorb(session, state, optimum.params, collected, rows, knobs)
     ended = time.perf_counter()
     returns = (*state.returns, *collected.episodes.returns.tolist())[-WINDOW:]
     lengths = (*state.lengths, *collected.episodes.lengths.tolist())[-WINDOW:]
-    controllers, next_knobs = _adapt(session, state, report, knobs, collected)
+    controllers, next_knobs = _adapt(session, state, report, knobs, collected, moved.temperature)
     if next_knobs.max_kl == knobs.max_kl:  # what is only planned is not remembered
         next_knobs = replace(next_knobs, max_kl=state.knobs.max_kl)
     seconds = state.seconds + ended - started
@@ -119,8 +140,9 @@ def iterate(
         optimum=optimum,
         knobs=next_knobs,
         controllers=controllers,
-        obs_normaliser=normaliser,
+        obs_normaliser=moved.normaliser,
         reward_normaliser=reward_normaliser,
+        temperature=moved.temperature,
         rollbacks=state.rollbacks + int(report.verdict != "accepted"),
         kl_exact_max=max(state.kl_exact_max, report.kl_exact.max().item()),
         best_return=state.best_return,
@@ -136,14 +158,14 @@ def iterate(
         **shown,
         **_cloning_metrics(report, config, next_knobs),
         **_agent_metrics(session, report, collected),
-        "train/kl_normaliser": kl_normaliser,
+        **moved.metrics,
         "train/rollbacks": float(state.rollbacks),
         "train/learning_rate": knobs.learning_rate,
         "train/clip_range": knobs.clip_high,
         "train/entropy_coef": knobs.entropy_coef,
         "train/kl_coef": knobs.kl_coef,
-        "train/temperature": knobs.temperature,
-        "train/temp_is_pulsing": float(knobs.temperature > 1.0),
+        "train/temperature": rollout.temperature,
+        "train/temp_is_pulsing": float(rollout.temperature > 1.0),
         "time/steps": float(state.steps),
         "time/seconds": seconds,
         "time/rollout_seconds": sampled - started,
@@ -170,25 +192,29 @@ def _agent_metrics(
 
 def _normalise_reward(
     collected: Collected, state: TrainState, config: Config
-) -> tuple[Rollout, Any]:
+) -> tuple[Collected, RewardNormaliser | None]:
     rollout, normaliser = collected.rollout, state.reward_normaliser
     if normaliser is None and config.envs.clip_reward is None:
-        return rollout, None
+        return collected, None
     reward = collected.reward
     if normaliser is not None:
         done = (rollout.terminated | rollout.truncated).numpy()
         reward, normaliser = normaliser.apply_rollout(reward, done, rollout.weight.numpy())
     if config.envs.clip_reward is not None:
         reward = np.clip(reward, -config.envs.clip_reward, config.envs.clip_reward)
-    reward = np.asarray(reward, dtype=np.float32)
-    return replace(rollout, reward=torch.from_numpy(reward)), normaliser
+    learned = torch.from_numpy(np.asarray(reward, dtype=np.float32))
+    return collected._replace(rollout=replace(rollout, reward=learned)), normaliser
 
 
 def _with_demonstrations(
-    session: Session, state: TrainState, rows: Rows, rewards: RewardNormaliser | None
+    session: Session,
+    state: TrainState,
+    rows: Rows,
+    observations: ObsNormaliser | None,
+    rewards: RewardNormaliser | None,
 ) -> tuple[Rows, dict[str, float]]:
     """The rows with as many demonstrated steps beside them, seen and counted as the run's own."""
-    config, lessons, sight = session.config, session.lessons, state.obs_normaliser
+    config, lessons = session.config, session.lessons
     if lessons is None:
         return rows, {}
 
@@ -205,7 +231,7 @@ def _with_demonstrations(
         session.shuffle,
         config.bc,
         gamma=config.advantage.gamma,
-        see=sight.apply if sight is not None else dict,
+        see=observations.apply if observations is not None else dict,
         worth=worth,
     )
     return replace(rows, shown=shown), told
@@ -223,32 +249,13 @@ def _cloning_metrics(report: UpdateReport, config: Config, after: Knobs) -> dict
     }
 
 
-def _absorb(
-    session: Session,
-    state: TrainState,
-    params: Tensor,
-    collected: Collected,
-    rows: Rows,
-    knobs: Knobs,
-) -> tuple[ObsNormaliser | None, float]:
-    """New observation statistics, and the KL by which they alone change the policy."""
-    before = state.obs_normaliser
-    if before is None or collected.raw_obs is None:
-        return before, 0.0
-    after = before.absorb(collected.raw_obs, collected.rollout.weight.numpy())
-    rollout = collected.rollout
-    seen = {key: torch.from_numpy(x) for key, x in after.apply(collected.raw_obs).items()}
-    anew = replace(rollout, obs=rollout.obs | seen).to(session.device)
-    moved = replace(rows, obs=obs_rows(anew.obs, anew))
-    return after, drift(session.agent, params, rows, moved, knobs.temperature).max().item()
-
-
 def _adapt(
     session: Session,
     state: TrainState,
     report: UpdateReport,
     knobs: Knobs,
     collected: Collected,
+    temperature: float,
 ) -> tuple[tuple[Any, ...], Knobs]:
     returns = collected.episodes.returns
     outcome = Outcome(
@@ -259,6 +266,7 @@ def _adapt(
         curvature_min=report.metrics.get("train/curvature_min", math.nan),
         bc_loss_ratio=report.metrics.get("train/bc_ppo_ratio", math.nan),
         bc_cosine=report.metrics.get("train/bc_cosine", math.nan),
+        temperature=temperature,
     )
     states = []
     for controller, held in zip(session.controllers, state.controllers, strict=True):

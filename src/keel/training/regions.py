@@ -98,10 +98,9 @@ def build_region(config: Config) -> Certified:
                 region.max_grad_norm,
                 CriticObjective(region.value_clip),
             ),
-            gate=region.gate,
             limit=limit,
         )
-        return Certified(_in_order(config, constraint), enforce=region.certify)
+        return Certified(_in_order(config, constraint), region.certify, region.gate)
     proximal = Proximal(
         epochs=region.epochs,
         minibatch=minibatch,
@@ -113,7 +112,7 @@ def build_region(config: Config) -> Certified:
         gate=region.gate,
         limit=limit,
     )
-    return Certified(_in_order(config, proximal), enforce=region.certify)
+    return Certified(_in_order(config, proximal), region.certify, region.gate)
 
 
 def _in_order(config: Config, region: Region) -> Region:

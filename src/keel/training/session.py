@@ -189,12 +189,12 @@ def _check_group_key(config: Config, envs: Envs) -> None:
 
 
 def _expect_memory(config: Config, envs: Envs) -> None:
-    """A rollout is kept once as it was seen, once as it came if that differs."""
+    """A rollout is kept as it was seen; a normalised one as it came and as it will be, too."""
     numbers = sum(
         math.prod(part.shape or ()) * (part.dtype or np.dtype("f4")).itemsize
         for part in _parts(envs)
     )
-    row = (numbers * (2 if config.envs.normalise_obs else 1) + 128) * max(1, len(envs.agents))
+    row = (numbers * (3 if config.envs.normalise_obs else 1) + 128) * max(1, len(envs.agents))
     expect_memory(
         f"a rollout of {config.rollout_steps} steps × {config.envs.num} environments",
         row * config.batch,

@@ -30,6 +30,8 @@ class TrainState:
     controllers: tuple[Mapping[str, float], ...]
     obs_normaliser: ObsNormaliser | None
     reward_normaliser: RewardNormaliser | None
+    temperature: float = 1.0
+    """at which the next rollout is sampled; `knobs.temperature` is where it goes"""
     rollbacks: int = 0
     kl_exact_max: float = 0.0
     """the largest mean KL(old‖new) that any update kept"""
@@ -67,6 +69,7 @@ def pack(
         "steps": state.steps,
         "iteration": state.iteration,
         "knobs": dataclasses.asdict(state.knobs),
+        "temperature": state.temperature,
         "controllers": [dict(c) for c in state.controllers],
         "rollbacks": state.rollbacks,
         "kl_exact_max": state.kl_exact_max,
@@ -96,6 +99,7 @@ def unpack(fresh: TrainState, tensors: Mapping[str, Tensor], data: Mapping[str, 
         reward_normaliser=(
             None if reward is None else reward.restore(arrays(tensors, "reward_normaliser/"))
         ),
+        temperature=data.get("temperature", data["knobs"]["temperature"]),  # version 0.1 had one
         rollbacks=data["rollbacks"],
         kl_exact_max=data["kl_exact_max"],
         best_return=data["best_return"],

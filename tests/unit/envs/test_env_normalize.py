@@ -47,7 +47,7 @@ def test_nothing_seen_changes_nothing() -> None:
 def test_observations_become_unit_normal_and_are_clipped() -> None:
     rng = np.random.default_rng(0)
     batch = rng.normal(5.0, 3.0, (500, 8, 2)).astype(np.float32)
-    normaliser = ObsNormaliser.for_space(BOX).absorb({"obs": batch})
+    normaliser = ObsNormaliser.for_space(BOX).absorb({"obs": batch}).settle()
     out = normaliser.apply({"obs": batch})["obs"]
     assert out.dtype == np.float32
     assert np.allclose(out.mean((0, 1)), 0.0, atol=1e-3)
@@ -59,7 +59,7 @@ def test_observations_become_unit_normal_and_are_clipped() -> None:
 def test_the_formula_by_hand() -> None:
     """Two rows 0 and 2: mean 1, variance 1, so 4 becomes 3."""
     batch = {"obs": np.array([[[0.0, 0.0]], [[2.0, 2.0]]], np.float32)}
-    normaliser = ObsNormaliser.for_space(BOX).absorb(batch)
+    normaliser = ObsNormaliser.for_space(BOX).absorb(batch).settle()
     assert np.allclose(normaliser.apply({"obs": np.full((1, 2), 4.0, np.float32)})["obs"], 3.0)
 
 
@@ -69,7 +69,8 @@ def test_statistics_change_only_where_a_new_normaliser_is_asked_for() -> None:
     assert np.allclose(first.apply(obs)["obs"], obs["obs"])
     second = first.absorb({"obs": np.ones((4, 1, 2), np.float32) * 9})
     assert np.allclose(first.apply(obs)["obs"], obs["obs"])
-    assert not np.allclose(second.apply(obs)["obs"], obs["obs"])
+    assert np.allclose(second.apply(obs)["obs"], obs["obs"]), "seen, and not yet in force"
+    assert not np.allclose(second.settle().apply(obs)["obs"], obs["obs"])
     assert obs["obs"].tolist() == [[3.0, 4.0]], "the input is untouched"
 
 
@@ -103,21 +104,52 @@ def test_rows_that_do_not_count_leave_no_trace() -> None:
     assert np.allclose(plain.moments["obs"].mean, masked.moments["obs"].mean, rtol=1e-13)
 
 
+def test_the_scaling_in_force_goes_a_share_of_the_way() -> None:
+    """Two rows 0 and 4: from mean 0 and 1/σ = 1 to mean 2 and 1/σ = 1/2; half of the way."""
+    batch = {"obs": np.array([[[0.0, 0.0]], [[4.0, 4.0]]], np.float32)}
+    seen = ObsNormaliser.for_space(BOX).absorb(batch)
+    half = seen.settle(0.5).scaling["obs"]
+    assert half.mean.tolist() == [1.0, 1.0]
+    assert half.inverse.tolist() == pytest.approx([0.75, 0.75])
+    assert half.mean.dtype == half.inverse.dtype == np.float32
+    rest = seen.settle(0.5).settle(1.0).scaling["obs"]
+    assert np.array_equal(rest, seen.settle().scaling["obs"])
+    assert np.array_equal(seen.settle(0.0).scaling["obs"], seen.scaling["obs"])
+
+
 def test_observation_statistics_survive_export_bit_for_bit() -> None:
     batch = np.random.default_rng(0).normal(size=(9, 2, 2)).astype(np.float32)
-    normaliser = ObsNormaliser.for_space(BOX, clip=5.0).absorb({"obs": batch})
+    normaliser = ObsNormaliser.for_space(BOX, clip=5.0).absorb({"obs": batch}).settle(0.3)
     state = normaliser.export()
-    assert sorted(state) == ["obs.deviations", "obs.mean", "obs.weight"]
-    assert all(array.dtype == np.float64 for array in state.values())
+    names = ["deviations", "mean", "scaling_inverse", "scaling_mean", "weight"]
+    assert sorted(state) == [f"obs.{name}" for name in names]
+    assert all((x.dtype == np.float32) == ("scaling" in name) for name, x in state.items())
     again = ObsNormaliser.for_space(BOX, clip=5.0).restore(state)
-    out, expected = (n.apply({"obs": batch})["obs"] for n in (again, normaliser))
-    assert np.array_equal(out, expected)
+    for one, two in ((again, normaliser), (again.settle(), normaliser.settle())):
+        assert np.array_equal(one.apply({"obs": batch})["obs"], two.apply({"obs": batch})["obs"])
+
+
+def test_statistics_of_version_0_1_were_always_in_force() -> None:
+    batch = np.random.default_rng(0).normal(size=(9, 2, 2)).astype(np.float32)
+    normaliser = ObsNormaliser.for_space(BOX).absorb({"obs": batch}).settle()
+    old = {name: x for name, x in normaliser.export().items() if "scaling" not in name}
+    again = ObsNormaliser.for_space(BOX).restore(old)
+    assert np.array_equal(
+        again.apply({"obs": batch})["obs"], normaliser.apply({"obs": batch})["obs"]
+    )
 
 
 def test_a_state_that_does_not_fit_is_refused() -> None:
     state = ObsNormaliser.for_space(spaces.Box(-1, 1, (3,))).export()
     with pytest.raises(InputError, match=r"obs: expected statistics of shape \[2\], got \[3\]"):
         ObsNormaliser.for_space(BOX).restore(state)
+    half = ObsNormaliser.for_space(BOX).export()
+    del half["obs.scaling_mean"]
+    with pytest.raises(InputError, match=r"lacks obs\.scaling_mean"):
+        ObsNormaliser.for_space(BOX).restore(half)
+    small = ObsNormaliser.for_space(BOX).export() | {"obs.scaling_mean": np.zeros(1)}
+    with pytest.raises(InputError, match=r"obs: expected a scaling of shape \[2\], got \[1\]"):
+        ObsNormaliser.for_space(BOX).restore(small)
     with pytest.raises(InputError, match=r"lacks obs\.weight"):
         ObsNormaliser.for_space(BOX).restore({})
     with pytest.raises(InputError, match=r"total: expected \[2\], got \[3\]"):

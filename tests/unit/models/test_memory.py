@@ -21,7 +21,7 @@ from keel.rollout.collect import Collector
 from keel.rollout.targets import compute_targets
 from keel.training.regions import build_region
 from keel.training.session import open_session
-from keel.types import Knobs, Rollout
+from keel.types import Rollout
 
 BOX = spaces.Box(-1.0, 1.0, (3,))
 
@@ -112,7 +112,7 @@ def test_replaying_sequences_gives_what_acting_gave(memory: str, autoreset: str)
     agent, rollout = collect(memory, autoreset)
     rows = rows_of(rollout)
     assert rows.weight.shape == (3, 40)
-    assert check_replay(agent, agent.initial, rows, Knobs(), enforce=True) < 1e-5
+    assert check_replay(agent, agent.initial, rows, 1.0, enforce=True) < 1e-5
     assert exact_kl(agent, agent.initial, rows, 1.0).item() < 1e-10
 
 

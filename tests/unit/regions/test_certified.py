@@ -13,9 +13,10 @@ from keel.errors import KeelError
 from keel.models.distributions import Categorical, Gaussian
 from keel.regions.certify import Certified
 from keel.regions.gate import ConsistencyError, check_replay
-from keel.regions.measure import behaviour_at, exact_kl
+from keel.regions.measure import exact_kl
 from keel.regions.objective import Objective
 from keel.regions.proximal import Proximal
+from keel.rollout.batch import Sampled
 from keel.types import Knobs
 
 from .conftest import SHAPES, SMALL, Setting, build
@@ -86,7 +87,7 @@ def test_a_step_that_cannot_be_kept_is_undone_bit_for_bit(
         same = torch.equal(params, steps.optimum.params)
         return real(agent, params, *rest) if same else torch.tensor([torch.inf]).double()
 
-    monkeypatch.setattr("keel.regions.certify.exact_kl", hopeless)
+    monkeypatch.setattr("keel.regions.measure.exact_kl", hopeless)
     after, report = steps.update(Certified(SMALL), Knobs(learning_rate=0.3, max_kl=1e-6))
     policy = steps.agent.policy_columns
     for old, new in zip(steps.optimum[:3], after[:3], strict=True):
@@ -144,7 +145,7 @@ def test_the_gate_stops_a_replay_that_differs_from_its_sampling(
 def test_the_gate_can_be_opened_and_is_quiet_on_a_true_replay(setting: Setting) -> None:
     _, report = setting.update(Certified(SMALL), Knobs(learning_rate=1e-4))
     assert report.metrics["train/gate_log_ratio"] < 1e-5
-    _, report = _swap_logits(build((96,))).update(Certified(replace(SMALL, gate=False)), Knobs())
+    _, report = _swap_logits(build((96,))).update(Certified(SMALL, gate=False), Knobs())
     assert report.metrics["train/gate_log_ratio"] > 1e-3
 
 
@@ -164,7 +165,7 @@ def test_a_narrow_gaussian_is_allowed_the_rounding_of_its_mean() -> None:
             action=action,
             log_prob=setting.agent.dist.log_prob(sampled, action),
         )
-        given = setting.agent, params, rows, Knobs()
+        given = setting.agent, params, rows, 1.0
         if refused:
             with pytest.raises(ConsistencyError):
                 check_replay(*given, enforce=True)
@@ -172,20 +173,29 @@ def test_a_narrow_gaussian_is_allowed_the_rounding_of_its_mean() -> None:
             assert check_replay(*given, enforce=True) > 1e-3
 
 
-def test_a_hot_update_keeps_the_bound_for_the_cold_policy_that_acts_next(steps: Setting) -> None:
-    hot = steps.agent.dist.params(steps.rows.behaviour["logits"], None, 2.0)
-    log_prob = steps.agent.dist.log_prob(hot, steps.rows.action)
-    setting = replace(steps, rows=replace(steps.rows, behaviour=hot, log_prob=log_prob))
-    knobs = Knobs(learning_rate=0.05, max_kl=0.01, temperature=2.0)
-    after, report = setting.update(Certified(SMALL), knobs)
-    assert report.verdict == "walked_back"
-    cold = replace(
-        steps.rows, behaviour=behaviour_at(steps.agent, steps.optimum.params, steps.rows, 1.0)
+def test_the_bound_is_from_what_sampled_to_what_acts_next(steps: Setting) -> None:
+    """Sampled at temperature 1.1 on other statistics; the update's policy acts at 1 on these."""
+    sampled = Sampled({"obs": 1.05 * steps.rows.obs["obs"]}, 1.1)
+    with torch.no_grad():
+        behaviour = steps.agent.policy(steps.optimum.params, sampled.obs, sampled.temperature)
+    rows = replace(
+        steps.rows,
+        behaviour=behaviour,
+        log_prob=steps.agent.dist.log_prob(behaviour, steps.rows.action),
+        sampled=sampled,
     )
-    kl = exact_kl(steps.agent, after.params, cold, 1.0)
-    assert kl.item() <= 0.01
-    assert report.kl_exact.item() == pytest.approx(kl.item(), rel=1e-9)
-    assert exact_kl(steps.agent, after.params, setting.rows, 2.0).item() < 0.5 * kl.item()
+    setting = replace(steps, rows=rows)
+    for rate in (1e-4, 0.05):
+        after, report = setting.update(Certified(SMALL), Knobs(learning_rate=rate, max_kl=0.01))
+        with torch.no_grad():
+            now = steps.agent.policy(after.params, rows.obs, 1.0)
+            cold = steps.agent.policy(steps.optimum.params, sampled.obs, 1.0)
+        kls = [steps.agent.dist.kl(old, now).double() for old in (behaviour, cold)]
+        means = [((kl * rows.weight).sum() / rows.weight.sum()).item() for kl in kls]
+        assert max(means) <= 0.01
+        assert report.kl_exact.item() == pytest.approx(max(means), rel=1e-6)
+        assert report.metrics["train/gate_log_ratio"] < 1e-5
+    assert report.verdict == "walked_back"
 
 
 def test_certification_refuses_an_estimate() -> None:

@@ -30,10 +30,10 @@ REGION = Constraint(critic=FIT, fisher_fraction=1.0)
 
 
 def update(
-    setting: Setting, region: Constraint, knobs: Knobs, seed: int = 0
+    setting: Setting, region: Constraint, knobs: Knobs, seed: int = 0, gate: bool = True
 ) -> tuple[Optimum, UpdateReport]:
     critic = region.critic
-    return Certified(region).update(
+    return Certified(region, gate=gate).update(
         setting.agent,
         setting.optimum,
         setting.rows,
@@ -271,7 +271,7 @@ def test_the_gate_names_a_policy_that_did_not_sample(steps: Setting) -> None:
     other = Setting(steps.agent, rows, steps.targets, steps.optimum)
     with pytest.raises(ConsistencyError, match="not the one that sampled"):
         update(other, REGION, Knobs())
-    _, report = update(other, replace(REGION, gate=False), Knobs())
+    _, report = update(other, REGION, Knobs(), gate=False)
     assert report.metrics["train/gate_log_ratio"] == pytest.approx(0.5, abs=1e-3)
 
 

@@ -27,7 +27,7 @@ warn/large_log_ratio warn/extreme_ratio_max warn/extreme_ratio_min warn/ratio_al
 error/non_finite_ratio_count error/non_finite_ratio_frac
 eval/return_mean eval/return_std eval/length_mean eval/episodes
 time/steps time/seconds time/steps_per_second time/rollout_seconds time/update_seconds
-time/certify_seconds
+time/certify_seconds train/kl_temperature train/gate_all_rows time/gate_seconds
 """.split()  # noqa: SIM905
 
 

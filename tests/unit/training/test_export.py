@@ -55,7 +55,7 @@ def policy(name: str) -> Policy:
     return Policy(
         agent=agent,
         params=params,
-        normaliser=normaliser.absorb(batch),
+        normaliser=normaliser.absorb(batch).settle(0.9),
         config=Config(),
         step=7,
         path=Path("runs/toy/seed-0"),

@@ -165,7 +165,7 @@ def iterate(session: Session, state: State) -> Iteration:
     region, step = session.region(session.objective(None if reference is None else reference.head))
     scored = time.perf_counter()
     optimum, report = region.update(
-        agent, state.optimum, rows, targets, knobs, session.shuffle, step
+        agent, state.optimum, rows, targets, knobs, session.shuffle, step, state.iteration
     )
     ended = time.perf_counter()
     told = Outcome(

@@ -138,7 +138,7 @@ class Session:
             objective=objective,  # type: ignore[arg-type]
             gate=config.gate,
         )
-        return Certified(proximal, enforce=config.certify), self.step(objective)
+        return Certified(proximal, config.certify, config.gate), self.step(objective)
 
     def step(self, objective: Any) -> Step:
         """One step of Adam on an objective of tokens."""

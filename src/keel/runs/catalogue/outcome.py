@@ -165,6 +165,13 @@ TIMES = (
         CLOCK,
         "s",
     ),
+    Metric(
+        "time/gate_seconds",
+        "seconds of replaying all rows before the update",
+        "The price of the consistency gate; 0 in updates where it looks at the first pass only.",
+        CLOCK,
+        "s",
+    ),
 )
 
 METRICS = (*ROLLOUTS, *EVALUATIONS, *TIMES)

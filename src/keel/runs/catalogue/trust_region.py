@@ -119,7 +119,16 @@ DIVERGENCES = (
     Metric(
         "train/kl_normaliser",
         "mean KL(π‖π with the new observation statistics)",
-        "What new observation statistics alone did to the policy, outside the update.",
+        "The part of kl_exact that new observation statistics brought, before any step; they are "
+        "held back where it would be more than a quarter of the bound.",
+        LARGEST,
+        "nats",
+    ),
+    Metric(
+        "train/kl_temperature",
+        "mean KL(π‖π at the next temperature)",
+        "The part of kl_exact that statistics and another temperature brought, before any step; 0 "
+        "while the temperature stays. It moves as far as half of the bound allows.",
         LARGEST,
         "nats",
     ),
@@ -260,10 +269,19 @@ RATIOS = (
         "train/gate_log_ratio",
         "max |log r| before the first step",
         "The consistency gate: replaying the rollout must give the policy that sampled it.",
-        "over the first minibatch, before any step; agents: the largest",
+        "over all rows where gate_all_rows is 1, else over those of the objective's first pass; "
+        "NaN where statistics or temperature moved in between; agents: the largest",
         "nats",
         (0.0, 1e-3),
         "float32; above it the run stops",
+    ),
+    Metric(
+        "train/gate_all_rows",
+        "1 if all rows were replayed",
+        "All rows are in the first 10 updates, in every 10th after them, and wherever a log-ratio "
+        "or a KL is odd.",
+        "once an update",
+        "1",
     ),
 )
 
