@@ -32,9 +32,16 @@ class Setting:
     optimum: Optimum
 
     def update(
-        self, region: Certified | Proximal, knobs: Knobs, *, compiled: bool = False, seed: int = 0
+        self,
+        region: Certified | Proximal,
+        knobs: Knobs,
+        *,
+        compiled: bool = False,
+        seed: int = 0,
+        number: int = 0,
     ) -> tuple[Optimum, UpdateReport]:
         proximal = region.region if isinstance(region, Certified) else region
+        counted = {"number": number} if isinstance(region, Certified) else {}
         return region.update(
             self.agent,
             self.optimum,
@@ -43,6 +50,7 @@ class Setting:
             knobs,
             torch.Generator().manual_seed(seed),
             self.step(proximal, compiled),
+            **counted,
         )
 
     def step(self, region: Proximal, compiled: bool = False) -> Step:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -131,15 +132,101 @@ def _renormalised(setting: Setting) -> Setting:
     return replace(setting, rows=replace(setting.rows, obs={"obs": 1.1 * setting.rows.obs["obs"]}))
 
 
-@pytest.mark.parametrize(
-    "fault", [_swap_logits, _epsilon_greedy, _other_temperature, _renormalised]
-)
-def test_the_gate_stops_a_replay_that_differs_from_its_sampling(
-    fault: object, steps: Setting
-) -> None:
-    assert callable(fault)
-    with pytest.raises(ConsistencyError, match=r"consistency gate: .* before any step"):
+def _log_probs_at(setting: Setting, temperature: float) -> Setting:
+    """Sampled and stored at 1; the log-probs are those of another temperature."""
+    with torch.no_grad():
+        policy = setting.agent.policy(setting.optimum.params, setting.rows.obs, temperature)
+    log_prob = setting.agent.dist.log_prob(policy, setting.rows.action)
+    return replace(setting, rows=replace(setting.rows, log_prob=log_prob))
+
+
+def _drawn_at(setting: Setting, temperature: float) -> Setting:
+    with torch.no_grad():
+        behaviour = setting.agent.policy(setting.optimum.params, setting.rows.obs, temperature)
+    log_prob = setting.agent.dist.log_prob(behaviour, setting.rows.action)
+    return replace(setting, rows=replace(setting.rows, behaviour=behaviour, log_prob=log_prob))
+
+
+def _strayed(setting: Setting) -> Setting:
+    """Every fifth action is another one than its log-prob belongs to."""
+    action = setting.rows.action.clone()
+    action[::5] = (action[::5] + 1) % 3
+    return replace(setting, rows=replace(setting.rows, action=action))
+
+
+def _stored_another(setting: Setting) -> Setting:
+    """The log-probs are right, the distributions belong to other parameters."""
+    with torch.no_grad():
+        behaviour = setting.agent.policy(1.5 * setting.optimum.params, setting.rows.obs)
+    return replace(setting, rows=replace(setting.rows, behaviour=behaviour))
+
+
+FAULTS: dict[str, tuple[Callable[[Setting], Setting], str]] = {
+    "ε-greedy, actions": (_strayed, "Cause: epsilon_greedy: .* the log-prob is another action's"),
+    "ε-greedy, mixture": (
+        _epsilon_greedy,
+        "Cause: epsilon_greedy: .* a mixture with 0.1 of uniformly random actions",
+    ),
+    "log-probs at 0.5": (
+        lambda setting: _log_probs_at(setting, 0.5),
+        "Cause: temperature: the log-probs are of a temperature of 0.5, .* drawn at 1",
+    ),
+    "log-probs at 3": (
+        lambda setting: _log_probs_at(setting, 3.0),
+        "Cause: temperature: the log-probs are of a temperature of 3, .* drawn at 1",
+    ),
+    "drawn at 1.5": (
+        lambda setting: _drawn_at(setting, 1.5),
+        r"Cause: temperature: the actions were drawn at 1\.5, the update replays them at 1\.",
+    ),
+    "stored distribution": (_stored_another, "Cause: stored_distribution: .* log-probs are those"),
+    "normalised again": (_renormalised, "Cause: unknown.* normalised again"),
+    "another network": (_swap_logits, "Cause: unknown.* another network"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_gate_names_what_it_stops(name: str, steps: Setting) -> None:
+    fault, said = FAULTS[name]
+    with pytest.raises(ConsistencyError, match=rf"consistency gate: .* before any step.*{said}"):
         fault(steps).update(Certified(SMALL), Knobs())
+
+
+CONTINUOUS = ("log-probs at 0.5", "log-probs at 3", "drawn at 1.5", "stored distribution")
+
+
+@pytest.mark.parametrize("name", [*CONTINUOUS, "normalised again"])
+def test_the_gate_names_what_it_stops_of_gaussians(name: str) -> None:
+    fault, said = FAULTS[name]
+    with pytest.raises(ConsistencyError, match=said):
+        fault(SHAPES["continuous"]()).update(Certified(SMALL), Knobs())
+
+
+@pytest.mark.parametrize("row", [3, 50, 90])
+def test_the_gate_sees_a_single_wrong_row_wherever_it_is(row: int, steps: Setting) -> None:
+    """96 rows in minibatches of 40: the first minibatch does not have them all."""
+    weight = torch.ones_like(steps.rows.weight)
+    log_prob = steps.rows.log_prob.clone()
+    log_prob[row] -= 0.01
+    rows = replace(steps.rows, weight=weight, log_prob=log_prob)
+    for seed in range(3):
+        with pytest.raises(ConsistencyError, match=r"on 1\.04% of the rows"):
+            replace(steps, rows=rows).update(Certified(SMALL), Knobs(), seed=seed)
+
+
+def test_all_rows_are_replayed_at_first_now_and_then_and_where_something_is_odd(
+    steps: Setting,
+) -> None:
+    def looked(number: int, knobs: Knobs, given: Setting = steps) -> float:
+        region = Certified(SMALL, gate=False)
+        _, report = given.update(region, knobs, number=number)
+        return report.metrics["train/gate_all_rows"]
+
+    calm = Knobs(learning_rate=1e-4)
+    assert [looked(number, calm) for number in (0, 9, 10, 11, 19, 20)] == [1, 1, 1, 0, 0, 1]
+    assert looked(11, Knobs(learning_rate=3.0, max_kl=1e-4)) == 1  # a KL out of proportion
+    wrong = replace(steps, rows=replace(steps.rows, log_prob=steps.rows.log_prob - 0.01))
+    assert looked(11, calm, wrong) == 1  # the first pass sees it
 
 
 def test_the_gate_can_be_opened_and_is_quiet_on_a_true_replay(setting: Setting) -> None:
