@@ -248,7 +248,7 @@ def normalise(
             centre, iqr = _median_and_iqr(flat, valid, keys, count)
             spread = torch.where(iqr > noise, iqr, spread)
         scale = spread.clamp(min=floor)
-        scaled = (flat - centre[keys]) / scale[keys]
+        scaled = (flat - centre[keys]) / torch.where(scale < torch.inf, scale, torch.nan)[keys]
         result = torch.where(valid & informative[keys], scaled, 0.0)
     if clamp is not None:
         result = result.clamp(-clamp, clamp)
@@ -342,11 +342,19 @@ def _group_mean(
 
 
 def _moments(x: Tensor, valid: Tensor, keys: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """Mean and Bessel-corrected standard deviation per group, `[G]` each."""
+    """Mean and Bessel-corrected standard deviation per group, `[G]` each.
+
+    Squares are taken of distances over a power of two near the largest, so that they neither
+    overflow nor vanish, and are otherwise the same to the last bit.
+    """
     mean, count = _group_mean(x, keys, groups, valid)
-    square = torch.where(valid, (x - mean[keys]) ** 2, 0.0)
-    total = _group_sum(square, keys, groups)
-    return mean, (total / (count - 1).clamp(min=1)).sqrt()
+    distance = torch.where(valid, x - mean[keys], 0.0)
+    largest = _group_max(distance.abs(), keys, groups)
+    _, exponent = torch.frexp(largest)
+    unit = torch.ldexp(torch.ones_like(largest), exponent - 1)
+    unit = torch.where(torch.isfinite(largest) & (unit > 0), unit, 1.0)
+    total = _group_sum((distance / unit[keys]) ** 2, keys, groups)
+    return mean, (total / (count - 1).clamp(min=1)).sqrt() * unit
 
 
 def _group_sum(x: Tensor, keys: Tensor, groups: int) -> Tensor:

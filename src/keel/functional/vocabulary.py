@@ -22,6 +22,10 @@ MAX_ELEMENTS = 1 << 22
 """Logits held at once: 16 MiB in float32; a chunk's temporaries are about twenty times that."""
 
 
+LOG_ZERO = -1e4
+"""A log-probability whose exponential is 0, in place of −∞: 0 · −∞ is not a number."""
+
+
 class TokenLogProb(NamedTuple):
     """Of tokens under a softmax over the vocabulary, `[*lead]` each."""
 
@@ -55,7 +59,7 @@ class _TokenLogProb(torch.autograd.Function):
         for part in _chunks(hidden.shape[0], rows):
             log_p = _log_probs(hidden[part], head, 1.0)
             log_prob[part] = log_p.gather(1, token[part, None])[:, 0]
-            entropy[part] = -(log_p.exp() * log_p).sum(-1)
+            entropy[part] = _entropy(log_p)
         ctx.save_for_backward(hidden, head, token, entropy)
         ctx.rows = rows
         return log_prob, entropy
@@ -71,7 +75,8 @@ class _TokenLogProb(torch.autograd.Function):
         for part in _chunks(hidden.shape[0], ctx.rows):
             log_p = _log_probs(hidden[part], head, 1.0)
             p = log_p.exp()
-            outer = -p * (to_log_prob[part] + to_entropy[part] * (log_p + entropy[part, None]))
+            pull = log_p.clamp_(min=LOG_ZERO) + entropy[part, None]
+            outer = -p * (to_log_prob[part] + to_entropy[part] * pull)
             outer.scatter_add_(1, token[part, None], to_log_prob[part])
             _accumulate(outer, hidden[part], head, result, part)
         return (*result, None, None)
@@ -142,7 +147,7 @@ class _VocabularyKL(torch.autograd.Function):
             if need[2] or need[3]:
                 _accumulate(outer * (log_q.exp() - p), q_hidden[part], q_head, result[2:], part)
             if need[0] or need[1]:
-                gap = log_p - log_q
+                gap = torch.where(p > 0, log_p - log_q, 0.0)
                 kl = (p * gap).sum(-1, keepdim=True)
                 _accumulate(outer * p * (gap - kl), p_hidden[part], p_head, result[:2], part)
         return (*result, None, None)
@@ -183,7 +188,7 @@ def vocabulary_comparison(
         found[0, part] = kl_terms(log_p, log_q).sum(-1)
         found[1, part] = kl_terms(log_q, log_p).sum(-1)
         found[2, part] = log_q.gather(1, chosen[part, None])[:, 0]
-        found[3, part] = -(log_q.exp() * log_q).sum(-1)
+        found[3, part] = _entropy(log_q)
     return TokenComparison(*(x.reshape(token.shape) for x in found))
 
 
@@ -217,6 +222,11 @@ def _chunks(total: int, size: int) -> Iterator[slice]:
 
 def _log_probs(hidden: Tensor, head: Tensor, scale: float) -> Tensor:
     return (hidden @ head.T).mul_(scale).log_softmax(-1)
+
+
+def _entropy(log_p: Tensor) -> Tensor:
+    """Return −Σ p·log p, `[N]`; a token that is ruled out (log p = −∞) adds nothing."""
+    return -(log_p.exp() * log_p.clamp(min=LOG_ZERO)).sum(-1)
 
 
 def _accumulate(

@@ -37,6 +37,10 @@ class Dist(Protocol):
     def exact(self) -> bool:
         """Whether `kl` has a closed form; certification refuses where it has none."""
 
+    @property
+    def exact_entropy(self) -> bool:
+        """Whether `entropy` has a closed form, or is an estimate."""
+
     def params(self, output: Tensor, mask: Tensor | None, temperature: float | Tensor) -> Tree:
         """The distribution's parameters from the network's `output`, mask and temperature in."""
 
@@ -72,6 +76,7 @@ class Categorical:
 
     n: int
     exact: bool = True
+    exact_entropy: bool = True
 
     @property
     def outputs(self) -> int:
@@ -107,6 +112,7 @@ class MultiCategorical:
 
     sizes: tuple[int, ...]
     exact: bool = True
+    exact_entropy: bool = True
 
     @property
     def outputs(self) -> int:
@@ -154,6 +160,7 @@ class Bernoulli:
 
     n: int
     exact: bool = True
+    exact_entropy: bool = True
 
     @property
     def outputs(self) -> int:
@@ -198,6 +205,7 @@ class Gaussian:
     dim: int
     log_std_bounds: tuple[float, float] = (-20.0, 2.0)
     exact: bool = True
+    exact_entropy: bool = True
 
     @property
     def outputs(self) -> int:
@@ -242,6 +250,7 @@ class SquashedGaussian:
     low: tuple[float, ...]
     high: tuple[float, ...]
     exact: bool = True
+    exact_entropy: bool = False
 
     @property
     def base(self) -> Gaussian:

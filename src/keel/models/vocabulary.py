@@ -44,6 +44,7 @@ class Vocabulary:
     """`[n, H]`: the head of stored hidden states, which carry none"""
     max_elements: int = MAX_ELEMENTS
     exact: bool = True
+    exact_entropy: bool = True
 
     @property
     def outputs(self) -> int:

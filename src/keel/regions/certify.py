@@ -126,6 +126,7 @@ class Certified:
             "train/kl_exact": kl.max().item(),
             "train/kl_requested": requested.max().item(),
             "train/kl_step": kl.max().item() if verdict != "rejected" else float("nan"),
+            "train/entropy_is_exact": float(agent.dist.exact_entropy),
             "train/alpha": (report.alpha * fraction).min().item(),
             "train/walk_back": float(verdict != "accepted"),
         }

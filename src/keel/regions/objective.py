@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from keel.errors import InputError
 from keel.functional import Ratio, aggregate, denominator, kl_estimate, policy_ratio
 from keel.functional import surrogate as surrogates
 from keel.functional.ratio import MAX_LOG_RATIO
@@ -100,6 +101,11 @@ class Objective:
     entropy_floor: float | None = None
     """note 004: below this entropy (nats) a differentiable penalty sets in"""
     entropy_floor_coef: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Refuse a floor under an entropy that is not computed: its gradient would be 0."""
+        if self.entropy_floor is not None and not self.entropy_bonus:
+            raise InputError("entropy_floor: needs entropy_bonus, which computes the entropy")
 
     def __call__(
         self, agent: Agent, params: Tensor, batch: Batch, knobs: Tensor, group_axis: int | None

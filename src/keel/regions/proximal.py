@@ -14,6 +14,7 @@ from keel.regions.faults import BAD_STEPS, not_finite
 from keel.regions.gate import GATE, check_objective, replay_gap
 from keel.regions.imitation import Limit, Pull, cloning_metrics, pull
 from keel.regions.objective import Batch, Objective, Statistics
+from keel.regions.penalties import check_penalties
 from keel.regions.stepper import Optimum, Step, StepResult, initial_optimum
 from keel.rollout.batch import Rows, Targets, minibatches, wiped
 from keel.types import Knobs, Tree, UpdateReport
@@ -40,7 +41,8 @@ class Proximal:
     max_grad_norm: float = 0.5
     objective: Objective = field(default_factory=Objective)
     gate: bool = True
-    """refuse to learn where the objective sees another policy than a replay does"""
+    """refuse to learn where the objective sees another policy than a replay does, or where a
+    penalty has no gradient"""
     limit: Limit | None = None
     """on what demonstrations may do"""
 
@@ -69,7 +71,11 @@ class Proximal:
         pulled: Pull | None = None
         for epoch in range(self.epochs):
             if batch is None or self.recompute_advantages:
+                newborn = batch is None and not bool(state.steps.any())
                 batch = _batch(agent, rows, targets, state.params, batch)
+                if newborn and self.gate:
+                    axis = rows.group_axis
+                    check_penalties(agent, self.objective, state.params, batch, knobs, axis)
             if pulled is None and rows.shown is not None:
                 pulled = pull(agent, state.params, rows, batch.advantage, knobs)
                 knobs = knobs if self.limit is None else self.limit(knobs, pulled)

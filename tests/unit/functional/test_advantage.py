@@ -405,3 +405,26 @@ def test_normalise_compiles_into_one_graph(method, backend):
 def test_a_nan_that_counts_is_not_silenced() -> None:
     """Zeros would hide it; as NaN it stops the update, whose gradient is then never applied."""
     assert normalise(torch.tensor([1.0, torch.nan, 2.0])).advantage.isnan().all()
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-8, 1.0, 1e8, 1e25, 1e37])
+def test_normalise_does_not_care_about_the_scale(scale):
+    """−1, 0, 1: mean 0, standard deviation 1; the squares of 1e25 are beyond float32."""
+    advantage = scale * torch.tensor([-1.0, 0.0, 1.0])
+    found = normalise(advantage, "batch", floor=0.0)
+    torch.testing.assert_close(found.advantage, torch.tensor([-1.0, 0.0, 1.0]))
+    assert found.scale.item() == pytest.approx(scale, rel=1e-6)
+
+
+def test_normalise_is_not_silent_where_numbers_end():
+    found = normalise(torch.tensor([-3e38, 3e38, 0.0]), "batch")
+    assert not found.advantage.isfinite().all()
+    assert not (found.advantage == 0.0).all()
+
+
+def test_the_spread_is_the_plain_one_to_the_last_bit():
+    x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    found = normalise(x, "batch")
+    mean = found.centre[0]
+    plain = (((x - mean) ** 2).sum(0, keepdim=True) / 999).sqrt()
+    assert torch.equal(found.scale, plain)

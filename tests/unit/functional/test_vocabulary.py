@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -216,3 +217,32 @@ def test_a_token_for_each_hidden_state():
         vocabulary_log_prob(hidden, head, torch.zeros(4, dtype=torch.long))
     with pytest.raises(ShapeError, match=r"head: expected \[V, 4\]"):
         vocabulary_log_prob(hidden, head[:, :3], torch.zeros(5, dtype=torch.long))
+
+
+def test_a_token_that_is_ruled_out_adds_nothing_to_the_entropy_nor_to_gradients():
+    """Logits (0, 0, −∞): two tokens of ½, entropy log 2; ∂ entropy / ∂z = −p·(log p + H) = 0."""
+    hidden = torch.ones(1, 1, requires_grad=True)
+    head = torch.tensor([[0.0], [0.0], [-torch.inf]], requires_grad=True)
+    found = vocabulary_log_prob(hidden, head, torch.tensor([0]))
+    assert found.entropy.item() == pytest.approx(math.log(2.0))
+    assert found.log_prob.item() == pytest.approx(-math.log(2.0))
+    (grad,) = torch.autograd.grad(found.entropy.sum() + found.log_prob.sum(), head)
+    torch.testing.assert_close(grad, torch.tensor([[0.5], [-0.5], [0.0]]))
+    with torch.no_grad():
+        both = vocabulary_comparison(hidden, head, hidden, head, torch.tensor([0]))
+    assert both.kl.item() == both.kl_reverse.item() == 0.0
+    assert both.entropy.item() == pytest.approx(math.log(2.0))
+
+
+def test_the_gradient_of_the_kl_is_finite_where_both_rule_a_token_out():
+    """p = (¼, ¾, 0), q = (½, ½, 0): ∂KL/∂z_q = q − p, ∂KL/∂z_p = p·(log p/q − KL)."""
+    hidden = torch.ones(1, 1)
+    p_head = torch.tensor([[0.25], [0.75], [0.0]]).log().requires_grad_()
+    q_head = torch.tensor([[0.5], [0.5], [0.0]]).log().requires_grad_()
+    kl = vocabulary_kl(hidden, p_head, hidden, q_head).sum()
+    to_p, to_q = torch.autograd.grad(kl, (p_head, q_head))
+    exact = 0.25 * math.log(0.5) + 0.75 * math.log(1.5)
+    assert kl.item() == pytest.approx(exact)
+    torch.testing.assert_close(to_q, torch.tensor([[0.25], [-0.25], [0.0]]))
+    expected = [0.25 * (math.log(0.5) - exact), 0.75 * (math.log(1.5) - exact), 0.0]
+    torch.testing.assert_close(to_p, torch.tensor(expected)[:, None])

@@ -74,6 +74,13 @@ LOSSES = (
         ),
     ),
     Metric(
+        "train/entropy_is_exact",
+        "1 if closed form, 0 if estimated",
+        "That of a squashed Gaussian is the Gaussian's plus the log-Jacobian at its mean: first "
+        "order in the spread. What the bonus pulls at is then an estimate, too.",
+        "once an update",
+    ),
+    Metric(
         "train/sequence_entropy",
         "mean over sequences of −Σ log π",
         "An estimate that grows with the length of the sequence.",

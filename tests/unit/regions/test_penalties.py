@@ -1,0 +1,93 @@
+"""Penalties without a gradient are refused; those that have one are left alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from keel.errors import InputError
+from keel.models.distributions import SquashedGaussian
+from keel.regions.certify import Certified
+from keel.regions.objective import Batch, Objective, Statistics
+from keel.regions.penalties import DeadPenaltyError
+from keel.types import KNOB_INDEX, Knobs
+
+from .conftest import SMALL, Setting, build
+
+PENALISED = Knobs(learning_rate=1e-3, entropy_coef=0.01, kl_coef=0.5)
+
+
+@dataclass(frozen=True)
+class WithNumber(Objective):
+    """An objective with a penalty of its own: from the entropy as a number, or as a tensor."""
+
+    number: bool = True
+
+    def __call__(
+        self, agent: Any, params: Tensor, batch: Batch, knobs: Tensor, group_axis: int | None
+    ) -> tuple[Tensor, Statistics]:
+        loss, statistics = super().__call__(agent, params, batch, knobs, group_axis)
+        entropy = agent.dist.entropy(agent.policy(params, batch.obs)).mean()
+        penalty = 1.0 - (entropy.item() if self.number else entropy)
+        return loss + knobs[KNOB_INDEX["kl_coef"]] * penalty, statistics
+
+
+def test_a_penalty_on_a_number_is_refused_before_the_first_step(steps: Setting) -> None:
+    region = Certified(replace(SMALL, objective=WithNumber()))
+    with pytest.raises(
+        DeadPenaltyError, match=r"kl_coef: the KL penalty changes the loss .* is exactly 0"
+    ):
+        steps.update(region, Knobs(kl_coef=0.5))
+    steps.update(region, Knobs(kl_coef=0.0))
+    steps.update(Certified(replace(SMALL, objective=WithNumber(), gate=False)), Knobs(kl_coef=0.5))
+
+
+def test_penalties_with_a_gradient_pass(setting: Setting) -> None:
+    for objective in (Objective(penalise=True), WithNumber(number=False)):
+        region = Certified(replace(SMALL, objective=objective))
+        setting.update(region, PENALISED)
+
+
+def test_it_is_looked_at_once_in_a_run(steps: Setting) -> None:
+    later = replace(steps, optimum=steps.optimum._replace(steps=steps.optimum.steps + 1.0))
+    later.update(Certified(replace(SMALL, objective=WithNumber())), Knobs(kl_coef=0.5))
+
+
+def test_a_floor_needs_the_entropy_that_it_is_under() -> None:
+    with pytest.raises(InputError, match="entropy_floor: needs entropy_bonus"):
+        Objective(entropy_bonus=False, entropy_floor=0.5)
+
+
+def test_a_floor_has_the_gradient_of_the_entropy_below_it_and_none_above(steps: Setting) -> None:
+    """∂ [0.1·max(0, floor − H)] / ∂θ = −0.1·∂H/∂θ, as a bonus with the coefficient 0.1 has."""
+    learned = steps.targets(steps.optimum.params)
+    rows = steps.rows
+    batch = Batch(
+        rows.obs, rows.behaviour, rows.action, rows.log_prob, *learned[:2], learned.raw, rows.weight
+    )
+
+    def gradient(objective: Objective, knobs: Knobs) -> Tensor:
+        leaf = steps.optimum.params.detach().requires_grad_()
+        loss, _ = objective(steps.agent, leaf, batch, knobs.tensor(), None)
+        return torch.autograd.grad(loss.sum(), leaf)[0]
+
+    plain = gradient(Objective(), Knobs())
+    below = gradient(Objective(entropy_floor=10.0), Knobs()) - plain
+    bonus = gradient(Objective(), Knobs(entropy_coef=0.1)) - plain
+    torch.testing.assert_close(below, bonus)
+    assert below.norm() > 1e-4
+    assert torch.equal(gradient(Objective(entropy_floor=-10.0), Knobs()), plain)
+
+
+def test_an_estimated_entropy_says_so(steps: Setting) -> None:
+    _, report = steps.update(Certified(SMALL), Knobs())
+    assert report.metrics["train/entropy_is_exact"] == 1.0
+    assert not SquashedGaussian((-1.0,), (1.0,)).exact_entropy
+    setting = build((96,))
+    setting.agent.dist = replace(setting.agent.dist, exact_entropy=False)  # type: ignore[type-var]
+    _, report = setting.update(Certified(SMALL), Knobs())
+    assert report.metrics["train/entropy_is_exact"] == 0.0
