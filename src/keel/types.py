@@ -76,6 +76,8 @@ class Knobs:
     """of TRPO's Fisher matrix"""
     bc_coef: float = 0.0
     """of the loss on demonstrations"""
+    critic_factor: float = 1.0
+    """the critic's learning rate over the policy's"""
 
     def tensor(self) -> Tensor:
         """As one vector: numbers baked into a compiled step would recompile it at every change."""

@@ -53,6 +53,13 @@ BAD = {
     "compile: 'atuo' is not one of auto, on, off; did you mean 'auto'?": {"compile": "atuo"},
     "total_steps: expected a number above 0, got 0": {"total_steps": 0},
     "envs.num: expected a number above 0, got 0": {"envs": {"num": 0}},
+    "region.critic_learning_rate: expected a number above 0, got 0.0": {
+        "region": {"critic_learning_rate": 0.0}
+    },
+    "region.critic_learning_rate: belongs to --algo ppo": {
+        "algo": "trpo",
+        "region": {"critic_learning_rate": 1e-3},
+    },
     "region.max_kl: expected a number above 0, got -1.0": {"region": {"max_kl": -1}},
     "explore.entropy_coef: expected no negative number": {"explore": {"entropy_coef": -0.1}},
     "advantage.gamma: expected a number from 0 to 1": {"advantage": {"gamma": 1.5}},

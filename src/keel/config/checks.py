@@ -73,6 +73,11 @@ def check(config: Config) -> None:
     _check_trpo(config)
     _check_cloning(config)
     region = config.region
+    if region.critic_learning_rate is not None and not region.critic_learning_rate > 0.0:
+        raise InputError(
+            "region.critic_learning_rate: expected a number above 0, "
+            f"got {region.critic_learning_rate}"
+        )
     if region.clip is not None and not 0.0 < region.clip < 1.0:
         raise InputError(f"region.clip: expected a number between 0 and 1, got {region.clip}")
     if region.adaptive_clip and region.clip is None:
@@ -199,6 +204,7 @@ def _check_trpo(config: Config) -> None:
         "region.adaptive_kl": region.adaptive_kl,
         "region.adaptive_rate": region.adaptive_rate,
         "region.adaptive_clip": region.adaptive_clip,
+        "region.critic_learning_rate": region.critic_learning_rate is not None,
         "region.kl_measure": region.kl_measure != "exact",
         "region.target_kl": region.target_kl is not None,
         "region.early_stop": region.early_stop != "off",

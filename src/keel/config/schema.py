@@ -192,6 +192,9 @@ class Region:
     """Rows per optimizer step; the remainder is used, not dropped."""
     learning_rate: float = 3e-4
     """Adam's step size."""
+    critic_learning_rate: float | None = None
+    """Adam's step size for the critic's own layers, where it differs; schedule and adaptive rate
+    scale both alike. (TRPO's `learning_rate` is the critic's.)"""
     schedule: Literal["constant", "linear"] = "linear"
     """How the learning rate goes: `linear` ends at 0."""
     adaptive_rate: bool = False

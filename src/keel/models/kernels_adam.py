@@ -12,17 +12,18 @@ from keel.models.compiling import vectorised
 
 
 @vectorised
-def adam(params, first, second, gradient, scale, rate, betas, epsilon, split, ages, moved):
+def adam(params, first, second, gradient, scale, rates, betas, epsilon, split, ages, moved):
     """Adam, from `params`, `first`, `second` to the three rows of `moved`.
 
-    `split` `[P]` says whose age counts, the policy's (True) or the critic's.
+    `split` `[P]` says whose learning rate (`rates` `[2]`) and age count, the policy's (True) or the
+    critic's.
     """
     beta1, beta2 = np.float32(betas[0]), np.float32(betas[1])
     rest1, rest2 = np.float32(1.0 - betas[0]), np.float32(1.0 - betas[1])
     steps = np.empty(2, np.float32)
     unbias = np.empty(2, np.float32)
     for k in range(2):
-        steps[k] = -rate / (1.0 - betas[0] ** ages[k])
+        steps[k] = -rates[k] / (1.0 - betas[0] ** ages[k])
         unbias[k] = 1.0 / math.sqrt(1.0 - betas[1] ** ages[k])
     small, clip = np.float32(epsilon), np.float32(scale)
     for i in range(params.size):

@@ -155,7 +155,7 @@ def critic_sweep(state, age, net, batch, order, desk, settings, split, told):
             ages[:] = age
             scale = min(1.0, max_norm / (norm + 1e-6))
             adam(
-                state[0], state[1], state[2], gradient, scale, rate, betas, epsilon, split, ages,
-                state,
+                state[0], state[1], state[2], gradient, scale, (rate, rate), betas, epsilon, split,
+                ages, state,
             )  # fmt: skip
     return age

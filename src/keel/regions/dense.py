@@ -75,7 +75,7 @@ def make_dense_step(agent: Agent, objective: Objective, *, max_grad_norm: float)
                 second,
                 gradient,
                 min(1.0, max_grad_norm / (norm + 1e-6)),
-                gradient_of.learning_rate,
+                gradient_of.rates,
                 BETAS,
                 EPSILON,
                 policy_columns,
@@ -125,7 +125,7 @@ class _Gradient:
         self._acted: tuple[Any, ...] = ()
         self._shown: _Shown | None = None
         self._bc_coef = 0.0
-        self.learning_rate = 0.0
+        self.rates = (0.0, 0.0)
 
     def _reserve(self, rows: int) -> None:
         if self._desk and self._desk[3][0].size == rows:
@@ -188,7 +188,8 @@ class _Gradient:
 
     def _unpack_knobs(self, knobs: Tensor) -> None:
         dials = dict(zip(KNOB_INDEX, knobs.tolist(), strict=True))
-        self._knobs, self.learning_rate = knobs, dials["learning_rate"]
+        rate = dials["learning_rate"]
+        self._knobs, self.rates = knobs, (rate, rate * dials["critic_factor"])
         self._bc_coef = dials["bc_coef"]
         self._settings = (
             1.0 - dials["clip_low"],

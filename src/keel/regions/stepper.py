@@ -79,6 +79,7 @@ def make_step(
     """
     # `torch.compile` captures `func.grad` and not `autograd.grad`; eagerly the latter is faster.
     differentiate = _functional if compiled else _autograd
+    critic_columns = agent.layout.columns("critic").to(agent.initial.device)
 
     def step(
         optimum: Optimum,
@@ -119,13 +120,14 @@ def make_step(
         norm = gradient.norm(dim=1)
         applied = torch.isfinite(norm) & active
         scale = (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-        rate = knobs[KNOB_INDEX["learning_rate"]]
-        if not compiled and _all_move_alike(optimum, applied):
+        rate, factor = (knobs[KNOB_INDEX[name]] for name in ("learning_rate", "critic_factor"))
+        if not compiled and _all_move_alike(optimum, applied) and factor == 1.0:
             moved = _plain_adam(optimum, gradient.mul_(scale[:, None]), rate.item())
         else:
             gradient = torch.where(applied[:, None], gradient * scale[:, None], 0.0)
             columns = agent.policy_columns[-gradient.shape[1] :]
-            moved = _adam(optimum, gradient, rate, applied, columns)
+            rates = torch.where(critic_columns[-gradient.shape[1] :], rate * factor, rate)
+            moved = _adam(optimum, gradient, rates, applied, columns)
         return StepResult(moved, statistics, norm, applied)
 
     if compiled:

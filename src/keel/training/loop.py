@@ -161,6 +161,7 @@ def iterate(
         **moved.metrics,
         "train/rollbacks": float(state.rollbacks),
         "train/learning_rate": knobs.learning_rate,
+        "train/critic_learning_rate": knobs.learning_rate * knobs.critic_factor,
         "train/clip_range": knobs.clip_high,
         "train/entropy_coef": knobs.entropy_coef,
         "train/kl_coef": knobs.kl_coef,

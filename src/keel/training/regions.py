@@ -38,6 +38,11 @@ def initial_knobs(config: Config) -> Knobs:
         max_kl=region.max_kl,
         damping=config.natural.damping,
         bc_coef=config.bc.coef if config.bc.demos else 0.0,
+        critic_factor=(
+            1.0
+            if region.critic_learning_rate is None
+            else region.critic_learning_rate / region.learning_rate
+        ),
     )
 
 

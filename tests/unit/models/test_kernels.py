@@ -80,8 +80,33 @@ def test_three_ways_to_adam_are_one() -> None:
         moved = np.empty((3, 40), np.float32)
         ages = np.array([age, age], np.float32)
         row = gradient[0].numpy()
-        adam(*compiled, row, 1.0, 1e-2, BETAS, EPSILON, policy.numpy(), ages, moved)
+        adam(*compiled, row, 1.0, (1e-2, 1e-2), BETAS, EPSILON, policy.numpy(), ages, moved)
         compiled = moved
     for found in (general.params, plain.params, torch.from_numpy(compiled[:1])):
         torch.testing.assert_close(found, reference.detach(), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(general, plain, rtol=1e-5, atol=1e-7)
+
+
+def test_policy_and_critic_have_learning_rates_of_their_own() -> None:
+    """torch's optimizer with two groups of parameters, the general step and the compiled one."""
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(1, 40, generator=generator)
+    parts = [torch.nn.Parameter(x.clone()) for x in (start[:, :20], start[:, 20:])]
+    groups = [{"params": [part], "lr": lr} for part, lr in zip(parts, (1e-2, 3e-2), strict=True)]
+    optimizer = torch.optim.Adam(groups, betas=BETAS, eps=EPSILON)
+    policy = torch.arange(40) < 20
+    rates = torch.where(policy, 1e-2, 3e-2)
+    general = initial_optimum(start)
+    compiled = np.stack([start[0].numpy(), np.zeros(40), np.zeros(40)]).astype(np.float32)
+    for age in range(1, 6):
+        gradient = torch.randn(1, 40, generator=generator)
+        parts[0].grad, parts[1].grad = gradient[:, :20].clone(), gradient[:, 20:].clone()
+        optimizer.step()
+        general = _adam(general, gradient, rates, torch.ones(1, dtype=torch.bool), policy)
+        moved, ages = np.empty((3, 40), np.float32), np.array([age, age], np.float32)
+        row = gradient[0].numpy()
+        adam(*compiled, row, 1.0, (1e-2, 3e-2), BETAS, EPSILON, policy.numpy(), ages, moved)
+        compiled = moved
+    expected = torch.cat([part.detach() for part in parts], 1)
+    for params in (general.params, torch.from_numpy(compiled[:1])):
+        torch.testing.assert_close(params, expected, rtol=1e-5, atol=1e-6)

@@ -261,6 +261,11 @@ def test_a_policy_younger_than_its_critic() -> None:
     both(agent, Objective(), batch_for(agent, 5), Knobs(), optimum)
 
 
+def test_a_critic_with_a_learning_rate_of_its_own() -> None:
+    agent = agent_for("box")
+    both(agent, Objective(), batch_for(agent, 5), Knobs(critic_factor=3.0))
+
+
 def test_a_log_std_at_its_bound_has_no_gradient() -> None:
     agent = agent_for("box", log_std=3.0)  # the bound is 2
     batch = batch_for(agent, 6, shift=0.0)

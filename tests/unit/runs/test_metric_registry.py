@@ -28,7 +28,7 @@ error/non_finite_ratio_count error/non_finite_ratio_frac
 eval/return_mean eval/return_std eval/length_mean eval/episodes
 time/steps time/seconds time/steps_per_second time/rollout_seconds time/update_seconds
 time/certify_seconds train/kl_temperature train/gate_all_rows time/gate_seconds
-train/entropy_is_exact
+train/entropy_is_exact train/critic_learning_rate
 """.split()  # noqa: SIM905
 
 

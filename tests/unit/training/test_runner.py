@@ -21,8 +21,9 @@ from keel.errors import InputError
 from keel.runs.reader import read_metrics
 from keel.training import runner
 from keel.training.checkpoint import load
+from keel.training.loop import iterate
 from keel.training.runner import Progress, ResumeWarning, resume, start
-from keel.training.session import open_session
+from keel.training.session import initial_state, open_session
 
 
 def tiny(**changes: Any) -> Config:
@@ -174,6 +175,22 @@ def test_normalisers_change_the_policy_by_a_kl_of_their_own(tmp_path: Path) -> N
     assert (kl > 0.0).all()
     assert (kl <= 0.25 * bound).all(), "what is more is held back"
     assert (kl <= table["train/kl_exact"] + 0.1 * bound).all(), "a part of it, before any step"
+
+
+def test_the_critic_may_have_a_learning_rate_of_its_own(tmp_path: Path) -> None:
+    config = tiny(region={"learning_rate": 1e-3, "critic_learning_rate": 4e-3})
+    table = read_metrics(finish(start(config, tmp_path, "run")).path)
+    assert table["train/critic_learning_rate"] == pytest.approx(4.0 * table["train/learning_rate"])
+    still = tiny(region={"learning_rate": 1e-3, "critic_learning_rate": 1e-30})
+    session = open_session(still)
+    try:
+        after, _, _ = iterate(session, initial_state(session))
+    finally:
+        session.envs.close()
+    moved = ((after.optimum.params - session.agent.initial).abs() > 1e-20)[0]
+    critic = session.agent.layout.columns("critic")
+    assert moved[~critic].double().mean() > 0.9
+    assert not moved[critic].any()
 
 
 def test_pulses_heat_the_policy_and_the_gate_stays_shut(tmp_path: Path) -> None:

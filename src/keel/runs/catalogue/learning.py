@@ -140,6 +140,13 @@ SETTINGS = (
         ),
     ),
     Metric(
+        "train/critic_learning_rate",
+        "step size of the optimizer for the critic's own layers",
+        "The policy's, unless region.critic_learning_rate says otherwise.",
+        SETTING,
+        aliases=elsewhere(verl="critic/lr"),
+    ),
+    Metric(
         "train/clip_range",
         "ε in 1 ± ε",
         "The upper one where the two differ.",
