@@ -43,6 +43,10 @@ SPEED = (
     ("ppo", "Breakout", "sb3", ["--repeats", "5"]),
     ("trpo", "HalfCheetah-v5", "sb3-contrib", ["--repeats", "5"]),
     ("trpo", "Breakout", "sb3-contrib", ["--repeats", "2"]),
+    ("ppo", "CartPole-v1", "sb3", ["--backend", "sync", "--repeats", "5"]),
+    ("ppo", "HalfCheetah-v5", "sb3", ["--backend", "sync", "--repeats", "5"]),
+    ("ppo", "Breakout", "sb3", ["--backend", "sync", "--repeats", "3"]),
+    ("trpo", "HalfCheetah-v5", "sb3-contrib", ["--backend", "sync", "--repeats", "3"]),
 )
 SEEDS = (0, 1, 2, 3, 4)
 MUJOCO = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5")
@@ -60,6 +64,7 @@ def measure_speed(only: str | None) -> None:
     """Every line of the speed tables, one after the other, each kept as soon as it is there."""
     for algo, env, peer, more in SPEED:
         key = f"{env} {peer}{' whole' if '--whole' in more else ''}"
+        key += " sync" if "sync" in more else ""
         if only and only not in key:
             continue
         print(key, flush=True)

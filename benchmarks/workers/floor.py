@@ -75,7 +75,7 @@ def critic_flops(agent, envs, rows: int) -> float:
 if __name__ == "__main__":
     work = job()
     config = configuration(work)
-    envs = make_envs(work.env, work.num_envs, seed=work.seed, guard=False)
+    envs = make_envs(work.env, work.num_envs, backend=work.backend, seed=work.seed, guard=False)
     alone = env_rate(envs)
     agent = build_agent(envs.observation_space, envs.action_space, config.network, work.seed)
     acting, learning = flops(agent, envs, work.minibatch)

@@ -21,7 +21,12 @@ def configuration(work) -> Config:
         seed=work.seed,
         total_steps=total_steps(work) if whole else max(LONG_RUN, total_steps(work)),
         rollout_steps=work.rollout_steps,
-        envs=Envs(num=work.num_envs, normalise_obs=work.normalise, normalise_reward=work.normalise),
+        envs=Envs(
+            num=work.num_envs,
+            backend=work.backend,
+            normalise_obs=work.normalise,
+            normalise_reward=work.normalise,
+        ),
         network=Network(hidden=tuple(work.hidden), activation="tanh"),
         advantage=Advantage(gamma=work.gamma, lam=work.lam),
         region=Region(

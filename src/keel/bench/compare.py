@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from keel.bench.settings import PEERS, Algo, Settings, settings_for
+from keel.bench.settings import PEERS, Algo, Backend, Settings, settings_for
 from keel.bench.workers import Reading, Workers
 from keel.errors import InputError, choose
 from keel.resources import cores
@@ -61,6 +61,7 @@ def bench(
     repeats: int = 3,
     iterations: int | None = None,
     whole: int | None = None,
+    backend: Backend = "auto",
     tell: Tell = lambda line: None,
     workers: Workers | None = None,
 ) -> Result:
@@ -74,10 +75,11 @@ def bench(
         repeats: how often each side is measured; the medians count.
         iterations: measured per repeat, after a warm-up; None: as suits the environment.
         whole: measure whole runs of so many steps, start-up and compiling included.
+        backend: our environments: what Keel chooses, or `sync`: the same as the peers'.
         tell: called with one line per measurement.
     """
     name = choose("peer", peer, PEERS[algo])
-    settings = settings_for(env, iterations, algo)
+    settings = settings_for(env, iterations, algo, backend)
     if repeats < 1:
         raise InputError(f"repeats: expected at least 1, got {repeats}")
     if whole is not None and whole < 1:

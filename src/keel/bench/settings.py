@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from keel.errors import InputError, choose
 
 Mode = Literal["steady", "whole"]
 Algo = Literal["ppo", "trpo", "tokens"]
+Backend = Literal["auto", "sync"]
 PEERS: dict[Algo, tuple[str, ...]] = {
     "ppo": ("sb3", "sbx", "cleanrl"),
     "trpo": ("sb3-contrib",),
@@ -69,6 +70,9 @@ class Settings:
     """of the network's arithmetic; 0: what the library chooses (ours)"""
     compile: Literal["auto", "on", "off"] = "auto"
     """ours only"""
+    backend: Backend = "auto"
+    """of our environments: what Keel chooses, or `sync`: Gymnasium's, one after the other in this
+    process, as the peers have them"""
     algo: Algo = "ppo"
     max_kl: float = 0.01
     """TRPO's; and the same number of Fisher-vector products, on the whole rollout"""
@@ -169,9 +173,13 @@ SETTINGS["tokens"] = {
 }
 
 
-def settings_for(env: str, iterations: int | None = None, algo: Algo = "ppo") -> Settings:
+def settings_for(
+    env: str, iterations: int | None = None, algo: Algo = "ppo", backend: Backend = "auto"
+) -> Settings:
     """The settings of one environment; `iterations` of None keeps its default."""
     settings = SETTINGS[algo][choose("env", env, SETTINGS[algo])]
+    choose("backend", backend, get_args(Backend))
+    settings = settings.replace(backend=backend)
     if iterations is None:
         return settings
     if iterations < 1:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import tyro
 from tyro.conf import arg
@@ -17,6 +17,8 @@ from keel.errors import choose
 if TYPE_CHECKING:
     from keel.bench import Result
     from keel.bench.settings import Algo
+
+Backend = Literal["auto", "sync"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +36,16 @@ class Bench:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPO(Bench):
+class Stepped(Bench):
+    """What measurements on environments can be asked."""
+
+    backend: Annotated[Backend, arg(metavar="auto|sync")] = "auto"
+    """Environments of Keel's side: the fastest it has, or `sync`: Gymnasium's, one after the other
+    in the same process, as the peer steps them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPO(Stepped):
     """PPO beside a peer: the same work on both sides, in turn, each in a process of its own.
 
     Example: keel bench ppo --env CartPole-v1 --peer sb3
@@ -47,7 +58,7 @@ class PPO(Bench):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TRPO(Bench):
+class TRPO(Stepped):
     """TRPO beside a peer: the same CG iterations, Fisher sample and critic updates.
 
     Example: keel bench trpo --env HalfCheetah-v5 --peer sb3-contrib
@@ -94,6 +105,7 @@ def run(args: Sequence[str]) -> int:
         repeats=options.repeats,
         iterations=options.iterations,
         whole=options.whole,
+        backend=getattr(options, "backend", "auto"),
         tell=lambda line: console.print(line, style="dim", markup=False),
     )
     if options.json:

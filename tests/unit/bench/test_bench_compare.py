@@ -298,3 +298,11 @@ def test_trl_really_generates_every_token() -> None:
     assert reading.rate > 0
     assert reading.details["generate_seconds"] > 0
     assert set(reading.versions) == {"trl", "transformers", "torch"}
+
+
+def test_both_sides_can_have_the_same_environments(fake: Workers) -> None:
+    assert bench("ppo", "CartPole-v1", "sb3", repeats=1, workers=fake).settings["backend"] == "auto"
+    same = bench("ppo", "CartPole-v1", "sb3", repeats=1, backend="sync", workers=fake)
+    assert same.settings["backend"] == "sync"
+    with pytest.raises(InputError, match=r"backend: 'syn' is not one of auto, sync"):
+        bench("ppo", "CartPole-v1", "sb3", backend="syn", workers=fake)  # type: ignore[arg-type]
