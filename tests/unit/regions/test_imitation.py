@@ -184,6 +184,7 @@ def test_cloning_makes_what_was_shown_likelier(taught: Setting, natural: bool):
     assert moved > 0.0
 
 
+@pytest.mark.slow
 def test_inductor_takes_demonstrations_too(taught: Setting):
     """One compiled step equals the eager one."""
     knobs = Knobs(bc_coef=2.0, max_kl=10.0)

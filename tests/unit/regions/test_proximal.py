@@ -162,8 +162,8 @@ def test_an_entropy_floor_pushes_the_entropy_up(steps: Setting) -> None:
 @pytest.mark.parametrize(
     "objective",
     [
-        Objective(),
-        Objective(dual_clip=3.0, value_clip=0.2),
+        pytest.param(Objective(), marks=pytest.mark.slow),
+        pytest.param(Objective(dual_clip=3.0, value_clip=0.2), marks=pytest.mark.slow),
         Objective(surrogate="symmetric", penalise=True, entropy_floor=0.5),
     ],
     ids=["clip", "dual and value clip", "symmetric, penalty and floor"],
