@@ -26,10 +26,13 @@ from keel.functional.divergence import exp_minus_linear
 Placement = Literal["reward", "loss"]
 Sampling = Literal["on-policy", "off-policy"]
 
-ALIASES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
+ALIASES = {"kl": "k1", "mse": "k2"}
 """verl's names, as in note 003."""
 
 ESTIMATORS = ("k1", "k2", "k3", "abs")
+LOW_VAR_KL = "low_var_kl"
+"""k3 with verl's clamps, an estimator of its own: beyond them it has neither k3's value nor its
+gradient."""
 LOSS_FORMS = ("weighted_k2", "ratio_k3", "straight_through")
 EXACT = "full"
 RIGHT: Mapping[tuple[Placement, Sampling], tuple[str, ...]] = {
@@ -41,12 +44,14 @@ RIGHT: Mapping[tuple[Placement, Sampling], tuple[str, ...]] = {
 """What descends KL(π‖π_ref), and nothing else does; a test holds it against the certificate."""
 
 MAX_EXPONENT = 20.0
+VERL_MAX_LOG_RATIO, VERL_MAX_KL = 20.0, 10.0
+"""Clamps of verl's `low_var_kl`, on the log-ratio and on the result."""
 
 
 def canonical(name: str) -> str:
-    """k1, k2, k3, abs, a loss form or `full`, for any of the names in use."""
+    """k1, k2, k3, abs, low_var_kl, a loss form or `full`, for any of the names in use."""
     name = ALIASES.get(name, name)
-    return choose("estimator", name, (*ESTIMATORS, *LOSS_FORMS, EXACT))
+    return choose("estimator", name, (*ESTIMATORS, LOW_VAR_KL, *LOSS_FORMS, EXACT))
 
 
 def k1(log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
@@ -78,6 +83,26 @@ def k3(log_prob: Tensor, ref_log_prob: Tensor, *, max_exponent: float = MAX_EXPO
     return exp_minus_linear(bounded) + (x - bounded) * slope
 
 
+def low_var_kl(log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
+    """Return k3 as verl computes it (`core_algos.kl_penalty`): clamp(e^x − x − 1, ±10).
+
+    x = log π_ref − log π is clamped to ±20 first. Beyond the clamp of the result, at x > 2.61 and
+    x < −11, the value is 10 and the gradient 0; `k3` keeps both.
+
+    Args:
+        log_prob: log π of the actions, `[*lead]`.
+        ref_log_prob: log π_ref of the same actions, `[*lead]`.
+
+    >>> import torch
+    >>> kl = low_var_kl(torch.tensor([-0.5, -5.0]), torch.tensor([-1.0, -1.0]))
+    >>> [round(x, 4) for x in kl.tolist()]
+    [0.1065, 10.0]
+    """
+    x = -k1(log_prob, ref_log_prob)
+    bounded = x.clamp(-VERL_MAX_LOG_RATIO, VERL_MAX_LOG_RATIO)
+    return exp_minus_linear(bounded).clamp(-VERL_MAX_KL, VERL_MAX_KL)
+
+
 def kl_estimate(name: str, log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
     """The sample estimate `name` of KL(π‖π_ref), per element."""
     name = canonical(name)
@@ -86,7 +111,8 @@ def kl_estimate(name: str, log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
             f"estimator: {name!r} is no sample estimate (those are {', '.join(ESTIMATORS)}); "
             "the exact KL is in keel.functional.divergence and vocabulary"
         )
-    return {"k1": k1, "k2": k2, "k3": k3, "abs": absolute}[name](log_prob, ref_log_prob)
+    estimators = {"k1": k1, "k2": k2, "k3": k3, "abs": absolute, LOW_VAR_KL: low_var_kl}
+    return estimators[name](log_prob, ref_log_prob)
 
 
 def kl_reward(name: str, log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:

@@ -12,7 +12,13 @@ from torch import Tensor
 
 from keel.errors import EstimatorWarning, InputError, ShapeError
 from keel.functional import k1, k2, k3, kl_estimate, kl_loss, kl_reward
-from keel.functional.estimators import LOSS_FORMS, RIGHT, canonical, warn_unless_right
+from keel.functional.estimators import (
+    LOSS_FORMS,
+    RIGHT,
+    canonical,
+    low_var_kl,
+    warn_unless_right,
+)
 
 LOG2 = math.log(2.0)
 policy, reference = torch.tensor([0.6, 0.2]).log(), torch.tensor([0.3, 0.4]).log()
@@ -37,7 +43,7 @@ def test_estimates_by_hand(name: str, doubled: float, halved: float):
 
 
 @pytest.mark.parametrize(
-    ("alias", "name"), [("kl", "k1"), ("mse", "k2"), ("low_var_kl", "k3"), ("abs", "abs")]
+    ("alias", "name"), [("kl", "k1"), ("mse", "k2"), ("abs", "abs"), ("low_var_kl", "low_var_kl")]
 )
 def test_aliases(alias: str, name: str):
     assert canonical(alias) == name
@@ -98,6 +104,49 @@ def test_k3_is_bounded_where_one_says():
 def test_k3_is_not_bounded_on_its_linear_side():
     value, derivative = k3_and_slope(-1000.0)
     assert (value, derivative) == (999.0, 1.0)
+
+
+# --- low_var_kl, as verl has it -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    ("x", "value", "slope"),
+    [
+        (LOG2, 2.0 - 1.0 - LOG2, -1.0),  # e^x − x − 1, and its slope in log π, 1 − e^x
+        (-LOG2, 0.5 - 1.0 + LOG2, 0.5),
+        (0.0, 0.0, 0.0),
+        (2.5, math.exp(2.5) - 3.5, 1.0 - math.exp(2.5)),  # 8.68, still below the clamp
+        (2.7, 10.0, 0.0),  # e^2.7 − 3.7 = 11.18
+        (25.0, 10.0, 0.0),
+        (1e4, 10.0, 0.0),
+        (-10.5, math.exp(-10.5) + 9.5, 1.0 - math.exp(-10.5)),
+        (-11.5, 10.0, 0.0),  # e^−11.5 + 10.5
+        (-1e4, 10.0, 0.0),
+    ],
+)
+def test_low_var_kl_by_hand(x: float, value: float, slope: float, dtype: torch.dtype):
+    """At x = log π_ref − log π."""
+    log_prob = torch.tensor(-x, dtype=dtype, requires_grad=True)
+    found = low_var_kl(log_prob, torch.zeros_like(log_prob))
+    found.backward()
+    assert found.item() == pytest.approx(value, rel=1e-5, abs=1e-7)
+    assert log_prob.grad.item() == pytest.approx(slope, rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.filterwarnings("ignore::keel.errors.EstimatorWarning")
+def test_low_var_kl_is_clamped_and_k3_is_not():
+    """π = e^−5, π_ref = e^−1: k3 is e⁴ − 5 = 49.6, with slope 1 − e⁴."""
+    log_prob, ref = torch.tensor(-5.0, requires_grad=True), torch.tensor(-1.0)
+    for name, value, slope in (
+        ("low_var_kl", 10.0, 0.0),
+        ("k3", math.exp(4.0) - 5.0, 1.0 - math.exp(4.0)),
+    ):
+        loss = kl_loss(name, log_prob, ref)
+        assert loss.item() == pytest.approx(value)
+        assert kl_estimate(name, log_prob, ref).item() == pytest.approx(value)
+        assert kl_reward(name, log_prob, ref).item() == pytest.approx(value)
+        assert torch.autograd.grad(loss, log_prob)[0].item() == pytest.approx(slope)
 
 
 # --- in a reward --------------------------------------------------------------------------------
@@ -235,6 +284,7 @@ def test_only_sample_estimates_can_be_estimated(name: str):
         (lambda: k1(policy, reference[:1]), r"ref_log_prob: .*\[2\] \(that of log_prob\).*\[1\]"),
         (lambda: k2(policy, reference[:1]), r"ref_log_prob: expected shape \[2\]"),
         (lambda: k3(policy, reference[:1]), r"ref_log_prob: expected shape \[2\]"),
+        (lambda: low_var_kl(policy, reference[:1]), r"ref_log_prob: expected shape \[2\]"),
         (lambda: kl_estimate("abs", policy, reference[:1]), r"ref_log_prob: expected shape \[2\]"),
         (
             lambda: kl_loss("ratio_k3", policy, reference, torch.zeros(1)),

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from keel.errors import EstimatorWarning, InputError
+from keel.functional import kl_estimate
 from keel.integrations import verl as ours
 
 try:
@@ -406,6 +407,16 @@ def test_kl_estimates_are_verls(mine: str, theirs: str):
     log_prob, ref = arguments["log_prob"].detach(), arguments["old_log_prob"]
     found = core.kl_penalty(log_prob, ref, kl_penalty=f"keel_{mine}")
     torch.testing.assert_close(found, core.kl_penalty(log_prob, ref, kl_penalty=theirs))
+
+
+@with_verl
+def test_low_var_kl_has_verls_clamps_and_gradients():
+    log_prob = torch.linspace(-30.0, 30.0, 121, dtype=torch.float64).requires_grad_()
+    ref = torch.zeros_like(log_prob)
+    found = kl_estimate("low_var_kl", log_prob, ref)
+    theirs = core.kl_penalty(log_prob, ref, kl_penalty="low_var_kl")
+    torch.testing.assert_close(found, theirs)
+    torch.testing.assert_close(gradient(found.sum(), log_prob), gradient(theirs.sum(), log_prob))
 
 
 @with_verl

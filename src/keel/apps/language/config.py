@@ -20,7 +20,7 @@ from keel.errors import InputError
 Algo = Literal["ppo", "grpo", "rloo", "reinforce_pp", "remax", "dr_grpo"]
 Place = Literal["none", "reward", "loss", "both"]
 Estimator = Literal["k1", "k2", "k3", "abs", "kl", "mse", "low_var_kl"]
-"""Sample estimates of the KL; the last three are other names of k1, k2 and k3."""
+"""Sample estimates of the KL; `kl` is k1, `mse` is k2, `low_var_kl` is k3 with verl's clamps."""
 KLLoss = Literal[
     "weighted_k2", "ratio_k3", "straight_through", "full",
     "k1", "k2", "k3", "abs", "kl", "mse", "low_var_kl",

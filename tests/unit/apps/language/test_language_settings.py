@@ -9,12 +9,12 @@ import pytest
 from keel.apps.language.checks import ALGORITHMS
 from keel.apps.language.config import Algo, Estimator, KLLoss, from_dict
 from keel.errors import InputError
-from keel.functional.estimators import ALIASES, ESTIMATORS, EXACT, LOSS_FORMS
+from keel.functional.estimators import ALIASES, ESTIMATORS, EXACT, LOSS_FORMS, LOW_VAR_KL
 
 
 def test_the_forms_of_the_kl_are_those_of_the_estimators() -> None:
-    assert set(get_args(Estimator)) == {*ESTIMATORS, *ALIASES}
-    assert set(get_args(KLLoss)) == {*ESTIMATORS, *ALIASES, *LOSS_FORMS, EXACT}
+    assert set(get_args(Estimator)) == {*ESTIMATORS, LOW_VAR_KL, *ALIASES}
+    assert set(get_args(KLLoss)) == {*ESTIMATORS, LOW_VAR_KL, *ALIASES, *LOSS_FORMS, EXACT}
     assert get_args(Algo) == ALGORITHMS
 
 
