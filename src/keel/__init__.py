@@ -19,13 +19,16 @@ if TYPE_CHECKING:
     from keel import errors, explain, functional
     from keel.config import Config
     from keel.errors import EstimatorWarning, InputError, KeelError, ShapeError
+    from keel.regions.controllers import AdaptiveKLController, FixedKLController
     from keel.training.api import train
     from keel.training.runner import resume
 
 _MODULES = ("errors", "explain", "functional")
 _NAMES = {
+    "AdaptiveKLController": "keel.regions.controllers",
     "Config": "keel.config",
     "EstimatorWarning": "keel.errors",
+    "FixedKLController": "keel.regions.controllers",
     "InputError": "keel.errors",
     "KeelError": "keel.errors",
     "ShapeError": "keel.errors",
@@ -34,8 +37,10 @@ _NAMES = {
 }
 
 __all__ = [
+    "AdaptiveKLController",
     "Config",
     "EstimatorWarning",
+    "FixedKLController",
     "InputError",
     "KeelError",
     "ShapeError",

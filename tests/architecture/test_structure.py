@@ -155,8 +155,10 @@ def test_help_imports_neither_torch_nor_numpy() -> None:
 
 
 PUBLIC = [
+    "AdaptiveKLController",
     "Config",
     "EstimatorWarning",
+    "FixedKLController",
     "InputError",
     "KeelError",
     "ShapeError",

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-from keel.errors import KeelError
+from keel.errors import InputError, KeelError
 from keel.types import Knobs
 
 State = Mapping[str, float]
@@ -100,9 +100,85 @@ class ProportionalPenalty:
                 f"the KL to the reference is {kl:g}, which no KL can be: an exact KL is never "
                 "negative. Its estimate may be; steer by the exact one"
             )
-        error = min(max(kl / self.target - 1.0, -0.2), 0.2)
-        factor = 1.0 + error * min(self.samples / self.horizon, 1.0)
+        factor = proportional_factor(kl, self.target, self.samples, self.horizon)
         return state, replace(knobs, kl_coef=min(max(knobs.kl_coef * factor, self.low), self.high))
+
+
+class AdaptiveKLController:
+    """The rule of `ProportionalPenalty` with verl's arguments: β that follows a measured KL.
+
+    `value` is β. Unlike `ProportionalPenalty` it has no bounds, and takes an estimate of the KL,
+    which may be negative and then counts as 0.
+
+    Args:
+        init_kl_coef: β before the first update.
+        target_kl: The KL to hold, in the unit of what `update` is told.
+        horizon: Steps in which β may change by e^±0.2, or thereabouts.
+
+    >>> controller = AdaptiveKLController(init_kl_coef=0.1, target_kl=0.05, horizon=1000)
+    >>> controller.update(current_kl=0.2, n_steps=500)  # far above: 1 + 0.2 · 500/1000
+    >>> round(controller.value, 4)
+    0.11
+    """
+
+    def __init__(self, init_kl_coef: float, target_kl: float, horizon: float) -> None:
+        self.value = _checked_coef("init_kl_coef", init_kl_coef)
+        for name, number in (("target_kl", target_kl), ("horizon", horizon)):
+            if not 0.0 < number < math.inf:
+                raise InputError(f"{name}: expected a number above 0, got {number}")
+        self.target, self.horizon = target_kl, horizon
+
+    def update(self, current_kl: float, n_steps: int) -> None:
+        """Turn `value` towards the target.
+
+        Args:
+            current_kl: KL(policy‖reference) as it was measured, exact or an estimate.
+            n_steps: Steps it was measured over; above `horizon` they count as `horizon`.
+        """
+        kl = float(current_kl)
+        if not math.isfinite(kl):
+            raise KeelError(f"current_kl: {kl:g} is no KL to steer by; look for what made it so")
+        if n_steps < 0:
+            raise InputError(f"n_steps: expected no negative number, got {n_steps}")
+        self.value *= proportional_factor(kl, self.target, n_steps, self.horizon)
+
+
+class FixedKLController:
+    """A β that stays, with the methods of `AdaptiveKLController`.
+
+    Args:
+        kl_coef: β, in `value`.
+    """
+
+    def __init__(self, kl_coef: float) -> None:
+        self.value = _checked_coef("kl_coef", kl_coef)
+
+    def update(self, current_kl: float, n_steps: int) -> None:
+        """Leave `value` as it is.
+
+        Args:
+            current_kl: Ignored.
+            n_steps: Ignored.
+        """
+
+
+def proportional_factor(kl: float, target: float, samples: float, horizon: float) -> float:
+    """Return 1 + clip(KL/target − 1, ±0.2)·n/horizon, between 0.8 and 1.2 (Ziegler et al. 2019).
+
+    Args:
+        kl: What was measured, in the unit of `target`.
+        target: What to hold.
+        samples: n; above the horizon it counts as the horizon, or the factor could turn negative.
+        horizon: Samples that move β by the whole error.
+    """
+    error = min(max(kl / target - 1.0, -0.2), 0.2)
+    return 1.0 + error * min(samples / horizon, 1.0)
+
+
+def _checked_coef(name: str, coef: float) -> float:
+    if not 0.0 <= coef < math.inf:
+        raise InputError(f"{name}: expected a number of 0 or more, got {coef}")
+    return float(coef)
 
 
 @dataclass(frozen=True)
