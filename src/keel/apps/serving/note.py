@@ -2,23 +2,29 @@
 
 It rewards what was measured of the cluster, not what a choice did to it. Its parameters decide the
 sign: with the old ones a healthy cluster earns −0.09 at every decision, with the new ones 0.6, and
-nothing is better for it.
+nothing is better for it. The origin's legacy rewards, `instant` and `delta`, are here too: they are
+the ones that `latency_penalty_scale` is a parameter of.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from keel.apps.serving import fields as f
 from keel.apps.serving.arrays import Floats, Ints, Replicas, Requests
+from keel.errors import choose
 
+Mode = Literal["hybrid", "instant", "delta"]
+MODES = ("hybrid", "instant", "delta")
 EMA_RATE = 0.1
 LEAST_TARGET, LEAST_THRESHOLD = 0.1, 0.5
 """Below these the origin does not go: a throughput target of 0.05 is one of 0.1."""
 DELTA_THROUGHPUT, DELTA_LATENCY = 0.3, 0.2
+LEGACY_SCALE = 3.0
+"""What the legacy rewards are divided by before the tanh."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +42,20 @@ class NoteReward:
     load_balance_penalty: float = 0.15
     adaptive_target: bool = False
     """Follow the measured throughput with the target: the note's own follow-up."""
+    latency_penalty_scale: float = 0.5
+    """height of the penalty on latency above its threshold, which only the legacy rewards subtract;
+    `hybrid` reports it"""
+    mode: Mode = "hybrid"
+    """`hybrid` is the note's; legacy: `instant`, by throughput and latency, and `delta`, by their
+    changes since the last decision"""
+
+    def __post_init__(self) -> None:
+        choose("mode", self.mode, MODES)
 
 
 BEFORE = NoteReward(
     throughput_target=1.0, alpha=0.5, latency_threshold=2.0, kappa=0.3, sigma=1.0,
-    absolute_weight=0.7, delta_weight=0.3, load_balance_penalty=0.03,
+    absolute_weight=0.7, delta_weight=0.3, load_balance_penalty=0.03, latency_penalty_scale=5.0,
 )  # fmt: skip
 AFTER = NoteReward()
 VERSIONS = {"before": BEFORE, "after": AFTER}
@@ -54,6 +69,7 @@ class Scores(NamedTuple):
     logistic_penalty: Floats
     balance_penalty: Floats
     total_reward: Floats
+    latency_threshold_penalty: Floats
 
 
 class Memory(NamedTuple):
@@ -78,7 +94,8 @@ def score(
     abs = thr / max(target, 0.1) − α·lat / max(threshold, 0.5);
     logistic = κ·sigmoid((lat − threshold) / σ);
     delta = 0.3·Δthr / EMA(thr) − 0.2·Δlat / EMA(lat);
-    reward = tanh(w_abs·abs + w_Δ·delta − lb·balance − logistic).
+    reward = tanh(w_abs·abs + w_Δ·delta − lb·balance − logistic); the legacy ones are in
+    `legacy_reward`.
     """
     averages = [
         np.where(np.isnan(old), now, old + EMA_RATE * (now - old))
@@ -94,19 +111,45 @@ def score(
     absolute = absolute - rules.alpha * latency / max(rules.latency_threshold, LEAST_THRESHOLD)
     logistic = rules.kappa / (1.0 + np.exp(-(latency - rules.latency_threshold) / rules.sigma))
     changes = [
-        np.where(np.isnan(old), 0.0, (now - old) / np.maximum(average, 1e-6))
-        for old, now, average in (
-            (memory.throughput, throughput, averages[0]),
-            (memory.latency, latency, averages[1]),
-        )
+        np.where(np.isnan(old), 0.0, now - old)
+        for old, now in ((memory.throughput, throughput), (memory.latency, latency))
     ]
-    delta = DELTA_THROUGHPUT * changes[0] - DELTA_LATENCY * changes[1]
+    relative = [
+        change / np.maximum(average, 1e-6)
+        for change, average in zip(changes, averages, strict=True)
+    ]
+    delta = DELTA_THROUGHPUT * relative[0] - DELTA_LATENCY * relative[1]
     uneven = rules.load_balance_penalty * balance
-    total = np.tanh(
-        rules.absolute_weight * absolute + rules.delta_weight * delta - uneven - logistic
-    )
-    scores = Scores(absolute, delta, logistic, uneven, total)
+    late = latency_threshold_penalty(rules, latency)
+    if rules.mode == "hybrid":
+        total = np.tanh(
+            rules.absolute_weight * absolute + rules.delta_weight * delta - uneven - logistic
+        )
+    elif rules.mode == "instant":
+        total = legacy_reward(throughput, latency, uneven, late)
+    else:
+        total = legacy_reward(changes[0], changes[1], uneven, late)
+    scores = Scores(absolute, delta, logistic, uneven, total, late)
     return scores, Memory(throughput, latency, averages[0], averages[1])
+
+
+def latency_threshold_penalty(rules: NoteReward, latency: Floats) -> Floats:
+    """Return scale·(1 − e^−(lat − threshold)) above the threshold, 0 below it, `[C]`."""
+    return rules.latency_penalty_scale * -np.expm1(
+        -np.maximum(latency - rules.latency_threshold, 0.0)
+    )
+
+
+def legacy_reward(throughput: Floats, latency: Floats, uneven: Floats, late: Floats) -> Floats:
+    """Return tanh((thr − lat − lb·balance − late) / 3), the origin's reward before the note's.
+
+    Args:
+        throughput: Requests per second, or their change, `[C]`.
+        latency: Seconds until the first token, or their change, `[C]`.
+        uneven: The penalty on uneven queues, `[C]`.
+        late: The penalty on latency above its threshold, `[C]`.
+    """
+    return np.tanh((throughput - latency - uneven - late) / LEGACY_SCALE)
 
 
 def measured(now: Floats, requests: Requests, replicas: Replicas) -> tuple[Floats, Floats, Floats]:

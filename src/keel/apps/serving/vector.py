@@ -150,7 +150,8 @@ class ServingEnvs:
         self.many.load(arrays)
         self._total[:], self._told[:] = arrays["total"], arrays["told"]
         self._crowd[:] = arrays["crowd"]
-        self._known[:], self._parts[:] = arrays["known"], arrays["parts"]
+        parts = arrays["parts"]  # of version 0.1: without the last
+        self._known[:], self._parts[: len(parts)] = arrays["known"], parts
         self._memory = Memory(*(x.copy() for x in arrays["memory"]))
         self._rng.bit_generator.state = data["rng"]
         self._next = int(data["next"])

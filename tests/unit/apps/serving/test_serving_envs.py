@@ -454,6 +454,35 @@ def test_the_delta_is_the_change_over_its_average() -> None:
     assert found.delta_score[0] == pytest.approx(0.3 / 1.1 + 0.2 / 1.9)
 
 
+@pytest.mark.parametrize(
+    ("latency", "penalty"),
+    [(1.0, 0.0), (2.0, 0.0), (3.0, 5.0 * (1.0 - math.exp(-1.0))), (2.0 + math.log(2.0), 2.5)],
+)
+def test_the_penalty_on_late_tokens_by_hand(latency: float, penalty: float) -> None:
+    """scale·(1 − e^−(latency − threshold)) above the threshold; in the old rules 5 and 2 s."""
+    at = (np.full(1, 0.5), np.full(1, latency), np.full(1, 2.0))
+    found, _ = score(BEFORE, *at, fresh_memory(1))
+    assert found.latency_threshold_penalty[0] == pytest.approx(penalty)
+    instant, _ = score(replace(BEFORE, mode="instant"), *at, fresh_memory(1))
+    expected = math.tanh((0.5 - latency - 0.03 * 2.0 - penalty) / 3.0)
+    assert instant.total_reward[0] == pytest.approx(expected)
+    softer, _ = score(replace(BEFORE, latency_penalty_scale=0.5), *at, fresh_memory(1))
+    assert softer.latency_threshold_penalty[0] == pytest.approx(penalty / 10.0)
+    assert softer.total_reward[0] == found.total_reward[0]  # the note's reward does not subtract it
+
+
+def test_the_legacy_reward_of_changes_by_hand() -> None:
+    """From 1 to 2 requests a second, from 7 to 8 seconds, over a threshold of 6: 1 − 1 − 0.5·(1 −
+    e^−2)."""
+    rules = replace(AFTER, mode="delta")
+    first, memory = score(rules, np.ones(1), np.full(1, 7.0), np.zeros(1), fresh_memory(1))
+    assert first.total_reward[0] == pytest.approx(math.tanh(-0.5 * (1.0 - math.exp(-1.0)) / 3.0))
+    found, _ = score(rules, np.full(1, 2.0), np.full(1, 8.0), np.zeros(1), memory)
+    assert found.total_reward[0] == pytest.approx(math.tanh(-0.5 * (1.0 - math.exp(-2.0)) / 3.0))
+    with pytest.raises(InputError, match="mode: 'instnat' is not one of hybrid, instant"):
+        replace(AFTER, mode="instnat")
+
+
 def test_a_target_that_follows_leaves_nothing_to_gain_by_it() -> None:
     rules = replace(AFTER, adaptive_target=True)
     found, _ = score(rules, np.full(1, 5.0), np.zeros(1), np.zeros(1), fresh_memory(1))
@@ -474,6 +503,17 @@ def test_the_notes_reward_in_an_environment_and_its_columns() -> None:
     assert {"absolute_score", "delta_score", "logistic_penalty"} <= set(told)
     with pytest.raises(InputError, match="note"):
         vector_env(1, note="befor")
+    legacy = vector_env(1, setting="note-004", mode="instant", latency_penalty_scale=1.5)
+    assert (legacy.note.mode, legacy.note.latency_penalty_scale) == ("instant", 1.5)
+
+
+def test_the_parts_of_a_reward_that_version_0_1_stored_are_read() -> None:
+    envs = vector_env(2, setting="note-004", reward="note-004", requests=30)
+    envs.reset(0)
+    envs.step(np.array([0, 3]))
+    arrays, data = envs.save()
+    envs.load({**arrays, "parts": arrays["parts"][:-1]}, data)
+    np.testing.assert_array_equal(envs.save()[0]["parts"], arrays["parts"])
 
 
 # --- Gymnasium ------------------------------------------------------------------------------------
