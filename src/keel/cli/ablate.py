@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from tyro.conf import Positional, arg
 
-from keel.cli.arguments import read_known_options, translate
-from keel.config import parse_yaml
+from keel.cli.arguments import read_known_options
+from keel.cli.note_flags import settle, translate_train
+from keel.cli.settings import Resolved
+from keel.config import Config, parse_yaml
 from keel.errors import InputError, KeelError
 
 if TYPE_CHECKING:
@@ -64,7 +66,7 @@ def run(args: Sequence[str]) -> int:
 
         print("\n".join(names()))  # noqa: T201
         return 0
-    words = translate(args)
+    words = translate_train(args)
     options, rest = read_known_options(Ablate, words, "keel ablate")
     if options.at_once is not None and options.at_once < 1:
         raise InputError(f"--at-once: expected 1 or more, got {options.at_once}")
@@ -88,7 +90,7 @@ def run(args: Sequence[str]) -> int:
 def _plan(options: Ablate, rest: list[str]) -> Plan:
     """The plan, with flags of `keel train` on top of what all cells share."""
     from keel.ablate.plan import Plan, checked, grid, names, plan_named
-    from keel.cli.train import on_top, parse
+    from keel.cli.train import parse
 
     plan = plan_named(options.plan)
     vary = dict(_values(word) for word in options.vary)
@@ -102,8 +104,7 @@ def _plan(options: Ablate, rest: list[str]) -> Plan:
         plan = Plan(f"ablate-{base.env.replace('/', '-')}", base, grid(vary), (0, 1, 2))
     else:
         if rest:
-            base = on_top(plan.base, [plan.base.env, *rest], "keel ablate").config
-            plan = dataclasses.replace(plan, base=base)
+            plan = dataclasses.replace(plan, base=_with_flags(plan.base, rest))
         if vary:
             plan = dataclasses.replace(plan, cells=grid(vary))
     if options.name is not None:
@@ -111,6 +112,17 @@ def _plan(options: Ablate, rest: list[str]) -> Plan:
 
         plan = dataclasses.replace(plan, name=check_name(options.name))
     return checked(dataclasses.replace(plan, seeds=options.seeds or plan.seeds))
+
+
+def _with_flags(base: Config, words: list[str]) -> Config:
+    """Return the settings of a plan with flags of `keel train` on top."""
+    from keel.cli.train import on_top
+
+    def resolve(some: list[str]) -> Resolved:
+        return Resolved(on_top(base, some, "keel ablate"), ())
+
+    config: Config = resolve(settle([base.env, *words], resolve)).options.config
+    return config
 
 
 def _require_trust(plan: Plan, options: Ablate, rest: list[str]) -> None:

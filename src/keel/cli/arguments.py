@@ -1,4 +1,4 @@
-"""Command-line words as tyro wants them: notes' flag names, 1e6 for whole numbers."""
+"""Command-line words as tyro wants them: aliases resolved, 1e6 for whole numbers."""
 
 from __future__ import annotations
 
@@ -21,61 +21,29 @@ from keel.trust import require_trust
 
 T = TypeVar("T")
 
-ALIASES = {
-    "--max-kl": "--region.max-kl",
-    "--target-kl": "--region.target-kl",
-    "--kl-coef": "--region.kl-coef",
-    "--clip-range": "--region.clip",
-    "--clip-ratio": "--region.clip",
-    "--max-log-ratio": "--region.max-log-ratio",
-    "--epochs": "--region.epochs",
-    "--batch-size": "--region.minibatch",
-    "--learning-rate": "--region.learning-rate",
-    "--max-grad-norm": "--region.max-grad-norm",
-    "--entropy-coef": "--explore.entropy-coef",
-    "--entropy-decay": "--explore.entropy-decay",
-    "--min-entropy-coef": "--explore.entropy-coef-min",
-    "--entropy-min": "--explore.entropy-floor",
-    "--gamma": "--advantage.gamma",
-    "--gae-lambda": "--advantage.lam",
-    "--normalize-advantage": "--advantage.normalise",
-    "--n-envs": "--envs.num",
-    "--damping": "--natural.damping",
-    "--cg-iters": "--natural.cg-iters",
-    "--backtrack-iters": "--natural.backtrack-iters",
-    "--backtrack-coeff": "--natural.backtrack-coeff",
-    "--critic-lr": "--region.learning-rate",
-    "--critic-train-iters": "--region.epochs",
-    "--ls-fail-threshold": "--stabiliser.ls-fail-threshold",
-    "--max-kl-decay": "--stabiliser.max-kl-decay",
-    "--min-max-kl": "--stabiliser.min-max-kl",
-    "--damping-growth": "--stabiliser.damping-growth",
-    "--max-damping": "--stabiliser.max-damping",
-    "--normalize-rewards": "--envs.normalise-reward",
-    "--pulse-interval": "--explore.pulse-interval",
-    "--pulse-magnitude": "--explore.pulse-magnitude",
-    "--stagnation-threshold": "--explore.stagnation-threshold",
-    "--stagnation-memory": "--explore.stagnation-memory",
-}
-"""The notes' names (underscores or hyphens) for the dotted ones."""
-
 SCIENTIFIC = re.compile(r"^\d+(\.\d+)?[eE]\+?\d+$")
 
 
-def translate(args: Sequence[str], aliases: Mapping[str, str] = ALIASES) -> list[str]:
-    """Aliases resolved, `--flag=value` split, and 1e6 written out where it is a whole number."""
-    result = []
-    for arg in args:
-        flag, equals, value = arg.partition("=") if arg.startswith("--") else (arg, "", "")
-        if flag.startswith("--"):
-            flag = aliases.get(flag.replace("_", "-"), flag)
-        elif SCIENTIFIC.match(flag) and float(flag).is_integer():
-            flag = str(int(float(flag)))
-        result += [flag, value] if equals else [flag]
-    return [_whole(word) for word in result]
+def translate(args: Sequence[str], aliases: Mapping[str, str] | None = None) -> list[str]:
+    """Return words with `--flag=value` split, aliases resolved, and 1e6 written out.
+
+    Args:
+        args: Words of the command line.
+        aliases: Settings by their other names, with hyphens.
+    """
+    known = aliases or {}
+    return [_whole(known.get(x.replace("_", "-"), x)) for x in split_flags(args)]
+
+
+def split_flags(args: Sequence[str]) -> list[str]:
+    """Return words with each `--flag=value` as two."""
+    return [
+        part for word in args for part in (word.split("=", 1) if word.startswith("--") else (word,))
+    ]
 
 
 def _whole(word: str) -> str:
+    """Return 1e6 written out, where it is a whole number."""
     if SCIENTIFIC.match(word) and float(word).is_integer():
         return str(int(float(word)))
     return word

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +12,8 @@ import tyro
 from tyro.conf import Positional, arg
 
 from keel.cli.arguments import read_options
-from keel.errors import InputError
+from keel.cli.note_flags import take_tags
+from keel.errors import InputError, choose
 from keel.printing import printable
 
 if TYPE_CHECKING:
@@ -59,13 +60,19 @@ class Compare:
 
 def run(args: Sequence[str]) -> int:
     """Compare."""
-    options = read_options(Compare, args, "keel compare")
+    tags, words = take_tags(args)
+    options = read_options(Compare, words, "keel compare")
+    if tags:
+        options = _by_tag(options, tags)
     if not options.runs:
         raise InputError("compare what? keel compare runs/A runs/B")
     from keel.compare import Criteria, as_json, compare, load_runs
 
     mapping = dict(_pair(word) for word in options.map)
     runs = load_runs(options.runs, by=options.by, metric=options.metric, mapping=mapping)
+    for tag in tags:
+        choose("--tags", tag, dict.fromkeys(run.group for run in runs))
+    runs = [run for run in runs if not tags or run.group in tags]
     found = compare(
         runs,
         baseline=options.baseline,
@@ -81,6 +88,16 @@ def run(args: Sequence[str]) -> int:
         print_comparison(found)
     write_files(found, options.png, options.html, quiet=options.json)
     return 0
+
+
+def _by_tag(options: Compare, tags: tuple[str, ...]) -> Compare:
+    """Return options that compare tags with the first of them, in `runs` unless runs are named."""
+    return replace(
+        options,
+        runs=options.runs or ("runs",),
+        by="tag",
+        baseline=options.baseline or tags[0],
+    )
 
 
 def write_files(

@@ -16,8 +16,9 @@ from tyro.conf import Positional, arg
 
 from keel.apps.language.checks import check
 from keel.apps.language.config import Language, decoding, from_dict
-from keel.cli.arguments import find_option, read_options, translate
+from keel.cli.arguments import find_option, read_options
 from keel.cli.live import NOT_STARTED, print_line
+from keel.cli.note_flags import translate_language
 from keel.cli.render import PipedConsole
 from keel.cli.settings import Grammar, Resolved, add_flags, prepare, short_help
 from keel.config import read
@@ -25,27 +26,6 @@ from keel.config.origins import Layer, dotted
 
 if TYPE_CHECKING:
     from keel.training.keeping import Progress
-
-ALIASES = {
-    "--kl-ctrl.type": "--kl.controller",
-    "--kl-ctrl.kl-coef": "--kl.coef",
-    "--kl-ctrl.target-kl": "--kl.target",
-    "--kl-ctrl.horizon": "--kl.horizon",
-    "--kl-coef": "--kl.coef",
-    "--target-kl": "--kl.target",
-    "--horizon": "--kl.horizon",
-    "--state-masking": "--sample.state-masking",
-    "--no-state-masking": "--sample.no-state-masking",
-    "--max-kl": "--region.max-kl",
-    "--clip-ratio": "--region.clip",
-    "--learning-rate": "--region.learning-rate",
-    "--epochs": "--region.epochs",
-    "--entropy-coef": "--region.entropy-coef",
-    "--gamma": "--advantage.gamma",
-    "--gae-lambda": "--advantage.lam",
-    "--temperature": "--sample.temperature",
-}
-"""verl's and the notes' names for the dotted ones."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +65,7 @@ def run(args: Sequence[str]) -> int:
 
         print("\n".join(names()))  # noqa: T201
         return 0
-    words = translate(args, ALIASES)
+    words = translate_language(args)
     options = prepare(words, Grammar(resolve, check, _help, _title))
     if options is None:
         return 0

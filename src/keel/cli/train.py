@@ -19,6 +19,7 @@ from tyro.conf import Positional, arg
 
 from keel.cli.arguments import check_file, find_option, read_options, translate
 from keel.cli.live import NOT_STARTED, Display, print_line
+from keel.cli.note_flags import settle, translate_train
 from keel.cli.progress import is_interactive
 from keel.cli.render import PipedConsole
 from keel.cli.settings import Grammar, Resolved, add_flags, prepare, short_help
@@ -73,7 +74,7 @@ def run(args: Sequence[str]) -> int:
         from keel.cli import language
 
         return language.run(args)
-    words = translate(args)
+    words = settle(translate_train(args), resolve)
     options = prepare(words, Grammar(resolve, check, _help, lambda x: f"keel train {x.env}"))
     if options is None:
         return 0
@@ -124,8 +125,9 @@ def parse(args: list[str], trust_code: bool = False) -> Train:
         args: words of the command line, translated.
         trust_code: import code that the file names, as `--trust-code` among `args` does.
     """
-    options: Train = resolve(args).options
-    check_file(options.config, args, trust_code or options.trust_code)
+    words = settle(args, resolve)
+    options: Train = resolve(words).options
+    check_file(options.config, words, trust_code or options.trust_code)
     return options
 
 

@@ -16,7 +16,8 @@ import tyro
 import yaml
 from tyro.conf import Positional, arg
 
-from keel.cli.arguments import read_known_options, translate
+from keel.cli.arguments import read_known_options
+from keel.cli.note_flags import translate_train
 from keel.errors import InputError, KeelError
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Tune:
 
 def run(args: Sequence[str]) -> int:
     """Search."""
-    options, rest = read_known_options(Tune, translate(args), "keel tune")
+    options, rest = read_known_options(Tune, translate_train(args), "keel tune")
     for name, number in (("--trials", options.trials), ("--at-once", options.at_once)):
         if number is not None and number < 1:
             raise InputError(f"{name}: expected 1 or more, got {number}")

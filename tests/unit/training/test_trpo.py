@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from keel.cli.arguments import ALIASES, translate
+from keel.cli.note_flags import ALIASES
+from keel.cli.note_flags import translate_train as translate
 from keel.cli.train import parse
 from keel.config import Config, check, from_dict, to_dict
 from keel.errors import InputError

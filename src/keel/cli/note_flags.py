@@ -1,0 +1,343 @@
+"""Flags by the names of the five practitioner's notes, and of verl: hidden aliases of settings.
+
+Most are another name of one setting (`ALIASES`, `LANGUAGE_ALIASES`). The others need more than a
+name: a value that reads otherwise (`--normalize_advantage true`), a setting that is one of
+`envs.options` (`--alpha`), or an answer that depends on what is trained (`--reward_scale`). None of
+them is in `--help`. Underscores and hyphens are the same.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from keel.cli.arguments import split_flags, translate
+from keel.config import Config
+from keel.config.options import OPTIONS, named_values, options_text
+from keel.errors import InputError
+
+if TYPE_CHECKING:
+    from keel.cli.settings import Resolved
+
+ALIASES = {
+    "--max-kl": "--region.max-kl",
+    "--target-kl": "--region.target-kl",
+    "--kl-coef": "--region.kl-coef",
+    "--clip-range": "--region.clip",
+    "--clip-ratio": "--region.clip",
+    "--cliprange": "--region.clip",
+    "--max-log-ratio": "--region.max-log-ratio",
+    "--epochs": "--region.epochs",
+    "--batch-size": "--region.minibatch",
+    "--learning-rate": "--region.learning-rate",
+    "--max-grad-norm": "--region.max-grad-norm",
+    "--entropy-coef": "--explore.entropy-coef",
+    "--ent-coef": "--explore.entropy-coef",
+    "--entropy-decay": "--explore.entropy-decay",
+    "--min-entropy-coef": "--explore.entropy-coef-min",
+    "--entropy-min": "--explore.entropy-floor",
+    "--gamma": "--advantage.gamma",
+    "--gae-lambda": "--advantage.lam",
+    "--n-envs": "--envs.num",
+    "--damping": "--natural.damping",
+    "--cg-iters": "--natural.cg-iters",
+    "--backtrack-iters": "--natural.backtrack-iters",
+    "--backtrack-coeff": "--natural.backtrack-coeff",
+    "--critic-lr": "--region.learning-rate",
+    "--critic-train-iters": "--region.epochs",
+    "--ls-fail-threshold": "--stabiliser.ls-fail-threshold",
+    "--max-kl-decay": "--stabiliser.max-kl-decay",
+    "--min-max-kl": "--stabiliser.min-max-kl",
+    "--damping-growth": "--stabiliser.damping-growth",
+    "--max-damping": "--stabiliser.max-damping",
+    "--normalize-rewards": "--envs.normalise-reward",
+    "--pulse-interval": "--explore.pulse-interval",
+    "--pulse-magnitude": "--explore.pulse-magnitude",
+    "--stagnation-threshold": "--explore.stagnation-threshold",
+    "--stagnation-memory": "--explore.stagnation-memory",
+    "--bc-coef": "--bc.coef",
+}
+"""Other names of settings of `keel train ENV`."""
+
+LANGUAGE_ALIASES = {
+    "--kl-ctrl.type": "--kl.controller",
+    "--kl-ctrl.kl-coef": "--kl.coef",
+    "--kl-ctrl.target-kl": "--kl.target",
+    "--kl-ctrl.horizon": "--kl.horizon",
+    "--kl-coef": "--kl.coef",
+    "--target-kl": "--kl.target",
+    "--horizon": "--kl.horizon",
+    "--state-masking": "--sample.state-masking",
+    "--no-state-masking": "--sample.no-state-masking",
+    "--max-kl": "--region.max-kl",
+    "--clip-ratio": "--region.clip",
+    "--cliprange": "--region.clip",
+    "--learning-rate": "--region.learning-rate",
+    "--actor-lr": "--region.learning-rate",
+    "--epochs": "--region.epochs",
+    "--entropy-coef": "--region.entropy-coef",
+    "--ent-coef": "--region.entropy-coef",
+    "--gamma": "--advantage.gamma",
+    "--gae-lambda": "--advantage.lam",
+    "--temperature": "--sample.temperature",
+}
+"""Other names of settings of `keel train language`."""
+
+PREFIX = "--p-p-o-global-scheduler-modular-config-"
+"""What note 004's program puts before the names of its settings."""
+SWITCHES = {
+    "--adaptive-bc-coef": (("--bc.control", "adaptive"), ("--bc.control", "fixed")),
+    "--enable-dynamic-temperature": (("--explore.pulses",), ("--explore.no-pulses",)),
+    "--enable-decoupled-ac": (("--network.kind", "decoupled"), ("--network.kind", "auto")),
+}
+"""Flags without a value, or with true or false: what they stand for when on, and when off."""
+NORMALIZE, GROUP_NORM = "--normalize-advantage", "--group-norm"
+SCHEDULER, REPLICAS = "--global-scheduler-config-type", "--cluster-config-num-replicas"
+ACTOR_RATE, REWARD_SCALE = "--actor-lr", "--reward-scale"
+LATENCY_SCALE = "--latency-penalty-scale"
+NOTE_REWARD = (
+    "--throughput-target", "--absolute-weight", "--delta-weight", "--latency-threshold",
+    LATENCY_SCALE, "--load-balance-penalty",
+)  # fmt: skip
+"""Parameters of note 004's reward, which are options of the environment `serving`."""
+AMBIGUOUS = ("--alpha", "--kappa", "--sigma")
+"""Those of them that could be anything elsewhere: without that reward nobody knows them."""
+IN_CONTEXT = (ACTOR_RATE, REWARD_SCALE, REPLICAS, *NOTE_REWARD, *AMBIGUOUS)
+"""Flags whose meaning depends on the other settings."""
+
+
+def translate_train(args: Sequence[str]) -> list[str]:
+    """Return the words of `keel train ENV` with the settings' own names.
+
+    What depends on other settings is left to `settle`.
+
+    Args:
+        args: Words of the command line.
+    """
+    words = [_without_prefix(word) for word in split_flags(args)]
+    words = _name_preset(words)
+    words = _name_normalisation(words)
+    for flag, (on, off) in SWITCHES.items():
+        switched, words = take(words, flag, default="true")
+        if switched is not None:
+            words += on if _truth(flag, switched) else off
+    return translate(words, ALIASES)
+
+
+def translate_language(args: Sequence[str]) -> list[str]:
+    """Return the words of `keel train language` with the settings' own names.
+
+    Args:
+        args: Words of the command line.
+    """
+    return translate(args, LANGUAGE_ALIASES)
+
+
+def settle(words: Sequence[str], resolve: Callable[[list[str]], Resolved]) -> list[str]:
+    """Return translated words without the flags whose meaning depends on the other settings.
+
+    Args:
+        words: Of `keel train ENV`, from `translate_train`.
+        resolve: Reads words into options; called with the rest of them.
+    """
+    rest, given = list(words), {}
+    for flag in IN_CONTEXT:
+        value, rest = take(rest, flag)
+        if value is not None:
+            given[flag] = value
+    if not given:
+        return list(words)
+    asked = ("-h", "--help", "--help-all")
+    config: Config = resolve([word for word in rest if word not in asked]).options.config
+    rest += _learning_rate(given, rest, config)
+    changes, unknown = _environment_options(given, config)
+    if changes:
+        options = named_values(config.envs.options, OPTIONS) | changes
+        rest += ["--envs.options", options_text(options, OPTIONS)]
+    return rest + unknown
+
+
+def take(
+    words: Sequence[str], flag: str, default: str | None = None
+) -> tuple[str | None, list[str]]:
+    """Return the value of a flag, or None where it is not given, and the words without it.
+
+    Args:
+        words: Of a command line; of several values the last counts.
+        flag: With hyphens.
+        default: The value of the flag alone; None: it needs one.
+    """
+    found, rest, at = None, [], 0
+    while at < len(words):
+        if _spelled(words[at]) != flag:
+            rest.append(words[at])
+            at += 1
+            continue
+        alone = at + 1 == len(words) or words[at + 1].startswith("--")
+        if alone and default is None:
+            raise InputError(f"{shown(flag)}: expected a value")
+        found = default if alone else words[at + 1]
+        at += 1 if alone else 2
+    return found, rest
+
+
+def take_tags(args: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
+    """Return the tags of note 001's `--tags A B C`, for `keel compare`, and the other words.
+
+    Args:
+        args: Words of the command line.
+    """
+    tags: list[str] = []
+    rest: list[str] = []
+    inside = False
+    for word in split_flags(args):
+        inside = word == "--tags" or (inside and not word.startswith("--"))
+        if not inside:
+            rest.append(word)
+        elif word != "--tags":
+            tags.append(word)
+    return tuple(tags), rest
+
+
+def shown(flag: str) -> str:
+    """Return a flag as the notes write it, with underscores."""
+    return f"--{flag[2:].replace('-', '_')}"
+
+
+def _spelled(word: str) -> str:
+    return word.replace("_", "-") if word.startswith("--") else word
+
+
+def _without_prefix(word: str) -> str:
+    return f"--{word[len(PREFIX) :]}" if _spelled(word).startswith(PREFIX) else word
+
+
+def _truth(flag: str, value: str) -> bool:
+    if value.lower() not in ("true", "false"):
+        raise InputError(f"{shown(flag)}: expected true or false, got {value!r}")
+    return value.lower() == "true"
+
+
+def _number(flag: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise InputError(f"{shown(flag)}: expected a number, got {value!r}")
+    return number
+
+
+def _name_preset(words: list[str]) -> list[str]:
+    """Replace note 004's kind of scheduler by the preset of its router, unless one is named."""
+    kind, words = take(words, SCHEDULER)
+    if kind is None:
+        return words
+    if kind != "ppo_modular":
+        raise InputError(
+            f"{shown(SCHEDULER)}: only ppo_modular is trained, got {kind!r}; heuristics are judged "
+            "by keel serving judge"
+        )
+    return words if "--preset" in words else [*words, "--preset", "note-004-after"]
+
+
+def _name_normalisation(words: list[str]) -> list[str]:
+    """Replace SB3's `--normalize_advantage true` and note 001's `--group_norm` by a method.
+
+    The note normalises over the whole batch with `--group_norm=true` and within groups with
+    `--group_norm=false`: its comments and tags agree, the name of the flag does not.
+    """
+    method, words = take(words, NORMALIZE, default="true")
+    grouped, words = take(words, GROUP_NORM, default="true")
+    if method is not None:
+        method = {"true": "batch", "false": "none"}.get(method.lower(), method)
+    if grouped is not None:
+        if method not in (None, "batch"):
+            raise InputError(
+                f"{shown(GROUP_NORM)}: {shown(NORMALIZE)} asks for {method!r}; say one of them, "
+                "or --advantage.normalise none|batch|group|robust"
+            )
+        method = "global" if _truth(GROUP_NORM, grouped) else "group"
+        reach = "over the whole batch" if method == "global" else "within groups"
+        _tell(
+            f"{shown(GROUP_NORM)} {grouped} normalises advantages {reach}, as in note 001 "
+            f"(--advantage.normalise {method})"
+        )
+    return words if method is None else [*words, "--advantage.normalise", method]
+
+
+def _learning_rate(given: Mapping[str, str], rest: list[str], config: Config) -> list[str]:
+    """Return the words for `--actor_lr`: Keel's PPO has one learning rate, TRPO the critic's."""
+    rate = given.get(ACTOR_RATE)
+    if rate is None:
+        return []
+    if config.algo == "trpo":
+        raise InputError(
+            f"{shown(ACTOR_RATE)}: the step of TRPO's policy has no learning rate, --max_kl bounds "
+            "it; --critic_lr is the critic's"
+        )
+    other = config.region.learning_rate
+    if "--region.learning-rate" in rest and other != _number(ACTOR_RATE, rate):
+        raise InputError(
+            f"{shown(ACTOR_RATE)}: {rate}, but the learning rate is set to {other:g} as well; "
+            "actor and critic have one, --region.learning-rate"
+        )
+    return ["--region.learning-rate", rate]
+
+
+def _environment_options(
+    given: Mapping[str, str], config: Config
+) -> tuple[dict[str, Any], list[str]]:
+    """Return changes of `envs.options`, and words that nobody knows without note 004's reward."""
+    changes: dict[str, Any] = {}
+    unknown: list[str] = []
+    options = named_values(config.envs.options, OPTIONS)
+    by_note = config.env == "serving" and options.get("reward") == "note-004"
+    for flag, value in given.items():
+        if flag == REWARD_SCALE:
+            changes["scale"] = _reward_scale(value, config)
+        elif flag == REPLICAS:
+            changes["replicas"] = _replicas(value, config)
+        elif flag in AMBIGUOUS and not by_note:
+            unknown += [flag, value]
+        elif flag in (*NOTE_REWARD, *AMBIGUOUS):
+            changes[flag[2:].replace("-", "_")] = _parameter(flag, value, by_note)
+    mode = options.get("mode", "hybrid")
+    if LATENCY_SCALE in given and mode == "hybrid":
+        _tell(
+            f"{shown(LATENCY_SCALE)} scales env/latency_threshold_penalty, which note 004's reward "
+            'logs and does not subtract; --envs.options "…,mode=instant" or mode=delta does'
+        )
+    return changes, unknown
+
+
+def _reward_scale(value: str, config: Config) -> float:
+    if config.env != "land":
+        raise InputError(
+            f"{shown(REWARD_SCALE)}: only land divides its rewards by a number; on {config.env} "
+            "use --envs.normalise-reward, which divides by the deviation of the return"
+        )
+    return _number(REWARD_SCALE, value)
+
+
+def _replicas(value: str, config: Config) -> int:
+    if config.env != "serving":
+        raise InputError(f"{shown(REPLICAS)}: belongs to serving, this is {config.env}")
+    if not value.isdecimal():
+        raise InputError(f"{shown(REPLICAS)}: expected a whole number, got {value!r}")
+    return int(value)
+
+
+def _parameter(flag: str, value: str, by_note: bool) -> float:
+    if not by_note:
+        raise InputError(
+            f"{shown(flag)}: a parameter of note 004's reward, which is not in use; begin with "
+            "keel train serving --preset note-004-after"
+        )
+    return _number(flag, value)
+
+
+def _tell(line: str) -> None:
+    print(f"keel: {line}", file=sys.stderr)  # noqa: T201
