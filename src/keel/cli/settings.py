@@ -52,12 +52,14 @@ class Grammar(NamedTuple):
     """the command without flags, for a configuration"""
 
 
-def prepare(words: list[str], grammar: Grammar) -> Any:
+def prepare(words: list[str], grammar: Grammar, typed: Sequence[str] | None = None) -> Any:
     """Return checked options to train with; None where help or settings were asked for and printed.
 
     Args:
         words: The command line, translated.
         grammar: What it is read with.
+        typed: What the user typed of it, where `words` repeats settings of a file; code that is
+            named there is trusted.
     """
     if set(HELP) & set(words):
         print(grammar.help([word for word in words if word not in HELP]))  # noqa: T201
@@ -68,7 +70,7 @@ def prepare(words: list[str], grammar: Grammar) -> Any:
     if resolved.options.print_config:
         print_settings(resolved, grammar.title(config))
         return None
-    check_file(config, words, resolved.options.trust_code)
+    check_file(config, words if typed is None else typed, resolved.options.trust_code)
     return resolved.options
 
 

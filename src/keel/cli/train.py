@@ -74,8 +74,10 @@ def run(args: Sequence[str]) -> int:
         from keel.cli import language
 
         return language.run(args)
-    words = settle(translate_train(args), resolve)
-    options = prepare(words, Grammar(resolve, check, _help, lambda x: f"keel train {x.env}"))
+    typed = translate_train(args)
+    words = settle(typed, resolve)
+    grammar = Grammar(resolve, check, _help, lambda x: f"keel train {x.env}")
+    options = prepare(words, grammar, typed)
     if options is None:
         return 0
     if len(options.seeds) > 1:
@@ -125,9 +127,8 @@ def parse(args: list[str], trust_code: bool = False) -> Train:
         args: words of the command line, translated.
         trust_code: import code that the file names, as `--trust-code` among `args` does.
     """
-    words = settle(args, resolve)
-    options: Train = resolve(words).options
-    check_file(options.config, words, trust_code or options.trust_code)
+    options: Train = resolve(settle(args, resolve)).options
+    check_file(options.config, args, trust_code or options.trust_code)
     return options
 
 

@@ -362,6 +362,17 @@ def test_a_file_or_flag_with_that_reward_will_do(
     assert options == {"reward": "note-004", "kappa": 0.1}
 
 
+def test_code_that_a_file_names_is_not_trusted_for_a_notes_flag(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The options of the file are repeated on the command line, and are not the user's own."""
+    file = tmp_path / "mine.yaml"
+    file.write_text("env: serving\nenvs: {options: {reward: note-004, hook: 'mine:thing'}}\n")
+    words = ["train", "--config", str(file), "--alpha", "0.3"]
+    assert "names code from outside of Keel" in complaint(capsys, *words)
+    assert "names code from outside of Keel" in complaint(capsys, *words, "--seeds", "0", "1")
+
+
 def test_a_named_preset_goes_before_that_of_the_scheduler(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
