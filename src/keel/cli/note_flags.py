@@ -45,7 +45,6 @@ ALIASES = {
     "--cg-iters": "--natural.cg-iters",
     "--backtrack-iters": "--natural.backtrack-iters",
     "--backtrack-coeff": "--natural.backtrack-coeff",
-    "--critic-lr": "--region.learning-rate",
     "--critic-train-iters": "--region.epochs",
     "--ls-fail-threshold": "--stabiliser.ls-fail-threshold",
     "--max-kl-decay": "--stabiliser.max-kl-decay",
@@ -95,7 +94,7 @@ SWITCHES = {
 """Flags without a value, or with true or false: what they stand for when on, and when off."""
 NORMALIZE, GROUP_NORM = "--normalize-advantage", "--group-norm"
 SCHEDULER, REPLICAS = "--global-scheduler-config-type", "--cluster-config-num-replicas"
-ACTOR_RATE, REWARD_SCALE = "--actor-lr", "--reward-scale"
+ACTOR_RATE, CRITIC_RATE, REWARD_SCALE = "--actor-lr", "--critic-lr", "--reward-scale"
 LATENCY_SCALE = "--latency-penalty-scale"
 NOTE_REWARD = (
     "--throughput-target", "--absolute-weight", "--delta-weight", "--latency-threshold",
@@ -104,7 +103,7 @@ NOTE_REWARD = (
 """Parameters of note 004's reward, which are options of the environment `serving`."""
 AMBIGUOUS = ("--alpha", "--kappa", "--sigma")
 """Those of them that could be anything elsewhere: without that reward nobody knows them."""
-IN_CONTEXT = (ACTOR_RATE, REWARD_SCALE, REPLICAS, *NOTE_REWARD, *AMBIGUOUS)
+IN_CONTEXT = (ACTOR_RATE, CRITIC_RATE, REWARD_SCALE, REPLICAS, *NOTE_REWARD, *AMBIGUOUS)
 """Flags whose meaning depends on the other settings."""
 
 
@@ -151,7 +150,7 @@ def settle(words: Sequence[str], resolve: Callable[[list[str]], Resolved]) -> li
         return list(words)
     asked = ("-h", "--help", "--help-all")
     config: Config = resolve([word for word in rest if word not in asked]).options.config
-    rest += _learning_rate(given, rest, config)
+    rest += _learning_rates(given, rest, config)
     changes, unknown = _environment_options(given, config)
     if changes:
         options = named_values(config.envs.options, OPTIONS) | changes
@@ -268,23 +267,24 @@ def _name_normalisation(words: list[str]) -> list[str]:
     return words if method is None else [*words, "--advantage.normalise", method]
 
 
-def _learning_rate(given: Mapping[str, str], rest: list[str], config: Config) -> list[str]:
-    """Return the words for `--actor_lr`: Keel's PPO has one learning rate, TRPO the critic's."""
-    rate = given.get(ACTOR_RATE)
-    if rate is None:
-        return []
+def _learning_rates(given: Mapping[str, str], rest: list[str], config: Config) -> list[str]:
+    """Return the words for `--actor_lr` and `--critic_lr`: TRPO's learning rate is the critic's."""
+    actor, critic = given.get(ACTOR_RATE), given.get(CRITIC_RATE)
     if config.algo == "trpo":
+        if actor is not None:
+            raise InputError(
+                f"{shown(ACTOR_RATE)}: the step of TRPO's policy has no learning rate, --max_kl "
+                "bounds it; --critic_lr is the critic's"
+            )
+        return [] if critic is None else ["--region.learning-rate", critic]
+    other, twice = config.region.learning_rate, "--region.learning-rate" in rest
+    if actor is not None and twice and other != _number(ACTOR_RATE, actor):
         raise InputError(
-            f"{shown(ACTOR_RATE)}: the step of TRPO's policy has no learning rate, --max_kl bounds "
-            "it; --critic_lr is the critic's"
+            f"{shown(ACTOR_RATE)}: {actor}, but --region.learning-rate is set to {other:g} as "
+            "well; say one of them"
         )
-    other = config.region.learning_rate
-    if "--region.learning-rate" in rest and other != _number(ACTOR_RATE, rate):
-        raise InputError(
-            f"{shown(ACTOR_RATE)}: {rate}, but the learning rate is set to {other:g} as well; "
-            "actor and critic have one, --region.learning-rate"
-        )
-    return ["--region.learning-rate", rate]
+    words = [] if actor is None else ["--region.learning-rate", actor]
+    return words if critic is None else [*words, "--region.critic-learning-rate", critic]
 
 
 def _environment_options(

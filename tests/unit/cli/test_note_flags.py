@@ -416,9 +416,8 @@ def test_ambiguous_names_are_unknown_without_the_note(
             "--critic_lr is the critic's",
         ),
         (
-            "CartPole-v1 --actor_lr 1e-4 --critic_lr 1e-3",
-            "--actor_lr: 1e-4, but the learning rate is set to 0.001 as well; actor and critic "
-            "have one, --region.learning-rate",
+            "CartPole-v1 --actor_lr 1e-4 --learning_rate 1e-3",
+            "--actor_lr: 1e-4, but --region.learning-rate is set to 0.001 as well; say one of them",
         ),
         (
             "CartPole-v1 --normalize_advantage=false --group_norm=true",
@@ -448,8 +447,19 @@ def test_what_keel_has_not_is_refused_in_one_line(
     assert complaint(capsys, "train", *words.split()) == f"keel: {message}"
 
 
+def test_actor_and_critic_have_learning_rates_of_their_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["CartPole-v1", "--actor_lr", "1e-4", "--critic_lr", "1e-3"]
+    settings = in_force(capsys, "train", *words)
+    assert settings["region.learning_rate"]["value"] == 1e-4
+    assert settings["region.critic_learning_rate"]["value"] == 1e-3
+    trpo = in_force(capsys, "train", "Hopper-v5", "--algo", "trpo", "--critic_lr", "2e-3")
+    assert trpo["region.learning_rate"]["value"] == 2e-3
+
+
 def test_one_learning_rate_twice_is_one(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["CartPole-v1", "--actor_lr", "1e-4", "--critic_lr", "1e-4"]
+    words = ["CartPole-v1", "--actor_lr", "1e-4", "--learning_rate", "1e-4"]
     assert in_force(capsys, "train", *words)["region.learning_rate"]["value"] == 1e-4
 
 

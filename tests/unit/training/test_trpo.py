@@ -156,7 +156,8 @@ FLAGS = {
 
 def field(config: Config, flag: str) -> Any:
     """The value behind a note's name, by way of its alias."""
-    place = ALIASES[f"--{flag.replace('_', '-')}"].removeprefix("--").replace("-", "_")
+    name = "learning-rate" if flag == "critic_lr" else flag.replace("_", "-")
+    place = ALIASES[f"--{name}"].removeprefix("--").replace("-", "_")
     value: Any = config
     for part in place.split("."):
         value = getattr(value, part)
