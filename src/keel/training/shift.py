@@ -18,7 +18,7 @@ from keel.envs import ObsNormaliser
 from keel.functional import walk_back
 from keel.models.agent import Agent
 from keel.regions.measure import Bounded, exact_kl
-from keel.rollout.batch import Rows, Sampled, obs_rows, rows_of
+from keel.rollout.batch import Sampled, obs_rows, rows_of
 from keel.rollout.collect import Collected
 from keel.types import Rollout
 
@@ -58,38 +58,51 @@ def shift(
         wanted: temperature to go to, from that of the rollout.
         bound: on the KL of an update; infinite where nothing is enforced.
     """
-    device, rollout, temperature = params.device, collected.rollout, collected.rollout.temperature
-    rows = rows_of(rollout.to(device))
-    kl_normaliser = kl_temperature = 0.0
-    changed = False
+    rollout, temperature = collected.rollout, collected.rollout.temperature
+    kl_normaliser = kl_temperature = heat = share = 0.0
     if normaliser is not None and collected.raw is not None:
-        seen = normaliser.absorb(collected.raw.rows, rollout.weight.numpy())
-
-        def shown(share: float) -> Rows:
-            anew = collected.normalised_by(seen.settle(share)).to(device)
-            return replace(rows, obs=obs_rows(anew.obs, anew))
-
-        sampled = Sampled(rows.obs, temperature)
-
-        def kl_of(share: float) -> Tensor:
-            moved = replace(shown(share), sampled=sampled)
-            return Bounded(agent, params, moved, temperature).kl(params)
-
-        share, kl_normaliser = _largest_share(kl_of, STATISTICS_SHARE * bound)
-        normaliser, changed = seen.settle(share), share > 0.0
-        rollout, rows = collected.normalised_by(normaliser), shown(share)
+        normaliser = normaliser.absorb(collected.raw.rows, rollout.weight.numpy())
+        share, kl_normaliser = _statistics(agent, params, collected, normaliser, bound)
+        normaliser = normaliser.settle(share)
+        rollout = collected.normalised_by(normaliser)
     if wanted != temperature:
-        start = temperature
-
-        def heated(share: float) -> float:
-            return wanted if share == 1.0 else start * (wanted / start) ** share
-
-        share, kl = _largest_share(
-            lambda share: exact_kl(agent, params, rows, heated(share)), TEMPERATURE_SHARE * bound
-        )
-        temperature, changed, kl_temperature = heated(share), changed or share > 0.0, kl
+        heat, kl_temperature = _temperature(agent, params, rollout, wanted, bound)
+        temperature = _between(temperature, wanted, heat)
     metrics = {"train/kl_normaliser": kl_normaliser, "train/kl_temperature": kl_temperature}
-    return Shift(rollout, normaliser, temperature, changed, metrics)
+    return Shift(rollout, normaliser, temperature, share > 0.0 or heat > 0.0, metrics)
+
+
+def _statistics(
+    agent: Agent, params: Tensor, collected: Collected, seen: ObsNormaliser, bound: float
+) -> tuple[float, float]:
+    """Return the share of the way to the statistics of all that was seen, and its KL."""
+    temperature = collected.rollout.temperature
+    rows = rows_of(collected.rollout.to(params.device))
+    sampled = Sampled(rows.obs, temperature)
+
+    def kl_of(share: float) -> Tensor:
+        anew = collected.normalised_by(seen.settle(share)).to(params.device)
+        moved = replace(rows, obs=obs_rows(anew.obs, anew), sampled=sampled)
+        return Bounded(agent, params, moved, temperature).kl(params)
+
+    return _largest_share(kl_of, STATISTICS_SHARE * bound)
+
+
+def _temperature(
+    agent: Agent, params: Tensor, rollout: Rollout, wanted: float, bound: float
+) -> tuple[float, float]:
+    """Return the share of the way to the temperature wanted, and the KL of all that has moved."""
+    rows = rows_of(rollout.to(params.device))
+
+    def kl_of(share: float) -> Tensor:
+        return exact_kl(agent, params, rows, _between(rollout.temperature, wanted, share))
+
+    return _largest_share(kl_of, TEMPERATURE_SHARE * bound)
+
+
+def _between(start: float, end: float, share: float) -> float:
+    """Return a temperature between two, by the logarithm; exactly `end` at 1."""
+    return end if share == 1.0 else start * (end / start) ** share
 
 
 def _largest_share(kl_of: Callable[[float], Tensor], bound: float) -> tuple[float, float]:
