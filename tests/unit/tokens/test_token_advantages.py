@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,6 +13,8 @@ from hypothesis import strategies as st
 
 from keel.apps.language.advantages import lesson, token_rewards
 from keel.apps.language.config import from_dict
+from keel.apps.language.loop import _likeliest
+from keel.rollout.tokens import Sampling
 
 ALGOS = ("ppo", "grpo", "rloo", "reinforce_pp", "remax", "dr_grpo")
 
@@ -100,3 +106,31 @@ def test_inserting_tool_text_anywhere_changes_nothing(algo: str, seed: int) -> N
         )
         hole = spread(weight, 0.0) == 0
         assert not wide.advantage[hole].any()
+
+
+def test_the_likeliest_completion_of_a_prompt_is_the_baseline_of_its_whole_group() -> None:
+    """Two prompts of three completions each: rows stand prompt by prompt, and so does what ReMax
+    subtracts. The greedy completion of the second prompt could not be scored."""
+    asked: list[Any] = []
+
+    def complete(*given: Any, sampling: Sampling) -> SimpleNamespace:
+        asked.append((given[1], sampling))
+        return SimpleNamespace(written=torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]]))
+
+    def rewards(examples: Any, texts: Any, lengths: Any) -> SimpleNamespace:
+        assert (examples, texts, lengths) == (["a", "b"], ["x", "y"], [2, 1])
+        return SimpleNamespace(score=np.array([0.25, np.nan]), valid=np.array([True, False]))
+
+    session = SimpleNamespace(
+        config=config("remax", group=3),
+        sampling=Sampling(max_new_tokens=5, temperature=0.7),
+        draws=None,
+        device=torch.device("cpu"),
+        complete=complete,
+        texts=lambda _: ["x", "y"],
+        rewards=rewards,
+    )
+    baseline, valid = _likeliest(session, torch.zeros(1, 1), ["a", "b"])  # type: ignore[arg-type]
+    assert baseline.tolist() == [0.25, 0.25, 0.25, 0.0, 0.0, 0.0]
+    assert valid.tolist() == [True, True, True, False, False, False]
+    assert asked == [(["a", "b"], Sampling(max_new_tokens=5, temperature=0.0))]
