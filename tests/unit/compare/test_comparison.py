@@ -127,6 +127,18 @@ def test_the_worst_update_is_taken_where_kl_and_bound_are_known(
     np.testing.assert_equal((stability.worst_kl, stability.worst_share), worst)
 
 
+@pytest.mark.parametrize(("runs", "few"), [(4, True), (5, False)])
+def test_from_five_runs_on_intervals_are_resampled(write_run: WriteRun, runs: int, few: bool):
+    """One run of 100 among others of 0: Student's interval goes below 0, to where no run was;
+    resampled runs never do. Which of them decides is said."""
+    for seed in range(runs):
+        path = write_run("a", seed, [100.0 if seed == 0 else 0.0] * 10)
+    found = compare(load_runs([str(path.parents[1])]))
+    assert (float(found.groups[0].iqm.low) < 0.0) == few
+    said = "fewer than 5 runs a side: means and Student's t decide"
+    assert (said in found.notes) == few
+
+
 def test_groups_by_tag_and_by_setting(write_run: WriteRun):
     folder = str(write_pair(write_run, 1.2, runs=3))
     tags = {run.group for run in load_runs([folder], by="tag")}

@@ -55,6 +55,14 @@ def test_from_five_runs_on_an_outlier_is_trimmed():
     assert difference(old, new).estimate == 0.0
 
 
+@pytest.mark.parametrize(("before", "after"), [(4, 4), (5, 4), (4, 5)])
+def test_below_five_runs_of_either_side_nothing_is_trimmed(before: int, after: int):
+    """One run of 10 + 10 · n among n − 1 of 10: the mean is twice as high. A quarter of four is
+    one run of each end, and would hide it."""
+    old, new = scores(*[10.0] * before), scores(*[10.0] * (after - 1), 10.0 + 10.0 * after)
+    assert difference(old, new).estimate == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize(
     ("effect", "decision", "said"),
     [
