@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from keel.apps.serving.sight import follow
 from keel.apps.serving.tables import Tables, make_tables
 from keel.apps.serving.workload import Workload
 
@@ -41,9 +42,15 @@ def seconds(tables: Tables, batch: list[tuple[dict[str, Any], int]]) -> float:
 
 
 def one_by_one(
-    tables: Tables, workload: Workload, blocks: int, chunk: int = 512, cap: int = 128
+    tables: Tables,
+    workload: Workload,
+    blocks: int,
+    chunk: int = 512,
+    cap: int = 128,
+    told: dict[str, float] | None = None,
 ) -> list[dict[str, Any]]:
-    """A single replica, Sarathi's order, iteration by iteration."""
+    """A single replica, Sarathi's order, iteration by iteration; `told` is filled with its pace,
+    its busy seconds and the tokens it has read and written."""
     requests = [
         {"id": i, "arrival": float(a), "prefill": int(p), "total": int(p + o), "processed": 0,
          "held": 0, "first": math.nan, "end": math.nan, "restarts": 0}
@@ -52,6 +59,7 @@ def one_by_one(
     ]  # fmt: skip
     coming, queue, running, free = list(requests), [], [], blocks
     watermark, now = int(0.01 * blocks), 0.0
+    pace, busy, done = 0.0, 0.0, 0
 
     def restart(x: dict[str, Any]) -> None:
         nonlocal free
@@ -104,7 +112,10 @@ def one_by_one(
         if not batch:
             now = coming[0]["arrival"]
             continue
-        now += seconds(tables, batch)
+        spent = seconds(tables, batch)
+        now, busy, done = now + spent, busy + spent, done + used
+        if any(x["processed"] > x["prefill"] for x, _ in batch):
+            pace = follow(pace, spent)
         for x, tokens in batch:
             x["processed"] += tokens
             if x["processed"] == x["prefill"]:
@@ -115,4 +126,6 @@ def one_by_one(
                 free += x["held"]
             else:
                 running.append(x)
+    if told is not None:
+        told |= {"pace": pace, "busy": busy, "tokens": done}
     return requests
