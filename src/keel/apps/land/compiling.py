@@ -11,7 +11,8 @@ from numba import njit
 from keel.models.compiling import keeping
 
 HERE = Path(__file__).parent
-SOURCES = (*sorted(HERE.glob("kernels*.py")), *(HERE / name for name in ("arrays.py", "rules.py")))
+NAMES = ("arrays.py", "rules.py", "compiling.py")
+SOURCES = (*sorted(HERE.glob("kernels*.py")), *(HERE / name for name in NAMES))
 compiled = keeping(SOURCES)
 
 
