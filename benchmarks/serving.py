@@ -6,7 +6,9 @@
     python -m benchmarks.serving speed                  decisions and simulated requests a second
     python -m benchmarks.serving page                   tables and pictures from that
 
-Training may be interrupted: finished seeds are never trained twice.
+`--data FOLDER` holds `traces/` (Azure's, Mooncake's) and `vidur/` (its results and their tables, of
+which tests/data has two runs). What is not there keeps its earlier figures. Training may be
+interrupted: finished seeds are never trained twice.
 """
 
 from __future__ import annotations
@@ -44,18 +46,16 @@ from keel.apps.serving.results import means
 from keel.apps.serving.vector import vector_env
 from keel.runs.reader import read_metrics
 
-ROOT = Path(__file__).resolve().parents[1]
-DATA, TABLES = ROOT / "docs" / "data" / "serving.json", ROOT / "docs" / "data" / "serving"
-IMAGES = ROOT / "docs" / "images"
-VIDUR = ROOT.parent / "shared" / "data" / "vidur"
-TRACES_FOLDER = VIDUR.parent / "traces"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+DATA, TABLES, IMAGES = DOCS / "data" / "serving.json", DOCS / "data" / "serving", DOCS / "images"
 VIDUR_SPEED = {
     "llama2_7b_conv_rr": ("llama2_7b_a100_tp1", 728.0),
     "llama2_7b_arxiv_rr": ("llama2_7b_a100_tp1", 145.0),
     "codellama_34b_conv_bursty_rr": ("codellama_34b_a100_tp2", 772.0),
     "llama2_7b_fixed_preempt_lor": ("llama2_7b_a100_tp1", 149.0),
 }
-"""Vidur's own results, the tables they were made with, and its requests a second on these."""
+"""Vidur's own results, the tables they were made with, and its requests a second on these, which
+were measured once, with version 0.1 of Keel (November 2026) and commit 7d47513 of Vidur."""
 TRACES, REQUESTS = 20, 1_000
 SETTINGS = ("mixed", "speeds", "equal", "fixed")
 SIZES = (2, 4, 8, 16)
@@ -64,12 +64,12 @@ RECORDED = {
     "Azure, code": "splitwise_code.csv",
     "Mooncake, conversations": "mooncake_conversation_trace.jsonl",
 }
-"""Traces beside the project; what is not there is left out."""
+"""Files in `traces/` of the data folder."""
 LOADS = ((0.5, 0.95), (1.0, 1.5), (1.5, 2.0))
 MEASURES = {"end_to_end": "mean end to end", "ttft_p99": "p99 to the first token"}
 
 
-def judge_all(runs: Path) -> None:
+def judge_all(runs: Path, data: Path) -> None:
     """Every trained seed and every heuristic, on the same traces."""
     told: dict[str, Any] = {}
     seeds = held_out(TRACES)
@@ -107,12 +107,12 @@ def judge_all(runs: Path) -> None:
         )
         for low, high in LOADS
     }
-    told["traces"] = {
+    told["traces"] = _earlier().get("traces", {}) | {
         name: _beside_best(
-            make_setting("mixed", trace=str(TRACES_FOLDER / file), requests=REQUESTS), scorers
+            make_setting("mixed", trace=str(data / "traces" / file), requests=REQUESTS), scorers
         )
         for name, file in RECORDED.items()
-        if (TRACES_FOLDER / file).is_file()
+        if (data / "traces" / file).is_file()
     }
     _keep(told)
     _draw(scorers, told["mixed"]["headroom"]["end_to_end"]["best"])
@@ -146,10 +146,14 @@ def _beside_best(setting: Any, scorers: dict[str, Any]) -> dict[str, Any]:
     return entry
 
 
+def _earlier() -> Any:
+    """Return the figures that were kept before."""
+    return json.loads(DATA.read_text()) if DATA.exists() else {}
+
+
 def _keep(parts: dict[str, Any]) -> None:
-    """Beside what was told before."""
-    told: dict[str, Any] = json.loads(DATA.read_text()) if DATA.exists() else {}
-    DATA.write_text(json.dumps(told | parts, indent=1, sort_keys=True) + "\n")
+    """Keep new figures beside the earlier ones."""
+    DATA.write_text(json.dumps(_earlier() | parts, indent=1, sort_keys=True) + "\n")
 
 
 def _means(reports: list[Any]) -> dict[str, float]:
@@ -218,11 +222,10 @@ def note(runs: Path, seeds: list[int]) -> None:
     _keep(told)
 
 
-def speed() -> None:
+def speed(data: Path) -> None:
     """On one thread: decisions a second of 64 clusters, simulated requests beside Vidur's."""
     torch.set_num_threads(1)
-    told: dict[str, Any] = {}
-    told["speed"] = {"decisions": {}, "vidur": {}}
+    told = {"speed": {"decisions": {}, "vidur": _earlier().get("speed", {}).get("vidur", {})}}
     for setting in ("equal", "mixed"):
         envs = vector_env(64, setting=setting)
         envs.reset(0)
@@ -234,14 +237,16 @@ def speed() -> None:
                 envs.step(action)
             rates.append(actions.size / (time.perf_counter() - begin))
         told["speed"]["decisions"][setting] = statistics.median(rates[1:])
-    if VIDUR.is_dir():
-        for name, (tables, theirs) in VIDUR_SPEED.items():
-            found = compare(VIDUR / f"{name}.csv", load_tables(VIDUR / f"{tables}_tables.npz"))
-            told["speed"]["vidur"][name] = {
-                **found.to_dict(),
-                "vidur": theirs,
-                "ratio": found.requests_per_second / theirs,
-            }
+    for name, (tables, theirs) in VIDUR_SPEED.items():
+        results = data / "vidur" / f"{name}.csv"
+        if not results.is_file():
+            continue
+        found = compare(results, load_tables(data / "vidur" / f"{tables}_tables.npz"))
+        told["speed"]["vidur"][name] = {
+            **found.to_dict(),
+            "vidur": theirs,
+            "ratio": found.requests_per_second / theirs,
+        }
     print(json.dumps(told["speed"], indent=1))
     _keep(told)
 
@@ -358,7 +363,7 @@ def _note_table(told: dict[str, Any]) -> list[str]:
 def _fidelity_table(speed: dict[str, Any]) -> list[str]:
     lines = [
         "| Vidur's results | requests | largest error, any request | restarts | requests/s "
-        "| Vidur |",
+        "| Vidur, measured once |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for name, x in speed["vidur"].items():
@@ -374,6 +379,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("action", choices=("train", "judge", "note", "speed", "page"))
     parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     args = parser.parse_args()
     closed_form("llama-2-7b-a100")  # a typo in the tables is told before anything is trained
@@ -382,11 +388,11 @@ def main() -> None:
             train_seed(args.runs / "router", "serving", seed)
         return
     if args.action == "judge":
-        judge_all(args.runs)
+        judge_all(args.runs, args.data)
     if args.action == "note":
         note(args.runs, args.seeds)
     if args.action == "speed":
-        speed()
+        speed(args.data)
     page()
 
 

@@ -1,8 +1,6 @@
-"""A replica: by hand, against a plain simulation, and against Vidur's own results."""
+"""A replica: by hand, and against a plain simulation."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,13 +10,9 @@ from serving_toys import one_by_one, toy_tables
 
 from keel.apps.serving import fields as f
 from keel.apps.serving.cluster import Cluster, Replica, equal_cluster
-from keel.apps.serving.fidelity import compare
 from keel.apps.serving.playing import replay
-from keel.apps.serving.tables import load_tables
 from keel.apps.serving.workload import make_workload
 from keel.errors import InputError
-
-VIDUR = Path(__file__).resolve().parents[5] / "shared" / "data" / "vidur"
 
 
 def alone(workload, **replica):
@@ -101,23 +95,6 @@ def test_prompts_first_in_the_order_of_vllm() -> None:
     waits = found.times[f.Q_FIRST_TOKEN, 1] - 0.02
     assert read <= waits < read + 2e-3
     assert waits < chunked.times[f.Q_FIRST_TOKEN, 1] - 0.02 + 1e-3
-
-
-@pytest.mark.parametrize(
-    ("results", "tables"),
-    [
-        ("llama2_7b_conv_rr", "llama2_7b_a100_tp1"),
-        ("llama2_7b_arxiv_rr", "llama2_7b_a100_tp1"),
-        ("llama2_7b_fixed_preempt_lor", "llama2_7b_a100_tp1"),
-        ("codellama_34b_conv_bursty_rr", "codellama_34b_a100_tp2"),
-    ],
-)
-def test_every_request_is_vidurs(results: str, tables: str) -> None:
-    if not VIDUR.is_dir():
-        pytest.skip("Vidur's results are not on this machine")
-    found = compare(VIDUR / f"{results}.csv", load_tables(VIDUR / f"{tables}_tables.npz"))
-    assert found.max_relative_error < 1e-6
-    assert found.restarts_differ == 0
 
 
 @pytest.mark.parametrize(
