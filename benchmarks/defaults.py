@@ -73,6 +73,7 @@ SETTINGS = (
 )
 """Published part of the configuration that was measured; a test holds the preset to it."""
 SIDES = ("sb3", "keel")
+VERDICTS = ("keep", "not distinguishable", "slightly worse", "roll back")
 
 
 def train(side: str, env: str, runs: Path) -> None:
@@ -144,7 +145,7 @@ def summary(cells: dict[str, dict[str, Any]]) -> dict[str, int]:
     return {
         "environments": len(cells),
         "higher_mean": sum(cell["keel"]["mean"] > cell["sb3"]["mean"] for cell in cells.values()),
-        **{name: verdicts.count(name) for name in ("keep", "not distinguishable", "roll back")},
+        **{name: verdicts.count(name) for name in VERDICTS},
     }
 
 
@@ -165,8 +166,7 @@ def table(data: dict[str, Any]) -> str:
     lines += [
         "",
         f"Higher mean in {total['higher_mean']} of {total['environments']} environments; "
-        f"keep {total['keep']}, not distinguishable {total['not distinguishable']}, "
-        f"roll back {total['roll back']}.",
+        f"{', '.join(f'{name} {total[name]}' for name in VERDICTS)}.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -135,7 +135,12 @@ def print_comparison(found: Comparison) -> None:
     for table in (tables.scores(found), tables.costs(found)):
         console.print()
         console.print(simple_table(table.columns, table.rows))
-    colours = {"keep": "bold green", "roll back": "bold red", "not distinguishable": "bold yellow"}
+    colours = {
+        "keep": "bold green",
+        "slightly worse": "bold magenta",
+        "roll back": "bold red",
+        "not distinguishable": "bold yellow",
+    }
     for pair in found.pairs:
         console.print()
         verdict = pair.verdict

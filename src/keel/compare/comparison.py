@@ -22,34 +22,28 @@ from keel.compare.align import (
     horizon,
     on_grid,
 )
+from keel.compare.intervals import improvement_interval, score_interval
 from keel.compare.sources import Run, differences
 from keel.compare.stability import Stability, stability_of
 from keel.compare.verdict import (
+    FEWEST,
     TRIMMED_FROM,
     Criteria,
     Effect,
     Problems,
     Verdict,
+    correct,
     decide,
     difference,
     effect_of,
 )
 from keel.errors import InputError, choose
-from keel.functional import (
-    Interval,
-    interquartile_mean,
-    probability_of_improvement,
-    stratified_bootstrap,
-    t_interval,
-    trimmed_mean,
-)
+from keel.functional import Interval, interquartile_mean
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Values = NDArray[np.float64]
-
-RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -63,7 +57,8 @@ class Group:
     curves: dict[str, Values] = field(repr=False)
     """`[runs, grid]` by task"""
     iqm: Interval
-    """of the scores; with several tasks, of score / |baseline|"""
+    """of the scores, their mean below five runs; with several tasks, the mean over tasks of
+    score / |baseline|"""
     auc: dict[str, float]
     """mean of the curve up to the horizon, by task: its interquartile mean over runs"""
     reached: dict[str, tuple[int, float]]
@@ -113,7 +108,6 @@ def compare(
     tail: float = 0.1,
     threshold: float | None = None,
     criteria: Criteria | None = None,
-    seed: int = 0,
 ) -> Comparison:
     """Compare every group with the first, or with `baseline`."""
     if not 0.0 < tail <= 1.0:
@@ -127,7 +121,6 @@ def compare(
     curve = RETURN if metric == EVALUATION and _all_have(runs, RETURN) else metric
     ends = {t: horizon([r for r in runs if r.task == t], metric, steps) for t in tasks}
     limits = criteria or Criteria()
-    rng = torch.Generator().manual_seed(seed)
 
     scores = {
         name: {
@@ -158,12 +151,13 @@ def compare(
     }
     levels = {t: _threshold(curves[first][t], threshold) for t in tasks}
     groups = tuple(
-        _group(name, runs, scores, curves[name], first, ends, levels, limits, rng) for name in names
+        _group(name, runs, scores, curves[name], first, ends, levels, limits) for name in names
     )
-    pairs = tuple(_pair(groups[0], group, limits, rng) for group in groups[1:])
+    pairs = _pairs(groups[0], groups[1:], limits)
     notes = (
         *describe_metrics(runs, metric, curve, tail),
         *_notes(runs, groups, ends),
+        *_correction(pairs, limits),
         *(f"{run.path}: {sentence}" for run in runs for sentence in run.table.damage),
     )
     return Comparison(metric, curve, tasks, ends, levels, groups, pairs, limits, notes)
@@ -192,7 +186,6 @@ def _group(
     ends: dict[str, int],
     levels: dict[str, float],
     limits: Criteria,
-    rng: torch.Generator,
 ) -> Group:
     own = [run for run in runs if run.group == name]
     per_step = [x for run in own if math.isfinite(x := _seconds_per_step(run))]
@@ -201,7 +194,7 @@ def _group(
         runs=own,
         scores=scores[name],
         curves=curves,
-        iqm=_iqm(scores[name], scores[baseline], limits.confidence, rng),
+        iqm=_iqm(scores[name], scores[baseline], limits.confidence),
         auc={t: _middle(_over_time(curve)) for t, curve in curves.items()},
         reached={t: _reached(curve, grid_to(ends[t]), levels[t]) for t, curve in curves.items()},
         seconds_per_step=statistics.median(per_step) if per_step else math.nan,
@@ -209,60 +202,44 @@ def _group(
     )
 
 
-def _iqm(
-    scores: dict[str, Tensor],
-    baseline: dict[str, Tensor],
-    confidence: float,
-    rng: torch.Generator,
-) -> Interval:
-    """With its interval: bootstrapped over runs, or by Student's t where those are few."""
+def _iqm(scores: dict[str, Tensor], baseline: dict[str, Tensor], confidence: float) -> Interval:
+    """Return the score of a group; with several tasks, in units of the baseline's."""
     if len(scores) == 1:
-        tables = list(scores.values())
-    else:
-        sizes = {t: float(interquartile_mean(x).abs()) or 1.0 for t, x in baseline.items()}
-        tables = [x / sizes[t] for t, x in scores.items()]
-    if min(map(len, tables)) >= TRIMMED_FROM:
-        return stratified_bootstrap(
-            lambda *x: interquartile_mean(torch.cat(x)),
-            *(x[:, None] for x in tables),
-            generator=rng,
-            confidence=confidence,
-            resamples=RESAMPLES,
-        )
-    share = 1.0 / len(tables)
-    found = t_interval(*((share, trimmed_mean(x, 0.0)) for x in tables), confidence=confidence)
-    return found._replace(estimate=interquartile_mean(torch.cat(tables)))
+        return score_interval(list(scores.values()), confidence)
+    sizes = {t: float(score_interval([x]).estimate.abs()) or 1.0 for t, x in baseline.items()}
+    return score_interval([x / sizes[t] for t, x in scores.items()], confidence)
 
 
-def _pair(baseline: Group, variant: Group, limits: Criteria, rng: torch.Generator) -> Pair:
+def _pairs(baseline: Group, variants: Sequence[Group], limits: Criteria) -> tuple[Pair, ...]:
+    """Judge every variant, corrected for how many there are."""
     tasks = list(baseline.scores)
-    old, new = [baseline.scores[t] for t in tasks], [variant.scores[t] for t in tasks]
-    effect = effect_of(old, new, limits.confidence)
-    return Pair(
-        baseline=baseline.name,
-        variant=variant.name,
-        verdict=decide(effect, _problems(baseline), _problems(variant), limits),
-        effect=effect,
-        difference=difference(old, new, limits.confidence, relative=False),
-        better=_better(old, new, limits.confidence, rng),
-        changes=differences(baseline.runs, variant.runs),
+    old = [baseline.scores[t] for t in tasks]
+    scores = [[variant.scores[t] for t in tasks] for variant in variants]
+    effects = correct([effect_of(old, new, limits.confidence) for new in scores])
+    return tuple(
+        Pair(
+            baseline=baseline.name,
+            variant=variant.name,
+            verdict=decide(effect, _problems(baseline), _problems(variant), limits),
+            effect=effect,
+            difference=difference(old, new, limits.confidence, relative=False),
+            better=improvement_interval(old, new, limits.confidence),
+            changes=differences(baseline.runs, variant.runs),
+        )
+        for variant, new, effect in zip(variants, scores, effects, strict=True)
     )
 
 
-def _better(
-    old: list[Tensor], new: list[Tensor], confidence: float, rng: torch.Generator
-) -> Interval:
-    """P(variant > baseline), averaged over tasks."""
-    count = len(old)
-
-    def mean(*tables: Tensor) -> Tensor:
-        pairs = zip(tables[:count], tables[count:], strict=True)
-        return torch.stack([probability_of_improvement(y, x) for x, y in pairs]).mean()
-
-    tables = [x[:, None] for x in (*old, *new)]
-    return stratified_bootstrap(
-        mean, *tables, generator=rng, confidence=confidence, resamples=RESAMPLES
-    )
+def _correction(pairs: Sequence[Pair], limits: Criteria) -> list[str]:
+    """Say what was done about many variants."""
+    tested = [pair for pair in pairs if pair.effect.seeds >= FEWEST]
+    if len(tested) < 2:
+        return []
+    return [
+        f"{len(tested)} variants against one baseline: verdicts follow p-values after Holm's "
+        f"correction, which err in at most {1.0 - limits.confidence:.0%} of such comparisons, all "
+        "variants taken together; intervals are those of each pair alone"
+    ]
 
 
 def _problems(group: Group) -> Problems:
@@ -363,6 +340,9 @@ def _pair_json(pair: Pair, found: Comparison) -> dict[str, Any]:
         "relative_interval": [_number(pair.effect.low), _number(pair.effect.high)],
         "probability_of_improvement": _number(float(pair.better.estimate)),
         "probability_interval": _ends(pair.better),
+        "p": _number(pair.effect.p),
+        "p_holm": _number(pair.effect.p_holm),
+        "variants_tested": pair.effect.variants,
         "seeds": pair.effect.seeds,
         "seeds_needed": pair.effect.seeds_needed,
         "changes": {name: list(values) for name, values in pair.changes.items()},

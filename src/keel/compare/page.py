@@ -99,10 +99,12 @@ def _changes(pair: Pair) -> str:
 def _notes(found: Comparison) -> str:
     limits = found.criteria
     rules = (
-        f"keep: the {limits.confidence:.0%} interval of the change lies above 0. "
-        f"Roll back: it lies below 0 and the drop is over {limits.drop:.0%}, or numbers became "
-        f"non-finite that were not before, or it is over {limits.slowdown:g}× slower. Otherwise "
-        "the two are not distinguishable. Interval: Yuen and Welch's, of interquartile means."
+        f"keep: the {limits.confidence:.0%} interval of the change lies above 0 (of several "
+        "variants: and p after Holm's correction is small enough). Slightly worse: it lies below "
+        f"0, and the drop is up to {limits.drop:.0%}. Roll back: the drop is over that, or numbers "
+        f"became non-finite that were not before, or it is over {limits.slowdown:g}× slower. "
+        "Otherwise the two are not distinguishable. Interval: Yuen and Welch's, of interquartile "
+        "means."
     )
     lines = "".join(f"<li>{escape(note)}</li>" for note in (*found.notes, rules))
     return f"<h2>How to read it</h2><ul class=notes>{lines}</ul>"

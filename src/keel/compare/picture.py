@@ -21,7 +21,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 COLOURS = (BLUE, ORANGE, GREEN, "#9c36b5", "#0b7285", "#a61e4d", "#5c940d", GREY)
-VERDICTS = {"keep": GREEN, "roll back": "#c92a2a", "not distinguishable": GREY}
+VERDICTS = {
+    "keep": GREEN,
+    "slightly worse": ORANGE,
+    "roll back": "#c92a2a",
+    "not distinguishable": GREY,
+}
 
 
 def colour_of(found: Comparison, group: Group) -> str:

@@ -1,23 +1,24 @@
-"""Keep, roll back, or not distinguishable: note 001's criteria, with the doubt put into numbers."""
+"""Keep, slightly worse, roll back, or not distinguishable: note 001's criteria, with the doubt in
+numbers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import Tensor
 
-from keel.functional import Interval, t_interval, trimmed_mean
+from keel.functional import Interval, TrimmedMean, holm, t_interval, t_test, trimmed_mean
 
-Decision = Literal["keep", "roll back", "not distinguishable"]
+Decision = Literal["keep", "slightly worse", "roll back", "not distinguishable"]
 TRIMMED_FROM = 5
 """Runs from which the interquartile means are compared; below, plain means: nothing can be cut."""
 FEWEST = 3
 """Runs of each side below which scores decide nothing."""
-POWER = 1.96 + 0.8416
-"""Standard errors between 0 and an effect that is found in 80 % of repetitions, at 95 %."""
+NORMAL, POWER = 1.96, 0.8416
+"""Standard errors that exclude 0 at 95 %, and beyond those, to do so in 80 % of repetitions."""
 MOST_SEEDS = 1000
 
 
@@ -42,6 +43,12 @@ class Effect:
     """runs of a side, the smaller number"""
     seeds_needed: int | None
     """runs of each side that would find an effect of this size; None above `MOST_SEEDS`"""
+    p: float = math.nan
+    """two-sided, of no change"""
+    p_holm: float = math.nan
+    """after Holm's correction for `variants`"""
+    variants: int = 1
+    """that were tested against the same baseline"""
 
 
 @dataclass(frozen=True)
@@ -66,12 +73,26 @@ def effect_of(
 ) -> Effect:
     """The relative change; a tensor `[runs]` of scores for every task, in the same order."""
     seeds = min(len(x) for x in (*baseline, *variant))
-    found = difference(baseline, variant, confidence)
-    reach = float(found.high - found.estimate)
-    estimate = float(found.estimate)
-    return Effect(
-        estimate, float(found.low), float(found.high), seeds, _needed(estimate, reach, seeds)
-    )
+    parts = _parts(baseline, variant, relative=True)
+    found, p = t_interval(*parts, confidence=confidence), t_test(*parts)
+    estimate, low, high = (float(x) for x in found)
+    return Effect(estimate, low, high, seeds, _needed(estimate, high - estimate, seeds), p, p)
+
+
+def correct(effects: Sequence[Effect]) -> list[Effect]:
+    """Correct the effects of several variants for their number (Holm 1979).
+
+    Those of too few runs, which are never judged by their scores, do not count among them. The
+    seeds that are needed grow with the number: as many as the smallest p-value would need.
+    """
+    tested = [i for i, effect in enumerate(effects) if effect.seeds >= FEWEST]
+    adjusted = holm([effects[i].p for i in tested])
+    corrected = list(effects)
+    for i, p in zip(tested, adjusted, strict=True):
+        old = effects[i]
+        needed = _needed(old.estimate, old.high - old.estimate, old.seeds, len(tested))
+        corrected[i] = replace(old, p_holm=p, variants=len(tested), seeds_needed=needed)
+    return corrected
 
 
 def difference(
@@ -85,6 +106,13 @@ def difference(
 
     A baseline of exactly 0 has no size: there the variant's own counts, and the change is ±100 %.
     """
+    return t_interval(*_parts(baseline, variant, relative=relative), confidence=confidence)
+
+
+def _parts(
+    baseline: Sequence[Tensor], variant: Sequence[Tensor], *, relative: bool
+) -> list[tuple[float, TrimmedMean]]:
+    """Return the weighted means whose sum is the difference."""
     trim = 0.25 if min(len(x) for x in (*baseline, *variant)) >= TRIMMED_FROM else 0.0
     parts = []
     for old, new in zip(baseline, variant, strict=True):
@@ -92,15 +120,18 @@ def difference(
         size = float(before.mean.abs() or after.mean.abs()) if relative else 1.0
         share = 1.0 / (len(baseline) * (size or 1.0))
         parts += [(share, after), (-share, before)]
-    return t_interval(*parts, confidence=confidence)
+    return parts
 
 
-def _needed(estimate: float, reach: float, seeds: int) -> int | None:
-    """Runs of each side at which |estimate| would be `POWER` standard errors."""
+def _needed(estimate: float, reach: float, seeds: int, variants: int = 1) -> int | None:
+    """Runs of each side that would tell |estimate| from 0 in 80 % of repetitions."""
+    from scipy.special import ndtri
+
     if seeds < 2 or estimate == 0.0 or not math.isfinite(reach):
         return None
+    wanted = float(ndtri(1.0 - 0.025 / variants)) + POWER if variants > 1 else NORMAL + POWER
     # `reach` is t × the error; with many runs t is 1.96, with few more, which errs to the safe side
-    needed = math.ceil(seeds * (POWER / 1.96 * reach / abs(estimate)) ** 2)
+    needed = math.ceil(seeds * (wanted / NORMAL * reach / abs(estimate)) ** 2)
     return max(needed, FEWEST) if needed <= MOST_SEEDS else None
 
 
@@ -136,22 +167,39 @@ def _score(effect: Effect, limits: Criteria) -> Verdict:
     if effect.seeds < FEWEST:
         few = f"{effect.seeds} run{'s' * (effect.seeds != 1)} of a side"
         return Verdict("not distinguishable", (f"{few} decide nothing: take at least {FEWEST}",))
-    if effect.low > 0.0:
+    if not _certain(effect, limits):
+        return Verdict("not distinguishable", _doubts(effect, size, span))
+    if effect.variants > 1:
+        span += f"; p = {effect.p_holm:.2g} after Holm's correction for {effect.variants} variants"
+    if effect.estimate > 0.0:
         return Verdict("keep", (f"better by {size} ({span})",))
-    if effect.high < 0.0 and effect.estimate < -limits.drop:
-        return Verdict(
-            "roll back", (f"worse by {size} ({span}), more than {percent(limits.drop)}",)
-        )
-    if effect.high < 0.0:
-        return Verdict(
-            "not distinguishable",
-            (f"worse by {size} ({span}), less than the {percent(limits.drop)} that would count",),
+    if effect.estimate < -limits.drop:
+        reason = f"worse by {size} ({span}), more than {percent(limits.drop)}"
+        return Verdict("roll back", (reason,))
+    reason = f"worse by {size} ({span}), less than the {percent(limits.drop)} that would count"
+    return Verdict("slightly worse", (reason,))
+
+
+def _certain(effect: Effect, limits: Criteria) -> bool:
+    """Whether there is a change: by the interval, or among several variants by Holm's p-value."""
+    if effect.variants > 1:
+        return effect.p_holm <= 1.0 - limits.confidence
+    return effect.low > 0.0 or effect.high < 0.0
+
+
+def _doubts(effect: Effect, size: str, span: str) -> tuple[str, str]:
+    """Why a change is not distinguishable from none, and what would tell."""
+    reason = f"{size} ({span}) includes no change"
+    if effect.low > 0.0 or effect.high < 0.0:
+        reason = (
+            f"{size} ({span}) would count alone (p = {effect.p:.2g}), but not as one of "
+            f"{effect.variants} variants: p = {effect.p_holm:.2g} after Holm's correction"
         )
     if effect.seeds_needed is None:
         more = f"more than {MOST_SEEDS} runs each would be needed to tell {size} from nothing"
     else:
         more = f"about {effect.seeds_needed} runs each would be needed to tell {size} from nothing"
-    return Verdict("not distinguishable", (f"{size} ({span}) includes no change", more))
+    return reason, more
 
 
 def percent(share: float) -> str:

@@ -58,14 +58,17 @@ from keel.functional.statistics import (
     effective_sample_size,
     empty_moments,
     explained_variance,
+    holm,
     interquartile_mean,
     merge_moments,
     performance_profile,
     probability_of_improvement,
     stratified_bootstrap,
     t_interval,
+    t_test,
     trimmed_mean,
     update_moments,
+    wilson_interval,
 )
 from keel.functional.vocabulary import TokenLogProb, vocabulary_kl, vocabulary_log_prob
 from keel.functional.walk_back import WalkBack, walk_back
@@ -108,6 +111,7 @@ __all__ = [
     "gaussian_fisher",
     "gaussian_kl",
     "grpo",
+    "holm",
     "interquartile_mean",
     "jensen_shannon",
     "k1",
@@ -134,6 +138,7 @@ __all__ = [
     "stratified_bootstrap",
     "surrogate",
     "t_interval",
+    "t_test",
     "token_gae",
     "total_variation",
     "trimmed_mean",
@@ -143,4 +148,5 @@ __all__ = [
     "vocabulary_kl",
     "vocabulary_log_prob",
     "walk_back",
+    "wilson_interval",
 ]

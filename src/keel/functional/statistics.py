@@ -6,13 +6,14 @@ Agarwal et al. 2021 (arXiv 2108.13264, "rliable"), whose definitions these follo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from keel.errors import ShapeError
+from keel.errors import InputError, ShapeError
 from keel.functional._shapes import expect_rank, expect_same
 
 
@@ -195,14 +196,75 @@ def t_interval(*parts: tuple[float, TrimmedMean], confidence: float = 0.95) -> I
     """
     from scipy.special import stdtrit  # a seventh of the time that scipy.stats takes to import
 
+    estimate, variance, freedom = _combine(parts)
+    if not torch.isfinite(variance):
+        return Interval(estimate, estimate - torch.inf, estimate + torch.inf)
+    reach = float(stdtrit(freedom, 0.5 + confidence / 2.0)) * variance.sqrt()
+    return Interval(estimate, estimate - reach, estimate + reach)
+
+
+def t_test(*parts: tuple[float, TrimmedMean]) -> float:
+    """Return the two-sided p-value of Σ c·mean = 0, by the same t as `t_interval`.
+
+    It is at most 1 − c exactly where the interval of confidence c excludes 0. Without any spread it
+    is 0, or 1 for a sum of exactly 0; where nothing is known about the spread, 1.
+    """
+    from scipy.special import stdtr
+
+    estimate, variance, freedom = _combine(parts)
+    if not torch.isfinite(variance) or float(estimate) == 0.0:
+        return 1.0
+    if float(variance) == 0.0:
+        return 0.0
+    return 2.0 * float(stdtr(freedom, -float(estimate.abs() / variance.sqrt())))
+
+
+def _combine(parts: tuple[tuple[float, TrimmedMean], ...]) -> tuple[Tensor, Tensor, float]:
+    """Σ c·mean, its squared error, and the degrees of freedom after Welch and Satterthwaite."""
     estimate = torch.stack([c * part.mean for c, part in parts]).sum()
     terms = [c * c * part.error for c, part in parts]
     variance = torch.stack(terms).sum()
-    if not torch.isfinite(variance):
-        return Interval(estimate, estimate - torch.inf, estimate + torch.inf)
+    if not torch.isfinite(variance) or float(variance) == 0.0:
+        return estimate, variance, 1.0
     shares = [
         (term / variance) ** 2 / part.freedom for term, (_, part) in zip(terms, parts, strict=True)
     ]
-    freedom = 1.0 / float(torch.stack(shares).sum()) if variance > 0 else 1.0
-    reach = float(stdtrit(freedom, 0.5 + confidence / 2.0)) * variance.sqrt()
-    return Interval(estimate, estimate - reach, estimate + reach)
+    return estimate, variance, 1.0 / float(torch.stack(shares).sum())
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Adjust p-values for their number (Holm 1979), in the order given.
+
+    The i-th smallest of m is multiplied by m − i + 1, and none is below a smaller one's. Rejecting
+    those up to α then errs about any true hypothesis with probability α at most.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = largest
+    return adjusted
+
+
+def wilson_interval(successes: float, trials: float, confidence: float = 0.95) -> Interval:
+    """Interval of a proportion (Wilson 1927): inside of [0, 1], and of some width at 0 and at 1.
+
+    Args:
+        successes: How many of the trials succeeded.
+        trials: How many there were, independent of each other.
+        confidence: Share of such intervals that hold the true proportion.
+    """
+    from scipy.special import ndtri
+
+    if not 0.0 <= successes <= trials or trials <= 0.0:
+        raise InputError(
+            f"successes: expected 0 to {trials:g}, of trials above 0, got {successes:g}"
+        )
+    z = float(ndtri(0.5 + confidence / 2.0))
+    rate, shrink = successes / trials, 1.0 + z * z / trials
+    centre = (rate + z * z / (2.0 * trials)) / shrink
+    reach = z / shrink * math.sqrt(rate * (1.0 - rate) / trials + z * z / (4.0 * trials**2))
+    ends = (max(0.0, centre - reach), min(1.0, centre + reach))
+    return Interval(*(torch.tensor(x, dtype=torch.float64) for x in (rate, *ends)))

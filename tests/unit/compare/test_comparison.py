@@ -16,6 +16,7 @@ from keel.compare.comparison import _over_time
 from keel.compare.sources import Run
 from keel.compare.stability import stability_of
 from keel.errors import InputError
+from keel.functional import holm
 from keel.runs import MetricsTable
 
 from .conftest import WriteRun
@@ -69,6 +70,33 @@ def test_verdicts_of_whole_runs(write_run: WriteRun, gain: float, decision: str)
     assert pair.verdict.decision == decision
     assert pair.effect.estimate == pytest.approx(gain - 1.0, abs=0.02)
     assert pair.changes == {"region.max_kl": ("0.02", "0.05")}
+
+
+def test_several_variants_are_corrected_and_the_output_says_so(
+    write_run: WriteRun, capsys: pytest.CaptureFixture[str]
+):
+    rng = np.random.default_rng(0)
+    for seed in range(4):
+        for name, gain in (("old", 1.0), ("bad", 0.7), ("small", 0.95), ("same", 1.0)):
+            noise = 1.0 + 0.005 * rng.standard_normal()
+            path = write_run(name, seed, [gain * noise * x for x in RISE])
+    words = ["compare", str(path.parents[1]), "--baseline", "old"]
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    pairs = {pair["variant"]: pair for pair in found["pairs"]}
+    assert {name: pair["verdict"] for name, pair in pairs.items()} == {
+        "bad": "roll back",
+        "small": "slightly worse",
+        "same": "not distinguishable",
+    }
+    raw = [pairs[name]["p"] for name in ("bad", "small", "same")]
+    assert [pairs[name]["p_holm"] for name in ("bad", "small", "same")] == pytest.approx(holm(raw))
+    assert pairs["bad"]["p_holm"] == pytest.approx(3 * pairs["bad"]["p"])
+    assert {pair["variants_tested"] for pair in pairs.values()} == {3}
+    assert main(words) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "3 variants against one baseline: verdicts follow p-values after Holm's" in text
+    assert "small against old: slightly worse" in text
 
 
 def test_what_the_groups_earned_and_cost(write_run: WriteRun):

@@ -7,8 +7,19 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy.stats import ttest_ind
 
-from keel.compare.verdict import Criteria, Effect, Problems, decide, difference, effect_of, percent
+from keel.compare.intervals import improvement_interval, score_interval
+from keel.compare.verdict import (
+    Criteria,
+    Effect,
+    Problems,
+    correct,
+    decide,
+    difference,
+    effect_of,
+    percent,
+)
 
 CALM = Problems(0.0, 1e-4)
 
@@ -68,7 +79,8 @@ def test_below_five_runs_of_either_side_nothing_is_trimmed(before: int, after: i
     [
         (Effect(0.2, 0.05, 0.35, 5, 4), "keep", "better by 20 % (5.0 % to 35 %)"),
         (Effect(-0.2, -0.35, -0.05, 5, 4), "roll back", "worse by −20 %"),
-        (Effect(-0.04, -0.06, -0.02, 9, 4), "not distinguishable", "less than the 10 %"),
+        (Effect(-0.04, -0.06, -0.02, 9, 4), "slightly worse", "less than the 10 %"),
+        (Effect(-0.10, -0.12, -0.08, 9, 4), "slightly worse", "less than the 10 %"),
         (Effect(-0.2, -0.5, 0.1, 5, 17), "not distinguishable", "includes no change"),
         (Effect(0.9, 0.8, 1.0, 2, 3), "not distinguishable", "2 runs of a side decide nothing"),
     ],
@@ -77,6 +89,79 @@ def test_scores_decide_as_far_as_their_interval_lets_them(effect: Effect, decisi
     verdict = decide(effect, CALM, CALM)
     assert verdict.decision == decision
     assert said in verdict.reasons[0]
+
+
+def test_a_loss_that_is_certain_but_small_is_slightly_worse():
+    """Means 100 and 95, variances 1: error √(2/3) = 0.816, t = 6.1 at four degrees of freedom."""
+    effect = effect_of(scores(99.0, 100.0, 101.0), scores(94.0, 95.0, 96.0))
+    assert (effect.estimate, effect.high < 0.0) == (pytest.approx(-0.05), True)
+    assert decide(effect, CALM, CALM).decision == "slightly worse"
+    assert decide(effect, CALM, CALM, Criteria(drop=0.04)).decision == "roll back"
+
+
+def test_the_p_value_is_welchs():
+    old, new = [9.0, 10.0, 11.0], [10.0, 12.0, 14.0]
+    expected = float(ttest_ind(new, old, equal_var=False).pvalue)
+    assert effect_of(scores(*old), scores(*new)).p == pytest.approx(expected, rel=1e-9)
+
+
+def with_p(p: float, estimate: float = 0.2, seeds: int = 5) -> Effect:
+    """An effect that counts alone, with this p-value."""
+    low, high = sorted((0.1 * estimate, 1.9 * estimate))
+    return Effect(estimate, low, high, seeds, 7, p, p)
+
+
+def test_several_variants_are_corrected_by_holm():
+    """Of 0.01, 0.04, 0.03 the smallest is tripled; 0.03 is doubled to 0.06, and 0.04 may not be
+    below that. Alone, all three would have been kept."""
+    effects = [with_p(0.01), with_p(0.04), with_p(0.03)]
+    corrected = correct(effects)
+    assert [effect.p_holm for effect in corrected] == pytest.approx([0.03, 0.06, 0.06])
+    assert [effect.variants for effect in corrected] == [3, 3, 3]
+    assert [decide(effect, CALM, CALM).decision for effect in effects] == ["keep"] * 3
+    first, second, third = (decide(effect, CALM, CALM) for effect in corrected)
+    assert (first.decision, second.decision) == ("keep", "not distinguishable")
+    assert first.reasons == (
+        "better by 20 % (2.0 % to 38 %; p = 0.03 after Holm's correction for 3 variants)",
+    )
+    assert third.reasons[0] == (
+        "20 % (2.0 % to 38 %) would count alone (p = 0.03), but not as one of 3 variants: "
+        "p = 0.06 after Holm's correction"
+    )
+
+
+def test_losses_are_corrected_too():
+    small, large = correct([with_p(0.04, -0.05), with_p(0.001, -0.3)])
+    assert decide(small, CALM, CALM).decision == "slightly worse"
+    assert decide(large, CALM, CALM).decision == "roll back"
+    doubtful, _ = correct([with_p(0.04, -0.05), with_p(0.5, -0.3)])
+    assert decide(doubtful, CALM, CALM).decision == "not distinguishable"
+
+
+def test_one_variant_and_those_of_too_few_runs_are_not_corrected():
+    alone, few = correct([with_p(0.04), with_p(0.9, seeds=2)])
+    assert (alone.p_holm, alone.variants, few.variants) == (0.04, 1, 1)
+    assert decide(alone, CALM, CALM).decision == "keep"
+
+
+def test_more_variants_need_more_seeds():
+    """Two instead of one: from 1.96 + 0.84 standard errors to 2.24 + 0.84, squared."""
+    one = effect_of(scores(9.0, 10.0, 11.0), scores(10.0, 12.0, 14.0))
+    two, _ = correct([one, one])
+    assert one.seeds_needed is not None
+    assert two.seeds_needed is not None
+    assert two.seeds_needed / one.seeds_needed == pytest.approx((3.083 / 2.802) ** 2, rel=0.05)
+
+
+def test_variants_alike_are_rarely_told_apart_together():
+    """Ten variants that are the baseline: any verdict in at most 7 % of 300 families."""
+    rng = np.random.default_rng(0)
+    wrong = 0
+    for _ in range(300):
+        old, *others = (scores(*rng.normal(1000.0, 100.0, 5)) for _ in range(11))
+        effects = correct([effect_of(old, new) for new in others])
+        wrong += any(decide(x, CALM, CALM).decision != "not distinguishable" for x in effects)
+    assert wrong <= 21
 
 
 def test_the_seeds_that_would_be_needed_are_said():
@@ -154,6 +239,40 @@ def test_a_plain_bootstrap_of_three_runs_would_be_wrong_three_times_as_often():
         low, high = np.quantile(y[index[1]].mean(1) - x[index[0]].mean(1), [0.025, 0.975])
         wrong += low > 0 or high < 0
     assert 0.15 < wrong / 500 < 0.30
+
+
+def test_the_interval_of_a_group_is_students():
+    """Below five runs of the mean: 10 ± 4.303·1/√3. From five on of what trimming leaves: 1, 2, 3,
+    4, 10 winsorised are 2, 2, 3, 4, 4 with variance 1; error √(4·1/(3·2)), two degrees."""
+    few = score_interval(scores(9.0, 10.0, 11.0))
+    assert [float(x) for x in few] == pytest.approx([10.0, 7.516, 12.484], abs=1e-3)
+    five = score_interval(scores(10.0, 1.0, 3.0, 2.0, 4.0))
+    reach = 4.3027 * math.sqrt(4.0 / 6.0)
+    assert [float(x) for x in five] == pytest.approx([3.0, 3.0 - reach, 3.0 + reach], abs=1e-3)
+
+
+def test_a_probability_of_improvement_keeps_its_doubt_where_all_runs_are_better():
+    """Three runs of each side: at θ̂ = 1 the low end solves (1 − θ)² = 2.776²·Var(θ)."""
+    found = improvement_interval(scores(1.0, 2.0, 3.0), scores(4.0, 5.0, 6.0))
+    low = float(found.low)
+    assert (float(found.estimate), float(found.high)) == (1.0, 1.0)
+    pairs = 1.0 + 2.0 * ((1.0 - low) / (2.0 - low) + low / (1.0 + low))
+    assert (1.0 - low) ** 2 == pytest.approx(2.7764**2 * low * (1.0 - low) * pairs / 9.0, rel=1e-4)
+    assert 0.1 < low < 0.5
+    one = improvement_interval(scores(1.0), scores(2.0))
+    assert [float(x) for x in one] == [1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("runs", [3, 5, 10])
+def test_the_interval_of_a_probability_holds_it(runs: int):
+    """Normal scores, one standard deviation apart: P = Φ(1/√2) = 0.7602."""
+    rng = np.random.default_rng(runs)
+    held = 0
+    for _ in range(400):
+        x, y = scores(*rng.normal(0.0, 1.0, runs)), scores(*rng.normal(1.0, 1.0, runs))
+        found = improvement_interval(x, y)
+        held += bool(found.low <= 0.7602 <= found.high)
+    assert held >= 0.93 * 400
 
 
 def test_per_cents_are_short():

@@ -11,20 +11,23 @@ import torch
 from scipy.stats import mannwhitneyu, trim_mean
 from torch import Tensor
 
-from keel.errors import ShapeError
+from keel.errors import InputError, ShapeError
 from keel.functional import (
     Moments,
     effective_sample_size,
     empty_moments,
     explained_variance,
+    holm,
     interquartile_mean,
     merge_moments,
     performance_profile,
     probability_of_improvement,
     stratified_bootstrap,
     t_interval,
+    t_test,
     trimmed_mean,
     update_moments,
+    wilson_interval,
 )
 from keel.functional.statistics import _resample
 
@@ -318,6 +321,42 @@ def test_one_run_says_nothing_about_the_spread():
 def test_equal_runs_leave_no_doubt():
     found = t_interval((1.0, trimmed_mean(torch.full((5,), 2.0))))
     assert found == (2.0, 2.0, 2.0)
+
+
+@pytest.mark.parametrize("trim", [0.0, 0.25])
+def test_the_p_value_is_scipys(trim: float):
+    x, y = (torch.randn(7, generator=rng(seed), dtype=torch.float64) for seed in (1, 2))
+    found = t_test((1.0, trimmed_mean(x, trim)), (-1.0, trimmed_mean(y, trim)))
+    expected = scipy.stats.ttest_ind(x.numpy(), y.numpy(), equal_var=False, trim=trim).pvalue
+    assert found == pytest.approx(float(expected), rel=1e-9)
+
+
+def test_p_values_without_spread():
+    same, other = (trimmed_mean(torch.full((5,), c)) for c in (2.0, 3.0))
+    assert t_test((1.0, same), (-1.0, same)) == 1.0
+    assert t_test((1.0, other), (-1.0, same)) == 0.0
+    assert t_test((1.0, trimmed_mean(torch.tensor([2.0])))) == 1.0
+
+
+# --- many tests, and proportions -----------------------------------------------------------------
+
+
+def test_holm_by_hand():
+    """Of four: 4 × 0.005, 3 × 0.011 = 0.033, 2 × 0.02 = 0.04 and 0.04 itself."""
+    assert holm([0.02, 0.04, 0.005, 0.011]) == pytest.approx([0.04, 0.04, 0.02, 0.033])
+    assert holm([0.5, 0.4]) == pytest.approx([0.8, 0.8])
+    assert holm([0.3, 0.9, 0.9]) == pytest.approx([0.9, 1.0, 1.0])
+    assert holm([]) == []
+
+
+def test_wilson_by_hand():
+    """8 of 10 with z² = 3.8415: centre (0.8 + 0.1921)/1.3841; 200 of 200: 1/(1 + z²/200)."""
+    found = [float(x) for x in wilson_interval(8, 10)]
+    assert found == pytest.approx([0.8, 0.4902, 0.9433], abs=1e-4)
+    assert [float(x) for x in wilson_interval(200, 200)] == pytest.approx([1.0, 0.981155, 1.0])
+    assert float(wilson_interval(0, 200).low) == 0.0
+    with pytest.raises(InputError, match="successes: expected 0 to 10"):
+        wilson_interval(11, 10)
 
 
 # --- refusals -----------------------------------------------------------------------------------
