@@ -2,6 +2,7 @@
 
     python -m benchmarks.ablations train --runs RUNS [--only note-001-clamp]
     python -m benchmarks.ablations gather --runs RUNS   tables and pictures into docs
+    python -m benchmarks.ablations page                 judge kept scores again, write tables
 
 Training takes hours and may be interrupted: finished runs are never trained twice.
 """
@@ -17,7 +18,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from keel.ablate.plan import names
+from keel.compare.intervals import improvement_interval, score_interval
+from keel.compare.verdict import Problems, correct, decide, difference, effect_of
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA, IMAGES = ROOT / "docs" / "data" / "ablations", ROOT / "docs" / "images"
@@ -36,21 +41,82 @@ def gather(runs: Path) -> None:
             group["runs"] = len(group["runs"])
         for pair in (told, *told["pairs"]):
             pair.pop("changes", None)  # the plan says it, without the places of this machine
-        (DATA / f"{name}.json").write_text(json.dumps(told, indent=1) + "\n")
-        (DATA / f"{name}.md").write_text(table(name, told) + "\n", encoding="utf-8")
-        if "watched" in told:
-            text = watched(told) + "\n"
-            (DATA / f"{name}-watched.md").write_text(text, encoding="utf-8")
+        write(name, told)
         shutil.copy(runs / name / "compare.png", IMAGES / f"{name}.png")
         print(f"{name}: {len(told['groups'])} variants")
+
+
+def write(name: str, told: dict[str, Any]) -> None:
+    """Write the numbers of a plan and the tables of them."""
+    (DATA / f"{name}.json").write_text(json.dumps(told, indent=1) + "\n")
+    (DATA / f"{name}.md").write_text(table(name, told) + "\n", encoding="utf-8")
+    if "watched" in told:
+        (DATA / f"{name}-watched.md").write_text(watched(told) + "\n", encoding="utf-8")
+
+
+def page() -> None:
+    """Judge the scores that were kept by today's rules, without any run."""
+    for path in sorted(DATA.glob("*.json")):
+        told = json.loads(path.read_text())
+        judge_again(told)
+        write(path.stem, told)
+
+
+def judge_again(told: dict[str, Any]) -> None:
+    """Replace intervals, p-values and verdicts by those that follow from the scores."""
+    (task,) = told["tasks"]
+    groups = told["groups"]
+    scores = {
+        name: [torch.tensor(group["scores"][task], dtype=torch.float64)]
+        for name, group in groups.items()
+    }
+    for name, group in groups.items():
+        interval = score_interval(scores[name])
+        group["iqm"], *group["interval"] = (_finite(x) for x in interval)
+    problems = {
+        name: Problems(group["stability"]["non_finite"], group["seconds_per_step"])
+        for name, group in groups.items()
+    }
+    first = told["pairs"][0]["baseline"]
+    old = scores[first]
+    variants = [pair["variant"] for pair in told["pairs"]]
+    effects = correct([effect_of(old, scores[name]) for name in variants])
+    for pair, name, effect in zip(told["pairs"], variants, effects, strict=True):
+        verdict = decide(effect, problems[first], problems[name])
+        change = difference(old, scores[name], relative=False)
+        better = improvement_interval(old, scores[name])
+        needed = pair.pop("seeds_needed")
+        pair |= {
+            "verdict": verdict.decision,
+            "reasons": list(verdict.reasons),
+            "iqm": {side: groups[side]["iqm"] for side in (first, name)},
+            "interval": [_finite(change.low), _finite(change.high)],
+            "probability_interval": [_finite(better.low), _finite(better.high)],
+            "p": effect.p,
+            "p_holm": effect.p_holm,
+            "variants_tested": effect.variants,
+            "seeds_needed": effect.seeds_needed,
+        }
+        if effect.variants == 1 and effect.seeds_needed != needed:
+            raise SystemExit(f"{name}: the kept scores are not those that were judged")
+    if len(told["pairs"]) == 1:
+        told |= told["pairs"][0]
+
+
+def _finite(x: torch.Tensor) -> float | None:
+    return float(x) if math.isfinite(x) else None
 
 
 def table(name: str, told: dict[str, Any]) -> str:
     """A row a variant; the first is what the others are compared with."""
     pairs = {pair["variant"]: pair for pair in told["pairs"]}
     (task,) = told["tasks"]
+    tested = max((pair["variants_tested"] for pair in told["pairs"]), default=1)
+    title = f"`keel ablate {name}`, up to step {told['horizon'][task]:,}"
+    if tested > 1:
+        title += f"; verdicts after Holm's correction for {tested} variants, intervals without it"
     lines = [
-        f"*`keel ablate {name}`, up to step {told['horizon'][task]:,}*",
+        f"*{title}*",
         "",
         "| variant | return, IQM (95 %) | every seed | change (95 %) | verdict | steps/s "
         "| loss variance | non-finite | walked back | worst KL |",
@@ -122,13 +188,16 @@ def _percent(x: float | None) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("part", choices=("train", "gather"))
+    parser.add_argument("part", choices=("train", "gather", "page"))
     parser.add_argument("--runs", type=Path, default=ROOT / "build" / "ablations")
     parser.add_argument("--only", choices=tuple(names()))
     options = parser.parse_args()
     if options.part == "train":
         for name in [options.only] if options.only else names():
             subprocess.run([KEEL, "ablate", name, "--runs", str(options.runs)], check=True)
+    if options.part == "page":
+        page()
+        return
     gather(options.runs)
 
 

@@ -193,9 +193,9 @@ def learning(found: dict[str, Any], beside: dict[str, Any]) -> list[str]:
         "",
         "The presets on seeds 0 to 4, the small environments below them on 0 to 2 (tuned on "
         "others): the final evaluation, ten whole episodes "
-        "with the likeliest action (CartPole: twenty), interquartile mean over seeds with a 95 % "
-        "bootstrap interval. The training return is that of the last 100 episodes, with "
-        "exploration.",
+        "with the likeliest action (CartPole: twenty), interquartile mean over seeds (of three: "
+        "their mean) with Student's 95 % interval, the one of `keel compare`. The training return "
+        "is that of the last 100 episodes, with exploration.",
         "",
         "| algorithm, environment | steps | IQM | interval | bar | each seed | training return "
         "| published |",

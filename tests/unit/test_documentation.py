@@ -6,6 +6,7 @@ Commands and examples of README and pages are run by `tests/documentation`.
 from __future__ import annotations
 
 import ast
+import copy
 import doctest
 import importlib
 import inspect
@@ -15,11 +16,13 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 import keel
-from benchmarks import breakout
+from benchmarks import ablations, breakout
 from benchmarks.results_page import render
 from keel import functional
+from keel.compare.intervals import score_interval
 
 ROOT = Path(__file__).parents[2]
 MODULES = [
@@ -64,6 +67,26 @@ def test_the_results_page_is_what_the_figures_say() -> None:
     """docs/results.md is written by `benchmarks.results`, never by hand."""
     data = json.loads((ROOT / "docs" / "data" / "results.json").read_text(encoding="utf-8"))
     assert (ROOT / "docs" / "results.md").read_text(encoding="utf-8") == render(data)
+
+
+def test_the_intervals_of_the_results_are_students() -> None:
+    data = json.loads((ROOT / "docs" / "data" / "results.json").read_text(encoding="utf-8"))
+    for name, told in data["learning"].items():
+        returns = torch.tensor([run["return"] for run in told["runs"]], dtype=torch.float64)
+        expected = [float(x) for x in score_interval([returns])]
+        assert [told["iqm"], *told["interval"]] == pytest.approx(expected), name
+
+
+@pytest.mark.parametrize("path", sorted(ablations.DATA.glob("*.json")), ids=lambda x: x.stem)
+def test_the_verdicts_of_published_ablations_follow_from_their_scores(path: Path) -> None:
+    """`python -m benchmarks.ablations page` would change nothing."""
+    told = json.loads(path.read_text(encoding="utf-8"))
+    again = copy.deepcopy(told)
+    ablations.judge_again(again)
+    for then, now in zip(told["pairs"], again["pairs"], strict=True):
+        assert (now["verdict"], now["reasons"]) == (then["verdict"], then["reasons"])
+    table = path.with_suffix(".md").read_text(encoding="utf-8")
+    assert table == ablations.table(path.stem, told) + "\n"
 
 
 def test_the_remedies_of_note_002_are_there() -> None:
