@@ -1,0 +1,82 @@
+"""Topics of `keel explain` about divergences and their estimates."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+from tyro.conf import Positional, arg
+
+from keel.cli.explain_output import Answer, Output, split_names
+from keel.errors import InputError
+
+if TYPE_CHECKING:
+    from keel.explain import Explanation
+
+
+@dataclass(frozen=True)
+class KL:
+    """The KL divergence of two distributions, exact and estimated.
+
+    Example: keel explain kl 0.8,0.2 0.7,0.3 --names heads,tails
+    """
+
+    p: Annotated[Positional[str], arg(metavar="P")] = "0.8,0.2"
+    """What the world follows: probabilities separated by commas, such as 0.8,0.2 or 1/2,1/2."""
+    q: Annotated[Positional[str], arg(metavar="Q")] = "0.7,0.3"
+    """What is believed, over the same outcomes."""
+    gaussian: Annotated[tuple[str, str] | None, arg(metavar="MU,SIGMA MU,SIGMA")] = None
+    """Compare two Gaussians in place of P and Q."""
+    logits: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """P and Q are logits: softmax them first."""
+    names: Annotated[str | None, arg(metavar="A,B,…")] = None
+    """Names of the outcomes."""
+    samples: int = 1000
+    """Samples of P for the estimators k1, k2 and k3."""
+    seed: int = 0
+    """Seed of those samples."""
+    output: Answer = field(default_factory=Output)
+
+    def explain(self) -> Explanation:
+        """Answer with the values given."""
+        from keel.explain import explain_gaussian_kl, explain_kl
+        from keel.explain.inputs import parse_gaussian, parse_numbers
+
+        if self.gaussian is not None:
+            if self.logits or self.names:
+                raise InputError("--gaussian: goes without --logits and --names")
+            p, q = (parse_gaussian(n, x) for n, x in zip("PQ", self.gaussian, strict=True))
+            return explain_gaussian_kl(p, q, samples=self.samples, seed=self.seed)
+        lists = [parse_numbers("P", self.p), parse_numbers("Q", self.q)]
+        if self.logits:
+            lists = [_softmax(values) for values in lists]
+        return explain_kl(
+            *lists, names=split_names(self.names), samples=self.samples, seed=self.seed
+        )
+
+
+@dataclass(frozen=True)
+class Estimators:
+    """The gradient certificate: what each KL estimator descends in a reward or a loss."""
+
+    actions: int = 6
+    """Actions of the random softmax policies."""
+    policies: int = 16
+    """How many of them."""
+    seed: int = 0
+    """Seed of those policies."""
+    output: Answer = field(default_factory=Output)
+
+    def explain(self) -> Explanation:
+        """Answer with the values given."""
+        from keel.explain import explain_estimators
+
+        return explain_estimators(actions=self.actions, policies=self.policies, seed=self.seed)
+
+
+def _softmax(logits: list[float]) -> list[float]:
+    top = max(logits)
+    weights = [math.exp(value - top) for value in logits]
+    return [weight / math.fsum(weights) for weight in weights]
