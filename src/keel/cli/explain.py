@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from keel.cli.arguments import read_options
-from keel.cli.explain_kl import KL, Estimators
+from keel.cli.explain_kl import KL, Estimators, SequenceKL
 from keel.cli.explain_policy import Advantage, Clip, Penalty, TrustRegion
 from keel.cli.strict_json import print_json
 from keel.errors import choose
 
-Topic = KL | Clip | Penalty | TrustRegion | Estimators | Advantage
+Topic = KL | SequenceKL | Clip | Penalty | TrustRegion | Estimators | Advantage
 TOPICS: dict[str, type[Topic]] = {
     "kl": KL,
+    "sequence": SequenceKL,
     "clip": Clip,
     "penalty": Penalty,
     "trust-region": TrustRegion,

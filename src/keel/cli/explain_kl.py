@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from tyro.conf import Positional, arg
@@ -54,6 +54,36 @@ class KL:
             lists = [_softmax(values) for values in lists]
         return explain_kl(
             *lists, names=split_names(self.names), samples=self.samples, seed=self.seed
+        )
+
+
+@dataclass(frozen=True)
+class SequenceKL:
+    """The KL of a sequence of tokens: per token, the sum, and the masked mean.
+
+    Example: keel explain sequence 0.1,0.5,0.2,-0.1 --names I,search,for,answer --mask 1,1,1,0
+    """
+
+    values: Annotated[Positional[str], arg(metavar="TERMS")] = "0.1,0.5,0.2,-0.1"
+    """One term per token, in nats: log π(token) − log π_ref(token), separated by commas."""
+    mask: Annotated[str | None, arg(metavar="1,1,…")] = None
+    """1 for each token that counts, 0 for one that does not (prompt, tool output, padding)."""
+    names: Annotated[str | None, arg(metavar="A,B,…")] = None
+    """The tokens; by default their positions."""
+    terms: Literal["log-ratio", "kl"] = "log-ratio"
+    """What the terms are: log-ratios, or the exact KL at each token."""
+    output: Answer = field(default_factory=Output)
+
+    def explain(self) -> Explanation:
+        """Answer with the values given."""
+        from keel.explain import explain_sequence
+        from keel.explain.inputs import parse_numbers
+
+        return explain_sequence(
+            parse_numbers("terms", self.values),
+            mask=None if self.mask is None else parse_numbers("mask", self.mask),
+            names=split_names(self.names),
+            terms=self.terms,
         )
 
 

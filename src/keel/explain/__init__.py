@@ -10,6 +10,7 @@ from keel.explain.estimators import explain_estimators
 from keel.explain.explanation import Explanation, Table
 from keel.explain.kl import explain_gaussian_kl, explain_kl
 from keel.explain.penalty import explain_penalty
+from keel.explain.sequence import explain_sequence
 from keel.explain.trust_region import explain_trust_region
 
 __all__ = [
@@ -21,5 +22,6 @@ __all__ = [
     "explain_gaussian_kl",
     "explain_kl",
     "explain_penalty",
+    "explain_sequence",
     "explain_trust_region",
 ]

@@ -54,14 +54,38 @@ def check_same_length(a_name: str, a: Sequence[float], b_name: str, b: Sequence[
         )
 
 
-def check_names(names: Sequence[str] | None, outcomes: int) -> list[str]:
+def check_names(names: Sequence[str] | None, outcomes: int, what: str = "outcomes") -> list[str]:
     """The outcomes' names; a, b, c … where none are given."""
     if names is None:
         letters = "abcdefghijklmnopqrstuvwxyz"
         return [letters[i] if outcomes <= 26 else str(i + 1) for i in range(outcomes)]
     if len(names) != outcomes:
-        raise InputError(f"names: got {len(names)} names for {outcomes} outcomes")
+        raise InputError(f"names: got {len(names)} names for {outcomes} {what}")
     return [name.strip() for name in names]
+
+
+def check_mask(name: str, mask: Sequence[float] | None, what: str, length: int) -> list[bool]:
+    """Return a mask of ones and zeros as bools, all True where none is given.
+
+    Args:
+        name: The mask as the user knows it, for error messages.
+        mask: 1 for an element that counts, 0 for one that does not `[length]`.
+        what: What is masked, for error messages.
+        length: Number of elements.
+
+    Raises:
+        InputError: It has another length, another number, or leaves nothing.
+    """
+    if mask is None:
+        return [True] * length
+    if len(mask) != length:
+        raise InputError(f"{name}: got {len(mask)} numbers for {length} {what}")
+    for value in mask:
+        if value not in (0.0, 1.0):
+            raise InputError(f"{name}: {value:g} is neither 1 (counts) nor 0 (does not count)")
+    if not any(mask):
+        raise InputError(f"{name}: all 0; at least one of the {what} must count")
+    return [bool(value) for value in mask]
 
 
 def check_positive(name: str, value: float) -> None:

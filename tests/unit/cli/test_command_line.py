@@ -74,6 +74,12 @@ def test_logits_names_and_gaussians(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(out)["kl_nats"] == pytest.approx(1 / 8)
 
 
+def test_the_kl_of_a_sequence_that_begins_with_a_minus(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = answer(capsys, "explain", "sequence", "-0.1,0.5", "--mask", "1,0", "--json")
+    assert status == 0
+    assert json.loads(out)["sum_nats"] == pytest.approx(-0.1)
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -87,7 +93,14 @@ def test_logits_names_and_gaussians(capsys: pytest.CaptureFixture[str]) -> None:
         (("explain", "kl", "--gaussian", "0,1", "0,1", "--logits"), "goes without --logits"),
         (("explain", "kl", "--plot", "nowhere/x.png"), "the folder 'nowhere' does not exist"),
         (("explain", "kl", "--plot", "x.gif"), "must end in .png"),
-        (("explain", "klip"), "'klip' is not one of kl, clip"),
+        (("explain", "sequence", ""), "terms: empty"),
+        (("explain", "sequence", "0.1,O.2"), "terms: 'O.2' is not a number"),
+        (("explain", "sequence", "0.1,nan"), "terms: 'nan' is not finite"),
+        (("explain", "sequence", "0.1,0.2", "--mask", "1"), "mask: got 1 numbers for 2 tokens"),
+        (("explain", "sequence", "--mask", ""), "mask: empty"),
+        (("explain", "sequence", "--maks", "1"), "did you mean --mask?"),
+        (("explain", "sequnce"), "did you mean 'sequence'?"),
+        (("explain", "klip"), "did you mean 'clip'?"),
         (("explian",), "unknown command 'explian', did you mean 'explain'?"),
         (("swim",), "unknown command 'swim'; there are: train"),
     ],

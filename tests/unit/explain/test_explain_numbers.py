@@ -18,6 +18,7 @@ from keel.explain import (
     explain_gaussian_kl,
     explain_kl,
     explain_penalty,
+    explain_sequence,
     explain_trust_region,
 )
 from keel.explain.explanation import bits, number
@@ -33,6 +34,10 @@ EXPLANATIONS: dict[str, Callable[[], Explanation]] = {
     "clip": lambda: explain_clip(2.0, 1.0),
     "dual clip": lambda: explain_clip(10.0, -1.0, dual=3.0),
     "zero advantage": lambda: explain_clip(1.0, 0.0),
+    "sequence": explain_sequence,
+    "masked sequence": lambda: explain_sequence((0.1, -0.5), mask=(1, 0), names=("$x^{$", "b")),
+    "sequence of KLs": lambda: explain_sequence((0.1, 0.2), terms="kl"),
+    "long sequence": lambda: explain_sequence([0.1] * 40),
     "penalty": explain_penalty,
     "trust region": explain_trust_region,
     "estimators": lambda: explain_estimators(policies=4),
