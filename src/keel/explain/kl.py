@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from keel.errors import InputError
 from keel.explain.explanation import Explanation, Table, bits, number
-from keel.explain.figures import BLUE, GREEN, GREY, INK, ORANGE, tidy
 from keel.explain.inputs import (
     check_names,
     check_positive,
     check_probabilities,
     check_same_length,
 )
+from keel.explain.kl_estimates import estimate_kl, estimate_numbers, estimate_table
+from keel.explain.kl_figures import draw_discrete, draw_gaussian, log_density
 from keel.functional import (
     categorical_entropy,
     categorical_kl,
     gaussian_kl,
     jensen_shannon,
-    kl_estimate,
     total_variation,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 IDEA = (
     "KL(P‖Q) is the average extra surprise of somebody who expects Q while the world follows P. "
@@ -38,16 +32,6 @@ IDEA = (
 )
 FORMULA = "KL(P‖Q) = Σ P(x) · (log P(x) − log Q(x))"
 MAX_SAMPLES = 10_000_000
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A Monte Carlo estimate of a KL beside its standard error."""
-
-    name: str
-    mean: float
-    standard_error: float
-    negative_share: float
 
 
 def explain_kl(
@@ -74,7 +58,7 @@ def explain_kl(
     h_p, h_q = categorical_entropy(log_p).item(), categorical_entropy(log_q).item()
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.multinomial(log_p.exp(), samples, replacement=True, generator=generator)
-    estimates = _estimates(log_p[drawn], log_q[drawn])
+    estimates = estimate_kl(log_p[drawn], log_q[drawn])
     contributions = _contributions(p, q)
     divergence = total_variation(log_p, log_q).item(), jensen_shannon(log_p, log_q).item()
     numbers = {
@@ -85,7 +69,7 @@ def explain_kl(
             {"name": name, "p": a, "q": b, "contribution_nats": c}
             for name, a, b, c in zip(labels, p, q, contributions, strict=True)
         ],
-        **_estimate_numbers(estimates, samples, seed),
+        **estimate_numbers(estimates, samples, seed),
     }
     return Explanation(
         title=f"KL(P‖Q) = {number(forward)} nats",
@@ -94,11 +78,11 @@ def explain_kl(
         tables=(
             _outcome_table(labels, p, q, contributions),
             _summary_table(forward, reverse, h_p, h_q, divergence),
-            _estimate_table(estimates, samples, forward),
+            estimate_table(estimates, samples, forward),
         ),
         meaning=_discrete_meaning(forward, reverse, h_p, labels, p, q),
         numbers=numbers,
-        draw=lambda figure: _draw_discrete(figure, labels, p, q, contributions, estimates, forward),
+        draw=lambda figure: draw_discrete(figure, labels, p, q, contributions, estimates, forward),
     )
 
 
@@ -117,14 +101,14 @@ def explain_gaussian_kl(
     h_p, h_q = (0.5 * math.log(2.0 * math.pi * math.e * sigma**2) for _, sigma in (p, q))
     generator = torch.Generator().manual_seed(seed)
     x = p[0] + p[1] * torch.randn(samples, generator=generator, dtype=torch.float64)
-    estimates = _estimates(_log_density(x, *p), _log_density(x, *q))
+    estimates = estimate_kl(log_density(x, *p), log_density(x, *q))
     numbers = {
         **_headline(forward, reverse, h_p, h_q),
         "kl_from_mean_nats": shift,
         "kl_from_spread_nats": spread,
         "p": {"mean": p[0], "std": p[1]},
         "q": {"mean": q[0], "std": q[1]},
-        **_estimate_numbers(estimates, samples, seed),
+        **estimate_numbers(estimates, samples, seed),
     }
     parts = Table(
         "Where it comes from",
@@ -141,11 +125,11 @@ def explain_gaussian_kl(
         tables=(
             parts,
             _summary_table(forward, reverse, h_p, h_q),
-            _estimate_table(estimates, samples, forward),
+            estimate_table(estimates, samples, forward),
         ),
         meaning=_finite_meaning(forward),
         numbers=numbers,
-        draw=lambda figure: _draw_gaussian(figure, p, q, estimates, forward),
+        draw=lambda figure: draw_gaussian(figure, p, q, estimates, forward),
     )
 
 
@@ -158,25 +142,11 @@ def _gaussian(mean: float, std: float) -> tuple[Tensor, Tensor]:
     return torch.tensor([mean]).double(), torch.tensor([math.log(std)]).double()
 
 
-def _log_density(x: Tensor, mean: float, std: float) -> Tensor:
-    return -0.5 * ((x - mean) / std) ** 2 - math.log(std) - 0.5 * math.log(2.0 * math.pi)
-
-
 def _contributions(p: Sequence[float], q: Sequence[float]) -> list[float]:
     return [
         0.0 if a == 0.0 else math.inf if b == 0.0 else a * math.log(a / b)
         for a, b in zip(p, q, strict=True)
     ]
-
-
-def _estimates(log_p: Tensor, log_q: Tensor) -> list[Estimate]:
-    result = []
-    for name in ("k1", "k2", "k3"):
-        value = kl_estimate(name, log_p, log_q)
-        error = value.std().item() / math.sqrt(value.shape[0])
-        negative = (value < 0).double().mean().item()
-        result.append(Estimate(name, value.mean().item(), error, negative))
-    return result
 
 
 def _headline(forward: float, reverse: float, h_p: float, h_q: float) -> dict[str, float]:
@@ -189,16 +159,6 @@ def _headline(forward: float, reverse: float, h_p: float, h_q: float) -> dict[st
         "entropy_p_nats": h_p,
         "entropy_q_nats": h_q,
         "cross_entropy_nats": h_p + forward,
-    }
-
-
-def _estimate_numbers(estimates: list[Estimate], samples: int, seed: int) -> dict[str, object]:
-    return {
-        "samples": samples,
-        "seed": seed,
-        "estimators": {
-            e.name: {"mean": e.mean, "standard_error": e.standard_error} for e in estimates
-        },
     }
 
 
@@ -241,19 +201,6 @@ def _summary_table(
     return Table("Exact values", ("", "nats", "bits"), tuple(cells))
 
 
-def _estimate_table(estimates: list[Estimate], samples: int, exact: float) -> Table:
-    rows = [
-        (e.name, number(e.mean), f"± {number(e.standard_error)}", f"{e.negative_share:.0%}")
-        for e in estimates
-    ]
-    rows.append(("exact", number(exact), "", ""))
-    return Table(
-        f"Estimated from {samples:,} samples of P",
-        ("estimator", "nats", "standard error", "negative samples"),
-        tuple(rows),
-    )
-
-
 def _discrete_meaning(
     forward: float,
     reverse: float,
@@ -292,71 +239,3 @@ def _finite_meaning(forward: float) -> str:
         f"Using Q for P costs {number(bits(forward), 4)} bits an observation; after about "
         f"{_observations(forward):,.0f} observations the evidence for P over Q stands at 20 to 1."
     )
-
-
-def _draw_discrete(
-    figure: Figure,
-    labels: list[str],
-    p: Sequence[float],
-    q: Sequence[float],
-    contributions: list[float],
-    estimates: list[Estimate],
-    exact: float,
-) -> None:
-    left, middle, right = figure.subplots(1, 3, width_ratios=(1.25, 1.0, 1.0))
-    places = list(range(len(labels)))
-    left.bar([x - 0.2 for x in places], p, 0.4, color=BLUE, label="P, the world")
-    left.bar([x + 0.2 for x in places], q, 0.4, color=ORANGE, label="Q, the belief")
-    left.legend(frameon=False, fontsize=9)
-    _name_outcomes(tidy(left, "Two distributions", "", "probability"), labels)
-    shown = [c if math.isfinite(c) else 0.0 for c in contributions]
-    middle.bar(places, shown, 0.6, color=[GREEN if c >= 0.0 else GREY for c in contributions])
-    middle.axhline(0.0, color=INK, linewidth=0.8)
-    _name_outcomes(tidy(middle, "What each outcome adds", "", "P·log(P/Q), nats"), labels)
-    _draw_estimates(right, estimates, exact)
-
-
-def _draw_gaussian(
-    figure: Figure,
-    p: tuple[float, float],
-    q: tuple[float, float],
-    estimates: list[Estimate],
-    exact: float,
-) -> None:
-    left, middle, right = figure.subplots(1, 3, width_ratios=(1.25, 1.0, 1.0))
-    low = min(mean - 4.0 * std for mean, std in (p, q))
-    high = max(mean + 4.0 * std for mean, std in (p, q))
-    x = torch.linspace(low, high, 600, dtype=torch.float64)
-    log_p, log_q = _log_density(x, *p), _log_density(x, *q)
-    for log_density, colour, label in ((log_p, BLUE, "P, the world"), (log_q, ORANGE, "Q")):
-        left.plot(x.numpy(), log_density.exp().numpy(), color=colour, label=label, linewidth=2)
-    left.legend(frameon=False, fontsize=9)
-    tidy(left, "Two Gaussians", "x", "density")
-    integrand = (log_p.exp() * (log_p - log_q)).numpy()
-    middle.fill_between(x.numpy(), integrand, color=GREEN, alpha=0.6, linewidth=0)
-    middle.axhline(0.0, color=INK, linewidth=0.8)
-    tidy(middle, "What each x adds (its area is KL)", "x", "p·log(p/q)")
-    _draw_estimates(right, estimates, exact)
-
-
-def _draw_estimates(axes: Axes, estimates: list[Estimate], exact: float) -> None:
-    finite = [e for e in estimates if math.isfinite(e.mean)]
-    axes.errorbar(
-        range(len(finite)),
-        [e.mean for e in finite],
-        yerr=[1.96 * e.standard_error for e in finite],
-        fmt="o",
-        color=BLUE,
-        capsize=5,
-        markersize=7,
-    )
-    if math.isfinite(exact):
-        axes.axhline(exact, color=GREEN, linewidth=2, label="exact")
-        axes.legend(frameon=False, fontsize=9)
-    _name_outcomes(tidy(axes, "Estimates, 95 % intervals", "", "nats"), [e.name for e in finite])
-
-
-def _name_outcomes(axes: Axes, labels: list[str]) -> None:
-    axes.set_xticks(range(len(labels)), labels)
-    axes.grid(False, axis="x")
-    axes.set_xlim(-0.6, len(labels) - 0.4)

@@ -1,0 +1,62 @@
+"""Monte Carlo estimates of a KL: mean, standard error, and how often a sample is negative."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from keel.explain.explanation import Table, number
+from keel.functional import kl_estimate
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A Monte Carlo estimate of a KL beside its standard error."""
+
+    name: str
+    mean: float
+    standard_error: float
+    negative_share: float
+
+
+def estimate_kl(log_p: Tensor, log_q: Tensor) -> list[Estimate]:
+    """Return k1, k2 and k3 of KL(P‖Q).
+
+    Args:
+        log_p: log P of the samples `[N]`, which P drew.
+        log_q: log Q of the same samples `[N]`.
+    """
+    result = []
+    for name in ("k1", "k2", "k3"):
+        value = kl_estimate(name, log_p, log_q)
+        error = value.std().item() / math.sqrt(value.shape[0])
+        negative = (value < 0).double().mean().item()
+        result.append(Estimate(name, value.mean().item(), error, negative))
+    return result
+
+
+def estimate_numbers(estimates: list[Estimate], samples: int, seed: int) -> dict[str, object]:
+    """Return the estimates as data."""
+    return {
+        "samples": samples,
+        "seed": seed,
+        "estimators": {
+            e.name: {"mean": e.mean, "standard_error": e.standard_error} for e in estimates
+        },
+    }
+
+
+def estimate_table(estimates: list[Estimate], samples: int, exact: float) -> Table:
+    """Return the estimates as a table, with the exact value below them."""
+    rows = [
+        (e.name, number(e.mean), f"± {number(e.standard_error)}", f"{e.negative_share:.0%}")
+        for e in estimates
+    ]
+    rows.append(("exact", number(exact), "", ""))
+    return Table(
+        f"Estimated from {samples:,} samples of P",
+        ("estimator", "nats", "standard error", "negative samples"),
+        tuple(rows),
+    )
