@@ -33,8 +33,13 @@ class KL:
     """P and Q are logits: softmax them first."""
     names: Annotated[str | None, arg(metavar="A,B,…")] = None
     """Names of the outcomes."""
+    sample: Annotated[str | None, arg(metavar="A,B,A,…")] = None
+    """Outcomes that were drawn: what their log-ratios average to, and which KL that estimates.
+    Without --names, the outcomes are named in the order in which they appear here."""
+    digits: Annotated[int | None, arg(metavar="N")] = None
+    """Also round the logarithms of --sample to N digits, as in a sum made by hand."""
     samples: int = 1000
-    """Samples of P for the estimators k1, k2 and k3."""
+    """Samples to draw from P for the estimators k1, k2 and k3."""
     seed: int = 0
     """Seed of those samples."""
     output: Answer = field(default_factory=Output)
@@ -45,15 +50,22 @@ class KL:
         from keel.explain.inputs import parse_gaussian, parse_numbers
 
         if self.gaussian is not None:
-            if self.logits or self.names:
-                raise InputError("--gaussian: goes without --logits and --names")
+            if self.logits or self.names or self.sample is not None or self.digits is not None:
+                raise InputError(
+                    "--gaussian: goes without --logits, --names, --sample and --digits"
+                )
             p, q = (parse_gaussian(n, x) for n, x in zip("PQ", self.gaussian, strict=True))
             return explain_gaussian_kl(p, q, samples=self.samples, seed=self.seed)
         lists = [parse_numbers("P", self.p), parse_numbers("Q", self.q)]
         if self.logits:
             lists = [_softmax(values) for values in lists]
         return explain_kl(
-            *lists, names=split_names(self.names), samples=self.samples, seed=self.seed
+            *lists,
+            names=split_names(self.names),
+            samples=self.samples,
+            seed=self.seed,
+            sample=split_names(self.sample),
+            digits=self.digits,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,6 +19,12 @@ from keel.explain.inputs import (
 )
 from keel.explain.kl_estimates import estimate_kl, estimate_numbers, estimate_table
 from keel.explain.kl_figures import draw_discrete, draw_gaussian, log_density
+from keel.explain.kl_sample import (
+    add_sample,
+    compare_estimates,
+    label_outcomes,
+    read_sample,
+)
 from keel.functional import (
     categorical_entropy,
     categorical_kl,
@@ -41,8 +48,19 @@ def explain_kl(
     names: Sequence[str] | None = None,
     samples: int = 1000,
     seed: int = 0,
+    sample: Sequence[str] | None = None,
+    digits: int | None = None,
 ) -> Explanation:
     """Explain KL(P‖Q) of two distributions over the same outcomes.
+
+    Args:
+        p: Probabilities of what happens `[A]`.
+        q: Probabilities of what is expected `[A]`.
+        names: Names of the outcomes `[A]`; by default those of the sample, or a, b, c …
+        samples: Samples to draw from P for the estimators.
+        seed: Seed of those samples.
+        sample: Outcomes that were drawn already `[N]`, to estimate the KL from them as well.
+        digits: Also round the logarithms of that estimate, as in a sum made by hand.
 
     >>> explain_kl([0.8, 0.2], [0.7, 0.3]).numbers["kl_nats"]
     0.02573...
@@ -50,8 +68,10 @@ def explain_kl(
     check_probabilities("P", p)
     check_probabilities("Q", q)
     check_same_length("P", p, "Q", q)
-    labels = check_names(names, len(p))
+    labels = label_outcomes(names, sample, len(p))
     _check_samples(samples)
+    if digits is not None and sample is None:
+        raise InputError("digits: rounds the logarithms of a sample; give one with --sample")
     log_p, log_q = (torch.tensor(x, dtype=torch.float64).log() for x in (p, q))
     forward = categorical_kl(log_p, log_q).item()
     reverse = categorical_kl(log_q, log_p).item()
@@ -61,28 +81,32 @@ def explain_kl(
     estimates = estimate_kl(log_p[drawn], log_q[drawn])
     contributions = _contributions(p, q)
     divergence = total_variation(log_p, log_q).item(), jensen_shannon(log_p, log_q).item()
-    numbers = {
-        **_headline(forward, reverse, h_p, h_q),
-        "total_variation": divergence[0],
-        "jensen_shannon_nats": divergence[1],
-        "outcomes": [
-            {"name": name, "p": a, "q": b, "contribution_nats": c}
-            for name, a, b, c in zip(labels, p, q, contributions, strict=True)
-        ],
-        **estimate_numbers(estimates, samples, seed),
-    }
-    return Explanation(
+    plain = Explanation(
         title=f"KL(P‖Q) = {number(forward)} nats",
         idea=IDEA,
         formula=FORMULA,
         tables=(
-            _outcome_table(labels, p, q, contributions),
+            _outcome_table(labels, p, q, contributions, in_order_of_sample=names is None),
             _summary_table(forward, reverse, h_p, h_q, divergence),
             estimate_table(estimates, samples, forward),
         ),
         meaning=_discrete_meaning(forward, reverse, h_p, labels, p, q),
-        numbers=numbers,
+        numbers={
+            **_headline(forward, reverse, h_p, h_q),
+            "total_variation": divergence[0],
+            "jensen_shannon_nats": divergence[1],
+            "outcomes": _outcome_numbers(labels, p, q, contributions),
+            **estimate_numbers(estimates, samples, seed),
+        },
         draw=lambda figure: draw_discrete(figure, labels, p, q, contributions, estimates, forward),
+    )
+    if sample is None:
+        return plain
+    given = read_sample(sample, labels, log_p, log_q, digits)
+    shown = compare_estimates(given, estimates, samples)
+    return replace(
+        add_sample(plain, given, forward, reverse),
+        draw=lambda figure: draw_discrete(figure, labels, p, q, contributions, shown, forward),
     )
 
 
@@ -162,9 +186,25 @@ def _headline(forward: float, reverse: float, h_p: float, h_q: float) -> dict[st
     }
 
 
-def _outcome_table(
+def _outcome_numbers(
     labels: list[str], p: Sequence[float], q: Sequence[float], contributions: list[float]
+) -> list[dict[str, object]]:
+    return [
+        {"name": name, "p": a, "q": b, "contribution_nats": c}
+        for name, a, b, c in zip(labels, p, q, contributions, strict=True)
+    ]
+
+
+def _outcome_table(
+    labels: list[str],
+    p: Sequence[float],
+    q: Sequence[float],
+    contributions: list[float],
+    in_order_of_sample: bool,
 ) -> Table:
+    title = "Outcome by outcome"
+    if in_order_of_sample and labels != check_names(None, len(labels)):
+        title += ", named in the order of the sample"
     rows = tuple(
         (
             name,
@@ -176,7 +216,7 @@ def _outcome_table(
         )
         for name, a, b, c in zip(labels, p, q, contributions, strict=True)
     )
-    return Table("Outcome by outcome", ("", "P", "Q", "log P/Q", "P·log P/Q", "in bits"), rows)
+    return Table(title, ("", "P", "Q", "log P/Q", "P·log P/Q", "in bits"), rows)
 
 
 def _summary_table(

@@ -28,13 +28,14 @@ def estimate_kl(log_p: Tensor, log_q: Tensor) -> list[Estimate]:
         log_p: log P of the samples `[N]`, which P drew.
         log_q: log Q of the same samples `[N]`.
     """
-    result = []
-    for name in ("k1", "k2", "k3"):
-        value = kl_estimate(name, log_p, log_q)
-        error = value.std().item() / math.sqrt(value.shape[0])
-        negative = (value < 0).double().mean().item()
-        result.append(Estimate(name, value.mean().item(), error, negative))
-    return result
+    return [estimate_from(name, kl_estimate(name, log_p, log_q)) for name in ("k1", "k2", "k3")]
+
+
+def estimate_from(name: str, values: Tensor) -> Estimate:
+    """Return the mean of `values` `[N]` with its standard error, which is NaN for one value."""
+    count = values.shape[0]
+    error = values.std().item() / math.sqrt(count) if count > 1 else math.nan
+    return Estimate(name, values.mean().item(), error, (values < 0).double().mean().item())
 
 
 def estimate_numbers(estimates: list[Estimate], samples: int, seed: int) -> dict[str, object]:

@@ -69,7 +69,7 @@ def _draw_estimates(axes: Axes, estimates: list[Estimate], exact: float) -> None
     axes.errorbar(
         range(len(finite)),
         [e.mean for e in finite],
-        yerr=[1.96 * e.standard_error for e in finite],
+        yerr=[0.0 if math.isnan(e.standard_error) else 2.0 * e.standard_error for e in finite],
         fmt="o",
         color=BLUE,
         capsize=5,
@@ -78,7 +78,9 @@ def _draw_estimates(axes: Axes, estimates: list[Estimate], exact: float) -> None
     if math.isfinite(exact):
         axes.axhline(exact, color=GREEN, linewidth=2, label="exact")
         axes.legend(frameon=False, fontsize=9)
-    _name_outcomes(tidy(axes, "Estimates, 95 % intervals", "", "nats"), [e.name for e in finite])
+    _name_outcomes(
+        tidy(axes, "Estimates ± 2 standard errors", "", "nats"), [e.name for e in finite]
+    )
 
 
 def _name_outcomes(axes: Axes, labels: list[str]) -> None:

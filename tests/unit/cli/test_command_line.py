@@ -74,6 +74,18 @@ def test_logits_names_and_gaussians(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(out)["kl_nats"] == pytest.approx(1 / 8)
 
 
+def test_the_estimate_of_the_note_from_four_sampled_tokens(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status, out, _ = answer(
+        capsys, "explain", "kl", "0.6,0.3,0.1", "0.7,0.2,0.1", "--digits", "2",
+        "--sample", "search,think,answer,search", "--json",
+    )  # fmt: skip
+    assert status == 0
+    rounded = json.loads(out)["sample"]["rounded_log_q_minus_log_p"]["mean"]
+    assert round(rounded, 6) == -0.0275
+
+
 def test_the_kl_of_a_sequence_that_begins_with_a_minus(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = answer(capsys, "explain", "sequence", "-0.1,0.5", "--mask", "1,0", "--json")
     assert status == 0
@@ -93,6 +105,12 @@ def test_the_kl_of_a_sequence_that_begins_with_a_minus(capsys: pytest.CaptureFix
         (("explain", "kl", "--gaussian", "0,1", "0,1", "--logits"), "goes without --logits"),
         (("explain", "kl", "--plot", "nowhere/x.png"), "the folder 'nowhere' does not exist"),
         (("explain", "kl", "--plot", "x.gif"), "must end in .png"),
+        (("explain", "kl", "--sample", "a,x"), "sample: 'x' is not one of a, b; name the outcomes"),
+        (("explain", "kl", "--sample", ""), "sample: empty"),
+        (("explain", "kl", "--sample", "a,nan"), "sample: 'nan' is not one of a, b"),
+        (("explain", "kl", "--sampel", "a"), "did you mean --sample"),
+        (("explain", "kl", "--digits", "2"), "give one with --sample"),
+        (("explain", "kl", "--gaussian", "0,1", "0,1", "--sample", "a"), "goes without --logits"),
         (("explain", "sequence", ""), "terms: empty"),
         (("explain", "sequence", "0.1,O.2"), "terms: 'O.2' is not a number"),
         (("explain", "sequence", "0.1,nan"), "terms: 'nan' is not finite"),

@@ -27,6 +27,11 @@ from keel.explain.inputs import parse_gaussian, parse_numbers
 
 EXPLANATIONS: dict[str, Callable[[], Explanation]] = {
     "kl": lambda: explain_kl([0.8, 0.2], [0.7, 0.3], names=["heads", "tails"]),
+    "kl with a sample": lambda: explain_kl(
+        [0.6, 0.3, 0.1], [0.7, 0.2, 0.1], sample=["a", "b", "c", "a"], digits=2
+    ),
+    "sample of one": lambda: explain_kl([0.5, 0.5], [0.4, 0.6], sample=["a"]),
+    "sample of the impossible": lambda: explain_kl([0.5, 0.5], [1.0, 0.0], sample=["a", "b"]),
     "infinite kl": lambda: explain_kl([0.5, 0.5], [1.0, 0.0]),
     "infinite reverse kl": lambda: explain_kl([1.0, 0.0], [0.5, 0.5]),
     "equal": lambda: explain_kl([0.5, 0.5], [0.5, 0.5]),
