@@ -5,18 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from keel.cli.arguments import read_options
-from keel.cli.explain_kl import KL, Estimators, SequenceKL
-from keel.cli.explain_policy import Advantage, Clip, Penalty, TrustRegion
+from keel.cli.explain_kl import KL, CodeLength, Estimators, Projection, SequenceKL
+from keel.cli.explain_policy import Advantage, Clip, Landscape, Penalty, States, TrustRegion
 from keel.cli.strict_json import print_json
 from keel.errors import choose
 
-Topic = KL | SequenceKL | Clip | Penalty | TrustRegion | Estimators | Advantage
+Topic = (
+    KL
+    | CodeLength
+    | Projection
+    | SequenceKL
+    | Clip
+    | Penalty
+    | Landscape
+    | TrustRegion
+    | States
+    | Estimators
+    | Advantage
+)
 TOPICS: dict[str, type[Topic]] = {
     "kl": KL,
+    "code-length": CodeLength,
+    "projection": Projection,
     "sequence": SequenceKL,
     "clip": Clip,
     "penalty": Penalty,
+    "landscape": Landscape,
     "trust-region": TrustRegion,
+    "states": States,
     "estimators": Estimators,
     "advantage": Advantage,
 }

@@ -100,6 +100,57 @@ class SequenceKL:
 
 
 @dataclass(frozen=True)
+class CodeLength:
+    """KL as extra code length: the detour of a traveller whose map is wrong.
+
+    Example: keel explain code-length 0.7,0.2,0.1 0.5,0.3,0.2 --names sun,cloud,rain
+    """
+
+    p: Annotated[Positional[str], arg(metavar="P")] = "0.7,0.2,0.1"
+    """The terrain: how often each outcome happens, separated by commas."""
+    q: Annotated[Positional[str], arg(metavar="Q")] = "0.5,0.3,0.2"
+    """The map: how often each of them is expected."""
+    names: Annotated[str | None, arg(metavar="A,B,…")] = None
+    """Names of the outcomes."""
+    output: Answer = field(default_factory=Output)
+
+    def explain(self) -> Explanation:
+        """Answer with the values given."""
+        from keel.explain import explain_code_length
+        from keel.explain.inputs import parse_numbers
+
+        p, q = parse_numbers("P", self.p), parse_numbers("Q", self.q)
+        return explain_code_length(p, q, names=split_names(self.names))
+
+
+@dataclass(frozen=True)
+class Projection:
+    """KL as the loss of a projection: a joint distribution rebuilt from its marginals.
+
+    Example: keel explain projection 0.5,0.1 0.1,0.3 --rows left,right --columns jump,duck
+    """
+
+    joint: Annotated[Positional[tuple[str, ...]], arg(metavar="ROW")] = ("0.5,0.1", "0.1,0.3")
+    """The joint distribution, row by row: probabilities separated by commas."""
+    rows: Annotated[str | None, arg(metavar="A,B,…")] = None
+    """Names of the rows."""
+    columns: Annotated[str | None, arg(metavar="A,B,…")] = None
+    """Names of the columns."""
+    output: Answer = field(default_factory=Output)
+
+    def explain(self) -> Explanation:
+        """Answer with the values given."""
+        from keel.explain import explain_projection
+        from keel.explain.inputs import parse_numbers
+
+        return explain_projection(
+            [parse_numbers(f"row {i + 1}", row) for i, row in enumerate(self.joint)],
+            rows=split_names(self.rows),
+            columns=split_names(self.columns),
+        )
+
+
+@dataclass(frozen=True)
 class Estimators:
     """The gradient certificate: what each KL estimator descends in a reward or a loss."""
 

@@ -81,6 +81,36 @@ class Penalty:
 
 
 @dataclass(frozen=True)
+class Landscape:
+    """The KL penalty as a landscape: the reward pulls a policy, a spring holds it.
+
+    Example: keel explain landscape --beta 0.5 --names search,think,answer
+    """
+
+    policy: str = "0.3,0.4,0.3"
+    """The reference policy over three actions."""
+    rewards: str = "1,0,0.5"
+    """The reward of each action."""
+    beta: float = 0.5
+    """β: the price of a nat, in units of reward; the stiffness of the spring."""
+    names: Annotated[str | None, arg(metavar="A,B,C")] = None
+    """Names of the actions."""
+    output: Answer = field(default_factory=Output)
+
+    def explain(self) -> Explanation:
+        """Answer with the values given."""
+        from keel.explain import explain_landscape
+        from keel.explain.inputs import parse_numbers
+
+        return explain_landscape(
+            parse_numbers("policy", self.policy),
+            parse_numbers("rewards", self.rewards),
+            beta=self.beta,
+            names=split_names(self.names),
+        )
+
+
+@dataclass(frozen=True)
 class TrustRegion:
     """A bound on KL(old‖new), and how much of a step it lets you keep.
 
@@ -107,6 +137,46 @@ class TrustRegion:
             parse_numbers("new", self.new),
             max_kl=self.max_kl,
             names=split_names(self.names),
+        )
+
+
+@dataclass(frozen=True)
+class States:
+    """A trust region over several states: the KL of each, and their average.
+
+    Example: keel explain states --old 0.9,0.1 0.8,0.2 --new 0.92,0.08 0.83,0.17
+    """
+
+    old: Annotated[tuple[str, ...], arg(metavar="PROBABILITIES")] = ("0.9,0.1", "0.8,0.2")
+    """The policy before the update: one comma-separated list per state."""
+    new: Annotated[tuple[str, ...], arg(metavar="PROBABILITIES")] = ("0.1,0.9", "0.2,0.8")
+    """The policy that the update asks for, likewise."""
+    visits: Annotated[str | None, arg(metavar="W,W,…")] = None
+    """Share of the visits of each state; by default all the same."""
+    max_kl: float = 0.01
+    """δ: the largest average of KL(old‖new) allowed, in nats."""
+    states: Annotated[str | None, arg(metavar="A,B,…")] = None
+    """Names of the states."""
+    names: Annotated[tuple[str, ...] | None, arg(metavar="A,B,…")] = None
+    """Names of the actions: one comma-separated list per state."""
+    output: Answer = field(default_factory=Output)
+
+    def explain(self) -> Explanation:
+        """Answer with the values given."""
+        from keel.explain import explain_states
+        from keel.explain.inputs import parse_numbers
+
+        old, new = (
+            [parse_numbers(f"{name}, state {i + 1}", text) for i, text in enumerate(lists)]
+            for name, lists in (("old", self.old), ("new", self.new))
+        )
+        return explain_states(
+            old,
+            new,
+            visits=None if self.visits is None else parse_numbers("visits", self.visits),
+            max_kl=self.max_kl,
+            states=split_names(self.states),
+            names=None if self.names is None else [text.split(",") for text in self.names],
         )
 
 

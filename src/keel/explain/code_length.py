@@ -1,0 +1,179 @@
+"""`keel explain code-length`: KL as the detour of a traveller whose map is wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from keel.explain.explanation import Explanation, Table, number
+from keel.explain.figures import BLUE, GREEN, GREY, INK, ORANGE, tidy
+from keel.explain.inputs import check_names, check_probabilities, check_same_length
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+NARROW = 0.04
+"""Share of the axis below which an outcome has no room for its name."""
+
+
+def explain_code_length(
+    p: Sequence[float] = (0.7, 0.2, 0.1),
+    q: Sequence[float] = (0.5, 0.3, 0.2),
+    *,
+    names: Sequence[str] | None = None,
+) -> Explanation:
+    """Explain KL(P‖Q) as extra code length: roads laid by the map Q, walked as P has it.
+
+    Args:
+        p: How often each outcome happens `[A]`: the terrain.
+        q: How often it is expected `[A]`: the map.
+        names: Names of the outcomes `[A]`.
+
+    >>> round(explain_code_length([0.5, 0.5], [0.25, 0.75]).numbers["detour_bits"], 4)
+    0.2075
+    """
+    check_probabilities("P", p)
+    check_probabilities("Q", q)
+    check_same_length("P", p, "Q", q)
+    labels = check_names(names, len(p))
+    best, mapped = ([_length(x) for x in values] for values in (p, q))
+    detours = [b - a if math.isfinite(a) else 0.0 for a, b in zip(best, mapped, strict=True)]
+    weighted = [w * x if w > 0.0 else 0.0 for w, x in zip(p, detours, strict=True)]
+    shortest = math.fsum(w * x for w, x in zip(p, best, strict=True) if w > 0.0)
+    detour = math.fsum(weighted) if all(map(math.isfinite, weighted)) else math.inf
+    rows = zip(labels, p, best, mapped, detours, weighted, strict=True)
+    return Explanation(
+        title=f"A map of the wrong terrain costs {number(detour, 4)} bits a trip",
+        idea=(
+            "Lay short roads to places that are visited often: −log₂ P(x) bits to x is the least "
+            "that is possible on average (Shannon 1948). Q is the map: roads of −log₂ Q(x) bits. "
+            "Some get too long, others shorter than needed, and the average detour is KL(P‖Q)."
+        ),
+        formula="KL(P‖Q) in bits = Σ P(x) · (−log₂ Q(x) − (−log₂ P(x)))",
+        tables=(_road_table(list(rows)), _mean_table(shortest, detour)),
+        meaning=_meaning(labels, weighted, shortest, detour),
+        numbers={
+            "shortest_bits": shortest,
+            "mapped_bits": shortest + detour,
+            "detour_bits": detour,
+            "outcomes": [
+                {"name": name, "p": a, "shortest_bits": b, "mapped_bits": c, "weighted_detour": d}
+                for name, a, b, c, d in zip(labels, p, best, mapped, weighted, strict=True)
+            ],
+        },
+        draw=lambda figure: _draw(figure, labels, p, best, mapped, weighted, detour),
+    )
+
+
+def _length(probability: float) -> float:
+    """Return the ideal code length in bits."""
+    return -math.log2(probability) + 0.0 if probability > 0.0 else math.inf
+
+
+def _road_table(rows: list[tuple[str, float, float, float, float, float]]) -> Table:
+    cells = tuple(
+        (name, number(w, 4), number(a, 3), number(b, 3), number(x, 3), number(y, 4))
+        for name, w, a, b, x, y in rows
+    )
+    columns = ("place", "visited, P", "shortest", "by the map", "detour", "P · detour")
+    return Table("Roads, in bits", columns, cells)
+
+
+def _mean_table(shortest: float, detour: float) -> Table:
+    return Table(
+        "Bits a trip, on average",
+        ("", ""),
+        (
+            ("shortest: the entropy of P", number(shortest, 4)),
+            ("by the map: the cross-entropy of P under Q", number(shortest + detour, 4)),
+            ("detour: KL(P‖Q)", number(detour, 4)),
+        ),
+    )
+
+
+def _meaning(labels: list[str], weighted: list[float], shortest: float, detour: float) -> str:
+    worst = labels[max(range(len(labels)), key=weighted.__getitem__)]
+    if math.isinf(detour):
+        return f"The map has no road to {worst!r}, where P goes: no finite detour leads there."
+    if detour < 1e-12:
+        return "The map is right: no road is longer than it has to be."
+    saved = -math.fsum(x for x in weighted if x < 0.0)
+    return (
+        f"By the map a trip takes {shortest + detour:.4f} bits where {shortest:.4f} would do. "
+        f"Roads that are too long cost {detour + saved:.4f}, most of it to {worst!r}; roads that "
+        f"are shorter than needed save {saved:.4f}, and that is always less."
+    )
+
+
+def _draw(
+    figure: Figure,
+    labels: list[str],
+    p: Sequence[float],
+    best: list[float],
+    mapped: list[float],
+    weighted: list[float],
+    detour: float,
+) -> None:
+    left, right = figure.subplots(1, 2, width_ratios=(1.35, 1.0))
+    top = 1.3 * max([1.0, *filter(math.isfinite, [*best, *mapped])])
+    start = 0.0
+    for width, short, long in zip(p, best, mapped, strict=True):
+        if width > 0.0:
+            _draw_road(left, start, start + width, short, min(long, top))
+        start += width
+    _name_places(left, labels, p)
+    left.set_xlim(0.0, 1.0)
+    left.set_ylim(0.0, top)
+    tidy(left, "Roads: as wide as the place is visited", "", "bits").grid(False, axis="x")
+    _draw_sum(right, labels, weighted, detour)
+    handles, names = _legend(left)
+    figure.legend(handles, names, frameon=False, fontsize=9, ncols=4, loc="outside lower center")
+
+
+def _draw_road(axes: Axes, start: float, end: float, short: float, long: float) -> None:
+    colour, label = (GREEN, "too long") if long > short else (GREY, "shorter than needed")
+    if long != short:
+        axes.fill_between(
+            [start, end], short, long, color=colour, alpha=0.35, linewidth=0, label=label
+        )
+    for height, line, name in (
+        (short, BLUE, "shortest: terrain P"),
+        (long, ORANGE, "by the map Q"),
+    ):
+        axes.hlines(height, start, end, color=line, linewidth=3, label=name)
+    axes.axvline(end, color=GREY, linewidth=0.6)
+
+
+def _legend(axes: Axes) -> tuple[list[Artist], list[str]]:
+    """Return each label once, the lines first."""
+    handles, labels = axes.get_legend_handles_labels()
+    once = dict(zip(labels, handles, strict=True))
+    order = ("shortest: terrain P", "by the map Q", "too long", "shorter than needed")
+    shown = [label for label in order if label in once]
+    return [once[label] for label in shown], shown
+
+
+def _name_places(axes: Axes, labels: list[str], p: Sequence[float]) -> None:
+    ends = [math.fsum(p[: i + 1]) for i in range(len(p))]
+    middles = [(end - width / 2.0, name) for end, width, name in zip(ends, p, labels, strict=True)]
+    shown = [pair for pair, width in zip(middles, p, strict=True) if width >= NARROW]
+    axes.set_xticks([place for place, _ in shown], [name for _, name in shown])
+
+
+def _draw_sum(axes: Axes, labels: list[str], weighted: list[float], detour: float) -> None:
+    """Draw what each place adds, from left to right, and the sum."""
+    running, places = 0.0, [*range(len(labels))]
+    for place, value in enumerate(weighted):
+        step = value if math.isfinite(value) else 0.0
+        axes.bar(place, step, 0.65, bottom=running, color=GREEN if step >= 0.0 else GREY)
+        running += step
+    if math.isfinite(detour):
+        axes.bar(len(labels), detour, 0.65, color=INK)
+    axes.axhline(0.0, color=INK, linewidth=0.8)
+    axes.autoscale_view()
+    axes.set_ylim(top=1.08 * max(axes.get_ylim()[1], 1e-9))
+    axes.set_xticks([*places, len(labels)], [*labels, "KL"])
+    tidy(axes, "Detours, added up", "", "P · detour, bits").grid(False, axis="x")

@@ -1,0 +1,247 @@
+"""`keel explain states`: a trust region over several states, their KLs, and the average."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from keel.errors import InputError
+from keel.explain.explanation import Explanation, Table, number
+from keel.explain.figures import BLUE, GREEN, GREY, INK, ORANGE, tidy
+from keel.explain.inputs import (
+    check_names,
+    check_positive,
+    check_probabilities,
+    check_same_length,
+)
+from keel.functional import categorical_kl, walk_back
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class _Update:
+    """A step of a policy over S states, as logits.
+
+    Attributes:
+        states: Names of the states.
+        actions: Names of the actions of each state.
+        visits: Share of the visits of each state `[S]`.
+        old: Logits before the step, `[A_s]` for each state.
+        new: Logits that the step asks for.
+    """
+
+    states: list[str]
+    actions: list[list[str]]
+    visits: Tensor
+    old: list[Tensor]
+    new: list[Tensor]
+
+    def at(self, share: float) -> list[Tensor]:
+        """Return the logits after a share of the step."""
+        return [a + share * (b - a) for a, b in zip(self.old, self.new, strict=True)]
+
+    def kl(self, share: float) -> Tensor:
+        """Return KL(old‖new) of each state after a share of the step `[S]`."""
+        pairs = zip(self.old, self.at(share), strict=True)
+        return torch.stack([categorical_kl(a, b) for a, b in pairs])
+
+
+def explain_states(
+    old: Sequence[Sequence[float]] = ((0.9, 0.1), (0.8, 0.2)),
+    new: Sequence[Sequence[float]] = ((0.1, 0.9), (0.2, 0.8)),
+    *,
+    visits: Sequence[float] | None = None,
+    max_kl: float = 0.01,
+    states: Sequence[str] | None = None,
+    names: Sequence[Sequence[str]] | None = None,
+) -> Explanation:
+    """Explain a bound on the average of KL(old‖new) over states.
+
+    Args:
+        old: The policy in each state before the update, S lists of `[A_s]` probabilities.
+        new: The policy that the update asks for, likewise.
+        visits: Share of the visits of each state `[S]`; by default all the same.
+        max_kl: Largest average KL allowed, in nats.
+        states: Names of the states `[S]`.
+        names: Names of the actions in each state.
+
+    >>> round(explain_states().numbers["mean_kl_nats"], 4)
+    1.2948
+    """
+    check_positive("max-kl", max_kl)
+    update = _read(old, new, visits, states, names)
+    step = walk_back(lambda share: (update.visits @ update.kl(share.item())).reshape(1), max_kl)
+    fraction = step.fraction.item()
+    asked, kept = update.kl(1.0), update.kl(fraction)
+    mean, kept_mean = step.requested.item(), step.kl.item()
+    return Explanation(
+        title=f"KL {number(mean, 4)} on average over states, {max_kl:g} allowed",
+        idea=(
+            "A policy has a distribution for each state, and so a KL for each. The trust region "
+            "bounds their average, weighted by how often a state was visited; one state may "
+            "change more than that. Over the bound, one share of the step is kept for all states."
+        ),
+        formula="Σ_s visits(s) · KL(π_old(·|s)‖π_new(·|s)) ≤ δ",
+        tables=(
+            _policy_table(update, fraction),
+            _state_table(update, asked, kept, mean, kept_mean),
+        ),
+        meaning=_meaning(update, asked, mean, fraction, max_kl),
+        numbers={
+            "mean_kl_nats": mean,
+            "largest_kl_nats": asked.max().item(),
+            "max_kl": max_kl,
+            "inside": mean <= max_kl,
+            "fraction_kept": fraction,
+            "mean_kl_kept_nats": kept_mean,
+            "states": [
+                {"name": name, "visits": w, "kl_nats": a, "kl_kept_nats": b}
+                for name, w, a, b in zip(
+                    update.states,
+                    update.visits.tolist(),
+                    asked.tolist(),
+                    kept.tolist(),
+                    strict=True,
+                )
+            ],
+        },
+        draw=lambda figure: _draw(figure, update, fraction, max_kl),
+    )
+
+
+def _read(
+    old: Sequence[Sequence[float]],
+    new: Sequence[Sequence[float]],
+    visits: Sequence[float] | None,
+    states: Sequence[str] | None,
+    names: Sequence[Sequence[str]] | None,
+) -> _Update:
+    """Check the input, and return it as tensors."""
+    if not old:
+        raise InputError("old: empty; expected the probabilities of at least one state")
+    if len(old) != len(new):
+        raise InputError(f"old and new: got {len(old)} and {len(new)} states")
+    labels = [str(i + 1) for i in range(len(old))] if states is None else list(states)
+    labels = check_names(labels, len(old), "states")
+    for label, a, b in zip(labels, old, new, strict=True):
+        check_probabilities(f"old, state {label}", a)
+        check_probabilities(f"new, state {label}", b)
+        check_same_length(f"old, state {label}", a, "new", b)
+        if min(*a, *b) <= 0.0:
+            raise InputError(f"state {label}: every action needs some probability in both policies")
+    if names is not None and len(names) != len(old):
+        raise InputError(f"names: got the actions of {len(names)} states for {len(old)}")
+    actions = [
+        check_names(None if names is None else names[i], len(a), f"actions of state {labels[i]}")
+        for i, a in enumerate(old)
+    ]
+    shares = [1.0 / len(old)] * len(old) if visits is None else list(visits)
+    check_probabilities("visits", shares)
+    if len(shares) != len(old):
+        raise InputError(f"visits: got {len(shares)} numbers for {len(old)} states")
+    before, after = (
+        [torch.tensor(x, dtype=torch.float64).log() for x in policy] for policy in (old, new)
+    )
+    return _Update(labels, actions, torch.tensor(shares, dtype=torch.float64), before, after)
+
+
+def _policy_table(update: _Update, fraction: float) -> Table:
+    rows = []
+    policies = zip(
+        update.states, update.actions, update.old, update.at(fraction), update.new, strict=True
+    )
+    for state, actions, *logits in policies:
+        columns = [x.softmax(-1).tolist() for x in logits]
+        for action, *values in zip(actions, *columns, strict=True):
+            rows.append((state, action, *(number(x, 4) for x in values)))
+    return Table("The policies", ("state", "action", "old", "kept", "asked for"), tuple(rows))
+
+
+def _state_table(update: _Update, asked: Tensor, kept: Tensor, mean: float, left: float) -> Table:
+    rows = [
+        (name, number(w, 3), number(a), number(b))
+        for name, w, a, b in zip(
+            update.states, update.visits.tolist(), asked.tolist(), kept.tolist(), strict=True
+        )
+    ]
+    rows.append(("average over visits", "1.000", number(mean), number(left)))
+    columns = ("state", "visits", "KL(old‖new) asked for", "kept")
+    return Table("The trust region, in nats", columns, tuple(rows))
+
+
+def _meaning(update: _Update, asked: Tensor, mean: float, fraction: float, bound: float) -> str:
+    worst = update.states[int(asked.argmax())]
+    most = f"The state that changes most is {worst!r}, by {number(asked.max().item(), 4)} nats."
+    if mean <= bound:
+        return f"Inside: the update spends {mean / bound:.0%} of its KL budget and stands. {most}"
+    return (
+        f"Outside: {mean / bound:.3g} times the bound. Keel keeps {fraction:.1%} of the step in "
+        f"every state. {most}"
+    )
+
+
+def _draw(figure: Figure, update: _Update, fraction: float, bound: float) -> None:
+    left, right = figure.subplots(1, 2, width_ratios=(1.2, 1.0))
+    _draw_policies(left, update, fraction)
+    _draw_kls(right, update, fraction, bound)
+    handles, labels = left.get_legend_handles_labels()
+    more_handles, more_labels = right.get_legend_handles_labels()
+    figure.legend(
+        [*handles, *more_handles],
+        [*labels, *more_labels],
+        frameon=False,
+        fontsize=9,
+        ncols=4,
+        loc="outside lower center",
+    )
+
+
+def _draw_policies(axes: Axes, update: _Update, fraction: float) -> None:
+    ticks: list[tuple[float, str]] = []
+    start = 0.0
+    for state, actions in enumerate(update.actions):
+        places = [start + action for action in range(len(actions))]
+        ticks += zip(places, actions, strict=True)
+        series = ((update.old, GREY, "old"), (update.at(fraction), BLUE, "kept"),
+                  (update.new, ORANGE, "asked for"))  # fmt: skip
+        for index, (logits, colour, name) in enumerate(series):
+            at = [x + 0.27 * (index - 1) for x in places]
+            label = name if state == 0 else None
+            axes.bar(at, logits[state].softmax(-1).tolist(), 0.27, color=colour, label=label)
+        middle = sum(places) / len(places)
+        axes.text(middle, 1.04, update.states[state], ha="center", color=INK, parse_math=False)
+        start = places[-1] + 1.6
+    axes.set_xticks([place for place, _ in ticks], [name for _, name in ticks])
+    axes.set_ylim(0.0, 1.15)
+    tidy(axes, "What the policy does in each state", "", "probability").grid(False, axis="x")
+
+
+def _draw_kls(axes: Axes, update: _Update, fraction: float, bound: float) -> None:
+    """Draw the KL of each state and their average on a logarithmic axis, beside the bound."""
+    names = [*update.states, "average"]
+    every = {}
+    for share in (1.0, fraction):
+        kl = update.kl(share)
+        every[share] = [*kl.tolist(), (update.visits @ kl).item()]
+    positive = [x for values in every.values() for x in values if x > 0.0]
+    low = min([bound, *positive]) / 5.0
+    for share, offset, colour in ((fraction, 0.2, BLUE), (1.0, -0.2, ORANGE)):
+        for place, value in enumerate(every[share]):
+            at = place + offset
+            axes.barh(at, max(value - low, 0.0), 0.4, left=low, color=colour)
+            axes.text(max(value, low) * 1.2, at, number(value, 4), va="center", fontsize=9,
+                      bbox={"facecolor": "white", "linewidth": 0, "pad": 0.8})  # fmt: skip
+    axes.axvspan(low, bound, color=GREEN, alpha=0.12, zorder=0, label="trust region")
+    axes.axvline(bound, color=GREEN, linewidth=1.5)
+    axes.set_xscale("log")
+    axes.set_xlim(low, max([bound, *positive]) * 6.0)
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    tidy(axes, "KL(old‖new) of each state", "nats", "").grid(False, axis="y")
