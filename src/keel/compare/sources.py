@@ -21,7 +21,7 @@ NEEDED = (
     "train/loss",
     "train/policy_loss",
     "train/kl_exact",
-    "train/kl_approx",
+    "train/approx_kl",
     "train/max_kl",
     "train/rollbacks",
     "train/non_finite_gradients",

@@ -58,7 +58,7 @@ def _non_finite(run: Run) -> float:
 
 
 def _worst(run: Run) -> tuple[float, float]:
-    kl = run.table.columns.get("train/kl_exact", run.table.columns.get("train/kl_approx"))
+    kl = run.table.columns.get("train/kl_exact", run.table.columns.get("train/approx_kl"))
     if kl is None or not np.isfinite(kl).any():
         return math.nan, math.nan
     largest = float(np.nanmax(kl))

@@ -149,15 +149,15 @@ def kl_metrics(measured: Measurement, rows: Rows) -> dict[str, float]:
     kl = measured.kl[counted].double()
     raw = measured.ratio.raw_log_ratio[counted].double()
     exact = group_mean(measured.kl, rows).max().item()
-    k3 = exp_minus_linear(raw).mean().item() if raw.numel() else 0.0
+    k1 = -raw.mean().item() if raw.numel() else 0.0
     return {
         "train/kl_reverse": group_mean(measured.kl_reverse, rows).max().item(),
         "train/kl_p99": torch.quantile(kl, 0.99).item() if kl.numel() else 0.0,
         "train/kl_max": kl.max().item() if kl.numel() else 0.0,
-        "train/kl_approx": k3,
-        "train/approx_kl": k3,
-        "train/kl_error": abs(k3 - exact),
-        "train/kl_k1": -raw.mean().item() if raw.numel() else 0.0,
+        "train/kl_approx": k1,
+        "train/approx_kl": exp_minus_linear(raw).mean().item() if raw.numel() else 0.0,
+        "train/kl_error": abs(k1 - exact),
+        "train/kl_k1": k1,
     }
 
 

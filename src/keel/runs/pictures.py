@@ -91,7 +91,7 @@ def _draw_trust_region(table: MetricsTable, title: str) -> Figure:
     axes = axes_for(figure, upper, "KL(old‖new) of an update, nats", x="")
     steps = table.step.astype(float)
     kept, requested = column(table, "train/kl_exact"), column(table, "train/kl_requested")
-    bound, estimate = column(table, "train/max_kl"), column(table, "train/kl_approx")
+    bound, estimate = column(table, "train/max_kl"), column(table, "train/approx_kl")
     back, rejected = verdicts(table)
     kept = np.where(rejected, np.nan, kept)  # nothing was kept: that is not a KL of 0
     if SUCCESS in table.columns:  # a line search moves nothing until it accepts

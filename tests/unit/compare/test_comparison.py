@@ -155,16 +155,25 @@ def test_the_worst_update_is_taken_where_kl_and_bound_are_known(
     np.testing.assert_equal((stability.worst_kl, stability.worst_share), worst)
 
 
-@pytest.mark.parametrize(("runs", "few"), [(4, True), (5, False)])
-def test_from_five_runs_on_intervals_are_resampled(write_run: WriteRun, runs: int, few: bool):
-    """One run of 100 among others of 0: Student's interval goes below 0, to where no run was;
-    resampled runs never do. Which of them decides is said."""
+@pytest.mark.parametrize(("runs", "few", "score"), [(4, True, 25.0), (5, False, 0.0)])
+def test_from_five_runs_on_scores_are_trimmed(
+    write_run: WriteRun, runs: int, few: bool, score: float
+):
+    """One run of 100 among others of 0: the plain mean of four is 25; of five the extremes are cut.
+    Which of them decides is said."""
     for seed in range(runs):
         path = write_run("a", seed, [100.0 if seed == 0 else 0.0] * 10)
     found = compare(load_runs([str(path.parents[1])]))
-    assert (float(found.groups[0].iqm.low) < 0.0) == few
+    assert float(found.groups[0].iqm.estimate) == score
     said = "fewer than 5 runs a side: means and Student's t decide"
     assert (said in found.notes) == few
+
+
+def test_without_an_exact_kl_the_worst_is_that_of_the_usual_estimate():
+    columns = {"train/approx_kl": np.array([0.01, 0.04]), "train/kl_approx": np.array([0.5, -0.5])}
+    table = MetricsTable(np.arange(2), columns)
+    stability = stability_of([Run(Path("x"), "x", "x", table)])
+    assert (stability.worst_kl, stability.kl_is_exact) == (0.04, False)
 
 
 def test_groups_by_tag_and_by_setting(write_run: WriteRun):

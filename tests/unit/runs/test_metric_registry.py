@@ -88,6 +88,9 @@ def test_an_unknown_metric_is_an_error_with_a_suggestion():
         ("info/learner/p0/learner_stats/vf_loss", "rllib", ("train/value_loss/p0", 0.5)),
         ("ray/tune/env_runners/episode_return_mean", "rllib", ("rollout/return_mean", 1.0)),
         ("curr_kl_coeff", "rllib", ("train/kl_coef", 1.0)),
+        ("train/approx_kl", "sb3", ("train/approx_kl", 1.0)),  # k3
+        ("train/approx_kl", "notes", ("train/kl_approx", 1.0)),  # k1: old − new log-prob
+        ("train/kl_approx", "notes", ("train/kl_approx", 1.0)),
         ("clipfrac", "notes", ("train/clip_fraction", 1.0)),
         ("LS_OK", "notes", ("train/line_search_success", 1.0)),
     ],

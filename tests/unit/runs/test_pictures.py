@@ -24,7 +24,7 @@ def update(kept=0.01, requested=None, alpha=1.0, bound=0.02, **more):
         "train/kl_exact": 0.0 if rejected else kept,
         "train/kl_requested": kept if requested is None else requested,
         "train/kl_step": NAN if rejected else kept,
-        "train/kl_approx": kept,
+        "train/approx_kl": kept,
         "train/max_kl": bound,
         "train/alpha": alpha,
         "train/clip_fraction": 0.1,

@@ -63,16 +63,17 @@ DIVERGENCES = (
     ),
     Metric(
         "train/kl_approx",
-        "mean k3 = r − 1 − log r",
-        "The k3 estimate over the very rows of kl_exact, so that the two can be compared.",
+        "mean k1 = log π_old − log π_new",
+        "Note 001's estimate, the same as kl_k1, over the very rows of kl_exact, so that the two "
+        "can be compared. It can be negative. Runs of version 0.1 have k3 here.",
         POOLED,
         "nats",
-        aliases=elsewhere(notes="train/kl_approx"),
+        aliases=elsewhere(notes=("train/kl_approx", "train/approx_kl", "approx_kl")),
     ),
     Metric(
         "train/kl_error",
         "|kl_approx − kl_exact|",
-        "What estimating costs in accuracy.",
+        "How far note 001's estimate is off.",
         "from the two means; agents: the largest",
         "nats",
         healthy_note="note 001: small",
@@ -83,8 +84,9 @@ DIVERGENCES = (
         "mean k3 = r − 1 − log r",
         "The estimate others log under this name, for comparison only: SB3's is the mean of the "
         "last epoch, CleanRL's the last minibatch, TRL's is k2 with padding, RLlib's the exact KL "
-        "of the last minibatches before their step; Spinning Up's is k1 (see kl_k1).",
-        "mean over the minibatches of the last epoch; agents: mean",
+        "of the last minibatches before their step; Spinning Up's and note 001's are k1 (see "
+        "kl_approx).",
+        POOLED,
         "nats",
         (0.0, 0.01),
         "note 001: within [0, target_kl], target 0.01",
@@ -93,7 +95,6 @@ DIVERGENCES = (
             cleanrl="losses/approx_kl",
             trl="policy/approxkl_avg",
             rllib=("learners/*/mean_kl_loss", "info/learner/*/learner_stats/kl"),
-            notes=("train/approx_kl", "approx_kl"),
         ),
     ),
     Metric(
