@@ -30,11 +30,11 @@ def draw_cloning(table: MetricsTable, title: str) -> Figure:
     _draw_cosine(axes_for(figure, cosine, "agreement", x=""), table)
     bottom = axes_for(figure, loss, "−log π shown")
     line(bottom, steps, column(table, "train/bc_loss"), color=INK, linewidth=1.4)
-    warned = int((column(table, "warn/bc_dominates") > DOMINATES).sum())
+    ruled = int((column(table, PULL) > DOMINATES).sum())
     said = (
         f"coefficient {column(table, COEF)[0]:.3g} in the first update, "
         f"{last(column(table, COEF)):.3g} in the last · "
-        f"they ruled (ratio above {DOMINATES:g}) in {warned} of {len(table)} updates"
+        f"they ruled (pull above {DOMINATES:g}) in {ruled} of {len(table)} updates"
     )
     return finish(figure, returns, f"Demonstrations: {title}", said)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -156,7 +156,7 @@ def iterate(
         **noted,
         **report.metrics,
         **shown,
-        **_cloning_metrics(report, config, next_knobs),
+        **_cloning_metrics(report.metrics),
         **_agent_metrics(session, report, collected),
         **moved.metrics,
         "train/rollbacks": float(state.rollbacks),
@@ -238,14 +238,13 @@ def _with_demonstrations(
     return replace(rows, shown=shown), told
 
 
-def _cloning_metrics(report: UpdateReport, config: Config, after: Knobs) -> dict[str, float]:
-    """What follows from cloning: NaN while there is nothing to warn of."""
-    if not config.bc.demos:
+def _cloning_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return note 001's own two: the coefficient in use, and its warning, else NaN."""
+    if "train/bc_coef" not in metrics:
         return {}
-    by = "train/bc_ppo_ratio" if config.bc.steer == "loss" else "train/bc_gradient_ratio"
-    ratio = report.metrics[by]
+    ratio = metrics["train/bc_ppo_ratio"]
     return {
-        "train/bc_coef_adjusted": after.bc_coef,
+        "train/bc_coef_adjusted": metrics["train/bc_coef"],
         "warn/bc_dominates": ratio if ratio > DOMINATES else math.nan,
     }
 

@@ -16,7 +16,7 @@ from keel.cli import main
 from keel.cli.live import plain_line
 from keel.config import Cloning, Config, check
 from keel.errors import InputError
-from keel.training.loop import train
+from keel.training.loop import _cloning_metrics, train
 from keel.training.runner import resume, start
 
 CARTPOLE = presets.preset("CartPole")
@@ -57,11 +57,30 @@ def test_every_region_carries_every_loss(demos: Path, algo: str, loss: str):
 
 
 def test_an_unbalanced_run_is_warned_of(demos: Path):
-    first = next(train(config_for(demos, coef=100.0, control="fixed")))
-    assert first.metrics["warn/bc_dominates"] > 2.0
-    assert first.metrics["warn/bc_dominates"] == first.metrics["train/bc_gradient_ratio"]
-    by_loss = next(train(config_for(demos, coef=100.0, control="fixed", steer="loss")))
-    assert by_loss.metrics["warn/bc_dominates"] == by_loss.metrics["train/bc_ppo_ratio"]
+    for steer in ("gradient", "loss"):  # the note's own ratio, whatever steers
+        first = next(train(config_for(demos, coef=100.0, control="fixed", steer=steer)))
+        assert first.metrics["warn/bc_dominates"] > 2.0
+        assert first.metrics["warn/bc_dominates"] == first.metrics["train/bc_ppo_ratio"]
+        assert first.metrics["train/bc_gradient_ratio"] > 2.0
+
+
+@pytest.mark.parametrize(("ratio", "warned"), [(1.99, False), (2.0, False), (2.01, True)])
+def test_the_warning_is_given_above_two_and_is_the_ratio(ratio: float, warned: bool):
+    metrics = {"train/bc_coef": 0.3, "train/bc_ppo_ratio": ratio, "train/bc_gradient_ratio": 0.1}
+    told = _cloning_metrics(metrics)
+    assert told["train/bc_coef_adjusted"] == 0.3
+    assert str(told["warn/bc_dominates"]) == str(ratio if warned else math.nan)
+    assert _cloning_metrics({"train/loss": 1.0}) == {}
+
+
+def test_the_coefficient_reported_is_the_one_in_use(demos: Path):
+    """Also where the limit on the pull lowers it inside of the update, which no controller sees."""
+    for algo in ("ppo", "trpo"):
+        for iteration in train(config_for(demos, algo, coef=100.0)):
+            metrics = iteration.metrics
+            used = metrics["train/policy_loss_bc_weighted"] / metrics["train/bc_loss"]
+            assert metrics["train/bc_coef_adjusted"] == pytest.approx(used, rel=1e-6)
+            assert metrics["train/bc_coef_adjusted"] < 100.0
 
 
 def test_decay_and_the_note_s_rule_turn_the_coefficient(demos: Path):
@@ -69,7 +88,7 @@ def test_decay_and_the_note_s_rule_turn_the_coefficient(demos: Path):
         i.metrics["train/bc_coef_adjusted"]
         for i in train(config_for(demos, control="decay", decay=0.5))
     ]
-    assert decayed == [0.5, 0.25, 0.125]
+    assert decayed == [1.0, 0.5, 0.25]
     noted = [
         i.metrics["train/bc_coef_adjusted"]
         for i in train(config_for(demos, control="adaptive", steer="loss"))

@@ -63,15 +63,16 @@ METRICS = (
     Metric(
         "train/bc_coef",
         "coefficient of cloning",
-        "As it was during the update.",
+        "As it was during the update, after decay, control and the limit on its pull.",
         SETTING,
         aliases=elsewhere(notes="bc_coef"),
     ),
     Metric(
         "train/bc_coef_adjusted",
-        "coefficient of cloning for the next update",
-        "After decay or control.",
-        UPDATE,
+        "coefficient of cloning",
+        "Note 001's name of bc_coef: the coefficient that this update used, after decay, control "
+        "and the limit on its pull.",
+        SETTING,
         aliases=elsewhere(notes="train/bc_coef_adjusted"),
     ),
     Metric(
@@ -104,10 +105,11 @@ METRICS = (
     ),
     Metric(
         "warn/bc_dominates",
-        "the ratio that bc.steer names, if above 2",
-        "Demonstrations rule the policy: lower bc.coef, or use bc.control adaptive.",
+        "bc_ppo_ratio if above 2",
+        "Note 001's warning, at its own ratio, whatever bc.steer says. Its denominator is near 0 "
+        "in healthy runs as well, and exactly 0 under TRPO: what demonstrations really do is "
+        "judged by bc_gradient_ratio.",
         UPDATE,
-        healthy=(None, DOMINATES),
         healthy_note="note 001: warns above 2",
         aliases=elsewhere(notes="warn/bc_dominates"),
     ),
