@@ -126,6 +126,7 @@ class Constraint:
             "train/policy_gradient_norm": gradient.norm().item(),
             "train/gate_log_ratio": gap,
             "train/damping": knobs.damping,
+            "error/non_finite_ratio_count": float(problem.quarantined() if math.isnan(gap) else 0),
         }
         if pulled is not None:
             own = -group_mean(learned.advantage, rows).item()  # the surrogate at ratio 1
@@ -256,6 +257,13 @@ class Problem:
         size = torch.where(ratio.quarantined, torch.nan, ratio.raw_log_ratio.abs())
         return gain, size.max().item()
 
+    def quarantined(self) -> int:
+        """Return how many rows `gradient` left out because their ratio is not finite."""
+        rows, dist = self.rows, self.agent.dist
+        now = behaviour_at(self.agent, self.params, rows, self.knobs.temperature)
+        ratio = policy_ratio(dist.log_prob(now, rows.action), rows.log_prob, rows.weight)
+        return int(ratio.quarantined.sum().item())
+
     def curvature(self, fraction: float, rng: torch.Generator) -> Callable[[Tensor], Tensor]:
         """v ↦ (F + damping) v, F on a share of the rows."""
         rows, count = self.rows, self.rows.count
@@ -345,7 +353,8 @@ def _report(attempts: list[Attempt], tables: list[dict[str, float]]) -> UpdateRe
     rows = [table | attempt.metrics for table, attempt in zip(tables, attempts, strict=True)]
     metrics = {key: math.fsum(row[key] for row in rows) / len(rows) for key in rows[0]}
     metrics["train/gate_log_ratio"] = max(row["train/gate_log_ratio"] for row in rows)
-    metrics["train/non_finite_gradients"] *= len(rows)
+    for key in ("train/non_finite_gradients", "error/non_finite_ratio_count"):
+        metrics[key] *= len(rows)  # counts are sums
     verdict: Literal["accepted", "rejected"] = "accepted" if bool(kept.any()) else "rejected"
     reasons = sorted({o.reason for o in attempts if o.step is None})
     return UpdateReport(nothing, nothing, kept, verdict, reason=", ".join(reasons), metrics=metrics)

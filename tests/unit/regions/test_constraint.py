@@ -251,6 +251,21 @@ def test_a_stored_log_prob_that_is_not_finite_is_quarantined(steps: Setting) -> 
     after, report = update(sick, REGION, Knobs(max_kl=0.01))
     assert report.verdict == "accepted"
     assert torch.isfinite(after.params).all()
+    assert report.metrics["error/non_finite_ratio_count"] == 1.0
+
+
+def test_quarantined_rows_are_counted_over_all_agents() -> None:
+    setting = build((40, 2), groups=2)
+    _, healthy = update(setting, REGION, Knobs(max_kl=0.01))
+    assert healthy.metrics["error/non_finite_ratio_count"] == 0.0
+    log_prob, counts = setting.rows.log_prob.clone(), setting.rows.weight > 0
+    for agent, number in ((0, 2), (1, 1)):  # two rows of one agent, one of the other
+        log_prob[counts[:, agent].nonzero()[:number], agent] = torch.nan
+    log_prob[~counts] = torch.nan  # what does not count is not counted
+    rows = replace(setting.rows, log_prob=log_prob)
+    sick = Setting(setting.agent, rows, setting.targets, setting.optimum)
+    _, report = update(sick, REGION, Knobs(max_kl=0.01))
+    assert report.metrics["error/non_finite_ratio_count"] == 3.0
 
 
 def test_the_gate_looks_where_the_difference_is() -> None:
