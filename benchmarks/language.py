@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.stats import t as student
+import torch
 
 from benchmarks.seeds import train_seed
+from keel.functional import t_interval, trimmed_mean, wilson_interval
 from keel.look import BLUE, GREY, ORANGE, new_figure, tidy
 from keel.runs.drawing import write_png
 from keel.runs.reader import read_metrics
@@ -102,12 +103,34 @@ def _plain(x: float) -> float | None:
 
 
 def interval(values: list[float]) -> str:
-    """The mean, and the 95 % interval of Student's t over seeds."""
+    """Write the mean, and the 95 % interval of Student's t over seeds."""
+    found = t_interval((1.0, trimmed_mean(torch.tensor(values), 0.0)))
+    mean, low, high = (float(x) for x in found)
+    return f"{mean:.3f} ({low:.3f} to {high:.3f})" if len(values) > 1 else f"{mean:.3f}"
+
+
+def share(values: list[float], prompts: float) -> tuple[float, float, float]:
+    """Return the mean of success rates, and a 95 % interval over prompts and seeds.
+
+    Wilson's of one seed. Of several, Student's t of their rates, inside of [0, 1] and never
+    narrower than Wilson's of one set of prompts, because all seeds are judged on the same ones.
+
+    Args:
+        values: The success rate of every seed.
+        prompts: How many prompts each of them was judged on.
+    """
     mean = statistics.fmean(values)
-    if len(values) < 2:
-        return f"{mean:.3f}"
-    half = student.ppf(0.975, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-    return f"{mean:.3f} ({mean - half:.3f} to {mean + half:.3f})"
+    _, low, high = (float(x) for x in wilson_interval(mean * prompts, prompts))
+    if len(values) > 1:
+        found = t_interval((1.0, trimmed_mean(torch.tensor(values), 0.0)))
+        low, high = min(low, float(found.low)), max(high, float(found.high))
+    return mean, max(0.0, low), min(1.0, high)
+
+
+def rate(values: list[float], prompts: float, digits: int = 3) -> str:
+    """Write a success rate with its interval."""
+    mean, low, high = (f"{x:.{digits}f}" for x in share(values, prompts))
+    return f"{mean} ({low} to {high})"
 
 
 def page() -> None:
@@ -141,13 +164,14 @@ def _tasks(told: dict[str, Any]) -> list[str]:
         controls = [run["control"]["success"] for run in runs if "control" in run]
         beyond = [run["rl"]["success"] - run["control"]["success"] for run in runs
                   if "control" in run]  # fmt: skip
+        prompts = runs[0]["rl"]["episodes"]
         minutes = statistics.fmean(run["seconds"] for run in runs) / 60
         worst = max(run["kl_exact_max"] for run in runs)
         lines.append(
             f"| {name} | {len(runs)} "
-            f"| {interval([run['warm_up']['judged_success'] for run in runs])} "
-            f"| {interval(controls) if controls else ''} "
-            f"| **{interval([run['rl']['success'] for run in runs])}** "
+            f"| {rate([run['warm_up']['judged_success'] for run in runs], prompts)} "
+            f"| {rate(controls, prompts) if controls else ''} "
+            f"| **{rate([run['rl']['success'] for run in runs], prompts)}** "
             f"| {interval(beyond) if beyond else ''} "
             f"| {minutes:.1f} | {worst:.4f} / {runs[0]['max_kl']:g} |"
         )
@@ -178,16 +202,18 @@ def _controller(told: dict[str, Any]) -> list[str]:
 
 def _hacking(told: dict[str, Any]) -> list[str]:
     lines = [
-        "| run | flawed reward | really solved | nats per token from the warm-up |",
+        "| run | flawed reward | really solved (95 %) | nats per token from the warm-up |",
         "|---|---:|---:|---:|",
     ]
     for name in ("hacked", "held"):
         for seed, run in told.get(name, {}).items():
             start, end = run["warm_up"], run["rl"]
             kl = run["half"].get("kl_reference")
+            before = rate([start["judged_success"]], start["judged_episodes"], 2)
+            after = rate([end["success"]], end["episodes"], 2)
             lines.append(
                 f"| {name}, {seed} | {start['judged_return_mean']:.2f} → {end['return_mean']:.2f} "
-                f"| {start['judged_success']:.2f} → {end['success']:.2f} "
+                f"| {before} → {after} "
                 f"| {'not measured: no reference' if kl is None else f'{kl:.3f}'} |"
             )
     return lines

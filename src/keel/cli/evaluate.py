@@ -125,13 +125,16 @@ def _is_language(path: Path) -> bool:
 
 
 def _told(told: Mapping[str, Any]) -> str:
+    from keel.functional import wilson_interval
+
+    _, low, high = wilson_interval(told["success"] * told["episodes"], told["episodes"])
     shown = zip(told["completions"][:3], told["scores"], strict=False)
     return "\n".join(
         [
             f"{told['env']}, checkpoint of step {told['checkpoint']:,}: "
             f"{told['episodes']:.0f} held-out prompts, {told['decoding']}",
-            f"solved  {told['success']:.1%}   reward {told['return_mean']:.3f}   "
-            f"length {told['length_mean']:.1f}",
+            f"solved  {told['success']:.1%} (95 %: {low:.1%} to {high:.1%})   "
+            f"reward {told['return_mean']:.3f}   length {told['length_mean']:.1f}",
             *(f"  {score:.0f}  {text!r}" for text, score in shown),
         ]
     )

@@ -126,4 +126,4 @@ def test_how_completions_are_drawn_is_said() -> None:
         "success": 0.5, "return_mean": 0.5, "length_mean": 3.0, "completions": [],
         "scores": [],
     }  # fmt: skip
-    assert "4 held-out prompts, greedy\nsolved  50.0%" in _told(told)
+    assert "4 held-out prompts, greedy\nsolved  50.0% (95 %: 15.0% to 85.0%)" in _told(told)
