@@ -59,7 +59,7 @@ def explain_projection(
             "P is an object, its row and column sums are the shadows it throws on two walls. "
             "Rebuilt from the shadows alone it becomes Q, whose parts are independent. KL(P‖Q) "
             "is what the projection loses: how much rows and columns know of each other. A policy "
-            "with one head per action dimension is such a Q."
+            "with one head per action dimension has independent parts, too."
         ),
         formula="Q(r,c) = P(r)·P(c)    KL(P‖Q) = H(rows) + H(columns) − H(P)",
         tables=(
