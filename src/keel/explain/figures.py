@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from keel.errors import InputError
 from keel.explain.explanation import Explanation
 from keel.look import BLUE, GREEN, GREY, INK, ORANGE, PALE, new_figure, tidy
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = [
     "BLUE",
@@ -40,5 +44,21 @@ def save_picture(explanation: Explanation, path: Path) -> None:
     check_picture_path(path)
     figure = new_figure(9.0, 4.2)
     explanation.draw(figure)
+    _take_names_literally(figure)
     figure.suptitle(explanation.title, fontsize=13, color=INK, fontweight="bold")
     figure.savefig(path)
+
+
+def _take_names_literally(figure: Figure) -> None:
+    """Let no dollar sign in a name begin a formula; powers of ten on an axis remain formulas."""
+    from matplotlib.ticker import FixedFormatter, FuncFormatter
+
+    legends = [*figure.legends, *filter(None, (axes.get_legend() for axes in figure.axes))]
+    texts = [text for legend in legends for text in legend.get_texts()]
+    for axes in figure.axes:
+        texts += axes.texts
+        for axis in (axes.xaxis, axes.yaxis):
+            if isinstance(axis.get_major_formatter(), FixedFormatter | FuncFormatter):
+                texts += axis.get_ticklabels()
+    for text in texts:
+        text.set_parse_math(False)

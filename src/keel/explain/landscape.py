@@ -199,7 +199,7 @@ def _draw_map(
         below = corner_y == 0.0
         text = f"{name}, reward {value:g}"
         axes.text(corner_x, corner_y + (-0.04 if below else 0.03), text, ha="center", fontsize=9,
-                  va="top" if below else "bottom", color=INK, parse_math=False)  # fmt: skip
+                  va="top" if below else "bottom", color=INK)  # fmt: skip
     axes.set_aspect("equal")
     axes.set_axis_off()
     axes.set_xlim(-0.2, 1.2)

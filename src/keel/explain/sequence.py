@@ -254,9 +254,7 @@ def _mark_tokens(axes: Axes, sequence: _Terms) -> None:
     every = math.ceil(length / NAMED_TICKS)
     shown = sequence.labels[::every]
     axes.set_xticks(range(0, length, every), shown)
-    crowded = max(map(len, shown)) * len(shown) > CROWDED
-    for text in axes.get_xticklabels():
-        text.set_parse_math(False)  # a token may well be a dollar sign
-        if crowded:
+    if max(map(len, shown)) * len(shown) > CROWDED:
+        for text in axes.get_xticklabels():
             text.set(rotation=30, ha="right", rotation_mode="anchor")
     axes.grid(False, axis="x")

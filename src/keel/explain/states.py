@@ -216,7 +216,7 @@ def _draw_policies(axes: Axes, update: _Update, fraction: float) -> None:
             label = name if state == 0 else None
             axes.bar(at, logits[state].softmax(-1).tolist(), 0.27, color=colour, label=label)
         middle = sum(places) / len(places)
-        axes.text(middle, 1.04, update.states[state], ha="center", color=INK, parse_math=False)
+        axes.text(middle, 1.04, update.states[state], ha="center", color=INK)
         start = places[-1] + 1.6
     axes.set_xticks([place for place, _ in ticks], [name for _, name in ticks])
     axes.set_ylim(0.0, 1.15)

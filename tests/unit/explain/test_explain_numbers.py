@@ -44,7 +44,7 @@ EXPLANATIONS: dict[str, Callable[[], Explanation]] = {
     "dual clip": lambda: explain_clip(10.0, -1.0, dual=3.0),
     "zero advantage": lambda: explain_clip(1.0, 0.0),
     "sequence": explain_sequence,
-    "masked sequence": lambda: explain_sequence((0.1, -0.5), mask=(1, 0), names=("$x^{$", "b")),
+    "masked sequence": lambda: explain_sequence((0.1, -0.5), mask=(1, 0)),
     "sequence of KLs": lambda: explain_sequence((0.1, 0.2), terms="kl"),
     "long sequence": lambda: explain_sequence([0.1] * 40),
     "code length": explain_code_length,
@@ -81,6 +81,24 @@ def test_every_explanation_is_whole_and_draws_its_picture(name: str, tmp_path: P
     save_picture(explanation, tmp_path / "picture.png")
     height, width, _ = image.imread(tmp_path / "picture.png").shape
     assert (width, height) == (1440, 672)
+
+
+DOLLARS = ["$a^{$", "$b", "c"]
+NAMED: dict[str, Callable[[], Explanation]] = {
+    "kl": lambda: explain_kl([0.5, 0.3, 0.2], [0.2, 0.3, 0.5], names=DOLLARS),
+    "code length": lambda: explain_code_length(names=DOLLARS),
+    "projection": lambda: explain_projection([[0.2, 0.3, 0.5]], rows=DOLLARS[:1], columns=DOLLARS),
+    "sequence": lambda: explain_sequence([0.1, 0.2, 0.3], names=DOLLARS),
+    "penalty": lambda: explain_penalty(names=DOLLARS),
+    "landscape": lambda: explain_landscape(names=DOLLARS),
+    "trust region": lambda: explain_trust_region((0.5, 0.3, 0.2), (0.2, 0.3, 0.5), names=DOLLARS),
+    "states": lambda: explain_states(states=DOLLARS[:2], names=[DOLLARS[:2], DOLLARS[1:]]),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_dollar_signs_in_names_are_no_formulas(name: str, tmp_path: Path) -> None:
+    save_picture(NAMED[name](), tmp_path / "picture.png")
 
 
 def test_kl_of_the_coin() -> None:
