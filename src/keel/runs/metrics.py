@@ -129,6 +129,9 @@ _INTRODUCTION = (
     "`NAME/AGENT`. A value that is NaN or infinite is `null` in `metrics.jsonl`, and named in the",
     "line's `flags`.",
     "",
+    "`keel train` watches the healthy ranges, and tells what lies outside in 3 of the last 5",
+    "updates; `error/…`, losses that are not finite and a KL far over its bound are told at once.",
+    "",
 )
 
 
@@ -162,6 +165,8 @@ def _range(m: Metric) -> str:
     if m.healthy is None:
         return ""
     low, high = m.healthy
-    if low is None or high is None:
-        return f"≤ {high:g}" if high is not None else f"≥ {low:g}"
-    return f"{low:g}" if low == high else f"{low:g} … {high:g}"
+    mean = f", mean of {m.mean_over} updates" if m.mean_over else ""
+    most = f"`{m.at_most}`" if m.at_most else None if high is None else f"{high:g}"
+    if low is None or most is None:
+        return (f"≤ {most}" if most is not None else f"≥ {low:g}") + mean
+    return f"{low:g}{mean}" if low == high else f"{low:g} … {most}{mean}"

@@ -111,19 +111,23 @@ def test_an_unknown_source_is_an_error():
 
 def test_the_notes_healthy_ranges_are_recorded():
     clip = metric("train/clip_fraction")
-    assert clip.healthy == (0.1, 0.3)
-    assert "note 001" in clip.healthy_note
-    assert metric("train/approx_kl").healthy == (0.0, 0.01)
+    assert clip.healthy == (None, 0.3)  # less than the note's 0.1 is no alarm
+    assert "note 001: 0.1–0.3" in clip.healthy_note
+    assert "target_kl" in metric("train/approx_kl").healthy_note
     assert metric("warn/extreme_ratio_max").healthy == (None, 10.0)
     assert "falls slowly" in metric("train/entropy").healthy_note
 
 
 def test_healthy_ranges_judge_values():
     clip = metric("train/clip_fraction")
-    assert [clip.is_healthy(x) for x in (0.05, 0.1, 0.3, 1.0)] == [False, True, True, False]
+    assert [clip.is_healthy(x) for x in (0.0, 0.1, 0.3, 1.0)] == [True, True, True, False]
     assert clip.is_healthy(float("nan")) is False
     assert metric("warn/extreme_ratio_max").is_healthy(-5.0) is True
     assert metric("train/entropy").is_healthy(1.0) is None
+    kl = metric("train/kl_exact")
+    assert [kl.is_healthy(x) for x in (0.0, 0.05, 0.06)] == [True, True, False]
+    assert kl.is_healthy(0.06, {"train/max_kl": 0.1}) is True
+    assert kl.is_healthy(0.04, {"train/max_kl": 0.02}) is False
 
 
 def test_the_documentation_page_describes_every_metric():
@@ -133,6 +137,8 @@ def test_the_documentation_page_describes_every_metric():
     assert page.count("- **Formula:** ") == len(REGISTRY)
     assert "−`train/entropy_loss`" in page
     assert "0.5 × `train/value_loss`" in page
+    assert "- **Healthy:** 0 … `train/max_kl`: Keel: at most max_kl" in page
+    assert "- **Healthy:** ≥ 0.3, mean of 20 updates: note 002: LS_OK" in page
 
 
 def test_reading_runs_needs_no_torch():

@@ -44,8 +44,8 @@ METRICS = (
         "bc_coef · ‖∇ cloning‖ / ‖∇ surrogate‖ in the policy's parameters",
         "Who moves the policy: above 1 it is the demonstrations.",
         ROLLOUT,
-        healthy=(0.0, DOMINATES),
-        healthy_note="above, demonstrations rule",
+        healthy=(None, DOMINATES),
+        healthy_note="Keel: above, demonstrations rule; lower bc.coef, or bc.control adaptive",
     ),
     Metric(
         "train/bc_cosine",
@@ -94,7 +94,8 @@ METRICS = (
         "Of `bc.loss` weighted. Many: the temperature is too low, and a few steps are all that is "
         "learned.",
         SHOWN,
-        healthy=(0.0, 0.2),
+        healthy=(None, 0.2),
+        healthy_note="Keel: raise bc.temperature",
     ),
     Metric(
         "train/kl_demos",

@@ -25,7 +25,7 @@ METRICS = (
         "share of groups whose scores differ",
         "A group in which all completions score the same teaches nothing.",
         "share over the prompts of an update",
-        healthy=(0.1, None),
+        healthy_note="near 0: nothing is left to learn, or nothing can be learned",
     ),
     Metric(
         "rollout/failures",
@@ -34,6 +34,7 @@ METRICS = (
         "sum over the completions of an update",
         "completions",
         healthy=(None, 0.0),
+        healthy_note="Keel: 0; look at the reward",
     ),
     Metric(
         "rollout/reward",
@@ -49,6 +50,7 @@ METRICS = (
         "sum over the completions of an update",
         "calls",
         healthy=(None, 0.0),
+        healthy_note="Keel: 0; look at the tool",
     ),
     Metric(
         "eval/success",
@@ -115,8 +117,8 @@ METRICS = (
         "How far the policy that sampled is from the reference, per completion.",
         COMPLETIONS,
         "nats",
-        healthy=(0.0, 10.0),
-        healthy_note="TRL",
+        healthy=(None, 10.0),
+        healthy_note="TRL: between 0 and 10",
     ),
     Metric(
         "ledger/sampler_token",

@@ -94,7 +94,6 @@ LOSSES = (
         "Of distributional critics, before the update. Targets are λ-returns, which vary less than "
         "returns themselves unless λ is 1.",
         ROLLOUT,
-        healthy=(0.6, 0.95),
         healthy_note="0.8 is perfect; below, the critic is too sure of itself",
     ),
     Metric(
@@ -102,8 +101,7 @@ LOSSES = (
         "mean over levels τ of |share of targets below the predicted τ-quantile − τ|",
         "Of distributional critics, before the update; 0 is perfect, 0.25 means nothing.",
         ROLLOUT,
-        healthy=(0.0, 0.15),
-        healthy_note="larger for long: the distribution is not to be believed",
+        healthy_note="above 0.15 for long: the distribution is not to be believed",
     ),
     Metric(
         "train/explained_variance",
@@ -111,8 +109,8 @@ LOSSES = (
         "Of the values before the update; 1 is perfect, 0 no better than a constant. RLlib takes "
         "it per minibatch, after earlier steps.",
         ROLLOUT,
-        healthy=(0.0, 1.0),
-        healthy_note="below 0 for long: the critic misleads",
+        healthy_note="below 0 for long: the critic misleads, unless returns hardly vary, as in a "
+        "task that is solved",
         aliases=elsewhere(
             sb3="train/explained_variance",
             cleanrl="losses/explained_variance",
@@ -198,7 +196,7 @@ GRADIENTS = (
         "‖g‖₂ before clipping",
         "Of all parameters together; verl and RLlib log it per optimizer.",
         MINIBATCHES,
-        healthy=(1e-6, None),
+        healthy_note="0: nothing is learned, as where every group of completions scores the same",
         aliases=elsewhere(
             trl="grad_norm",
             verl="actor/grad_norm",
@@ -221,7 +219,8 @@ GRADIENTS = (
         "Counted and never applied.",
         COUNT,
         "steps",
-        (0.0, 0.0),
+        (None, 0.0),
+        "Keel: 0",
     ),
 )
 
@@ -229,7 +228,7 @@ GRADIENTS = (
 def _advantage(stat: str, kind: str) -> Metric:
     raw = kind == "raw"
     name = f"train/advantage_raw_{stat}" if raw else f"train/advantage_{stat}"
-    healthy = None if raw else {"mean": (-0.1, 0.1), "std": (0.8, 1.2)}.get(stat)
+    normal = None if raw else {"mean": "near 0", "std": "near 1"}.get(stat)
     verl = f"critic/advantages/{stat}"
     return Metric(
         name,
@@ -237,9 +236,8 @@ def _advantage(stat: str, kind: str) -> Metric:
         f"The advantages {'as GAE gives them' if raw else 'that the loss sees'}.",
         ROLLOUT if raw else "all valid rows, as normalised; agents: mean",
         "reward" if raw else "1",
-        healthy,
-        "" if healthy is None else "of batch-normalised advantages",
-        elsewhere(verl=verl) if not raw and stat != "std" else {},
+        healthy_note="" if normal is None else f"{normal} where a batch is normalised",
+        aliases=elsewhere(verl=verl) if not raw and stat != "std" else {},
     )
 
 

@@ -30,14 +30,32 @@ class Metric:
     healthy: tuple[float | None, float | None] | None = None
     """lowest and highest healthy value; None where there is no such end"""
     healthy_note: str = ""
-    """who says so"""
+    """who says so, a colon, and what it means; `keel.runs.health` shows the first"""
     aliases: Mapping[str, tuple[Alias, ...]] = field(default_factory=dict, hash=False)
+    at_most: str = ""
+    """metric that holds the highest healthy value, where it is there"""
+    mean_over: int = 0
+    """judge the mean of so many updates; 0: judge every value"""
 
-    def is_healthy(self, value: float) -> bool | None:
-        """Whether `value` lies in the healthy range; None where the registry knows no range."""
+    def range_in(self, metrics: Mapping[str, float]) -> tuple[float | None, float | None]:
+        """Return the healthy range, with the bound that is in force.
+
+        Args:
+            metrics: of the same update.
+        """
+        low, high = self.healthy or (None, None)
+        return low, metrics.get(self.at_most, high)
+
+    def is_healthy(self, value: float, metrics: Mapping[str, float] | None = None) -> bool | None:
+        """Return whether `value` lies in the healthy range; None where there is no range.
+
+        Args:
+            value: of the metric.
+            metrics: of the same update, for a bound that one of them holds.
+        """
         if self.healthy is None:
             return None
-        low, high = self.healthy
+        low, high = self.range_in(metrics or {})
         return (low is None or value >= low) and (high is None or value <= high)
 
 

@@ -10,8 +10,9 @@ METRICS = (
         "1 if a step was accepted, else 0",
         "A rejection restores the parameters bit for bit.",
         UPDATE,
-        healthy=(0.3, 1.0),
-        healthy_note="note 002: LS_OK below 30 % for long is sick; judge the mean over updates",
+        healthy=(0.3, None),
+        healthy_note="note 002: LS_OK below 30 % for long is sick",
+        mean_over=20,
         aliases=elsewhere(sb3="train/is_line_search_success", notes="LS_OK"),
     ),
     Metric(
@@ -26,7 +27,9 @@ METRICS = (
         "accepted share of the step at the bound",
         "1 when the first length was taken, 0 when rejected.",
         UPDATE,
+        healthy=(0.05, None),
         healthy_note="note 002: StepFrac near 0 for long is sick",
+        mean_over=20,
         aliases=elsewhere(notes="StepFrac"),
     ),
     Metric(
@@ -48,6 +51,7 @@ METRICS = (
         "Surrogate and entropy, over the whole rollout, of the accepted step; NaN when rejected.",
         UPDATE,
         healthy=(0.0, None),
+        healthy_note="Keel: what is accepted improves",
     ),
     Metric(
         "train/improvement_predicted",
@@ -61,6 +65,7 @@ METRICS = (
         "Near 1 while the quadratic model of the step holds; NaN when rejected.",
         UPDATE,
         healthy=(0.1, 3.0),
+        healthy_note="Keel: outside, the quadratic model does not hold; lower max_kl",
     ),
     Metric("train/cg_residual", "‖b − Fx‖ / ‖b‖", "What conjugate gradient left over.", UPDATE),
     Metric("train/cg_iterations", "iterations done", "Fisher-vector products spent.", UPDATE),
@@ -70,6 +75,7 @@ METRICS = (
         "Of the natural step; not positive means that the direction cannot be trusted.",
         UPDATE,
         healthy=(0.0, None),
+        healthy_note="Keel: raise the damping",
     ),
     Metric(
         "train/curvature_min",
@@ -77,6 +83,7 @@ METRICS = (
         "The least that conjugate gradient met; ≤ 0 stops it and raises the damping.",
         UPDATE,
         healthy=(0.0, None),
+        healthy_note="Keel: raise the damping",
     ),
     Metric(
         "train/policy_gradient_norm",

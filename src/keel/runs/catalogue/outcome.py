@@ -48,6 +48,8 @@ ROLLOUTS = (
         "Of policies with one discrete choice. Near 1 where several actions are good, the policy "
         "has collapsed onto one, whatever the return says.",
         "share over the steps of an update",
+        healthy=(None, 0.99),
+        healthy_note="Keel: nothing else is tried; note 004 wants below half, of four actions",
     ),
     Metric(
         "env/*",
@@ -109,7 +111,8 @@ EVALUATIONS = (
         "nothing may play for ever.",
         EVALUATION,
         "episodes",
-        healthy=(0.0, 0.0),
+        healthy=(None, 0.0),
+        healthy_note="Keel: 0; the environment has no time limit",
     ),
 )
 

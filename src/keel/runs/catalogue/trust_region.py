@@ -26,7 +26,8 @@ DIVERGENCES = (
         LARGEST,
         "nats",
         (0.0, 0.05),
-        "at most max_kl, 0.05 in the PPO presets; note 001 aims at 0.01",
+        "Keel: at most max_kl, 0.05 in the PPO presets; note 001 aims at 0.01",
+        at_most="train/max_kl",
     ),
     Metric(
         "train/kl_requested",
@@ -34,8 +35,7 @@ DIVERGENCES = (
         "The KL of the step before any walk-back: what controllers steer by.",
         LARGEST,
         "nats",
-        (0.0, 0.05),
-        "above max_kl means a walk-back; one update in ten is too many",
+        healthy_note="above max_kl means a walk-back; presets for tokens have one in most updates",
     ),
     Metric(
         "train/kl_reverse",
@@ -88,9 +88,8 @@ DIVERGENCES = (
         "kl_approx).",
         POOLED,
         "nats",
-        (0.0, 0.01),
-        "note 001: within [0, target_kl], target 0.01",
-        elsewhere(
+        healthy_note="note 001: within [0, target_kl]; judged by kl_exact, which it estimates",
+        aliases=elsewhere(
             sb3="train/approx_kl",
             cleanrl="losses/approx_kl",
             trl="policy/approxkl_avg",
@@ -150,6 +149,7 @@ DIVERGENCES = (
         "Where no closed form exists kl_exact is an estimate, and certification refuses.",
         UPDATE,
         healthy=(1.0, 1.0),
+        healthy_note="Keel: an estimate certifies nothing",
     ),
 )
 
@@ -167,8 +167,7 @@ CERTIFICATION = (
         "share of the step that was kept",
         "1: all of it; 0: rolled back.",
         "one value an update; agents: the smallest",
-        healthy=(1.0, 1.0),
-        healthy_note="below 1 in more than one update of ten: step too large",
+        healthy_note="below 1 in most updates: the step is too large for the bound",
     ),
     Metric(
         "train/rollbacks",
@@ -176,7 +175,6 @@ CERTIFICATION = (
         "Updates walked back or rejected so far in this run.",
         "cumulative over the run; agents: sum",
         "updates",
-        (0.0, 0.0),
     ),
     Metric(
         "train/walk_back",
@@ -212,8 +210,9 @@ RATIOS = (
         "range, also where the advantage pulls it back, so theirs is larger.",
         MINIBATCHES,
         "share",
-        (0.1, 0.3),
-        "note 001: 0.1–0.3, best about 0.2; note 004: below 0.3",
+        (None, 0.3),
+        "note 001: 0.1–0.3, best about 0.2; note 004: below 0.3. Less than 0.1 is no alarm: small "
+        "steps, and all steps at the end of a schedule, clip nothing",
         elsewhere(
             sb3="train/clip_fraction",
             cleanrl="losses/clipfrac",
@@ -228,19 +227,19 @@ RATIOS = (
         "What SB3, CleanRL and note 000 call the clip fraction, here of the policy that was kept.",
         RATIO,
         "share",
-        (0.0, 0.4),
+        (None, 0.6),
+        "Keel: beyond, most samples have left the clip's range",
     ),
     Metric("train/ratio_p01", "1st percentile of r", "Lower tail of π_new/π_old.", RATIO),
     Metric("train/ratio_p50", "median of r", "Middle of π_new/π_old.", RATIO),
     Metric("train/ratio_p99", "99th percentile of r", "Upper tail of π_new/π_old.", RATIO),
-    Metric("train/ratio_min", "min r", "Smallest π_new/π_old.", RATIO, healthy=(0.01, None)),
+    Metric("train/ratio_min", "min r", "Smallest π_new/π_old.", RATIO),
     Metric(
         "train/ratio_max",
         "max r",
         "Largest π_new/π_old.",
         RATIO,
-        healthy=(None, 10.0),
-        healthy_note="note 001: below 10; warns above 100",
+        healthy_note="note 001: below 10; judged by warn/extreme_ratio_max",
     ),
     Metric(
         "train/ratio_mean",
@@ -256,8 +255,7 @@ RATIOS = (
         "Before the clamp.",
         RATIO,
         "nats",
-        (0.0, 5.0),
-        "note 001: warns above 5, clamps at 10",
+        healthy_note="note 001: warns above 5, clamps at 10; judged by warn/large_log_ratio",
     ),
     Metric(
         "train/effective_sample_size",
@@ -273,8 +271,8 @@ RATIOS = (
         "over all rows where gate_all_rows is 1, else over those of the objective's first pass; "
         "NaN where statistics or temperature moved in between; agents: the largest",
         "nats",
-        (0.0, 1e-3),
-        "float32; above it the run stops",
+        (None, 1e-3),
+        "Keel: as much as float32 explains; above it the run stops, unless `--region.no-gate`",
     ),
     Metric(
         "train/gate_all_rows",
@@ -294,7 +292,14 @@ def _alarm(
 
 
 ALARMS = (
-    _alarm("warn/large_log_ratio", "max |log r| if above 5", "A policy that leaps.", "nats"),
+    _alarm(
+        "warn/large_log_ratio",
+        "max |log r| if above 5",
+        "A policy that leaps.",
+        "nats",
+        high=7.0,
+        note="Keel: note 001 warns above 5, which single samples of healthy runs reach",
+    ),
     _alarm(
         "warn/extreme_ratio_max",
         "max r if above 100 (or min r below 0.01)",
@@ -307,8 +312,8 @@ ALARMS = (
         "min r if below 0.01 (or max r above 100)",
         "Actions that the new policy has all but forbidden.",
         ALARM,
-        healthy=(0.01, None),
-        healthy_note="note 001: warns below 0.01",
+        healthy=(1e-3, None),
+        healthy_note="Keel: note 001 warns below 0.01, which single samples of healthy runs reach",
         aliases=elsewhere(notes="warn/extreme_ratio_min"),
     ),
     _alarm(
@@ -316,6 +321,7 @@ ALARMS = (
         "minibatches without one finite ratio",
         "Such a minibatch makes no step.",
         "minibatches",
+        note="note 001: 0",
     ),
     _alarm(
         "error/non_finite_ratio_count",
