@@ -17,12 +17,13 @@ from tyro.conf import Positional, arg
 from keel.apps.language.checks import check
 from keel.apps.language.config import Language, decoding, from_dict
 from keel.cli.arguments import find_option, read_options
-from keel.cli.live import NOT_STARTED, print_line
+from keel.cli.live import NOT_STARTED, print_health, print_line
 from keel.cli.note_flags import translate_language
 from keel.cli.render import PipedConsole
 from keel.cli.settings import Grammar, Resolved, add_flags, prepare, short_help
 from keel.config import read
 from keel.config.origins import Layer, dotted
+from keel.runs.health import Breach
 
 if TYPE_CHECKING:
     from keel.training.keeping import Progress
@@ -161,7 +162,7 @@ def _help(args: list[str]) -> str:
                       OPTIONS)  # fmt: skip
 
 
-def summary(newest: Progress) -> dict[str, Any]:
+def summary(newest: Progress, breaches: list[Breach]) -> dict[str, Any]:
     """The last line of `--json`."""
     state, metrics = newest.iteration.state, newest.metrics
     return {
@@ -176,11 +177,14 @@ def summary(newest: Progress) -> dict[str, Any]:
         "max_kl": newest.iteration.session.config.region.max_kl,
         "rollbacks": state.rollbacks,
         "seconds": state.seconds,
+        "health": [breach.as_dict() for breach in breaches],
         **newest.iteration.session.choices,
     }
 
 
-def finish(newest: Progress, console: Console, as_json: bool, quiet: bool) -> None:
+def finish(
+    newest: Progress, console: Console, as_json: bool, quiet: bool, breaches: list[Breach]
+) -> None:
     """Pictures, and what came of it beside warm-up and control."""
     from keel.apps.language.picture import draw_language
     from keel.runs.pictures import draw_run
@@ -188,7 +192,7 @@ def finish(newest: Progress, console: Console, as_json: bool, quiet: bool) -> No
     config = newest.iteration.session.config
     target = config.kl.target if config.kl.controller == "adaptive" else None
     pictures = [draw_language(newest.path, target), *draw_run(newest.path)]
-    told = summary(newest)
+    told = summary(newest, breaches)
     if as_json:
         print(json.dumps(told, allow_nan=False))  # noqa: T201
         return
@@ -209,6 +213,7 @@ def finish(newest: Progress, console: Console, as_json: bool, quiet: bool) -> No
         f"{newest.iteration.state.iteration} updates walked back",
         highlight=False,
     )
+    print_health(console, breaches)
     console.print(f"run: {newest.path}", highlight=False)
     page = newest.path / "tokens.html"
     for what, path in (*(("picture", x) for x in pictures), ("tokens", page)):

@@ -15,9 +15,12 @@ from rich.text import Text
 
 from keel.cli.progress import ResizableLive, is_interactive
 from keel.errors import InputError
+from keel.runs.health import Breach, Health
 
 BARS = "▁▂▃▄▅▆▇█"
 PLAIN_SECONDS = 5.0
+WATCHED = 2
+"""Breaches that are shown while a run goes on."""
 
 
 def sparkline(values: list[float], width: int = 32) -> str:
@@ -79,6 +82,8 @@ class Display(AbstractContextManager["Display"]):
         self.quiet = quiet
         self.returns: deque[float] = deque(maxlen=4096)
         self.searches = Searches()
+        self.health = Health()
+        self.watched: set[str] = set()
         self.progress = Progress(
             TextColumn("{task.percentage:3.0f} %"),
             BarColumn(bar_width=40),
@@ -104,6 +109,7 @@ class Display(AbstractContextManager["Display"]):
         """Show the newest iteration."""
         self.returns.append(metrics.get("rollout/return_mean", math.nan))
         self.searches.append(metrics)
+        self.health.update(steps, metrics)
         if self.first_steps is None:
             self.first_steps, self.started = steps, time.perf_counter()
         if self.quiet:
@@ -115,6 +121,15 @@ class Display(AbstractContextManager["Display"]):
             self.shown_at = time.perf_counter()
             line = plain_line(steps, self.config.total_steps, metrics, self.searches)
             print_line(self.console, line)
+            if not done:  # the summary follows
+                self._print_new_breaches()
+
+    def _print_new_breaches(self) -> None:
+        """In a log, say once what goes wrong, and again if it comes back."""
+        breaches = self.health.breaches()
+        for line in watch_lines([b for b in breaches if b.metric not in self.watched]):
+            print_line(self.console, line, "yellow")
+        self.watched = {breach.metric for breach in breaches}
 
     def evaluating(self, newest: Any) -> None:
         """Show that the evaluation of an iteration begins; in a log, of the last one only."""
@@ -160,7 +175,34 @@ class Display(AbstractContextManager["Display"]):
             table.add_row("explained var.", f"{metrics['train/explained_variance']:.2f}")
         undone = "rejected" if self.searches.success else "walked back"
         table.add_row(undone, f"{back} update{'s' * (back != 1)}")
-        return Group(Text(self.title, style="bold"), self.progress, table)
+        watched = (
+            Text(line, style="yellow", no_wrap=True, overflow="ellipsis")
+            for line in watch_lines(self.health.breaches())
+        )
+        return Group(Text(self.title, style="bold"), self.progress, table, *watched)
+
+
+def watch_lines(breaches: list[Breach]) -> list[str]:
+    """Return a line for each of the first breaches; the last says how many more there are."""
+    lines = [f"watch: {breach}" for breach in breaches[:WATCHED]]
+    more = len(breaches) - len(lines)
+    return [*lines[:-1], f"{lines[-1]}, and {more} more"] if more else lines
+
+
+def print_health(console: Console, breaches: list[Breach]) -> None:
+    """Print what was outside of its healthy range, with what that means."""
+    for breach in breaches:
+        share = f", {breach.outside} of the last {breach.window} updates" * (breach.until is None)
+        console.print(
+            f"watch: {breach}{share}", style="yellow", highlight=False, markup=False, soft_wrap=True
+        )
+        _, _, meaning = breach.note.partition(": ")
+        if meaning:
+            console.print(
+                f"  {meaning}", style="dim", highlight=False, markup=False, soft_wrap=True
+            )
+    if not breaches:
+        console.print("health: nothing to watch", highlight=False)
 
 
 class Searches:

@@ -18,7 +18,7 @@ from rich.console import Console
 from tyro.conf import Positional, arg
 
 from keel.cli.arguments import check_file, find_option, read_options, translate
-from keel.cli.live import NOT_STARTED, Display, print_line
+from keel.cli.live import NOT_STARTED, Display, print_health, print_line
 from keel.cli.note_flags import settle, translate_train
 from keel.cli.progress import is_interactive
 from keel.cli.render import PipedConsole
@@ -28,6 +28,7 @@ from keel.config.origins import Layer, dotted
 from keel.errors import InputError
 from keel.models.compiling import cache_folder
 from keel.presets import names, path_of, preset, preset_for
+from keel.runs.health import Breach
 
 if TYPE_CHECKING:
     from keel.training.keeping import Progress
@@ -207,7 +208,7 @@ def on_top(base: Config, args: list[str], prog: str) -> Train:
 
 Begin = Callable[..., Generator["Progress", None, Any]]
 """Starts a run; takes `evaluating`, which is told when an evaluation begins."""
-Finish = Callable[["Progress", Console, bool, bool], None]
+Finish = Callable[["Progress", Console, bool, bool, list[Breach]], None]
 
 
 def drive(
@@ -234,7 +235,7 @@ def drive(
             print_stopped(newest, config.total_steps, at_once=True)
             return stop.exit_code
     if newest is not None:
-        (sum_up or finish)(newest, console, as_json, quiet)
+        (sum_up or finish)(newest, console, as_json, quiet, display.health.summary())
     if stop.requested is not None and not is_complete(newest):
         print_stopped(newest, config.total_steps)
     return stop.exit_code
@@ -255,7 +256,7 @@ def print_stopped(newest: Progress | None, total: int, *, at_once: bool = False)
     print(f"keel: {line}", file=sys.stderr)  # noqa: T201
 
 
-def summary(newest: Progress) -> dict[str, Any]:
+def summary(newest: Progress, breaches: list[Breach]) -> dict[str, Any]:
     """The last line of `--json`."""
     state = newest.iteration.state
     evaluated = newest.metrics.get("eval/return_mean")
@@ -268,16 +269,19 @@ def summary(newest: Progress) -> dict[str, Any]:
         "rollbacks": state.rollbacks,
         "steps_per_second": state.steps / state.seconds if state.seconds else None,
         "training_return_mean": _finite(newest.metrics.get("rollout/return_mean")),
+        "health": [breach.as_dict() for breach in breaches],
         **newest.iteration.session.choices,
     }
 
 
-def finish(newest: Progress, console: Console, as_json: bool, quiet: bool) -> None:
+def finish(
+    newest: Progress, console: Console, as_json: bool, quiet: bool, breaches: list[Breach]
+) -> None:
     """Pictures and a summary of the trust region."""
     from keel.runs.pictures import draw_run
 
     pictures = draw_run(newest.path)
-    result = summary(newest)
+    result = summary(newest, breaches)
     if as_json:
         print(json.dumps(result, allow_nan=False))  # noqa: T201
         return
@@ -295,6 +299,7 @@ def finish(newest: Progress, console: Console, as_json: bool, quiet: bool) -> No
         f"bound {result['max_kl']:g}; {state.rollbacks} of {state.iteration} updates {undone}",
         highlight=False,
     )
+    print_health(console, breaches)
     console.print(f"run: {newest.path}", highlight=False)
     for picture in pictures:
         console.print(f"picture: {picture}", highlight=False)

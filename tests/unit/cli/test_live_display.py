@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import errno
 import io
+import math
 import os
 import warnings
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from keel import cli
 from keel.apps.language.config import Language, Sample, decoding
 from keel.cli.evaluate import _told
-from keel.cli.live import Display, OutputError, plain_line
+from keel.cli.live import Display, OutputError, plain_line, print_health
 from keel.cli.progress import ResizableLive
 from keel.cli.render import PipedConsole
 from keel.config import Config
 from keel.errors import EstimatorWarning
+from keel.runs.health import find_breaches
 
 METRICS = {"rollout/return_mean": 12.0, "train/kl_step": 0.01, "train/max_kl": 0.05}
 
@@ -97,6 +100,62 @@ def test_explained_variance_is_shown_only_where_there_is_a_critic() -> None:
     display = Display(Config(), "x", console, quiet=False)
     console.print(display._panel(64, METRICS))
     assert "explained" not in text_of(console)
+
+
+SICK = {**METRICS, "train/clip_fraction": 0.61, "train/kl_exact": 0.2, "train/ratio_outside": 0.9}
+
+
+def test_breaches_are_shown_live_in_two_lines_at_most() -> None:
+    console = terminal(width=100)
+    display = Display(Config(), "x", console, quiet=True)
+    for steps in (512, 1024, 1536):
+        display.update(steps, SICK, done=False)
+        watched = [x.plain for x in display._panel(steps, SICK).renderables if isinstance(x, Text)]
+        assert len(watched) == (3 if steps == 1536 else 1)  # the title is there in any case
+    assert watched[1:] == [
+        "watch: train/kl_exact 0.2 above 0.05 since step 512 (Keel)",
+        "watch: train/clip_fraction 0.61 above 0.3 since step 512 (note 001), and 1 more",
+    ]
+
+
+def test_a_log_says_once_what_goes_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keel.cli.live.PLAIN_SECONDS", 0.0)
+    console = PipedConsole(file=io.StringIO(), width=200)
+    with Display(Config(), "x", console, quiet=False) as display:
+        for steps in range(512, 512 * 7, 512):
+            loud = {**METRICS, "train/clip_fraction": 0.61}
+            display.update(steps, loud, done=steps == 512 * 6)
+    lines = text_of(console).splitlines()
+    assert [line for line in lines if line.startswith("watch")] == [
+        "watch: train/clip_fraction 0.61 above 0.3 since step 512 (note 001)"
+    ]
+    assert lines[3].startswith("watch")  # after the line of the third update
+    assert len(lines) == 7
+
+
+def test_a_quiet_run_is_watched_without_a_word() -> None:
+    console = PipedConsole(file=io.StringIO())
+    with Display(Config(), "x", console, quiet=True) as display:
+        for steps in (512, 1024, 1536):
+            display.update(steps, SICK, done=False)
+    assert text_of(console) == ""
+    assert len(display.health.summary()) == 3
+
+
+def test_a_run_ends_with_what_was_outside_and_what_it_means() -> None:
+    loud = {"train/clip_fraction": 0.61, "train/loss": math.nan}
+    console = PipedConsole(file=io.StringIO(), width=40)  # longer lines are not wrapped
+    print_health(console, find_breaches((512 * n, loud) for n in (1, 2, 3)))
+    first, second, third, *more = text_of(console).splitlines()
+    assert first == "watch: train/loss is not finite since step 512, 3 of the last 3 updates"
+    assert second == (
+        "watch: train/clip_fraction 0.61 above 0.3 since step 512 (note 001), "
+        "3 of the last 3 updates"
+    )
+    assert third.startswith("  0.1–0.3, best about 0.2; note 004: below 0.3")
+    assert more == []
+    print_health(console, [])
+    assert text_of(console).endswith("health: nothing to watch\n")
 
 
 def test_a_warning_of_keel_is_one_line_and_shown_once(

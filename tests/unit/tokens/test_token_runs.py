@@ -363,6 +363,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main([*words, "--json"]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert told["steps"] == 16
+    assert told["health"] == []
     assert 0.0 <= told["control_success"] <= 1.0
     path = tmp_path / "run" / "seed-0"
     for name in ("language.png", "language.json", "tokens.html", "trust-region.png"):
@@ -372,6 +373,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main(["resume", str(path), "--total-steps", "24"]) == 0
     output = capsys.readouterr().out
     assert re.search(r"solved after RL: [\d.]+% \(sampled at temperature 1\)", output)
+    assert "health: nothing to watch" in output
     assert "ev " not in output  # there is no critic whose variance could be explained
     assert told["decoding"] == json.loads((path / "language.json").read_text())["decoding"]
     assert main(["compare", str(tmp_path / "run")]) == 0

@@ -271,8 +271,22 @@ def test_the_command_ends_with_one_json_object(
     assert result["kl_exact_max"] <= 0.02
     assert result["steps"] == 1024
     assert {"run", "return_mean", "rollbacks", "steps_per_second"} <= set(result)
+    assert result["health"] == []
     for picture in ("learning.png", "trust-region.png"):
         assert (Path(result["run"]) / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_that_goes_wrong_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A rate of 0.1 and no bound: the first update leaves one action, for good."""
+    sick = ["--seed", "1", "--region.learning-rate", "0.1", "--region.no-certify"]
+    small = ["--total-steps", "2560", "--compile", "off"]
+    command = ["train", "CartPole-v1", "--runs", str(tmp_path), *small, *sick]
+    assert main([*command, "--json"]) == 0
+    health = {x["metric"]: x for x in json.loads(capsys.readouterr().out)["health"]}
+    assert health["rollout/action_share_max"]["healthy"] == [None, 0.99]
+    assert health["rollout/action_share_max"]["since"] == 1024
+    assert main(command) == 0
+    assert "watch: rollout/action_share_max 1 above 0.99 since" in capsys.readouterr().out
 
 
 def test_resume_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
