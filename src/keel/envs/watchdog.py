@@ -171,10 +171,12 @@ class _Patrol:
         last = time.monotonic()
         while True:
             with self._lock:
-                if not self._watches:
+                watches = list(self._watches)  # one may be collected at any moment
+                if not watches:
                     self._thread = None
                     return
-                shortest = min(min(watch.timeout, watch._limit) for watch in self._watches)
+                shortest = min(min(watch.timeout, watch._limit) for watch in watches)
+            del watches
             interval = min(1.0, max(0.02, shortest / 8))
             time.sleep(interval)
             now = time.monotonic()
