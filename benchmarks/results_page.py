@@ -90,7 +90,7 @@ def speed(found: dict[str, Any]) -> list[str]:
         "What steps the environments: Keel by default takes the fastest that it has (Gymnasium's "
         "vectorised CartPole, EnvPool's MuJoCo, the ALE's own vector), the peers Gymnasium's "
         "environments one after the other in one process (`DummyVecEnv`). Rows with *sync* have "
-        "Gymnasium's one after the other on both sides (`keel bench … --backend sync`).",
+        "Gymnasium's one after the other on both sides (the option `--backend sync`).",
         "",
         "| algorithm, environment | environments of keel | peer | keel, steps/s | peer, steps/s "
         "| ratio | each pair | bar | peak MB, keel / peer |",
