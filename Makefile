@@ -5,9 +5,11 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PEERS := .venv-peers
 PEERS_READY := $(PEERS)/.ready
+MUTANTS := .venv-mutants
+MUTANTS_READY := $(MUTANTS)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test coverage test-slow lint format docs pictures bench results peers clean
+.PHONY: help setup demo test coverage test-slow mutants lint format docs pictures bench results peers clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +36,15 @@ coverage: $(READY) ## the same, with the lines that no test reaches (slower)
 
 test-slow: $(READY) ## the long tests, marked `slow`
 	@$(BIN)/python -m pytest -m slow tests
+
+mutants: $(READY) $(MUTANTS_READY) ## small changes of the mathematics that no test notices (hours; ONLY=functional/reduce)
+	@$(BIN)/python tests/mutants/run.py --tool $(MUTANTS)/bin --only "$(ONLY)"
+
+$(MUTANTS_READY): tests/mutants/requirements.txt
+	@echo "Preparing $(MUTANTS) ..."
+	@test -x $(MUTANTS)/bin/python || $(PYTHON) -m venv $(MUTANTS)
+	@$(MUTANTS)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/mutants/requirements.txt
+	@touch $@
 
 lint: $(READY) ## ruff format check, ruff, mypy strict
 	@$(BIN)/ruff format --check .
@@ -68,4 +79,4 @@ $(PEERS_READY): benchmarks/peers.txt pyproject.toml
 	@touch $@
 
 clean: ## remove what can be made again
-	rm -rf $(VENV) $(PEERS) site docs/generated build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(MUTANTS) site docs/generated build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
