@@ -212,7 +212,9 @@ def judge(status: int, text: str, same: bool) -> str | None:
     if status == 2 and len(text.strip().splitlines()) > 12:
         return "more than a short message"
     notice = re.search(
-        r"warning|damaged|edited|ignored|dropped|missing|unreadable|no metrics", text, re.I
+        r"warning|damaged|edited|ignored|dropped|missing|unreadable|cannot be read|no metrics",
+        text,
+        re.I,
     )
     if status == 0 and not same and notice is None:
         return "another result, and not a word"
