@@ -21,7 +21,7 @@ from keel.apps.language.config import from_dict as language_config
 from keel.cli import main
 from keel.config import from_dict
 from keel.errors import InputError
-from keel.runs.directory import CONFIG, read_config
+from keel.runs.config_file import CONFIG, dump_config, read_config
 from keel.training.api import train
 from keel.training.inspect import evaluate_policy, open_policy
 from keel.training.runner import start
@@ -128,7 +128,7 @@ def downloaded(run: Path, changes: dict[str, Any], canary: Path) -> Path:
     copy = canary.parent / "downloads" / "theirs" / run.name
     shutil.copytree(run, copy)
     settings = changed(read_config(run), changes, canary)
-    (copy / CONFIG).write_text(yaml.safe_dump(settings))
+    (copy / CONFIG).write_bytes(dump_config(settings))
     return copy
 
 

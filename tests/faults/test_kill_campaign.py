@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from forked_commands import Commands
 
-from keel.runs.directory import RECORD
+from keel.runs.config_file import RECORD
 from keel.runs.reader import read_metrics
 from keel.training.checkpoint import load
 

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import keel
+from keel.cli import main
 from keel.runs import (
     MetricsWriter,
     RunDirectory,
@@ -18,6 +20,7 @@ from keel.runs import (
     read_config,
     read_metrics,
 )
+from keel.runs.config_file import warn_if_changed
 from keel.runs.directory import read_record
 from keel.runs.environment import read_choices
 from keel.runs.line_checksum import add_checksum, fits_checksum
@@ -55,15 +58,67 @@ def test_one_changed_digit_of_the_config_is_told(run):
         read_config(run, strict=True)
 
 
+def drop_checksum(path: Path) -> None:
+    record = json.loads(path.read_text())
+    del record["checksum"]
+    path.write_text(json.dumps(record))
+
+
 def test_a_damaged_seal_counts_as_damage_and_a_missing_one_as_an_older_keel(run):
     text = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(text.replace("lines above", "lines abovf"))
     with pytest.warns(RunWarning, match="not as Keel wrote it"):
         read_config(run)
     (run / "config.yaml").write_text(text[: text.index("# sha256")])
+    drop_checksum(run / "run.json")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert read_config(run, strict=True) == CONFIG
+
+
+@pytest.mark.parametrize("lines", [1, 2, 4])
+def test_a_config_that_was_cut_before_its_seal_is_told(run, lines):
+    """What is left is YAML all the same, and defaults would take the place of what is gone."""
+    path = run / "config.yaml"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
+    with pytest.warns(RunWarning, match=r"config\.yaml: not as Keel wrote it"):
+        read_config(run)
+    with pytest.raises(RunError, match="put it back, or start a new run"):
+        read_config(run, strict=True)
+
+
+@pytest.mark.parametrize("config", [None, CONFIG])
+def test_a_run_of_an_older_keel_is_sealed_when_it_goes_on(run, config):
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(text[: text.index("# sha256")])
+    drop_checksum(run / "run.json")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            with RunDirectory.resume(run, config=config):
+                assert read_config(run, strict=True) == CONFIG
+    assert (run / "config.yaml").read_text() == text
+
+
+def test_a_file_of_settings_that_a_run_wrote_and_somebody_changed_is_told(run, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_if_changed(run / "config.yaml")
+        (tmp_path / "own.yaml").write_text("env: CartPole-v1\n")
+        warn_if_changed(tmp_path / "own.yaml")
+    edit(run / "config.yaml", "0.02", "0.03")
+    with pytest.warns(RunWarning, match="not as Keel wrote it: edited or damaged; used as it is"):
+        warn_if_changed(run / "config.yaml")
+
+
+def test_training_with_such_a_file_says_so(run, tmp_path):
+    edit(run / "config.yaml", "0.02", "0.03")
+    argv = ["train", "--config", str(run / "config.yaml"), "--runs", str(tmp_path), "--quiet"]
+    argv += ["--total-steps", "64", "--rollout-steps", "32", "--evaluation.episodes", "1"]
+    with pytest.warns(RunWarning, match="not as Keel wrote it"):
+        assert main(argv) == 0
+    with pytest.warns(RunWarning, match="not as Keel wrote it"):
+        keel.train(config=run / "config.yaml", runs=tmp_path / "runs", total_steps=64).close()
 
 
 def test_a_resumed_run_has_a_config_that_fits_its_seal(run):

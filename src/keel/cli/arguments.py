@@ -17,6 +17,7 @@ import tyro
 from keel.config import read
 from keel.errors import InputError
 from keel.printing import printable
+from keel.runs.config_file import warn_if_changed
 from keel.trust import require_trust
 
 T = TypeVar("T")
@@ -52,8 +53,8 @@ def _whole(word: str) -> str:
 def check_file(config: Any, args: Sequence[str], trust_code: bool) -> None:
     """Check the file of `--config` before anything is trained.
 
-    Says on stderr if the environment on the command line replaces that of the file, and raises if
-    the file names code that is not trusted.
+    Says on stderr if the environment on the command line replaces that of the file, warns if a run
+    wrote the file and it is no longer as it was, and raises if it names code that is not trusted.
 
     Args:
         config: settings in force, of environments or of tokens.
@@ -67,6 +68,7 @@ def check_file(config: Any, args: Sequence[str], trust_code: bool) -> None:
     if named != config.env:
         text = printable(f"keel: training on {config.env}, as asked, not on {named} of {file}")
         print(text, file=sys.stderr)  # noqa: T201
+    warn_if_changed(Path(file))
     require_trust(asdict(config), file, trust_code, typed=args)
 
 

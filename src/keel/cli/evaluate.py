@@ -118,7 +118,8 @@ def _run(options: Evaluate) -> int:
 
 def _is_language(path: Path) -> bool:
     """Whether a run is one on tokens; what is no run at all is left to who opens it."""
-    from keel.runs.directory import CONFIG, find_run, read_config
+    from keel.runs.config_file import CONFIG, read_config
+    from keel.runs.directory import find_run
 
     place = find_run(path)
     return (place / CONFIG).is_file() and read_config(place).get("env") == "language"

@@ -227,7 +227,7 @@ def resume(
     """`keel resume` of a run on tokens."""
     from keel.apps.language import runner
     from keel.cli.train import drive
-    from keel.runs.directory import read_config
+    from keel.runs.config_file import read_config
 
     config = from_dict(read_config(run_path))
     if total_steps is not None:

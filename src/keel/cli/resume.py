@@ -39,7 +39,8 @@ class Resume:
 def run(args: Sequence[str]) -> int:
     """Resume."""
     options = read_options(Resume, translate(args), "keel resume")
-    from keel.runs.directory import find_run, read_config
+    from keel.runs.config_file import read_config
+    from keel.runs.directory import find_run
 
     path = find_run(options.run)
     stored = read_config(path)

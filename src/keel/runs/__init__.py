@@ -3,7 +3,8 @@
 Torch is not imported here, so that listing and reading runs is quick.
 """
 
-from keel.runs.directory import RunDirectory, read_config, run_name
+from keel.runs.config_file import read_config
+from keel.runs.directory import RunDirectory, run_name
 from keel.runs.errors import RunError, RunWarning
 from keel.runs.listing import RunInfo, list_runs, run_info
 from keel.runs.metrics import REGISTRY, Canonical, Metric, canonical, documentation, metric

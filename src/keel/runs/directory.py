@@ -7,7 +7,6 @@ metrics.jsonl  checkpoints/  lock
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import re
 import secrets
@@ -23,6 +22,7 @@ import yaml
 
 from keel.errors import InputError
 from keel.runs import lock
+from keel.runs.config_file import CONFIG, RECORD, dump_config, dump_yaml, read_config
 from keel.runs.damage import describe_missing
 from keel.runs.environment import describe_environment
 from keel.runs.errors import RunError, RunWarning
@@ -30,15 +30,10 @@ from keel.runs.files import is_disk_full, read_regular, replace_file, write_sync
 from keel.runs.resume import check_config
 from keel.runs.sealed import dump_checked, is_intact
 
-CONFIG, ENVIRONMENT, RECORD = "config.yaml", "environment.json", "run.json"
+ENVIRONMENT = "environment.json"
 METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"
 LINES = "lines"
 """Key in `run.json` of the number of lines of metrics when the run ended."""
-MAX_BRACKETS = 1000
-"""Lists and mappings that the configuration of a run may hold."""
-
-_SEAL_START = b"# sha256"
-_SEAL = _SEAL_START + b" of the lines above: "
 
 Status = Literal["finished", "stopped", "failed"]
 
@@ -87,7 +82,7 @@ class RunDirectory:
         record = {"name": name, "seed": seed, "tag": tag, "created": _now(), "status": "running"}
         made = _missing_parents(path.parent)
         with _made_whole(path) as draft:
-            write_synced(draft / CONFIG, _config_file(config))
+            write_synced(draft / CONFIG, dump_config(config))
             write_synced(draft / ENVIRONMENT, dump_checked(describe_environment(choices)))
             write_synced(draft / RECORD, dump_checked(record))
             (draft / CHECKPOINTS).mkdir()
@@ -114,15 +109,15 @@ class RunDirectory:
         if missing := missing_lines(path, record):
             _warn(f"{path / METRICS}: {describe_missing(missing)}")
         if config is not None:
-            as_stored = yaml.safe_load(_dump_yaml(config))  # tuples are lists there
-            before = read_config(path) if stored is None else yaml.safe_load(_dump_yaml(stored))
+            as_stored = yaml.safe_load(dump_yaml(config))  # tuples are lists there
+            before = read_config(path) if stored is None else yaml.safe_load(dump_yaml(stored))
             check_config(before, as_stored, may_change)
         with _typed(path):
             lock.acquire(path)
             run = cls(path)
             try:
-                if config is not None:
-                    replace_file(path / CONFIG, _config_file(config))
+                config = read_config(path) if config is None else config
+                replace_file(path / CONFIG, dump_config(config))
                 resumed = [*record.get("resumed", []), _now()]
                 run._record({**record, "status": "running", "resumed": resumed})
             except BaseException:
@@ -268,32 +263,6 @@ def missing_lines(path: Path, record: Mapping[str, Any] | None = None) -> int:
         return 0
 
 
-def read_config(path: Path, *, strict: bool = False) -> dict[str, Any]:
-    """Return `config.yaml` of a run as plain data: tags are an error and nothing is executed.
-
-    A file that was edited or damaged after Keel wrote it is a warning, and with `strict` (a run
-    that goes on must go on as it began) an error.
-    """
-    try:
-        content = read_regular(path / CONFIG)
-        if content.count(b"[") + content.count(b"{") > MAX_BRACKETS:
-            raise ValueError(f"more than {MAX_BRACKETS} brackets")  # nested, they take YAML minutes
-        config = yaml.safe_load(content.decode("utf-8"))
-    except Exception as error:  # PyYAML has errors of many kinds
-        raise RunError(f"{path / CONFIG}: cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise RunError(f"{path / CONFIG}: expected names and values")
-    if not _is_unchanged(content):
-        problem = f"{path / CONFIG}: not as Keel wrote it: edited or damaged"
-        if strict:
-            raise RunError(
-                f"{problem}; put it back, or start a new run with `keel train --config FILE` "
-                "(what a resumed run may change has flags: `keel resume --help`)"
-            )
-        _warn(problem)
-    return config
-
-
 def _warn(problem: str) -> None:
     warnings.warn(problem, RunWarning, stacklevel=3)
 
@@ -342,28 +311,6 @@ def _typed(path: Path) -> Iterator[None]:
 
 def _taken(path: Path) -> str:
     return f"{path}: exists already; continue it with `keel resume {path}` or choose another --name"
-
-
-def _config_file(config: Mapping[str, Any]) -> bytes:
-    """Return `config.yaml` with a last line that tells whether the others are unchanged."""
-    content = _dump_yaml(config).encode()
-    return content + _SEAL + hashlib.sha256(content).hexdigest().encode() + b"\n"
-
-
-def _is_unchanged(content: bytes) -> bool:
-    """Return whether `config.yaml` fits its last line; files of an older Keel have no such line."""
-    body, seal, digest = content.rpartition(_SEAL)
-    if not seal:
-        return _SEAL_START not in content
-    return digest.strip().decode("ascii", "replace") == hashlib.sha256(body).hexdigest()
-
-
-def _dump_yaml(config: Mapping[str, Any]) -> str:
-    try:
-        text: str = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
-    except yaml.YAMLError as error:
-        raise InputError(f"config: only plain data can be stored: {error}") from error
-    return text
 
 
 def _now() -> str:

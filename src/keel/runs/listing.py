@@ -8,8 +8,9 @@ from pathlib import Path
 
 from keel.errors import KeelError
 from keel.runs import lock
+from keel.runs.config_file import RECORD
 from keel.runs.damage import describe_missing
-from keel.runs.directory import METRICS, RECORD, missing_lines, read_record
+from keel.runs.directory import METRICS, missing_lines, read_record
 from keel.runs.errors import RunError
 from keel.runs.reader import last_values
 

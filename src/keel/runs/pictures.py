@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from keel.errors import KeelError
 from keel.look import BLUE, GREEN, GREY, INK, ORANGE, new_figure
 from keel.runs.cloning import COEF, draw_cloning
-from keel.runs.directory import read_config
+from keel.runs.config_file import read_config
 from keel.runs.drawing import (
     axes_for,
     column,

@@ -9,6 +9,7 @@ from typing import Any
 from keel.config import from_dict, read, to_dict
 from keel.errors import InputError
 from keel.presets import preset, preset_for
+from keel.runs.config_file import warn_if_changed
 from keel.training.keeping import Progress
 from keel.training.runner import start
 from keel.training.state import TrainState
@@ -52,6 +53,7 @@ def train(
     from_file = from_dict({**stored, "env": str(chosen)}, base)
     whole = from_dict({**settings, "env": str(chosen)}, from_file)
     if config is not None:
+        warn_if_changed(Path(config))
         passed = [str(env), *texts_in(settings)]
         require_trust(to_dict(whole), config, trust_code, typed=passed)
     return start(whole, Path(runs), name)

@@ -19,7 +19,8 @@ from keel.envs.space_data import Interface, describe_space
 from keel.errors import InputError, KeelError
 from keel.keys import FIRST_ENCODING, MASK
 from keel.models.agent import Agent
-from keel.runs.directory import CHECKPOINTS, find_run, read_config
+from keel.runs.config_file import read_config
+from keel.runs.directory import CHECKPOINTS, find_run
 from keel.training.checkpoint import Checkpoint, check_same, check_shapes, load
 from keel.training.evaluate import Score, evaluate, longest_episode
 from keel.training.runner import EVALUATION_ENVS, INTERFACE, describe_spaces

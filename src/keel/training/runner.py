@@ -15,7 +15,8 @@ from keel.envs import Envs, make_envs
 from keel.envs.space_data import Interface, describe_space
 from keel.errors import InputError
 from keel.keys import ENCODING, FIRST_ENCODING, MASK
-from keel.runs.directory import RunDirectory, find_run, read_config, run_name
+from keel.runs.config_file import read_config
+from keel.runs.directory import RunDirectory, find_run, run_name
 from keel.runs.environment import read_choices
 from keel.runs.reader import last_step
 from keel.runs.sinks import require_sinks

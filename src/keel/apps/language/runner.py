@@ -31,7 +31,8 @@ from keel.apps.language.tasks import held_out
 from keel.apps.language.watching import token_table
 from keel.models.language import TokenAgent
 from keel.regions.stepper import Optimum
-from keel.runs.directory import RunDirectory, find_run, read_config, run_name
+from keel.runs.config_file import read_config
+from keel.runs.directory import RunDirectory, find_run, run_name
 from keel.runs.files import replace_file
 from keel.runs.sinks import require_sinks
 from keel.training.checkpoint import Checkpoint, check_shapes, save
