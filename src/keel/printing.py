@@ -18,7 +18,8 @@ def printable(text: str) -> str:
 
     Newlines and tabs stay as they are.
 
-    >>> print(printable("\x1b[31mred"))
-    \x1b[31mred
+    Examples:
+        >>> print(printable("\x1b[31mred"))
+        \x1b[31mred
     """
     return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)

@@ -45,6 +45,8 @@ QUESTIONS = """(async () => {
       .map(t => t.innerText.split("\\n")[0]),
     small: plots.filter(p => p.getBoundingClientRect().width < Math.min(%d, p.naturalWidth || 1e9))
       .map(p => p.src || p.id),
+    quoted: [...document.querySelectorAll("blockquote blockquote blockquote")]
+      .map(q => q.innerText),
     unlinked: [...document.querySelectorAll("article img")].filter(i => !i.closest("a"))
       .map(i => i.src),
   };
@@ -83,7 +85,9 @@ def _wrong(report: dict) -> list[str]:
     if report["window"] >= max(WIDTHS) and report["scrolled"]:
         lines.append(f"tables that do not fit a wide window: {report['scrolled']}")
     lines += [
-        f"{what}: {report[what]}" for what in ("broken", "cut", "small", "unlinked") if report[what]
+        f"{what}: {report[what]}"
+        for what in ("broken", "cut", "small", "quoted", "unlinked")
+        if report[what]
     ]
     return lines
 

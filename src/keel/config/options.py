@@ -45,8 +45,9 @@ def named_values(text: str, field: str) -> dict[str, Any]:
         text: `name=value`, separated by commas; commas inside brackets or quotes separate nothing.
         field: the setting that the text belongs to, for the error.
 
-    >>> named_values('size=8, walls=[1, 2], goal={"x": 0.5}', "envs.options")
-    {'size': 8, 'walls': [1, 2], 'goal': {'x': 0.5}}
+    Examples:
+        >>> named_values('size=8, walls=[1, 2], goal={"x": 0.5}', "envs.options")
+        {'size': 8, 'walls': [1, 2], 'goal': {'x': 0.5}}
     """
     values: dict[str, Any] = {}
     for part in _parts(text, field):

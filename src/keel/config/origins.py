@@ -32,8 +32,9 @@ class Setting(NamedTuple):
 def dotted(settings: Mapping[str, Any], prefix: str = "") -> frozenset[str]:
     """Return the dotted names of nested settings, with underscores for hyphens.
 
-    >>> sorted(dotted({"seed": 1, "region": {"max-kl": 0.1}}))
-    ['region.max_kl', 'seed']
+    Examples:
+        >>> sorted(dotted({"seed": 1, "region": {"max-kl": 0.1}}))
+        ['region.max_kl', 'seed']
     """
     names: set[str] = set()
     for key, value in settings.items():
@@ -45,8 +46,9 @@ def dotted(settings: Mapping[str, Any], prefix: str = "") -> frozenset[str]:
 def flagged(args: Sequence[str], known: Collection[str]) -> frozenset[str]:
     """Return the settings that words of a command line name, `--no-…` included.
 
-    >>> sorted(flagged(["--seed", "1", "--region.no-gate"], {"seed", "algo", "region.gate"}))
-    ['region.gate', 'seed']
+    Examples:
+        >>> sorted(flagged(["--seed", "1", "--region.no-gate"], {"seed", "algo", "region.gate"}))
+        ['region.gate', 'seed']
     """
     names = set()
     for word in args:

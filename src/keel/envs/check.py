@@ -28,8 +28,9 @@ def check_env(
     values, declared bounds, masks, flags, what `reset` and `step` return, and whether the same
     seed gives the same trajectory. A name is made with two environments in this process first.
 
-    >>> check_env("CartPole-v1", steps=50)
-    []
+    Examples:
+        >>> check_env("CartPole-v1", steps=50)
+        []
     """
     if isinstance(envs, str):
         made: Envs | None = None

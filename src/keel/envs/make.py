@@ -115,9 +115,10 @@ def make_envs(
         restart_workers: how many dead or hung workers may be replaced before it is an error.
         atari: how Atari games are shown.
 
-    >>> envs = make_envs("CartPole-v1", 2, seed=0)
-    >>> envs.backend, envs.reset(0)["obs"].shape
-    ('gymnasium vector', (2, 4))
+    Examples:
+        >>> envs = make_envs("CartPole-v1", 2, seed=0)
+        >>> envs.backend, envs.reset(0)["obs"].shape
+        ('gymnasium vector', (2, 4))
     """
     choose("backend", backend, BACKENDS)
     choose("autoreset", autoreset, ("next_step", "same_step"))

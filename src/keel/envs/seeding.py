@@ -12,8 +12,9 @@ def env_seeds(seed: int | Sequence[int], num_envs: int) -> list[int]:
 
     Neighbouring seeds give unrelated streams, and environment i keeps its seed when N grows.
 
-    >>> env_seeds(0, 2) == env_seeds(0, 3)[:2]
-    True
+    Examples:
+        >>> env_seeds(0, 2) == env_seeds(0, 3)[:2]
+        True
     """
     words = np.random.SeedSequence(seed).generate_state(num_envs, np.uint32)
     return [int(word) >> 1 for word in words]

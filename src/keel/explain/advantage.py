@@ -31,8 +31,9 @@ def explain_advantage(
 ) -> Explanation:
     """Explain GAE on one trajectory; `last_value` is the critic's word on the observation after it.
 
-    >>> explain_advantage((1.0,), (0.4,)).numbers["advantages"] == [1.0 - 0.4]
-    True
+    Examples:
+        >>> explain_advantage((1.0,), (0.4,)).numbers["advantages"] == [1.0 - 0.4]
+        True
     """
     check_same_length("rewards", rewards, "values", values)
     if not rewards:

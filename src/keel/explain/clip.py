@@ -28,8 +28,9 @@ def explain_clip(
 ) -> Explanation:
     """Explain PPO's clip at one ratio and advantage.
 
-    >>> explain_clip(2.0, 1.0).numbers["loss"]
-    -1.2
+    Examples:
+        >>> explain_clip(2.0, 1.0).numbers["loss"]
+        -1.2
     """
     check_positive("ratio", ratio)
     check_finite(advantage=advantage)

@@ -32,8 +32,9 @@ def explain_code_length(
         q: How often it is expected `[A]`: the map.
         names: Names of the outcomes `[A]`.
 
-    >>> round(explain_code_length([0.5, 0.5], [0.25, 0.75]).numbers["detour_bits"], 4)
-    0.2075
+    Examples:
+        >>> round(explain_code_length([0.5, 0.5], [0.25, 0.75]).numbers["detour_bits"], 4)
+        0.2075
     """
     check_probabilities("P", p)
     check_probabilities("Q", q)

@@ -62,8 +62,9 @@ def explain_kl(
         sample: Outcomes that were drawn already `[N]`, to estimate the KL from them as well.
         digits: Also round the logarithms of that estimate, as in a sum made by hand.
 
-    >>> explain_kl([0.8, 0.2], [0.7, 0.3]).numbers["kl_nats"]
-    0.02573...
+    Examples:
+        >>> explain_kl([0.8, 0.2], [0.7, 0.3]).numbers["kl_nats"]
+        0.02573...
     """
     check_probabilities("P", p)
     check_probabilities("Q", q)

@@ -46,8 +46,9 @@ def explain_landscape(
         beta: The price of a nat, and the stiffness of the spring.
         names: Names of the actions `[3]`.
 
-    >>> round(explain_landscape(beta=0.5).numbers["kl_nats"], 4)
-    0.2961
+    Examples:
+        >>> round(explain_landscape(beta=0.5).numbers["kl_nats"], 4)
+        0.2961
     """
     check_probabilities("reference policy", reference)
     check_same_length("reference policy", reference, "rewards", rewards)

@@ -37,8 +37,9 @@ def explain_penalty(
 ) -> Explanation:
     """Explain the KL penalty: on one sampled action, and on the best policy it allows.
 
-    >>> round(explain_penalty(0.3, 0.6, beta=0.1).numbers["penalised_reward"], 3)
-    0.931
+    Examples:
+        >>> round(explain_penalty(0.3, 0.6, beta=0.1).numbers["penalised_reward"], 3)
+        0.931
     """
     for name, value in (("reference", reference_probability), ("probability", probability)):
         if not 0.0 < value <= 1.0:

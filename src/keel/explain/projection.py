@@ -41,8 +41,9 @@ def explain_projection(
         rows: Names of the rows `[R]`.
         columns: Names of the columns `[C]`.
 
-    >>> round(explain_projection(((0.5, 0.1), (0.1, 0.3))).numbers["kl_nats"], 4)
-    0.1777
+    Examples:
+        >>> round(explain_projection(((0.5, 0.1), (0.1, 0.3))).numbers["kl_nats"], 4)
+        0.1777
     """
     p = _check_joint(joint)
     row_names = check_names(rows, p.shape[0], "rows")

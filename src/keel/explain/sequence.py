@@ -83,8 +83,9 @@ def explain_sequence(
         names: The tokens `[L]`; by default their positions.
         terms: What the values are: `log-ratio`, or `kl` for exact KLs, which are never negative.
 
-    >>> round(explain_sequence([0.1, 0.5, 0.2, -0.1]).numbers["sum_nats"], 3)
-    0.7
+    Examples:
+        >>> round(explain_sequence([0.1, 0.5, 0.2, -0.1]).numbers["sum_nats"], 3)
+        0.7
     """
     sequence = _read(values, mask, names, terms)
     total, mean = sequence.sum(sequence.value), sequence.mean(sequence.value)

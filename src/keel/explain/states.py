@@ -72,8 +72,9 @@ def explain_states(
         states: Names of the states `[S]`.
         names: Names of the actions in each state.
 
-    >>> round(explain_states().numbers["mean_kl_nats"], 4)
-    1.2948
+    Examples:
+        >>> round(explain_states().numbers["mean_kl_nats"], 4)
+        1.2948
     """
     check_positive("max-kl", max_kl)
     update = _read(old, new, visits, states, names)

@@ -34,8 +34,9 @@ def explain_trust_region(
 ) -> Explanation:
     """Explain a bound on KL(old‖new), and what is kept of a step that breaks it.
 
-    >>> round(explain_trust_region(max_kl=0.01).numbers["kl_requested_nats"], 4)
-    0.0335
+    Examples:
+        >>> round(explain_trust_region(max_kl=0.01).numbers["kl_requested_nats"], 4)
+        0.0335
     """
     check_probabilities("old policy", old)
     check_probabilities("new policy", new)

@@ -66,10 +66,11 @@ def categorical_kl(p_logits: Tensor, q_logits: Tensor, mask: Tensor | None = Non
     The mask is part of the distribution, so it is one and the same for both. A row without a legal
     outcome gives 0 with zero gradient.
 
-    >>> import torch
-    >>> p, q = torch.tensor([0.8, 0.2], dtype=torch.float64), torch.tensor([0.7, 0.3]).double()
-    >>> round(categorical_kl(p.log(), q.log()).item(), 6)
-    0.025732
+    Examples:
+        >>> import torch
+        >>> p, q = torch.tensor([0.8, 0.2], dtype=torch.float64), torch.tensor([0.7, 0.3]).double()
+        >>> round(categorical_kl(p.log(), q.log()).item(), 6)
+        0.025732
     """
     log_p, log_q = _log_softmaxes(mask, p_logits=p_logits, q_logits=q_logits)
     return kl_terms(log_p, log_q).sum(-1)

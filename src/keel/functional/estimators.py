@@ -89,13 +89,14 @@ def low_var_kl(log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
     x = log π_ref − log π is clamped to ±20 first. Beyond the clamp of the result, at x > 2.61 and
     x < −11, the value is 10 and the gradient 0; `k3` keeps both.
 
-    >>> import torch
-    >>> low_var_kl(torch.tensor(-5.0), torch.tensor(-1.0)).item()
-    10.0
-
     Args:
         log_prob: log π of the actions, `[*lead]`.
         ref_log_prob: log π_ref of the same actions, `[*lead]`.
+
+    Examples:
+        >>> import torch
+        >>> low_var_kl(torch.tensor(-5.0), torch.tensor(-1.0)).item()
+        10.0
     """
     x = -k1(log_prob, ref_log_prob)
     bounded = x.clamp(-VERL_MAX_LOG_RATIO, VERL_MAX_LOG_RATIO)
@@ -119,10 +120,11 @@ def kl_reward(name: str, log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
 
     With `log_prob` of the policy that sampled, E[∇log π · Δ] = ∇KL(π‖π_ref): k1 is right here.
 
-    >>> import torch
-    >>> penalty = kl_reward("k1", torch.tensor(0.6).log(), torch.tensor(0.3).log())
-    >>> round((1.0 - 0.1 * penalty).item(), 3)
-    0.931
+    Examples:
+        >>> import torch
+        >>> penalty = kl_reward("k1", torch.tensor(0.6).log(), torch.tensor(0.3).log())
+        >>> round((1.0 - 0.1 * penalty).item(), 3)
+        0.931
     """
     warn_unless_right(name, "reward", "on-policy")
     return kl_estimate(name, log_prob, ref_log_prob).detach()

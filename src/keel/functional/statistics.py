@@ -238,8 +238,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
     The i-th smallest of m is multiplied by m − i + 1, and none is below a smaller one's. Rejecting
     those up to α then errs about any true hypothesis with probability α at most.
 
-    >>> holm([0.01, 0.04, 0.03])
-    [0.03, 0.06, 0.06]
+    Examples:
+        >>> holm([0.01, 0.04, 0.03])
+        [0.03, 0.06, 0.06]
     """
     adjusted, largest = [0.0] * len(p_values), 0.0
     for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):

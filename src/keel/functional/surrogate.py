@@ -39,9 +39,10 @@ def clip(
     `high` defaults to `low`; a larger one is "clip-higher" (DAPO 2025, arXiv 2503.14476). The
     *maximum* of the two losses is the pessimistic one; a minimum would reward running away.
 
-    >>> import torch
-    >>> clip(torch.tensor([2.0]), torch.tensor([1.0])).loss
-    tensor([-1.2000])
+    Examples:
+        >>> import torch
+        >>> clip(torch.tensor([2.0]), torch.tensor([1.0])).loss
+        tensor([-1.2000])
     """
     return _clip_between(ratio, advantage, 1.0 - low, 1.0 + (low if high is None else high))
 

@@ -74,17 +74,18 @@ def make_decoder(model: PreTrainedModel, tree: Mapping[str, Tensor]) -> Decoder:
         model: its structure; its own parameters count only where `tree` has none.
         tree: parameters by the names of `model.named_parameters()`. They are copied.
 
-    >>> import torch
-    >>> from transformers import LlamaConfig, LlamaModel
-    >>> config = LlamaConfig(vocab_size=8, hidden_size=16, intermediate_size=16,
-    ...                      num_hidden_layers=1, num_attention_heads=2)
-    >>> model = LlamaModel(config)
-    >>> decoder = make_decoder(model, dict(model.named_parameters()))
-    >>> prompts = torch.tensor([[0, 5], [3, 4]])
-    >>> hidden = decoder.prefill(prompts, prompts > 0, capacity=4)
-    >>> decoder.expand(2)
-    >>> decoder.step(torch.tensor([1, 2, 3, 4])).shape
-    torch.Size([4, 16])
+    Examples:
+        >>> import torch
+        >>> from transformers import LlamaConfig, LlamaModel
+        >>> config = LlamaConfig(vocab_size=8, hidden_size=16, intermediate_size=16,
+        ...                      num_hidden_layers=1, num_attention_heads=2)
+        >>> model = LlamaModel(config)
+        >>> decoder = make_decoder(model, dict(model.named_parameters()))
+        >>> prompts = torch.tensor([[0, 5], [3, 4]])
+        >>> hidden = decoder.prefill(prompts, prompts > 0, capacity=4)
+        >>> decoder.expand(2)
+        >>> decoder.step(torch.tensor([1, 2, 3, 4])).shape
+        torch.Size([4, 16])
     """
     check_backbone(model)
     own = dict(model.named_parameters())

@@ -115,10 +115,11 @@ class AdaptiveKLController:
         target_kl: The KL to hold, in the unit of what `update` is told.
         horizon: Steps in which β may change by e^±0.2, or thereabouts.
 
-    >>> controller = AdaptiveKLController(init_kl_coef=0.1, target_kl=0.05, horizon=1000)
-    >>> controller.update(current_kl=0.2, n_steps=500)  # far above: 1 + 0.2 · 500/1000
-    >>> round(controller.value, 4)
-    0.11
+    Examples:
+        >>> controller = AdaptiveKLController(init_kl_coef=0.1, target_kl=0.05, horizon=1000)
+        >>> controller.update(current_kl=0.2, n_steps=500)  # far above: 1 + 0.2 · 500/1000
+        >>> round(controller.value, 4)
+        0.11
     """
 
     def __init__(self, init_kl_coef: float, target_kl: float, horizon: float) -> None:

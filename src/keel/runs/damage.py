@@ -11,8 +11,9 @@ NAMED = 5
 def name_lines(lines: Sequence[int], more: int = 0) -> str:
     """Name some lines of a file, and how many more there are.
 
-    >>> name_lines([4]), name_lines([4, 9, 12]), name_lines([4, 9], more=40)
-    ('line 4', 'lines 4, 9 and 12', 'lines 4, 9 and 40 more')
+    Examples:
+        >>> name_lines([4]), name_lines([4, 9, 12]), name_lines([4, 9], more=40)
+        ('line 4', 'lines 4, 9 and 12', 'lines 4, 9 and 40 more')
     """
     hidden = more + len(lines[NAMED:])
     words = [str(line) for line in lines[:NAMED]] + ([f"{hidden} more"] if hidden else [])
@@ -24,8 +25,9 @@ def name_lines(lines: Sequence[int], more: int = 0) -> str:
 def describe_lines(lines: Sequence[int], what: str) -> list[str]:
     """Say how many lines were dropped, why and where; nothing if there are none.
 
-    >>> describe_lines([4, 9], "that hold no step")
-    ['2 lines that hold no step were dropped (lines 4 and 9)']
+    Examples:
+        >>> describe_lines([4, 9], "that hold no step")
+        ['2 lines that hold no step were dropped (lines 4 and 9)']
     """
     if not len(lines):
         return []
@@ -38,7 +40,8 @@ def describe_lines(lines: Sequence[int], what: str) -> list[str]:
 def describe_missing(lines: int) -> str:
     """Say how many lines are missing.
 
-    >>> describe_missing(1), describe_missing(2)
-    ('1 line is missing since the run ended', '2 lines are missing since the run ended')
+    Examples:
+        >>> describe_missing(1), describe_missing(2)
+        ('1 line is missing since the run ended', '2 lines are missing since the run ended')
     """
     return f"{lines:,} {'line is' if lines == 1 else 'lines are'} missing since the run ended"

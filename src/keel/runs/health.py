@@ -5,9 +5,10 @@ One value proves nothing, because rollouts are noisy: a breach is what lies outs
 at once, and stay in the summary. NaN says that there is nothing to judge, as in `warn/*` while
 there is nothing to warn of.
 
->>> quiet, loud = {"train/clip_fraction": 0.2}, {"train/clip_fraction": 0.61}
->>> print(*find_breaches(enumerate([quiet, loud, loud, loud])))
-train/clip_fraction 0.61 above 0.3 since step 1 (note 001)
+Examples:
+    >>> quiet, loud = {"train/clip_fraction": 0.2}, {"train/clip_fraction": 0.61}
+    >>> print(*find_breaches(enumerate([quiet, loud, loud, loud])))
+    train/clip_fraction 0.61 above 0.3 since step 1 (note 001)
 """
 
 from __future__ import annotations

@@ -3,10 +3,11 @@
 The writer's files, the plots, the documentation page and the readers of foreign logs all speak its
 names. A metric of one agent carries the agent as a suffix: `train/kl_exact/industry`.
 
->>> metric("train/kl_exact/industry").unit
-'nats'
->>> canonical("train/entropy_loss", "sb3")  # SB3 logs the negative entropy
-Canonical(name='train/entropy', scale=-1.0)
+Examples:
+    >>> metric("train/kl_exact/industry").unit
+    'nats'
+    >>> canonical("train/entropy_loss", "sb3")  # SB3 logs the negative entropy
+    Canonical(name='train/entropy', scale=-1.0)
 """
 
 from __future__ import annotations

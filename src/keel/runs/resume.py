@@ -30,8 +30,10 @@ ABSENT = _Absent()
 def config_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
     """The fields that differ, with dotted names.
 
-    >>> [str(c) for c in config_changes({"region": {"max_kl": 0.02}}, {"region": {"max_kl": 0.05}})]
-    ['region.max_kl: 0.02 → 0.05']
+    Examples:
+        >>> before, after = {"region": {"max_kl": 0.02}}, {"region": {"max_kl": 0.05}}
+        >>> [str(change) for change in config_changes(before, after)]
+        ['region.max_kl: 0.02 → 0.05']
     """
     old, new = dict(flat(before)), dict(flat(now))
     pairs = ((name, old.get(name, ABSENT), new.get(name, ABSENT)) for name in {**old, **new})
@@ -78,8 +80,9 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The opposite of `flat`: dotted names as mappings in mappings.
 
-    >>> nested({"region.max_kl": 0.02, "region": {"clip": 0.1}})
-    {'region': {'max_kl': 0.02, 'clip': 0.1}}
+    Examples:
+        >>> nested({"region.max_kl": 0.02, "region": {"clip": 0.1}})
+        {'region': {'max_kl': 0.02, 'clip': 0.1}}
     """
     result: dict[str, Any] = {}
     for name, value in settings.items():

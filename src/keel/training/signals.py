@@ -85,10 +85,11 @@ def graceful_stop(
         notify: told at once (from within the signal handler), so that a user sees that Ctrl-C was
             understood.
 
-    >>> with graceful_stop() as stop:
-    ...     signal.raise_signal(signal.SIGTERM)
-    ...     stop.requested.name, stop.exit_code
-    ('SIGTERM', 143)
+    Examples:
+        >>> with graceful_stop() as stop:
+        ...     signal.raise_signal(signal.SIGTERM)
+        ...     stop.requested.name, stop.exit_code
+        ('SIGTERM', 143)
     """
     stop = StopRequest(notify)
     if threading.current_thread() is not threading.main_thread():

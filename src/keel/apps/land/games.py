@@ -29,11 +29,12 @@ Saved = tuple[dict[str, Array], dict[str, Any]]
 class Games:
     """E games of one variant, with A developers each.
 
-    >>> games = Games(Rules(), 2)
-    >>> games.begin([0, 1], [7, 8])  # maps by their seeds
-    >>> month = games.step(np.full((2, 3), games.rules.wait))
-    >>> month.flow.any(), games.state.month.tolist()
-    (np.False_, [1, 1])
+    Examples:
+        >>> games = Games(Rules(), 2)
+        >>> games.begin([0, 1], [7, 8])  # maps by their seeds
+        >>> month = games.step(np.full((2, 3), games.rules.wait))
+        >>> month.flow.any(), games.state.month.tolist()
+        (np.False_, [1, 1])
     """
 
     def __init__(self, rules: Rules, count: int) -> None:

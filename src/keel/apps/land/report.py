@@ -68,9 +68,10 @@ def play(
 
     `on_month` is called after each month that all maps have played, for a display of progress.
 
-    >>> from keel.apps.land.baselines import wait
-    >>> play(wait, Rules(), [1_000_000]).total
-    0.0
+    Examples:
+        >>> from keel.apps.land.baselines import wait
+        >>> play(wait, Rules(), [1_000_000]).total
+        0.0
     """
     maps = check_seeds(np.asarray(seeds))
     if not maps.size:
@@ -128,8 +129,9 @@ def net_present_value(months: Sequence[Month], rules: Rules) -> Array:
 def gini(npv: Array) -> Array:
     """`[E]` of `[E, A]`: 0 if all have the same, (A − 1) / A if one has all; losses count as 0.
 
-    >>> gini(np.array([[5.0, 5.0], [10.0, 0.0], [-1.0, -2.0]])).tolist()
-    [0.0, 0.5, 0.0]
+    Examples:
+        >>> gini(np.array([[5.0, 5.0], [10.0, 0.0], [-1.0, -2.0]])).tolist()
+        [0.0, 0.5, 0.0]
     """
     held = np.maximum(npv, 0.0)
     apart = np.abs(held[:, :, None] - held[:, None, :]).mean((1, 2))

@@ -99,8 +99,9 @@ LEGACY_SCALES = (500.0, 2_000.0, 3_000.0)
 class Rules:
     """One variant of the game.
 
-    >>> Rules().actions  # three sizes on each of 48 parcels, or wait
-    145
+    Examples:
+        >>> Rules().actions  # three sizes on each of 48 parcels, or wait
+        145
     """
 
     trades: tuple[Trade, ...] = (INDUSTRY, EDUCATION, COUNCIL)
@@ -203,8 +204,9 @@ def make_rules(
 ) -> Rules:
     """A variant with so many of `TRADES`, or those named, and with other fields of `Rules`.
 
-    >>> make_rules(agents=("industry", "housing"), welfare=0.5).names
-    ('industry', 'housing')
+    Examples:
+        >>> make_rules(agents=("industry", "housing"), welfare=0.5).names
+        ('industry', 'housing')
     """
     rules = VARIANTS[choose("variant", variant, VARIANTS)]
     unknown = set(changes) - set(asdict(rules))

@@ -85,9 +85,10 @@ def worth(games: Games) -> Array:
 def look(games: Games) -> Sight:
     """At all games, through all eyes.
 
-    >>> from keel.apps.land.games import Games
-    >>> [x.shape for x in look(Games(Rules(), 2))]
-    [(2, 3, 26), (2, 3, 48, 30), (2, 74), (2, 3, 145)]
+    Examples:
+        >>> from keel.apps.land.games import Games
+        >>> [x.shape for x in look(Games(Rules(), 2))]
+        [(2, 3, 26), (2, 3, 48, 30), (2, 74), (2, 3, 145)]
     """
     rules, count = games.rules, games.count
     own = np.empty((count, rules.agents, len(OWN)), np.float32)

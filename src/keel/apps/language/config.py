@@ -335,8 +335,9 @@ def decoding(config: Language, greedy: bool | None = None) -> str:
         config: The run.
         greedy: Whether the likeliest tokens are taken; by default as in the run's evaluations.
 
-    >>> decoding(Language()), decoding(Language(), greedy=True)
-    ('sampled at temperature 1', 'greedy')
+    Examples:
+        >>> decoding(Language()), decoding(Language(), greedy=True)
+        ('sampled at temperature 1', 'greedy')
     """
     if config.evaluation.greedy if greedy is None else greedy:
         return "greedy"

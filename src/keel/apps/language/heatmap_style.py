@@ -106,8 +106,9 @@ def shades(kind: str) -> Iterator[tuple[str, str]]:
 def mix(colour: str, share: float) -> str:
     """So much of a colour in white.
 
-    >>> mix("#000000", 0.5)
-    '#808080'
+    Examples:
+        >>> mix("#000000", 0.5)
+        '#808080'
     """
     parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(255 + share * (part - 255)):02x}" for part in parts)

@@ -102,9 +102,10 @@ class Rewards:
     the next. Threads and what they hold do not come along: torch is given one thread there, and a
     function that waits for another of the parent's is counted as timed out.
 
-    >>> rewards = Rewards({"right": lambda example, text: text == example.answer})
-    >>> rewards([Example("2+2=", "4", {})], ["4"]).score
-    array([1.])
+    Examples:
+        >>> rewards = Rewards({"right": lambda example, text: text == example.answer})
+        >>> rewards([Example("2+2=", "4", {})], ["4"]).score
+        array([1.])
     """
 
     def __init__(

@@ -29,11 +29,12 @@ def build_tokenizer(
     what `AutoTokenizer` reads. Text goes in by `encode` below, which names a character that is not
     known; the tokenizer itself refuses it too, but says less.
 
-    >>> tokenizer = build_tokenizer("abc ", ["<search>"])
-    >>> encode(tokenizer, "<search>a b")
-    [3, 4, 7, 5]
-    >>> tokenizer.decode([0, 0, 3, 4, 7, 5, 1], skip_special_tokens=True)
-    '<search>a b'
+    Examples:
+        >>> tokenizer = build_tokenizer("abc ", ["<search>"])
+        >>> encode(tokenizer, "<search>a b")
+        [3, 4, 7, 5]
+        >>> tokenizer.decode([0, 0, 3, 4, 7, 5, 1], skip_special_tokens=True)
+        '<search>a b'
     """
     _check(characters, specials)
     library, transformers = need("tokenizers", "language"), need("transformers", "language")

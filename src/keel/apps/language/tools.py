@@ -55,13 +55,14 @@ class ToolLoop:
     text and is counted; `report` raises a `ToolError` if that happened too often. The function runs
     in this process, without a time limit: one that may hang must limit itself.
 
-    >>> loop = ToolLoop(lambda data, call: data[call])
-    >>> loop.reply({"ab": "xy"}, "<search>ab</search>")
-    '<result>xy</result>'
-    >>> loop.reply({"ab": "xy"}, "<search>ab</search><result>xy</result>x") is None
-    True
-    >>> loop.reply({"ab": "xy"}, "<search>q</search>")
-    '<result>error: KeyError</result>'
+    Examples:
+        >>> loop = ToolLoop(lambda data, call: data[call])
+        >>> loop.reply({"ab": "xy"}, "<search>ab</search>")
+        '<result>xy</result>'
+        >>> loop.reply({"ab": "xy"}, "<search>ab</search><result>xy</result>x") is None
+        True
+        >>> loop.reply({"ab": "xy"}, "<search>q</search>")
+        '<result>error: KeyError</result>'
     """
 
     def __init__(

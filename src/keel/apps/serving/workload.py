@@ -94,8 +94,9 @@ def make_workload(
 ) -> Workload:
     """Check requests and arrange them.
 
-    >>> len(make_workload([0.0, 0.5], [100, 200], [10, 20]))
-    2
+    Examples:
+        >>> len(make_workload([0.0, 0.5], [100, 200], [10, 20]))
+        2
     """
     when = np.asarray(arrival, dtype=np.float64)
     sizes = [np.asarray(x, dtype=np.int64) for x in (prompt, output)]

@@ -57,8 +57,9 @@ TASKS: Mapping[str, Callable[..., Task]] = {
 def task_named(name: str, /, **options: Any) -> Task:
     """The task of this name, with options of its own.
 
-    >>> task_named("lookup", hops=2).max_new_tokens
-    27
+    Examples:
+        >>> task_named("lookup", hops=2).max_new_tokens
+        27
     """
     make = TASKS[choose("task", name, TASKS)]
     known = [field.name for field in dataclasses.fields(make)]  # type: ignore[arg-type]

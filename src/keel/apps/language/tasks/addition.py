@@ -51,8 +51,9 @@ class Addition:
 def scratchpad(left: int, right: int) -> str:
     """The addition on paper: digit + digit + carry = sum, from the right.
 
-    >>> scratchpad(95, 7)
-    '5+7+0=12,9+0+1=10'
+    Examples:
+        >>> scratchpad(95, 7)
+        '5+7+0=12,9+0+1=10'
     """
     lines, carry = [], 0
     while left or right:

@@ -12,8 +12,9 @@ from keel.errors import InputError
 def draw_text(rng: np.random.Generator, characters: str, shortest: int, longest: int) -> str:
     """A string of `shortest … longest` characters, all lengths and all characters equally likely.
 
-    >>> draw_text(np.random.default_rng(0), "ab", 3, 3)
-    'bbb'
+    Examples:
+        >>> draw_text(np.random.default_rng(0), "ab", 3, 3)
+        'bbb'
     """
     length = int(rng.integers(shortest, longest + 1))
     return "".join(characters[i] for i in rng.integers(0, len(characters), length))

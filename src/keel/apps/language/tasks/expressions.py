@@ -31,8 +31,9 @@ class Evaluated(NamedTuple):
 def evaluate(text: str) -> Evaluated:
     """Read an expression, or raise an `InputError` that says where it is none.
 
-    >>> evaluate("2*(3+4)-5")
-    Evaluated(value=9, numbers=(2, 3, 4, 5))
+    Examples:
+        >>> evaluate("2*(3+4)-5")
+        Evaluated(value=9, numbers=(2, 3, 4, 5))
     """
     if len(text) > MOST_CHARACTERS:
         raise InputError(f"expression: {len(text)} characters, at most {MOST_CHARACTERS} are read")

@@ -64,10 +64,11 @@ def is_held_out(example: Example) -> bool:
 def segments(task: Task, example: Example) -> list[tuple[str, bool]]:
     """The pieces of the answer in order, and whether the policy writes them; tool text is False.
 
-    >>> from keel.apps.language.tasks.lookup import Lookup
-    >>> example = Example("value of a:", "<search>a</search><result>b</result>b", {})
-    >>> segments(Lookup(letters=1), example)
-    [('<search>a</search>', True), ('<result>b</result>', False), ('b', True)]
+    Examples:
+        >>> from keel.apps.language.tasks.lookup import Lookup
+        >>> example = Example("value of a:", "<search>a</search><result>b</result>b", {})
+        >>> segments(Lookup(letters=1), example)
+        [('<search>a</search>', True), ('<result>b</result>', False), ('b', True)]
     """
     if task.stop is None:
         return [(example.answer, True)]
