@@ -47,6 +47,8 @@ SPEED = (
     ("ppo", "HalfCheetah-v5", "sb3", ["--backend", "sync", "--repeats", "5"]),
     ("ppo", "Breakout", "sb3", ["--backend", "sync", "--repeats", "3"]),
     ("trpo", "HalfCheetah-v5", "sb3-contrib", ["--backend", "sync", "--repeats", "3"]),
+    ("ppo", "HalfCheetah-v5", "sb3", ["--backend", "envpool", "--repeats", "5"]),
+    ("trpo", "HalfCheetah-v5", "sb3-contrib", ["--backend", "envpool", "--repeats", "3"]),
 )
 SEEDS = (100, 101, 102, 103, 104)
 """No setting was ever chosen on these."""
@@ -68,7 +70,7 @@ def measure_speed(only: str | None) -> None:
     """Every line of the speed tables, one after the other, each kept as soon as it is there."""
     for algo, env, peer, more in SPEED:
         key = f"{env} {peer}{' whole' if '--whole' in more else ''}"
-        key += " sync" if "sync" in more else ""
+        key += "".join(f" {name}" for name in ("sync", "envpool") if name in more)
         if only and only not in key:
             continue
         print(key, flush=True)

@@ -18,10 +18,12 @@ STEADY_BARS = {
     "HalfCheetah-v5 sb3 sync": 1.0,
     "Breakout sb3 sync": 1.0,
     "HalfCheetah-v5 sb3-contrib sync": 1.0,
+    "HalfCheetah-v5 sb3 envpool": 1.0,
+    "HalfCheetah-v5 sb3-contrib envpool": 1.0,
 }
 STACKS = {
-    "gymnasium sync": "sync",
-    "gymnasium vector": "Gymnasium, vector",
+    "gymnasium sync": "Gymnasium",
+    "gymnasium vector": "Gymnasium's vector",
     "envpool": "EnvPool",
     "ale": "ALE",
 }
@@ -103,11 +105,12 @@ def speed(found: dict[str, Any]) -> list[str]:
         "",
         "What steps the environments: Keel by default takes the fastest that it has (Gymnasium's "
         "vectorised CartPole, EnvPool's MuJoCo, the ALE's own vector), the peers Gymnasium's "
-        "environments one after the other in one process (`DummyVecEnv`). Rows with *sync* have "
-        "Gymnasium's one after the other on both sides (the option `--backend sync`).",
+        "environments one after the other in one process (`DummyVecEnv`). The last rows have the "
+        "same on both sides: Gymnasium's one after the other (`--backend sync`), or EnvPool's, "
+        "which the peers get by an adapter of ours (`--backend envpool`).",
         "",
-        "| algorithm, environment | environments of keel | peer | keel, steps/s | peer, steps/s "
-        "| ratio | each pair | bar | peak MB, keel / peer |",
+        "| algorithm, environment | environments, keel / peer | peer | keel, steps/s "
+        "| peer, steps/s | ratio | each pair | bar | peak MB, keel / peer |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for key, x in steady.items():
@@ -129,7 +132,7 @@ def speed(found: dict[str, Any]) -> list[str]:
     lines += ["| algorithm, environment | exact KL and its company | guard |", "|---|---|---|"]
     for key, x in steady.items():
         if (
-            not key.endswith("sync")
+            not key.endswith(("sync", "envpool"))
             and x["peer_name"] in ("sb3", "sb3-contrib")
             and x.get("overhead")
         ):
@@ -165,9 +168,11 @@ def speed(found: dict[str, Any]) -> list[str]:
 
 
 def _stack(x: dict[str, Any]) -> str:
-    """Return what stepped our environments, in words."""
+    """Return what stepped the environments of either side, in words."""
     backend = x["choices"]["backend"]
-    return STACKS.get(backend, backend)
+    ours = STACKS.get(backend, backend)
+    same = x["settings"].get("backend") == "envpool"
+    return f"{ours} / {ours if same else STACKS['gymnasium sync']}"
 
 
 def _algo(x: dict[str, Any]) -> str:

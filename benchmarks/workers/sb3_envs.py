@@ -1,4 +1,4 @@
-"""The environments of Stable-Baselines3 and sbx: one process, as is fastest for light ones."""
+"""The environments of Stable-Baselines3 and sbx: Gymnasium's in one process, or EnvPool's."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ def make_envs(work: SimpleNamespace) -> VecEnv:
         gymnasium.register_envs(ale_py)
         # SB3's own preprocessing: frame skip 4, 84×84, as in Keel; it also ends episodes at a life
         return VecFrameStack(make_atari_env(work.peer_env, work.num_envs, seed=work.seed), 4)
-    envs: VecEnv = make_vec_env(
-        work.peer_env, work.num_envs, seed=work.seed, vec_env_cls=DummyVecEnv
-    )
+    if work.backend == "envpool":
+        from sb3_envpool import EnvPoolVecEnv
+
+        envs: VecEnv = EnvPoolVecEnv(work.peer_env, work.num_envs, work.seed)
+    else:
+        envs = make_vec_env(work.peer_env, work.num_envs, seed=work.seed, vec_env_cls=DummyVecEnv)
     return VecNormalize(envs, gamma=work.gamma) if work.normalise else envs
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from keel.bench.settings import PEERS, Algo, Backend, Settings, settings_for
+from keel.bench.settings import ENVPOOL_PEERS, PEERS, Algo, Backend, Settings, settings_for
 from keel.bench.workers import Reading, Workers
 from keel.errors import InputError, choose
 from keel.resources import cores
@@ -75,11 +75,17 @@ def bench(
         repeats: how often each side is measured; the medians count.
         iterations: measured per repeat, after a warm-up; None: as suits the environment.
         whole: measure whole runs of so many steps, start-up and compiling included.
-        backend: our environments: what Keel chooses, or `sync`: the same as the peers'.
+        backend: `auto`, the environments that each side makes by itself; `sync`, Gymnasium's one
+            after the other on both; `envpool`, EnvPool's on both.
         tell: called with one line per measurement.
     """
     name = choose("peer", peer, PEERS[algo])
     settings = settings_for(env, iterations, algo, backend)
+    if backend == "envpool" and (settings.pixels or name not in ENVPOOL_PEERS):
+        raise InputError(
+            f"backend: EnvPool on both sides needs a peer of {', '.join(ENVPOOL_PEERS)} and an "
+            f"environment without pixels, got {name} on {env}"
+        )
     if repeats < 1:
         raise InputError(f"repeats: expected at least 1, got {repeats}")
     if whole is not None and whole < 1:

@@ -10,7 +10,9 @@ from keel.errors import InputError, choose
 
 Mode = Literal["steady", "whole"]
 Algo = Literal["ppo", "trpo", "tokens"]
-Backend = Literal["auto", "sync"]
+Backend = Literal["auto", "sync", "envpool"]
+ENVPOOL_PEERS = ("sb3", "sb3-contrib", "sbx")
+"""Peers that take EnvPool's environments, by an adapter in `benchmarks/workers`."""
 PEERS: dict[Algo, tuple[str, ...]] = {
     "ppo": ("sb3", "sbx", "cleanrl"),
     "trpo": ("sb3-contrib",),
@@ -71,8 +73,8 @@ class Settings:
     compile: Literal["auto", "on", "off"] = "auto"
     """ours only"""
     backend: Backend = "auto"
-    """of our environments: what Keel chooses, or `sync`: Gymnasium's, one after the other in this
-    process, as the peers have them"""
+    """environments: `auto`, what Keel chooses, beside Gymnasium's, one after the other in one
+    process; `sync`, those on both sides; `envpool`, EnvPool's on both"""
     algo: Algo = "ppo"
     max_kl: float = 0.01
     """TRPO's; and the same number of Fisher-vector products, on the whole rollout"""

@@ -39,9 +39,9 @@ class Bench:
 class Stepped(Bench):
     """What measurements on environments can be asked."""
 
-    backend: Annotated[Backend, arg(metavar="auto|sync")] = "auto"
-    """Environments of Keel's side: the fastest it has, or `sync`: Gymnasium's, one after the other
-    in the same process, as the peer steps them."""
+    backend: Annotated[Backend, arg(metavar="auto|sync|envpool")] = "auto"
+    """Environments: those that each side makes by itself, or the same on both: `sync`, Gymnasium's,
+    one after the other in the same process; `envpool`, EnvPool's."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -304,5 +304,15 @@ def test_both_sides_can_have_the_same_environments(fake: Workers) -> None:
     assert bench("ppo", "CartPole-v1", "sb3", repeats=1, workers=fake).settings["backend"] == "auto"
     same = bench("ppo", "CartPole-v1", "sb3", repeats=1, backend="sync", workers=fake)
     assert same.settings["backend"] == "sync"
-    with pytest.raises(InputError, match=r"backend: 'syn' is not one of auto, sync"):
+    with pytest.raises(InputError, match=r"backend: 'syn' is not one of auto, sync, envpool"):
         bench("ppo", "CartPole-v1", "sb3", backend="syn", workers=fake)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("env", "peer"), [("Breakout", "sb3"), ("HalfCheetah-v5", "cleanrl")])
+def test_envpool_on_both_sides_is_refused_where_the_peer_has_none(
+    fake: Workers, env: str, peer: str
+) -> None:
+    same = bench("ppo", "HalfCheetah-v5", "sb3", repeats=1, backend="envpool", workers=fake)
+    assert same.settings["backend"] == "envpool"
+    with pytest.raises(InputError, match=f"EnvPool on both sides needs .* got {peer} on {env}"):
+        bench("ppo", env, peer, repeats=1, backend="envpool", workers=fake)
