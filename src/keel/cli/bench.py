@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from keel.bench import Result
     from keel.bench.settings import Algo
 
-Backend = Literal["auto", "sync"]
+Backend = Literal["auto", "sync", "envpool"]
 
 
 @dataclass(frozen=True, kw_only=True)
