@@ -56,7 +56,7 @@ PUBLISHED = {
 STUCK = (
     "TRPO on Hopper and on Walker2d has one seed of five that stays with a gait that falls after "
     "one leap (1,025 and 855): its entropy is gone before a better gait is found. Seeds 0 to 4, "
-    "with which these two presets were first reported (means of 3,137 and 4,169), had no such seed. "
+    "with which these two presets were first reported (means of 3,137 and 4,169), had none. "
     "On seeds 210 to 212, which are reported nowhere else, a quarter of a run of Hopper ended at "
     "1,908, 1,065 and 2,277 with an entropy bonus of 0.005, and at 2,047, 1,123 and 2,222 with a "
     "first standard deviation of 1, twice the rollout and half the bound; the preset came to 727 "
