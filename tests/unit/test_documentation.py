@@ -98,3 +98,15 @@ def test_the_breakout_page_is_what_was_gathered() -> None:
     """docs/guide/breakout.md is written by `benchmarks.breakout`, never by hand."""
     page = ROOT / "docs" / "guide" / "breakout.md"
     assert page.read_text(encoding="utf-8") == breakout.render(breakout.load())
+
+
+def test_milestones_after_the_end_of_a_run_are_not_run() -> None:
+    """V1 went to 1.0 M, and its note expects a mean of 10 at 3 M: nothing is known about that."""
+    rows = [{"step": 12_000, "return": 0.4}, {"step": 1_001_472, "return": 4.8}]
+    unknown = "not run past 1.00 M"
+    assert breakout.measured("V1 seed-0", rows) == ["12 k", unknown, unknown, unknown]
+    assert breakout.measured("V2 seed-0", rows) == ["12 k", "not reached", unknown, unknown]
+    longer = [*rows, {"step": 6_000_000, "return": 12.0}]
+    unknown = "not run past 6.00 M"
+    assert breakout.measured("V1 seed-0", longer) == ["12 k", "6.00 M", unknown, unknown]
+    assert breakout.measured("ours seed-0", longer) == ["12 k", "6.00 M", "not reached", unknown]
