@@ -33,7 +33,9 @@ EXPECTED = {
     "V1": {"first point": 5e5, "mean 10": 3e6, "mean 50": math.nan, "mean 100": math.nan},
     "V2": {"first point": 1e5, "mean 10": 1e6, "mean 50": 5e6, "mean 100": 8e6},
 }
-"""What the note expected."""
+"""Steps by which the note expected each milestone of its runs of 10 M; NaN for never."""
+JUDGED_BY = {"V1": "V1", "V2": "V2", "ours": "V2"}
+"""Whose expectation says whether a run was long enough for a milestone."""
 PAPER = {"single path": 10.8, "vine": 34.2}
 """Schulman et al. 2015, table 1."""
 WINDOW = 10_000
@@ -226,20 +228,52 @@ def render(found: dict[str, list[dict[str, Any]]]) -> str:
         "## Milestones",
         "",
         "Steps until the training return (the last hundred games) got there; what the note "
-        "expected stands beside it.",
+        f"expected stands beside it. {_how_far(found)} *Not reached*: the run was as long as the "
+        "note expected a milestone to take (ours: V2's expectation), and did not get there. *Not "
+        "run*: the note expected it later than that, or never, and nothing is known.",
         "",
         "| run | " + " | ".join(MILESTONES) + " |",
         "|---|" + "---|" * len(MILESTONES),
     ]
     for version, expected in EXPECTED.items():
-        told = " | ".join(_steps(expected[name]) for name in MILESTONES)
+        told = " | ".join(_expectation(expected[name]) for name in MILESTONES)
         lines.append(f"| {version}, as the note expected | {told} |")
     for name, rows in found.items():
-        reached = milestones(
-            [row["step"] for row in rows], [_number(row["return"]) for row in rows]
-        )
-        lines.append(f"| {name}, measured | {' | '.join(_steps(m.steps) for m in reached)} |")
+        lines.append(f"| {name}, measured | {' | '.join(measured(name, rows))} |")
     return "\n".join([*lines, ""])
+
+
+def _how_far(found: dict[str, list[dict[str, Any]]]) -> str:
+    """Return a sentence on how much of the note's 10 M steps each of its versions ran."""
+    ran = [
+        f"{name.split()[0]} ran to {_steps(rows[-1]['step'])}"
+        for name, rows in found.items()
+        if name.split()[0] in EXPECTED
+    ]
+    return f"The note's runs have 10 M steps, which do not fit here: {', '.join(ran)}."
+
+
+def measured(name: str, rows: list[dict[str, Any]]) -> list[str]:
+    """Return what became of each milestone: its steps, `not reached` or how far the run went.
+
+    Args:
+        name: Version and seed, as `load` names them.
+        rows: What was gathered of the run.
+    """
+    expected = EXPECTED[JUDGED_BY[name.split()[0]]]
+    ran = rows[-1]["step"]
+    reached = milestones([row["step"] for row in rows], [_number(row["return"]) for row in rows])
+    return [_outcome(found.steps, expected[found.name], ran) for found in reached]
+
+
+def _outcome(steps: float, expected: float, ran: float) -> str:
+    if not math.isnan(steps):
+        return _steps(steps)
+    return "not reached" if expected <= ran else f"not run past {_steps(ran)}"
+
+
+def _expectation(steps: float) -> str:
+    return "never" if math.isnan(steps) else _steps(steps)
 
 
 def _judged() -> list[str]:
@@ -268,8 +302,6 @@ def _judged() -> list[str]:
 
 
 def _steps(steps: float) -> str:
-    if math.isnan(steps):
-        return "not reached"
     return f"{steps / 1e6:.2f} M" if steps >= 1e6 else f"{steps / 1e3:.0f} k"
 
 

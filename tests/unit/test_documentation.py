@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import dataclasses
 import doctest
 import importlib
 import inspect
@@ -19,7 +20,7 @@ import pytest
 import torch
 
 import keel
-from benchmarks import ablations, breakout
+from benchmarks import ablations, breakout, collapse
 from benchmarks.results_page import render
 from keel import functional
 from keel.compare.intervals import score_interval
@@ -98,3 +99,48 @@ def test_the_breakout_page_is_what_was_gathered() -> None:
     """docs/guide/breakout.md is written by `benchmarks.breakout`, never by hand."""
     page = ROOT / "docs" / "guide" / "breakout.md"
     assert page.read_text(encoding="utf-8") == breakout.render(breakout.load())
+
+
+def test_milestones_after_the_end_of_a_run_are_not_run() -> None:
+    """V1 went to 1.0 M, and its note expects a mean of 10 at 3 M: nothing is known about that."""
+    rows = [{"step": 12_000, "return": 0.4}, {"step": 1_001_472, "return": 4.8}]
+    unknown = "not run past 1.00 M"
+    assert breakout.measured("V1 seed-0", rows) == ["12 k", unknown, unknown, unknown]
+    assert breakout.measured("V2 seed-0", rows) == ["12 k", "not reached", unknown, unknown]
+    longer = [*rows, {"step": 6_000_000, "return": 12.0}]
+    unknown = "not run past 6.00 M"
+    assert breakout.measured("V1 seed-0", longer) == ["12 k", "6.00 M", unknown, unknown]
+    assert breakout.measured("ours seed-0", longer) == ["12 k", "6.00 M", "not reached", unknown]
+
+
+def test_the_tables_of_the_collapse_are_what_was_recorded() -> None:
+    """docs/data/collapse.md is written by `benchmarks.collapse`, never by hand."""
+    assert collapse.TABLES.read_text(encoding="utf-8") == collapse.render(collapse.load())
+
+
+def test_a_rejected_step_is_a_kl_of_zero_only_in_the_notes_column() -> None:
+    """Second half of eight updates: rejected, 0.01, rejected, 0.02."""
+    run: collapse.Run = {
+        "return": [None, 10.0, 40.0, 30.0, 30.0, 30.0, 30.0, 20.0],
+        "accepted": [1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.0],
+        "kl": [0.02, None, None, None, None, 0.01, None, 0.02],
+        "entropy": [0.6] * 8,
+    }
+    found = collapse.measure(run)
+    assert found.success == 0.5
+    assert (found.peak, found.end) == (40.0, 20.0)
+    assert found.kl_as_zero == pytest.approx(0.0075)
+    assert found.kl == pytest.approx(0.015)
+    assert found.longest == 4
+
+
+def test_the_intervals_of_the_collapse_are_students() -> None:
+    """Mean 2, s/√n = 1/√3, t of two degrees of freedom 4.303: 2 ± 2.484."""
+    assert collapse.interval([1.0, 2.0, 3.0], ".2f") == "2.00 (-0.48 to 4.48)"
+
+
+def test_both_arms_of_the_collapse_differ_in_the_fault_alone() -> None:
+    for coef in ("0.05", "0.01"):
+        two, one = (collapse.config_of(collapse.ARMS[f"{x}-{coef}"], 3) for x in ("two", "one"))
+        assert two.faults.entropy_outside_acceptance
+        assert dataclasses.replace(two, faults=one.faults) == one

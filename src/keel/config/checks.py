@@ -70,6 +70,8 @@ def check(config: Config) -> None:
     _check_critic(config)
     if config.faults.wrong_actor and (config.algo != "ppo" or config.agents.order != "together"):
         raise InputError("faults.wrong_actor: is a fault of PPO whose agents learn together")
+    if config.faults.entropy_outside_acceptance and config.algo != "trpo":
+        raise InputError("faults.entropy_outside_acceptance: is a fault of TRPO's line search")
     _check_trpo(config)
     _check_cloning(config)
     region = config.region

@@ -315,7 +315,7 @@ class Cloning:
 
 @dataclass(frozen=True)
 class Faults:
-    """What went wrong in note 000, on purpose: to measure it, and to see the gate stop it."""
+    """Deliberate bugs of notes 000 and 002: to measure them, and to see what the gate stops."""
 
     wrong_actor: bool = False
     """Updates replay everybody's actions with the first agent's network, and without the mask."""
@@ -325,6 +325,8 @@ class Faults:
     """This share of the actions is random, with the log-prob of the action that was meant."""
     interleaved_gae: bool = False
     """Advantages run through all agents, as if they acted one after the other."""
+    entropy_outside_acceptance: bool = False
+    """TRPO aims its step with the entropy bonus and accepts it without (note 002)."""
 
 
 @dataclass(frozen=True)

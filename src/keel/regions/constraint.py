@@ -58,6 +58,8 @@ class Constraint:
     backtrack_coeff: float = 0.8
     accept_ratio: float = 0.1
     land: bool = True
+    entropy_accepted: bool = True
+    """False is a deliberate bug: steps are aimed with the entropy bonus and accepted without"""
     objective: Objective = field(default_factory=Objective)
     critic: CriticFit = field(default_factory=CriticFit)
     limit: Limit | None = None
@@ -109,7 +111,15 @@ class Constraint:
         if rows.shown is not None:
             pulled = pull(agent, state.params, rows, learned.advantage, knobs)
             knobs = knobs if self.limit is None else self.limit(knobs, pulled)
-        problem = Problem(agent, state.params, rows, learned.advantage, knobs, self.objective)
+        problem = Problem(
+            agent,
+            state.params,
+            rows,
+            learned.advantage,
+            knobs,
+            self.objective,
+            self.entropy_accepted,
+        )
         gradient, gap = problem.gradient()
         if pulled is not None:
             gradient -= knobs.bc_coef * pulled.cloning[: gradient.shape[0]].to(gradient)
@@ -204,8 +214,12 @@ class Problem:
     advantage: Tensor
     knobs: Knobs
     objective: Objective
+    entropy_accepted: bool = True
+    """whether `evaluate` measures the objective of `gradient`, or the same without entropy"""
     before: float = 0.0
     """the objective before the step; `gradient` finds it"""
+    accepted_from: float = 0.0
+    """what `evaluate` measures, before the step; `gradient` finds it"""
 
     def __post_init__(self) -> None:
         """The entropy's weight: inside the floor's reach its penalty adds to it."""
@@ -237,7 +251,9 @@ class Problem:
         start_policy = rows.behaviour
         if rows.sampled is not None:  # the step begins at the policy as it acts next
             start_policy = behaviour_at(agent, self.params, rows, self.knobs.temperature)
-        self.before = self.value(start_policy, self.params)
+        self.before = self.accepted_from = self.value(start_policy, self.params)
+        if not self.entropy_accepted:
+            self.accepted_from = self.value(start_policy, self.params, entropy=False)
         return gradient, gap
 
     def _gain(self, now: dict[str, Tensor], part: slice, slope: float) -> tuple[Tensor, float]:
@@ -290,22 +306,30 @@ class Problem:
             return 0.0
         return mean_cloning_loss(self.agent, params, self.rows.shown, self.knobs.temperature)
 
-    def value(self, now: dict[str, Tensor], params: Tensor) -> float:
-        """The objective on all rows of a policy, by its distributions there and its parameters."""
+    def value(self, now: dict[str, Tensor], params: Tensor, *, entropy: bool = True) -> float:
+        """Return the objective of a policy on all rows.
+
+        Args:
+            now: Its distributions there.
+            params: Its parameters.
+            entropy: False leaves out the bonus and the floor.
+        """
         total = self.rows.weight.double().sum().clamp(min=1.0).item()
         everything = slice(0, self.rows.count)
-        gain = self._gain(now, everything, self.entropy_coef)[0].item() / total
+        slope = self.entropy_coef if entropy else 0.0
+        gain = self._gain(now, everything, slope)[0].item() / total
         floor = self.objective.entropy_floor
-        if floor is not None:
-            entropy = group_mean(self.agent.dist.entropy(now), self.rows).item()
-            gain -= self.objective.entropy_floor_coef * max(0.0, floor - entropy)
+        if floor is not None and entropy:
+            nats = group_mean(self.agent.dist.entropy(now), self.rows).item()
+            gain -= self.objective.entropy_floor_coef * max(0.0, floor - nats)
         return gain - self.knobs.bc_coef * self.cloned(params)
 
     def evaluate(self, params: Tensor) -> tuple[float, float]:
-        """(improvement of the objective, exact mean KL(old‖new)), over all rows."""
+        """Return (improvement, exact mean KL(old‖new)) over all rows, for the line search."""
         now = behaviour_at(self.agent, params, self.rows, self.knobs.temperature)
         kl = self._bounded.kl(params, self.agent.dist.kl(self.rows.behaviour, now))
-        return self.value(now, params) - self.before, kl.max().item()
+        value = self.value(now, params, entropy=self.entropy_accepted)
+        return value - self.accepted_from, kl.max().item()
 
     @cached_property
     def _bounded(self) -> Bounded:

@@ -96,6 +96,7 @@ def build_region(config: Config) -> Certified:
             backtrack_coeff=natural.backtrack_coeff,
             accept_ratio=natural.accept_ratio,
             land=natural.land,
+            entropy_accepted=not config.faults.entropy_outside_acceptance,
             objective=objective,
             critic=CriticFit(
                 region.epochs,
