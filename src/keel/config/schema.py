@@ -315,16 +315,24 @@ class Cloning:
 
 @dataclass(frozen=True)
 class Faults:
-    """What went wrong in note 000, on purpose: to measure it, and to see the gate stop it."""
+    """What went wrong in note 000, or might have, on purpose: to measure it, and to see the gate
+    stop what it can see."""
 
     wrong_actor: bool = False
     """Updates replay everybody's actions with the first agent's network, and without the mask."""
     mask_drift: bool = False
     """Updates see the mask of the step after."""
+    first_actions: int = 0
+    """Updates know only so many legal actions, the first, and take any other for the last of them;
+    the log-prob is that of the choice among all. 0: all."""
     epsilon_greedy: float = 0.0
     """This share of the actions is random, with the log-prob of the action that was meant."""
     interleaved_gae: bool = False
     """Advantages run through all agents, as if they acted one after the other."""
+    reward_gain: float = 1.0
+    """Updates see rewards so many times larger; returns and observations stay as they are."""
+    plain_descent: bool = False
+    """Steps follow the gradient itself, without Adam's division by its size."""
 
 
 @dataclass(frozen=True)
