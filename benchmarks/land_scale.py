@@ -29,21 +29,28 @@ METRICS = {
     "k1": "train/kl_k1",
     "k3": "train/approx_kl",
     "clip fraction": "train/ratio_outside",
-    "value loss": "train/value_loss",
+    "MSE": "train/value_loss",
     "entropy": "train/entropy",
     "welfare": "env/welfare",
 }
-NOTE = ("*the note*", "", "", "4.93–5.69", "1", "567–14,000", "1.61", "")
+TIMES = {"MSE": 2.0}
+"""The note's value loss is a mean squared error, Keel's half of one."""
+NOTE = ("*the note*", "", "", "", "4.93–5.69", "1", "567–14,000", "1.61", "")
 PAIRS = (
     ("sound", "none", "batch"),
     ("sound, gradients clipped", "none-clipped", "batch-clipped"),
     ("sound, learning rate ×100", "rate-1e-2-none", "rate-1e-2-batch"),
+    (
+        "the same, full city, 30 months",
+        "rate-1e-2-none-full-city",
+        "rate-1e-2-batch-full-city",
+    ),
     ("five actions", "five-none", "five-batch"),
     ("five actions, gradients clipped", "five-none-clipped", "five-batch-clipped"),
     ("wrong actor", "wrong-actor-none", "wrong-actor-batch"),
     ("wrong actor, gradients clipped", "wrong-actor-none-clipped", "wrong-actor-batch-clipped"),
     ("gradient descent instead of Adam", "descent-none", "descent-batch"),
-    ("the same, gradients clipped", "descent-none-clipped", "descent-batch-clipped"),
+    ("gradient descent, gradients clipped", "descent-none-clipped", "descent-batch-clipped"),
 )
 """Title, variant without and with normalised advantages."""
 
@@ -98,7 +105,7 @@ def _read(plan: Plan, runs: Path) -> Runs:
     for cell in plan.cells:
         tables = [read_metrics(runs / plan.name / cell.name / f"seed-{s}") for s in plan.seeds]
         read[cell.name] = {
-            title: [[float(x) for x in table[name]] for table in tables]
+            title: [[TIMES.get(title, 1.0) * float(x) for x in table[name]] for table in tables]
             for title, name in METRICS.items()
         }
     return read
@@ -117,7 +124,8 @@ def _figures(plan: Plan, read: Runs) -> list[str]:
     updates = len(next(iter(read.values()))["k3"][0])
     lines = [
         f"Means over {updates} updates, then over {len(plan.seeds)} seeds, with 95 % intervals "
-        "(Student's t); the largest KL is that of any update of any seed:",
+        "(Student's t). The largest KL is that of any update of any seed; MSE is the note's value "
+        "loss, Keel's is half of it.",
         "",
         "| variant | exact KL | largest | " + " | ".join([*METRICS][1:]) + " |",
         "|---|" + "---:|" * (len(METRICS) + 1),
@@ -150,7 +158,7 @@ def _normalisation(read: Runs) -> list[str]:
             for both in [[_by_seed(read, cell, name) for cell in (none, batch)]]
         ]
         words = [title, _number(statistics.fmean(a)), _number(statistics.fmean(b))]
-        words += [f"{mean:,.3g} ({low:,.3g} to {high:,.3g})", *changes]
+        words += [f"{_factor(mean)} ({_factor(low)} to {_factor(high)})", *changes]
         lines.append("| " + " | ".join(words) + " |")
     return lines
 
@@ -172,7 +180,8 @@ def _draw(plan: Plan, read: Runs) -> None:
         axes.grid(axis="y", color=GREY, alpha=0.2)
     panels[0].set_xscale("log")
     panels[0].axvspan(4.93, 5.69, color=ORANGE, alpha=0.25, lw=0)
-    figure.text(0.99, 0.01, "band: the note, 4.93 to 5.69", ha="right", fontsize=8, color=ORANGE)
+    place = (6.5, len(names) - 0.4)
+    panels[0].annotate("the note: 4.93 to 5.69", place, fontsize=8, color=ORANGE)
     write_png(figure, IMAGE)
 
 
@@ -186,6 +195,10 @@ def _plain(read: Runs) -> dict[str, Any]:
         cell: {title: [[word(x) for x in one] for one in seeds] for title, seeds in found.items()}
         for cell, found in read.items()
     }
+
+
+def _factor(x: float) -> str:
+    return f"{x:,.0f}" if x >= 1000 else f"{x:.3f}" if x < 10 else f"{x:.3g}"
 
 
 def _number(x: float) -> str:

@@ -61,6 +61,8 @@ def test_games_have_the_scale_and_size_of_their_names() -> None:
     legacy = {"reward": "legacy", "scale": 500, "late_build_npv": True}
     assert others == {
         "five-scale-2000": base | {"scale": 2000},
+        "rate-1e-2-batch-full-city": legacy,
+        "rate-1e-2-none-full-city": legacy,
         "wrong-actor-full-city": legacy,
         "wrong-actor-203-slots": legacy | {"rows": 7, "columns": 29},
     }
@@ -70,7 +72,7 @@ def test_games_have_the_scale_and_size_of_their_names() -> None:
 def test_every_pair_differs_by_the_normalisation_alone() -> None:
     cells = {cell.name: dict(cell.settings) for cell in PLAN.cells}
     pairs = [name for name in cells if "batch" in name]
-    assert len(pairs) == 9
+    assert len(pairs) == 10
     for name in pairs:
         without = dict(cells[name])
         assert without.pop("advantage.normalise") == "batch"
