@@ -1,7 +1,7 @@
 """Tables and a picture of the ablation land-causes-note-scale: note 000 at its own scales.
 
 keel ablate land-causes-note-scale --runs RUNS
-python -m benchmarks.land scales --runs RUNS   into docs/data/ablations and docs/images
+python -m benchmarks.land scales --runs RUNS   into docs/data and docs/images
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from keel.runs.reader import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 PLAN = "land-causes-note-scale"
-DATA, IMAGE = ROOT / "docs/data/ablations", ROOT / "docs/images/note-000-scale.png"
+DATA, IMAGE = ROOT / "docs/data/land-note-scale.json", ROOT / "docs/images/note-000-scale.png"
 METRICS = {
     "exact KL": "train/kl_exact",
     "k1": "train/kl_k1",
@@ -92,12 +92,11 @@ def scales(runs: Path) -> None:
     plan = plan_named(PLAN)
     assert plan is not None
     read = _read(plan, runs)
-    place = DATA / PLAN
-    place.with_suffix(".json").write_text(json.dumps(_plain(read), indent=1) + "\n")
+    DATA.write_text(json.dumps(_plain(read), indent=1) + "\n")
     lines = [*_figures(plan, read), "", *_normalisation(read)]
-    place.with_suffix(".md").write_text("\n".join(lines) + "\n")
+    DATA.with_suffix(".md").write_text("\n".join(lines) + "\n")
     _draw(plan, read)
-    print(place.with_suffix(".md").read_text())
+    print(DATA.with_suffix(".md").read_text())
 
 
 def _read(plan: Plan, runs: Path) -> Runs:
