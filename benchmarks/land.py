@@ -4,6 +4,7 @@
     python -m benchmarks.land judge --runs RUNS [--maps 50]   into docs/data/land.json
     python -m benchmarks.land page                            tables and pictures from that
     python -m benchmarks.land causes --runs RUNS              picture of the ablation land-causes
+    python -m benchmarks.land scales --runs RUNS              of land-causes-note-scale, and tables
     python -m benchmarks.land speed                           steps of agents a second
 
 Training may be interrupted: finished seeds are never trained twice, begun ones go on.
@@ -23,6 +24,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import t as student
 
+from benchmarks.land_scale import scales
 from benchmarks.seeds import train_seed
 from keel.apps.land import (
     BASELINES,
@@ -229,7 +231,7 @@ def speed() -> None:
 def main() -> None:
     """What the first word says."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("action", choices=("train", "judge", "page", "causes", "speed"))
+    parser.add_argument("action", choices=("train", "judge", "page", "causes", "scales", "speed"))
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--only", choices=VARIANTS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
@@ -245,6 +247,8 @@ def main() -> None:
         page()
     elif args.action == "causes":
         causes(args.runs)
+    elif args.action == "scales":
+        scales(args.runs)
     elif args.action == "speed":
         speed()
     else:

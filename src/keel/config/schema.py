@@ -321,12 +321,19 @@ class Faults:
     """Updates replay everybody's actions with the first agent's network, and without the mask."""
     mask_drift: bool = False
     """Updates see the mask of the step after."""
+    first_actions: int = 0
+    """Updates know only so many legal actions, the first, and take any other for the last of them;
+    the log-prob is that of the choice among all. 0: all."""
     epsilon_greedy: float = 0.0
     """This share of the actions is random, with the log-prob of the action that was meant."""
     interleaved_gae: bool = False
     """Advantages run through all agents, as if they acted one after the other."""
     entropy_outside_acceptance: bool = False
     """TRPO aims its step with the entropy bonus and accepts it without (note 002)."""
+    reward_gain: float = 1.0
+    """Updates see rewards so many times larger; returns and observations stay as they are."""
+    plain_descent: bool = False
+    """Steps follow the gradient itself, without Adam's division by its size."""
 
 
 @dataclass(frozen=True)

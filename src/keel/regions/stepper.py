@@ -184,3 +184,25 @@ def _plain_adam(old: Optimum, gradient: Tensor, rate: float) -> Optimum:
     spread = second.sqrt().add_(EPSILON * shrink)
     params = torch.addcdiv(old.params, first, spread, value=-rate * shrink / (1 - BETAS[0] ** age))
     return Optimum(params, first, second, steps)
+
+
+def without_adam(step: Step) -> Step:
+    """Return a step along the clipped gradient itself, at the policy's learning rate.
+
+    Adam's first moment after one step from 0 is (1 − β₁) times that gradient.
+
+    Args:
+        step: one step of Adam.
+    """
+
+    def descend(
+        optimum: Optimum, rows: Batch, index: Tensor, real: Tensor, knobs: Tensor, active: Tensor
+    ) -> StepResult:
+        nothing = torch.zeros_like(optimum.params)
+        fresh = optimum._replace(first=nothing, second=nothing.clone())
+        result = step(fresh, rows, index, real, knobs, active)
+        gradient = result.optimum.first / (1.0 - BETAS[0])
+        params = optimum.params - knobs[KNOB_INDEX["learning_rate"]] * gradient
+        return result._replace(optimum=result.optimum._replace(params=params))
+
+    return descend

@@ -18,13 +18,42 @@ from keel.types import Rollout
 
 def broken(rollout: Rollout, faults: Faults) -> Rollout:
     """The rollout as a program with these faults would learn from it."""
+    if faults.reward_gain != 1.0:
+        rollout = replace(rollout, reward=rollout.reward * faults.reward_gain)
     if MASK not in rollout.obs:
         return rollout
     if faults.wrong_actor:
-        return replace(rollout, obs=rollout.obs | {MASK: torch.ones_like(rollout.obs[MASK])})
-    if faults.mask_drift:
-        return replace(rollout, obs=rollout.obs | {MASK: _drifted(rollout)})
-    return rollout
+        rollout = _with_mask(rollout, torch.ones_like(rollout.obs[MASK]))
+    elif faults.mask_drift:
+        rollout = _with_mask(rollout, _drifted(rollout))
+    return _among_first(rollout, faults.first_actions) if faults.first_actions else rollout
+
+
+def _with_mask(rollout: Rollout, mask: Tensor) -> Rollout:
+    return replace(rollout, obs=rollout.obs | {MASK: mask})
+
+
+def _among_first(rollout: Rollout, count: int) -> Rollout:
+    """Return the rollout as a program replays it that knows only the first legal actions.
+
+    Note 000's update did not find how many actions there had been, took five, and took an action
+    beyond them for the last of the five: `logits[:5]`, `min(index, 4)`. The log-prob stays that of
+    the choice among all.
+
+    Args:
+        rollout: `[*lead]`, whose actions are legal under its mask `[*lead, A]`.
+        count: number of legal actions that are left.
+    """
+    mask = rollout.obs[MASK].bool()
+    rank = mask.cumsum(-1)
+    left = mask & (rank <= count)
+    taken = rollout.action.long()[..., None]
+    last = (left & (rank == rank.clamp(max=count).amax(-1, keepdim=True))).int().argmax(-1)
+    action = torch.where(rank.gather(-1, taken)[..., 0] > count, last, taken[..., 0])
+    return replace(
+        _with_mask(rollout, left.to(rollout.obs[MASK].dtype)),
+        action=action.to(rollout.action.dtype),
+    )
 
 
 def learner(agent: Agent, faults: Faults) -> Agent:

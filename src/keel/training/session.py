@@ -37,7 +37,7 @@ from keel.regions.controllers import (
 )
 from keel.regions.proximal import Proximal
 from keel.regions.sequential import Sequential
-from keel.regions.stepper import Loss, Step, make_step
+from keel.regions.stepper import Loss, Step, make_step, without_adam
 from keel.resources import cores, expect_memory, keep_memory
 from keel.rollout.collect import Collector
 from keel.rollout.faults import learner
@@ -112,6 +112,8 @@ def open_session(config: Config, encoding: int = ENCODING) -> Session:
         compiled = _compile(config, agent, region.region, device)
         learns = learner(agent, config.faults)
         step = _step(learns, region.region, bool(envs.agents), compiled)
+        if config.faults.plain_descent:
+            step = without_adam(step)
         collector = Collector(
             envs,
             agent,

@@ -109,6 +109,12 @@ def test_the_gate_stops_the_faults_of_note_000_at_the_first_update(name: str) ->
         next(train(small(faults=FAULTS[name])))
 
 
+def test_the_gate_sees_that_updates_know_fewer_actions() -> None:
+    """To it, that is another mask than the one that was sampled under."""
+    with pytest.raises(ConsistencyError, match=r"Cause: mask_drift: .* other actions are legal"):
+        next(train(small(faults={"first_actions": 2})))
+
+
 def test_a_network_of_items_is_not_compiled() -> None:
     with pytest.raises(InputError, match="compile: a network of items has no fixed shapes"):
         next(train(small(compile="on")))
