@@ -2,12 +2,14 @@
 
     python -m benchmarks.serving train --runs RUNS [--seeds 0 1 2]
     python -m benchmarks.serving judge --runs RUNS      into docs/data/serving.json
-    python -m benchmarks.serving note --runs RUNS       note 004, before and after, trained and told
+    python -m benchmarks.serving fresh --runs RUNS      on traces that are newer than the preset
+    python -m benchmarks.serving note                   note 004, before, after, and what made it so
+    python -m benchmarks.serving explore                pulses beside hierarchical exploration
     python -m benchmarks.serving speed                  decisions and simulated requests a second
     python -m benchmarks.serving page                   tables and pictures from that
 
 `--data FOLDER` holds `traces/` (Azure's, Mooncake's) and `vidur/` (its results and their tables, of
-which tests/data has two runs). What is not there keeps its earlier figures. Training may be
+which tests/data has two runs). What is not there keeps its earlier figures. All of it may be
 interrupted: finished seeds are never trained twice.
 """
 
@@ -17,6 +19,7 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks import fresh_traces, note_004
+from benchmarks.fresh_traces import saved
 from benchmarks.seeds import train_seed
 from keel.apps.serving import (
     HONEST,
@@ -44,7 +49,6 @@ from keel.apps.serving.judging import LEARNED, best_heuristic, learned
 from keel.apps.serving.picture import write_latencies, write_timeline
 from keel.apps.serving.results import means
 from keel.apps.serving.vector import vector_env
-from keel.runs.reader import read_metrics
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 DATA, TABLES, IMAGES = DOCS / "data" / "serving.json", DOCS / "data" / "serving", DOCS / "images"
@@ -72,28 +76,9 @@ MEASURES = {"end_to_end": "mean end to end", "ttft_p99": "p99 to the first token
 def judge_all(runs: Path, data: Path) -> None:
     """Every trained seed and every heuristic, on the same traces."""
     told: dict[str, Any] = {}
-    seeds = held_out(TRACES)
-    scorers = {
-        folder.name: load_scorer(folder) for folder in sorted((runs / "router").glob("seed-*"))
-    }
+    seeds, scorers = held_out(TRACES), _trained(runs)
     for name in SETTINGS:
-        setting = make_setting(name, requests=REQUESTS)
-        found = judge(setting, seeds, HONEST)
-        entry: dict[str, Any] = {"routers": {}, "headroom": {}, "policies": {}}
-        for router, reports in found.items():
-            entry["routers"][router] = _means(reports)
-        for measure in MEASURES:
-            entry["headroom"][measure] = headroom(found, measure).to_dict()
-        for seed, scorer in scorers.items():
-            own = learned(scorer, setting, seeds)
-            best = {m: entry["headroom"][m]["best"] for m in MEASURES}
-            entry["policies"][seed] = {
-                **_means(own),
-                "gains": {m: vars(gain(own, found[best[m]], m)) for m in MEASURES},
-                "jsq": vars(gain(own, found["least-outstanding"], "end_to_end")),
-            }
-            print(name, seed, json.dumps(entry["policies"][seed]["gains"]), flush=True)
-        told[name] = entry
+        told[name] = _beside_all(name, make_setting(name, requests=REQUESTS), seeds, scorers)
     told["sizes"] = {
         f"{count}, {name}": _beside_speeds(
             make_setting(name, replicas=count, requests=REQUESTS), scorers
@@ -116,6 +101,46 @@ def judge_all(runs: Path, data: Path) -> None:
     }
     _keep(told)
     _draw(scorers, told["mixed"]["headroom"]["end_to_end"]["best"])
+
+
+def _trained(runs: Path) -> dict[str, Any]:
+    """Return the routers that `train` left."""
+    return {x.name: load_scorer(x) for x in sorted((runs / "router").glob("seed-*"))}
+
+
+def _beside_all(
+    name: str, setting: Any, seeds: list[int], scorers: dict[str, Any], draw_scene: Any = draw
+) -> dict[str, Any]:
+    """Every heuristic, both clairvoyants and every trained seed on the same traces."""
+    found = judge(setting, seeds, HONEST, draw_scene=draw_scene)
+    entry: dict[str, Any] = {"routers": {}, "headroom": {}, "policies": {}}
+    for router, reports in found.items():
+        entry["routers"][router] = _means(reports)
+    for measure in MEASURES:
+        entry["headroom"][measure] = headroom(found, measure).to_dict()
+    for seed, scorer in scorers.items():
+        own = learned(scorer, setting, seeds, draw_scene=draw_scene)
+        best = {m: entry["headroom"][m]["best"] for m in MEASURES}
+        entry["policies"][seed] = {
+            **_means(own),
+            "gains": {m: vars(gain(own, found[best[m]], m)) for m in MEASURES},
+            "jsq": vars(gain(own, found["least-outstanding"], "end_to_end")),
+        }
+        print(name, seed, json.dumps(entry["policies"][seed]["gains"]), flush=True)
+    return entry
+
+
+def fresh(runs: Path) -> None:
+    """Judge trained seeds once, on traces that are newer than the preset."""
+    fresh_traces.check_frozen()
+    scorers = _trained(runs)
+    for name, family in fresh_traces.families(REQUESTS).items():
+        earlier = _earlier().get("fresh", {})
+        if set(earlier.get(name, {}).get("policies", {})) == set(scorers):
+            continue
+        seeds = family.seeds(TRACES)
+        entry = _beside_all(name, family.setting, seeds, scorers, family.draw)
+        _keep({"fresh": earlier | {name: entry | {"what": family.what}}})
 
 
 def _beside_speeds(setting: Any, scorers: dict[str, Any]) -> dict[str, Any]:
@@ -190,36 +215,26 @@ def _draw(scorers: dict[str, Any], best_name: str) -> None:
     write_timeline(policy, IMAGES / "serving-policy.png")
 
 
-NOTE = ("note-004-before", "note-004-after")
-NOTE_METRICS = {
-    "reward": "env/total_reward",
-    "absolute": "env/absolute_score",
-    "delta": "env/delta_score",
-    "logistic": "env/logistic_penalty",
-    "entropy": "train/entropy",
-    "clip": "train/clip_fraction",
-    "latency": "env/latency",
-}
-
-
-def note(runs: Path, seeds: list[int]) -> None:
-    """Train both presets, and say what their last quarters were like, beside round robin."""
-    told: dict[str, Any] = {"note": {}}
-    for name in NOTE:
-        for seed in seeds:
-            train_seed(runs / name, "serving", seed, "--preset", name)
-            table = read_metrics(runs / name / f"seed-{seed}")
-            late = slice(3 * len(table) // 4, None)
-            shares = [float(np.nanmean(table[f"env/action_replica_{r}"][late])) for r in range(4)]
-            told["note"][f"{name}, seed-{seed}"] = {
-                "shares": shares,
-                "pulses": int((table["train/temperature"] > 1.0).sum()),
-                **{k: float(np.nanmean(table[v][late])) for k, v in NOTE_METRICS.items()},
-            }
+def note(seeds: list[int]) -> None:
+    """Note 004 before and after, and what could make its largest share, beside round robin."""
+    run_seeds("note", {"after": note_004.EVEN} | note_004.VARIANTS, seeds)
     found = judge(make_setting("note-004"), held_out(TRACES), ("round-robin", "least-outstanding"))
-    told["note_round_robin"] = _means(found["round-robin"])
-    told["note_headroom"] = headroom(found).to_dict()
-    _keep(told)
+    _keep({
+        "note_round_robin": _means(found["round-robin"]),
+        "note_headroom": headroom(found).to_dict(),
+    })  # fmt: skip
+
+
+def run_seeds(key: str, variants: Mapping[str, note_004.Variant], seeds: list[int]) -> None:
+    """Run what is not in the data yet, and keep it."""
+    for name, variant in variants.items():
+        for seed in seeds:
+            runs = _earlier().get(key, {})
+            if str(seed) in runs.get(name, {}):
+                continue
+            summary = note_004.run_variant(variant, seed)
+            print(key, name, seed, json.dumps(summary), flush=True)
+            _keep({key: runs | {name: runs.get(name, {}) | {str(seed): summary}}})
 
 
 def speed(data: Path) -> None:
@@ -258,8 +273,13 @@ def page() -> None:
     for name in SETTINGS:
         if name in told:
             _write(f"{name}.md", _setting_table(told[name]))
-    if "note" in told:
-        _write("note.md", _note_table(told))
+    if "note_headroom" in told:
+        _write("note.md", note_004.note_table(told))
+        _write("note-causes.md", note_004.causes_table(told["note"]))
+    if "explore" in told:
+        _write("explore.md", note_004.explore_table(told["explore"]))
+    if "fresh" in told:
+        _write("fresh.md", fresh_traces.fresh_table(told["fresh"]))
     if "sizes" in told:
         _write("sizes.md", _sizes_table(told["sizes"]))
         _write("loads.md", _beside_table("load", told["loads"]))
@@ -308,7 +328,7 @@ def _sizes_table(sizes: dict[str, Any]) -> list[str]:
     ]
     for name, entry in sorted(sizes.items(), key=lambda item: _by_number(item[0])):
         for kind in ("guessed", "told"):
-            cells = " | ".join(_saved(entry[seed][kind]) for seed in seeds)
+            cells = " | ".join(saved(entry[seed][kind]) for seed in seeds)
             lines.append(f"| {name} | {kind} | {cells} |")
     return lines
 
@@ -327,36 +347,10 @@ def _beside_table(what: str, entries: dict[str, Any]) -> list[str]:
     for name, entry in entries.items():
         for measure, label in MEASURES.items():
             first = entry[seeds[0]][measure]
-            cells = " | ".join(_saved(entry[seed][measure]) for seed in seeds)
+            cells = " | ".join(saved(entry[seed][measure]) for seed in seeds)
             lines.append(
                 f"| {name} | {label} | {first['against']}, {first['other']:.3f} s | {cells} |"
             )
-    return lines
-
-
-def _saved(x: dict[str, float]) -> str:
-    return f"{x['gain']:+.1%} ({x['low']:+.1%} to {x['high']:+.1%})"
-
-
-def _note_table(told: dict[str, Any]) -> list[str]:
-    lines = [
-        "| run | shares of the replicas | total reward | delta | entropy | clipped | pulses "
-        "| mean end to end |",
-        "|---|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    for name, x in told["note"].items():
-        shares = " / ".join(f"{share:.0%}" for share in x["shares"])
-        lines.append(
-            f"| {name} | {shares} | {x['reward']:+.3f} | {x['delta']:.4f} | {x['entropy']:.2f} "
-            f"| {x['clip']:.3f} | {x['pulses']} | {x['latency']:.2f} s |"
-        )
-    even, room = told["note_round_robin"], told["note_headroom"]
-    lines.append(f"| round robin | 25% / 25% / 25% / 25% | | | | | | {even['end_to_end']:.2f} s |")
-    lines += [
-        "",
-        f"The clairvoyant saves {room['room']:.1%} of the best heuristic's mean "
-        f"({room['low']:.1%} to {room['high']:.1%}): {room['verdict']}.",
-    ]
     return lines
 
 
@@ -377,7 +371,9 @@ def _fidelity_table(speed: dict[str, Any]) -> list[str]:
 def main() -> None:
     """What the first word says."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("action", choices=("train", "judge", "note", "speed", "page"))
+    parser.add_argument(
+        "action", choices=("train", "judge", "note", "explore", "fresh", "speed", "page")
+    )
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -390,7 +386,11 @@ def main() -> None:
     if args.action == "judge":
         judge_all(args.runs, args.data)
     if args.action == "note":
-        note(args.runs, args.seeds)
+        note(args.seeds)
+    if args.action == "fresh":
+        fresh(args.runs)
+    if args.action == "explore":
+        run_seeds("explore", note_004.EXPLORATION, args.seeds)
     if args.action == "speed":
         speed(args.data)
     page()

@@ -58,6 +58,7 @@ REGIONS = {
     "faults": ["test_proximal.py"],
     "gate": ["test_certified.py", "test_many_agents.py"],
     "imitation": ["test_imitation.py"],
+    "ladder": ["test_ladder.py"],
     "measure": ["test_certified_numbers.py", "test_certified.py", "test_many_agents.py"],
     "objective": ["test_proximal.py", "test_dense.py"],
     "penalties": ["test_penalties.py"],

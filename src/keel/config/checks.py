@@ -106,6 +106,11 @@ def check(config: Config) -> None:
         )
         if on
     ]
+    if config.explore.hierarchical and config.explore.pulses:
+        raise InputError(
+            "explore.hierarchical: chooses the temperature in place of explore.pulses; say "
+            "--explore.no-pulses"
+        )
     if needs and not region.target_kl:
         raise InputError(f"region.{needs[0]}: needs region.target_kl")
     for name in config.sinks:

@@ -268,13 +268,16 @@ class Explore:
     pulses: bool = False
     """Raise the temperature of the policy in pulses (note 004)."""
     pulse_interval: int = 8
-    """Updates between pulses."""
+    """Updates between pulses; of a block under `hierarchical`."""
     pulse_magnitude: float = 2.0
-    """The temperature during a pulse."""
+    """The temperature during a pulse; the highest under `hierarchical`."""
     stagnation_threshold: float = 0.005
     """A relative change of the return below this counts as stagnation."""
     stagnation_memory: int = 5
     """Updates over which stagnation is judged; it triggers a pulse by itself."""
+    hierarchical: bool = False
+    """Choose the temperature of blocks of updates by a bandit on their returns, in place of pulses:
+    how much to explore above, the policy's own sampling below (note 004's follow-up)."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from keel.regions.controllers import (
 )
 from keel.regions.critic import CriticFit, CriticObjective
 from keel.regions.imitation import Limit
+from keel.regions.ladder import TemperatureLadder
 from keel.regions.objective import Objective, SurrogateName
 from keel.regions.proximal import Proximal
 from keel.regions.sequential import Sequential
@@ -162,6 +163,8 @@ def build_controllers(config: Config) -> tuple[Controller, ...]:
                 explore.stagnation_memory,
             )
         )
+    if explore.hierarchical:
+        chosen.append(TemperatureLadder(explore.pulse_interval, explore.pulse_magnitude))
     return tuple(chosen)
 
 

@@ -49,6 +49,7 @@ if DRIFTING not in gymnasium.registry:
 
 NORMALISED = {"envs": {"num": 4, "backend": "sync", "normalise_obs": True}}
 PULSES = {"explore": {"pulses": True, "pulse_interval": 2, "pulse_magnitude": 3.0}}
+LADDER = {"explore": {"hierarchical": True, "pulse_interval": 2, "pulse_magnitude": 3.0}}
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "HalfCheetah, TRPO": ("halfcheetah-trpo", {}),
     "Walker2d, TRPO": ("walker2d-trpo", {}),
@@ -57,6 +58,8 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "drifting, TRPO": ("default-trpo", {"env": DRIFTING, **NORMALISED}),
     "pulses, PPO": ("default", {"env": "CartPole-v1", **PULSES}),
     "pulses, TRPO": ("default-trpo", {"env": "CartPole-v1", **PULSES}),
+    "ladder, PPO": ("default", {"env": "CartPole-v1", **LADDER}),
+    "ladder, TRPO": ("default-trpo", {"env": "CartPole-v1", **LADDER}),
 }
 
 
@@ -131,6 +134,7 @@ def test_what_acts_next_is_inside_the_bound_of_what_acted(name: str) -> None:
     finally:
         session.envs.close()
     assert max(used) > 0.05, "an update that goes nowhere keeps any bound"
-    assert (max(temperatures) == 3.0) == ("pulses" in name), "a pulse gets to its height"
+    heated = "pulses" in name or "ladder" in name
+    assert (max(temperatures) == 3.0) == heated, "a pulse gets to its height"
     if state.obs_normaliser is not None:
         assert not np.array_equal(state.obs_normaliser.scaling["obs"].mean, 0.0 * rows[0])

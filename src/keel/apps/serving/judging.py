@@ -28,6 +28,8 @@ MEASURES: dict[str, Measure] = {
     "end_to_end": lambda report: report.end_to_end.mean,
     "ttft_p99": lambda report: report.ttft.p99,
 }
+DrawScene = Callable[[Setting, int], Scene]
+"""A scene by its seed; clusters, lengths and prefixes no larger than the setting has them."""
 OnProgress = Callable[[float, str], None]
 """Called with how many more traces are done, and by which router."""
 
@@ -39,11 +41,12 @@ def judge(
     scorer: Scorer | None = None,
     clairvoyant: bool = True,
     on_progress: OnProgress | None = None,
+    draw_scene: DrawScene = draw,
 ) -> dict[str, list[Report]]:
     """Reports of every router on the scenes of all seeds, in their order."""
     if not seeds:
         raise InputError("seeds: expected at least one")
-    scenes = [draw(setting, seed) for seed in seeds]
+    scenes = [draw_scene(setting, seed) for seed in seeds]
     names = [*routers, *(CLAIRVOYANTS if clairvoyant else ())]
     reports: dict[str, list[Report]] = {name: [] for name in names}
     for name in names:
@@ -52,7 +55,7 @@ def judge(
             if on_progress is not None:
                 on_progress(1.0, name)
     if scorer is not None:
-        reports[LEARNED] = learned(scorer, setting, seeds, on_progress)
+        reports[LEARNED] = learned(scorer, setting, seeds, on_progress, draw_scene)
     return reports
 
 
@@ -67,6 +70,7 @@ def learned(
     setting: Setting,
     seeds: Sequence[int],
     on_progress: OnProgress | None = None,
+    draw_scene: DrawScene = draw,
 ) -> list[Report]:
     """The reports of a trained router, which takes the replica it scores highest."""
     reports: list[Report] = []
@@ -74,7 +78,7 @@ def learned(
         part = list(seeds[begin : begin + AT_ONCE])
         many = Many(setting, len(part))
         for c, seed in enumerate(part):
-            many.begin(c, draw(setting, seed), seed)
+            many.begin(c, draw_scene(setting, seed), seed)
         many.look(many.all)
         for _ in range(setting.requests):
             replicas, request, mask = many.seen

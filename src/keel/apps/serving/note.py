@@ -15,7 +15,7 @@ import numpy as np
 
 from keel.apps.serving import fields as f
 from keel.apps.serving.arrays import Floats, Ints, Replicas, Requests
-from keel.errors import choose
+from keel.errors import InputError, choose
 
 Mode = Literal["hybrid", "instant", "delta"]
 MODES = ("hybrid", "instant", "delta")
@@ -23,6 +23,9 @@ EMA_RATE = 0.1
 LEAST_TARGET, LEAST_THRESHOLD = 0.1, 0.5
 """Below these the origin does not go: a throughput target of 0.05 is one of 0.1."""
 DELTA_THROUGHPUT, DELTA_LATENCY = 0.3, 0.2
+COLD_THROUGHPUT, COLD_SHARE, COLD_LATENCY = 0.1, 0.3, 0.5
+"""What the origin takes for measured while its metric store is empty: requests a second, the share
+of the latency threshold, and the least seconds."""
 LEGACY_SCALE = 3.0
 """What the legacy rewards are divided by before the tanh."""
 
@@ -45,12 +48,21 @@ class NoteReward:
     latency_penalty_scale: float = 0.5
     """height of the penalty on latency above its threshold, which only the legacy rewards subtract;
     `hybrid` reports it"""
+    cold_start: bool = False
+    """Score the values that the origin falls back to while its metric store is empty, whatever the
+    cluster does. They give every figure of the note's log: −0.05, 0.059, −0.094, a delta of 0, and
+    the 1.99 that it expects"""
+    unpaid: int = 0
+    """Reward 0 at every so many decisions; 0: never. The origin learns from a rollout before the
+    reward of its last decision is written"""
     mode: Mode = "hybrid"
     """`hybrid` is the note's; legacy: `instant`, by throughput and latency, and `delta`, by their
     changes since the last decision"""
 
     def __post_init__(self) -> None:
         choose("mode", self.mode, MODES)
+        if self.unpaid < 0:
+            raise InputError(f"unpaid: expected a number of decisions, or 0, got {self.unpaid}")
 
 
 BEFORE = NoteReward(
@@ -150,6 +162,17 @@ def legacy_reward(throughput: Floats, latency: Floats, uneven: Floats, late: Flo
         late: The penalty on latency above its threshold, `[C]`.
     """
     return np.tanh((throughput - latency - uneven - late) / LEGACY_SCALE)
+
+
+def cold_values(rules: NoteReward, count: int) -> Floats:
+    """Return throughput, latency and unevenness `[3, C]` of an empty metric store, by the origin.
+
+    Args:
+        rules: Whose latency threshold is meant.
+        count: Clusters, `C`.
+    """
+    latency = max(COLD_LATENCY, COLD_SHARE * rules.latency_threshold)
+    return np.repeat([[COLD_THROUGHPUT], [latency], [0.0]], count, axis=1)
 
 
 def measured(now: Floats, requests: Requests, replicas: Replicas) -> tuple[Floats, Floats, Floats]:

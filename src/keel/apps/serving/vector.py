@@ -18,6 +18,7 @@ from keel.apps.serving.note import (
     Memory,
     NoteReward,
     Scores,
+    cold_values,
     fresh_memory,
     measured,
     score,
@@ -102,10 +103,11 @@ class ServingEnvs:
         many, chosen = self.many, np.ascontiguousarray(action, dtype=np.int64)
         weight = many.weighed() if self.reward_kind == "counterfactual" else None
         may = many.seen[2].copy()
-        last = many.at + 1 == self.setting.requests
+        decision = many.at + 1
+        last = decision == self.setting.requests
         cost = many.step(self._disturbed(chosen, may))
         if self.reward_kind == "note-004":
-            reward = self._by_note()
+            reward = self._by_note(decision)
         elif weight is None:
             reward = -cost / LATENCY_SCALE
         else:
@@ -177,17 +179,26 @@ class ServingEnvs:
             often = self._rng.uniform(0.2, 0.8) * (self._rng.random() < self.setting.disturbed)
             self._crowd[:, cluster] = self._rng.integers(self.many.sizes[cluster]), often
 
-    def _by_note(self) -> np.ndarray:
-        """Note 004's reward of what is known of all clusters; the parts are added up."""
+    def _by_note(self, decision: np.ndarray) -> np.ndarray:
+        """Note 004's reward of what is known of all clusters; the parts are added up.
+
+        Args:
+            decision: Decisions of the trace so far, `[C]`, the one that is rewarded included.
+        """
         many = self.many
         now = many.requests.times[many.all, f.Q_ARRIVAL, many.at]
         due = now >= self._told + self.refresh
-        fresh = np.array(measured(now, many.requests, many.replicas))
+        if self.note.cold_start:
+            fresh = cold_values(self.note, self.num_envs)
+        else:
+            fresh = np.array(measured(now, many.requests, many.replicas))
         self._known = np.where(due, fresh, self._known)
         self._told = np.where(due, now, self._told)
         throughput, latency, balance = self._known
         scores, self._memory = score(self.note, throughput, latency, balance, self._memory)
         self._parts += np.array(scores)
+        if self.note.unpaid:
+            return np.where(decision % self.note.unpaid == 0, 0.0, scores.total_reward)
         return scores.total_reward
 
     def _forget(self, over: np.ndarray) -> None:

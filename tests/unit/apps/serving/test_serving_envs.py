@@ -17,7 +17,7 @@ from keel.apps.serving.cluster import equal_cluster
 from keel.apps.serving.gym import ServingVectorEnv
 from keel.apps.serving.judging import gain, headroom, judge
 from keel.apps.serving.many import Many
-from keel.apps.serving.note import AFTER, BEFORE, fresh_memory, score
+from keel.apps.serving.note import AFTER, BEFORE, cold_values, fresh_memory, score
 from keel.apps.serving.playing import play, replay
 from keel.apps.serving.results import Report, summarise
 from keel.apps.serving.scorer import make_scorer
@@ -27,9 +27,11 @@ from keel.apps.serving.tables import closed_form
 from keel.apps.serving.vector import LATENCY_SCALE, vector_env
 from keel.cli import main
 from keel.config import from_dict
+from keel.config.options import named_values
 from keel.envs import make_envs
 from keel.errors import InputError
 from keel.keys import MASK
+from keel.presets import preset
 from keel.training.session import agent_for
 
 SMALL = {"requests": 40}
@@ -434,17 +436,51 @@ def test_reports_are_plain_data() -> None:
 # --- note 004 -------------------------------------------------------------------------------------
 
 
-def test_the_notes_own_figures() -> None:
-    """Throughput 0.101, latency 0.604, balanced: −0.050, 0.0595 and −0.094, as its log has it."""
-    at = (np.array([0.101]), np.array([0.604]), np.zeros(1))
+def test_the_notes_own_figures_are_those_of_an_empty_metric_store() -> None:
+    """0.1 requests a second and 0.3 · 2 s, the program's fallback: 0.1 − 0.5 · 0.6/2 = −0.05,
+    0.3 · sigmoid(−1.4) = 0.0593, tanh(−0.7 · 0.05 − 0.0593) = −0.094, as the note's log has it, and
+    0.1/0.05 − 0.1 · 0.6/6 = 1.99, as it expects."""
+    at = cold_values(BEFORE, 1)
+    assert at[:, 0].tolist() == pytest.approx([0.1, 0.6, 0.0])
     found, memory = score(BEFORE, *at, fresh_memory(1))
-    assert found.absolute_score[0] == pytest.approx(-0.050, abs=5e-4)
-    assert found.logistic_penalty[0] == pytest.approx(0.0595, abs=5e-5)
+    assert found.absolute_score[0] == pytest.approx(-0.05)
+    assert found.logistic_penalty[0] == pytest.approx(0.0593, abs=5e-5)
     assert found.delta_score[0] == 0.0
     assert found.total_reward[0] == pytest.approx(-0.094, abs=5e-4)
+    assert at[0, 0] / 0.05 - 0.1 * at[1, 0] / 6.0 == pytest.approx(1.99)
     after, _ = score(AFTER, *at, memory)
-    assert after.absolute_score[0] == pytest.approx(1.0, abs=1e-3)  # the target is floored at 0.1
+    assert after.absolute_score[0] == pytest.approx(0.99)  # the target is floored at 0.1
     assert after.total_reward[0] > 0.6
+
+
+def test_a_cold_start_is_one_reward_whatever_is_chosen() -> None:
+    options = {"setting": "note-004", "reward": "note-004", "note": "before", "requests": 30}
+    rewards = []
+    for unpaid in (0, 10):
+        envs = vector_env(2, cold_start=True, unpaid=unpaid, **options)
+        envs.reset(0)
+        rewards.append(np.array([envs.step(np.array([0, i % 4])).reward for i in range(30)]))
+    np.testing.assert_allclose(rewards[0], -0.0941, atol=5e-5)
+    unpaid_rows = np.arange(1, 31) % 10 == 0
+    np.testing.assert_array_equal(rewards[1][unpaid_rows], 0.0)
+    np.testing.assert_array_equal(rewards[1][~unpaid_rows], rewards[0][~unpaid_rows])
+    with pytest.raises(InputError, match="unpaid: expected a number of decisions"):
+        vector_env(1, unpaid=-1, **options)
+
+
+def test_the_preset_before_has_the_notes_own_values() -> None:
+    config = preset("note-004-before")
+    options = named_values(config.envs.options, "envs.options")
+    assert config.explore.entropy_coef == 0.15
+    assert config.explore.entropy_floor is None
+    assert config.region.kl_coef == 0.0
+    assert (config.region.clip, config.region.epochs) == (0.15, 8)
+    assert options == {
+        "setting": "note-004", "reward": "note-004", "note": "before", "cold_start": True,
+    }  # fmt: skip
+    envs = vector_env(1, **options)
+    envs.reset(0)
+    assert envs.setting.interval == (0.0, 0.0)  # the program reads its replicas directly
 
 
 def test_the_delta_is_the_change_over_its_average() -> None:

@@ -1,0 +1,93 @@
+"""Hierarchical exploration: which temperature the bandit takes, and that nothing else moves."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from keel.config import check, from_dict
+from keel.errors import InputError
+from keel.regions.controllers import Outcome
+from keel.regions.ladder import FORGET, TemperatureLadder
+from keel.training.loop import train
+from keel.types import Knobs
+
+
+def temperatures(ladder: TemperatureLadder, returns: list[float]) -> list[float]:
+    """The temperature wanted after each update."""
+    state, knobs, wanted = ladder.init(), Knobs(learning_rate=1e-3), []
+    for value in returns:
+        state, knobs = ladder(state, Outcome(kl=0.0, return_mean=value), knobs)
+        wanted.append(knobs.temperature)
+    return wanted
+
+
+def test_every_rung_is_tried_from_the_coolest() -> None:
+    wanted = temperatures(TemperatureLadder(interval=2, magnitude=4.0), [0.0] * 6)
+    assert wanted == [1.0, 2.0, 2.0, 4.0, 4.0, 1.0]
+
+
+def test_the_bound_decides_by_hand() -> None:
+    """Blocks of one update, returns 1, 3, 2. Weights 0.81, 0.9, 1 sum to 2.71, log 2.71 = 0.997;
+    means 1, 3, 2, range 2: 1 + 2·1.109 = 3.22, 3 + 2·1.052 = 5.10, 2 + 2·0.998 = 4.00."""
+    ladder = TemperatureLadder(interval=1, magnitude=4.0)
+    assert FORGET == 0.9
+    assert temperatures(ladder, [1.0, 3.0, 2.0])[-1] == 2.0
+    assert temperatures(ladder, [3.0, 1.0, 2.0])[-1] == 1.0
+    assert temperatures(ladder, [1.0, 2.0, 3.0])[-1] == 4.0
+
+
+def test_a_rung_that_was_forgotten_is_tried_again() -> None:
+    """The best rung is taken again and again, and the weights of the others fade."""
+    ladder = TemperatureLadder(interval=1, magnitude=4.0)
+    best = {1.0: 1.0, 2.0: 0.0, 4.0: 0.5}
+    state, knobs, wanted = ladder.init(), Knobs(learning_rate=1e-3), []
+    for _ in range(60):
+        outcome = Outcome(kl=0.0, return_mean=best[knobs.temperature])
+        state, knobs = ladder(state, outcome, knobs)
+        wanted.append(knobs.temperature)
+    assert wanted.count(1.0) > 30
+    assert {2.0, 4.0} <= set(wanted[30:])
+
+
+def test_a_block_without_a_finished_episode_goes_on() -> None:
+    wanted = temperatures(TemperatureLadder(interval=2, magnitude=4.0), [math.nan] * 4 + [1.0])
+    assert wanted == [1.0] * 4 + [2.0]
+
+
+def settings(**explore: Any) -> dict[str, Any]:
+    return {
+        "env": "CartPole-v1",
+        "total_steps": 2_048,
+        "rollout_steps": 64,
+        "envs": {"num": 4, "backend": "sync"},
+        "region": {"minibatch": 128, "max_kl": 0.02},
+        "explore": {"pulse_interval": 1, **explore},
+    }
+
+
+def test_a_ladder_of_one_temperature_changes_no_bit() -> None:
+    final = []
+    for explore in ({}, {"hierarchical": True, "pulse_magnitude": 1.0}):
+        *_, last = train(from_dict(settings(**explore)))
+        final.append(last.state)
+    assert torch.equal(final[0].optimum.params, final[1].optimum.params)
+    assert final[0].returns == final[1].returns
+
+
+def test_the_gate_passes_and_the_bound_holds_while_the_temperature_moves() -> None:
+    """Before any step the replayed log-probs are those that sampled, at every temperature."""
+    config = from_dict(settings(hierarchical=True, pulse_magnitude=3.0))
+    assert config.region.gate
+    steps = list(train(config))
+    assert all(step.metrics["train/kl_exact"] <= 0.02 for step in steps)
+    assert max(step.metrics["train/temperature"] for step in steps) > 1.5
+    assert max(step.metrics["train/kl_temperature"] for step in steps) <= 0.01
+
+
+def test_pulses_and_the_ladder_are_not_for_one_run() -> None:
+    with pytest.raises(InputError, match=r"explore\.hierarchical: .* --explore\.no-pulses"):
+        check(from_dict(settings(hierarchical=True, pulses=True)))
