@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "keel"
-PARTS = ("modules", "generate", "report", "forked")
+PARTS = ("modules", "generate", "report", "functions")
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_a_mutant_reaches_functions_wherever_they_are_held(
     exec(compile(source, path, "exec"), names)
     held = [names["f"], names["g"]]
     assert (held[0](5), held[1](5)()) == (6, 10)
-    parts["forked"].give_code(held, source.replace("+ 1", "- 1").replace("* 2", "* 3"), path)
+    parts["functions"].give_code(held, source.replace("+ 1", "- 1").replace("* 2", "* 3"), path)
     assert (held[0](5), held[1](5)()) == (4, 15)
 
 
@@ -69,9 +69,9 @@ def test_what_runs_at_import_is_no_part_of_a_body(parts: dict[str, ModuleType]) 
     source = (
         "LIMIT = 1\n\nclass A:\n    x = 2\n\n    @some\n    def f(self, y=3):\n        return y\n"
     )
-    forked = parts["forked"]
-    spans = forked.function_spans(source)
-    found = [forked.span_of(spans, line) for line in range(1, 9)]
+    functions = parts["functions"]
+    spans = functions.function_spans(source)
+    found = [functions.span_of(spans, line) for line in range(1, 9)]
     assert found == [None] * 7 + [range(6, 9)]
 
 

@@ -2,15 +2,14 @@
 
 A mutant inside of a function is tried in a child of a process that has collected the tests: the
 child gives the functions of the module their changed code, and runs the tests that call the changed
-function, those first that noticed most mutants before. Every other mutant, and every one that seems
-to survive, is tried by a child that imports the changed file. Standard input has a job a line, one
-for every module; standard output an answer a line: a list of outcomes, each with the test that
-noticed and the seconds it took.
+function, those first that noticed most mutants before. Every other mutant is tried by a child that
+imports the changed file: of what stands outside of functions, and of functions that are called when
+files are imported. Standard input has a job a line, one for every module; standard output an answer
+a line: a list of outcomes, each with the test that noticed and the seconds it took.
 """
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import gc
 import importlib
@@ -29,15 +28,18 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import pytest
+from functions import Tracer, function_spans, functions_of, give_code, span_of
 
 LIBRARIES = (
     "torch", "torch.func", "numpy", "numba", "gymnasium", "gymnasium.vector", "hypothesis",
     "hypothesis.extra.numpy", "yaml",
 )  # fmt: skip
 """What tests import besides Keel."""
-KILLED, SURVIVED, TIMEOUT = "killed", "survived", "timeout"
-UNSURE = 3
+KILLED, SURVIVED, TIMEOUT, UNSURE = "killed", "survived", "timeout", "unsure"
+STATUS_UNSURE = 3
 """Exit status of a child that could not use a mutant's code."""
+AT_IMPORT = ""
+"""In place of a test's name: what is called when files are imported."""
 PATIENCE = 10
 """Seconds of waiting for one of processor time: more is a mutant that waits for something."""
 POLL = 0.005
@@ -84,6 +86,11 @@ class Session:
         if report.failed and self.failed is None:
             self.failed = report.nodeid
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collection(self) -> Iterator[None]:
+        with Tracer(self.job["path"], self.calls[AT_IMPORT]):
+            return (yield)
+
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         assert not session.testsfailed, "the tests cannot be collected without a mutant"
         self.items = {item.nodeid: item for item in session.items}
@@ -91,11 +98,11 @@ class Session:
         functions = functions_of(path)
         gc.freeze()
         baseline = self.measure(path)
-        self.answer(seconds=baseline.seconds, called={t: [*c] for t, c in baseline.called.items()})
+        print(json.dumps(baseline.seconds), file=self.answers, flush=True)
         spans = function_spans(path.read_text(encoding="utf-8"))
         for index, mutant in enumerate(self.job["mutants"]):
             lines = span_of(spans, mutant["line"])
-            if lines is not None:
+            if lines is not None and not any(x in lines for x in self.calls[AT_IMPORT]):
                 self.try_mutant(index, mutant, functions, baseline, lines)
         return True
 
@@ -118,19 +125,31 @@ class Session:
 
     def measured(self, path: Path, pipe: TextIO) -> None:
         """In a child: run every test, and tell how long each took and what it called."""
+        signal.signal(signal.SIGPROF, signal.default_int_handler)
         self.traced = str(path)
         before = set(sys.modules)
         seconds = {}
         items = list(self.items.values())
         for item, following in zip(items, [*items[1:], None], strict=True):
-            began = time.process_time()
-            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-            seconds[item.nodeid] = time.process_time() - began
+            seconds[item.nodeid] = self.timed(item, following)
         called = {test: [*self.calls[test] | self.calls[file_of(test)]] for test in seconds}
         imported = [name for name in sys.modules if name not in before]
         measured = {"seconds": seconds, "called": called, "failed": self.failed}
         json.dump({**measured, "imported": imported}, pipe)
         pipe.flush()
+
+    def timed(self, item: pytest.Item, following: pytest.Item | None) -> float:
+        """Run a test for its processor time; infinite, and given up, where it takes too long."""
+        began = time.process_time()
+        try:
+            signal.setitimer(signal.ITIMER_PROF, self.job["slowest"])
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        except KeyboardInterrupt:
+            item.session._setupstate.teardown_exact(None)
+            return math.inf
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+        return time.process_time() - began
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
@@ -166,7 +185,7 @@ class Session:
         with os.fdopen(read) as pipe:
             test = pipe.read()
         self.kills[test] += outcome == KILLED
-        self.answer(index, outcome, test, time.perf_counter() - began, tests)
+        self.answer(index, outcome, test, time.perf_counter() - began)
 
     def run(
         self, mutant: Mutant, functions: list[types.FunctionType], tests: list[str], write: int
@@ -176,7 +195,7 @@ class Session:
         try:
             give_code(functions, mutant["source"], self.job["path"])
         except (KeyError, ValueError):  # another closure, say: the changed file must be imported
-            return UNSURE
+            return STATUS_UNSURE
         items = [self.items[test] for test in tests]
         for item, following in zip(items, [*items[1:], None], strict=True):
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
@@ -185,31 +204,9 @@ class Session:
                 return 1
         return 0
 
-    def answer(self, index: int | None = None, outcome: str = "", test: str = "",
-               took: float = 0.0, tests: Iterable[str] = (), **more: Any) -> None:  # fmt: skip
-        fields = {"index": index, "outcome": outcome, "test": test, "took": took}
-        print(json.dumps({**fields, "tests": list(tests), **more}), file=self.answers, flush=True)
-
-
-class Tracer:
-    """Notes the first lines of the functions of a file that are called."""
-
-    def __init__(self, path: str, calls: set[int]) -> None:
-        self.path = path
-        self.calls = calls
-
-    def __call__(self, frame: types.FrameType, event: str, argument: object) -> None:
-        code = frame.f_code
-        if code.co_filename == self.path:
-            self.calls.add(code.co_firstlineno)
-
-    def __enter__(self) -> None:
-        if self.path:
-            sys.settrace(self)
-
-    def __exit__(self, *_: object) -> None:
-        if self.path:
-            sys.settrace(None)
+    def answer(self, index: int, outcome: str, test: str, took: float) -> None:
+        fields = {"index": index, "outcome": outcome, "test": test, "took": round(took, 2)}
+        print(json.dumps(fields), file=self.answers, flush=True)
 
 
 class Chosen:
@@ -232,51 +229,6 @@ class Chosen:
 
 def file_of(test: str) -> str:
     return test.partition("::")[0]
-
-
-def function_spans(source: str) -> list[tuple[range, range]]:
-    """Return of every outermost function its lines with decorators, and those of its body."""
-    spans = []
-    waiting: list[ast.AST] = [ast.parse(source)]
-    while waiting:
-        for node in ast.iter_child_nodes(waiting.pop()):
-            if isinstance(node, ast.FunctionDef):
-                first = min([node.lineno, *(x.lineno for x in node.decorator_list)])
-                end = (node.end_lineno or 0) + 1
-                spans.append((range(first, end), range(node.body[0].lineno, end)))
-            else:
-                waiting.append(node)
-    return spans
-
-
-def span_of(spans: list[tuple[range, range]], line: int) -> range | None:
-    """Return the lines of the function whose body has a line; `None` for what runs at import."""
-    return next((lines for lines, body in spans if line in body), None)
-
-
-def functions_of(path: Path) -> list[types.FunctionType]:
-    """Return all functions that were made from a file, wherever they are referred to."""
-    found = [x for x in gc.get_objects() if type(x) is types.FunctionType]
-    return [x for x in found if x.__code__.co_filename == str(path)]
-
-
-def give_code(functions: list[types.FunctionType], source: str, path: str) -> None:
-    """Let functions that exist already run the code of a changed source."""
-    codes = {
-        (code.co_name, code.co_firstlineno): code
-        for code in codes_of(compile(source, path, "exec"))
-    }
-    for function in functions:
-        code = function.__code__
-        function.__code__ = codes[code.co_name, code.co_firstlineno]
-
-
-def codes_of(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield a code object and all that are inside of it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from codes_of(constant)
 
 
 def in_child(work: Callable[[], int | None], limit: int | None = None) -> None:
@@ -318,7 +270,9 @@ def wait(child: int, limit: int) -> int:
 def outcome_of(status: int) -> str:
     """Return what an exit status says of a mutant; only our own limits of time send signals."""
     timeouts = (-signal.SIGKILL, -signal.SIGXCPU)
-    return {0: SURVIVED, UNSURE: SURVIVED, **dict.fromkeys(timeouts, TIMEOUT)}.get(status, KILLED)
+    return {0: SURVIVED, STATUS_UNSURE: UNSURE, **dict.fromkeys(timeouts, TIMEOUT)}.get(
+        status, KILLED
+    )
 
 
 def options(job: dict[str, Any]) -> list[str]:
@@ -368,8 +322,7 @@ def collected(job: dict[str, Any]) -> tuple[Baseline, dict[int, Answer]]:
     Path(job["path"]).write_text(original, encoding="utf-8")
     if not lines:
         sys.exit("the tests cannot be run without a mutant; see above")
-    baseline = Baseline(lines[0]["seconds"], lines[0]["called"])
-    return baseline, {line["index"]: line for line in lines[1:]}
+    return Baseline(lines[0], {}), {line["index"]: line for line in lines[1:]}
 
 
 def import_all(names: Iterable[str]) -> None:
@@ -406,9 +359,9 @@ def try_all(job: dict[str, Any]) -> list[Answer]:
     everything.sort(key=lambda test: round(baseline.seconds[test], 1))
     for index, mutant in enumerate(job["mutants"]):
         answer = answers.get(index)
-        if answer is None or (answer["outcome"] == SURVIVED and answer["tests"]):
-            tests = everything if answer is None else answer["tests"]
-            answers[index] = import_mutant(job, mutant, tests, 20 + baseline.limit(tests))
+        if answer is None or answer["outcome"] == UNSURE:
+            limit = 20 + baseline.limit(everything)
+            answers[index] = import_mutant(job, mutant, everything, limit)
     keys = ("outcome", "test", "took")
     return [{key: answers[i][key] for key in keys} for i in range(len(job["mutants"]))]
 

@@ -44,11 +44,13 @@ def main() -> None:
     path = Path(job["path"])
     source = path.read_text(encoding="utf-8")
     ignored = annotations(path)
+    lines = source.splitlines()
     possible = [
         position
         for position in positions(source)
         if position.operator not in job["without"]
         and not any(begin <= position.begin < end for begin, end in ignored)
+        and not is_bare_star(lines, position.begin)
     ]
     chosen = choose(possible, job["sample"], job["seed"], job["only"])
     mutants = [describe(source, position) for position in chosen]
@@ -104,6 +106,11 @@ def describe(source: str, position: Position) -> dict[str, Any]:
 def changed(lines: list[str], sign: str) -> str:
     """Return the lines of one side of a comparison, without indentation."""
     return "\n".join(line[2:].strip() for line in lines if line.startswith(sign))
+
+
+def is_bare_star(lines: list[str], begin: Place) -> bool:
+    """Return whether an operator is none: the `*` before arguments that have to be named."""
+    return lines[begin[0] - 1][begin[1] :].startswith("*,")
 
 
 def annotations(path: Path) -> list[tuple[Place, Place]]:
