@@ -140,16 +140,17 @@ class Session:
 
     def timed(self, item: pytest.Item, following: pytest.Item | None) -> float:
         """Run a test for its processor time; infinite, and given up, where it takes too long."""
-        began = time.process_time()
+        began, before = time.process_time(), self.failed
         try:
             signal.setitimer(signal.ITIMER_PROF, self.job["slowest"])
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         except KeyboardInterrupt:
             item.session._setupstate.teardown_exact(None)
-            return math.inf
         finally:
-            signal.setitimer(signal.ITIMER_PROF, 0)
-        return time.process_time() - began
+            late = signal.setitimer(signal.ITIMER_PROF, 0)[0] == 0.0
+        if late:  # whatever the test made of the interrupt
+            self.failed = before
+        return math.inf if late else time.process_time() - began
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
@@ -179,7 +180,8 @@ class Session:
         child = os.fork()
         if child == 0:
             os.close(read)
-            in_child(lambda: self.run(mutant, functions, tests, write), limit)
+            limits = {test: 2.0 + 3.0 * baseline.seconds[test] for test in tests}
+            in_child(lambda: self.run(mutant, functions, limits, write), limit)
         os.close(write)
         outcome = outcome_of(wait(child, limit))
         with os.fdopen(read) as pipe:
@@ -188,16 +190,24 @@ class Session:
         self.answer(index, outcome, test, time.perf_counter() - began)
 
     def run(
-        self, mutant: Mutant, functions: list[types.FunctionType], tests: list[str], write: int
+        self,
+        mutant: Mutant,
+        functions: list[types.FunctionType],
+        limits: dict[str, float],
+        write: int,
     ) -> int:
-        """In a child: give the functions their changed code, and run tests until one fails."""
+        """In a child: give the functions their changed code, and run tests until one fails.
+
+        Beyond its limit of processor time a test is ended by SIGPROF, and the child with it.
+        """
         Path(self.job["path"]).write_text(mutant["source"], encoding="utf-8")  # for its children
         try:
             give_code(functions, mutant["source"], self.job["path"])
         except (KeyError, ValueError):  # another closure, say: the changed file must be imported
             return STATUS_UNSURE
-        items = [self.items[test] for test in tests]
+        items = [self.items[test] for test in limits]
         for item, following in zip(items, [*items[1:], None], strict=True):
+            signal.setitimer(signal.ITIMER_PROF, limits[item.nodeid])
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if self.failed is not None:
                 os.write(write, self.failed.encode())
@@ -269,10 +279,9 @@ def wait(child: int, limit: int) -> int:
 
 def outcome_of(status: int) -> str:
     """Return what an exit status says of a mutant; only our own limits of time send signals."""
-    timeouts = (-signal.SIGKILL, -signal.SIGXCPU)
-    return {0: SURVIVED, STATUS_UNSURE: UNSURE, **dict.fromkeys(timeouts, TIMEOUT)}.get(
-        status, KILLED
-    )
+    if -status in (signal.SIGKILL, signal.SIGXCPU, signal.SIGPROF):
+        return TIMEOUT
+    return {0: SURVIVED, STATUS_UNSURE: UNSURE}.get(status, KILLED)
 
 
 def options(job: dict[str, Any]) -> list[str]:

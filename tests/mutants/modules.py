@@ -24,8 +24,13 @@ FUNCTIONAL = {
 REGIONS = {
     "balance": ["test_imitation.py"],
     "certify": ["test_certified_numbers.py", "test_certified.py"],
-    "constraint": ["test_constraint.py", "test_stabiliser.py"],
-    "controllers": ["../tokens/test_token_controller.py", "../training/test_note_001.py"],
+    "constraint": ["test_constraint.py", "test_stabiliser.py", "test_imitation.py"],
+    "controllers": [
+        "test_controllers.py",
+        "../tokens/test_token_controller.py",
+        "test_stabiliser.py",
+        "test_imitation.py",
+    ],
     "critic": ["test_constraint.py", "test_dense_critic.py"],
     "dense": ["test_dense.py"],
     "dense_critic": ["test_dense_critic.py"],
@@ -33,7 +38,12 @@ REGIONS = {
     "faults": ["test_proximal.py"],
     "gate": ["test_certified.py", "test_many_agents.py"],
     "imitation": ["test_imitation.py"],
-    "measure": ["test_certified_numbers.py", "test_certified.py", "test_many_agents.py"],
+    "measure": [
+        "test_kl_metrics.py",
+        "test_certified_numbers.py",
+        "test_certified.py",
+        "test_many_agents.py",
+    ],
     "objective": ["test_proximal.py", "test_dense.py"],
     "penalties": ["test_penalties.py"],
     "proximal": ["test_early_stop.py", "test_proximal.py"],
@@ -51,7 +61,13 @@ MODULES: dict[str, list[str]] = {
     },
     "rollout/targets.py": [
         f"{UNIT}/rollout/test_{name}.py"
-        for name in ("target_statistics", "inserted_rows", "collect", "sampled_targets")
+        for name in (
+            "target_groups",
+            "target_statistics",
+            "inserted_rows",
+            "collect",
+            "sampled_targets",
+        )
     ],
     "apps/language/advantages.py": [f"{UNIT}/tokens/test_token_advantages.py"],
     **{
