@@ -22,6 +22,7 @@ import signal
 import sys
 import time
 import types
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -336,10 +337,12 @@ def collected(job: dict[str, Any]) -> tuple[Baseline, dict[int, Answer]]:
 
 def import_all(names: Iterable[str]) -> None:
     """Import libraries here, so that no child has to; Keel's own modules are the mutants'."""
-    for name in names:
-        if name.partition(".")[0] not in ("keel", "tests", "test", "conftest"):
-            with contextlib.suppress(Exception):
-                importlib.import_module(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in names:
+            if name.partition(".")[0] not in ("keel", "tests", "test", "conftest"):
+                with contextlib.suppress(Exception):
+                    importlib.import_module(name)
 
 
 def prepare() -> None:

@@ -48,6 +48,13 @@ def test_a_quadratic_kl_needs_one_more_measurement() -> None:
     assert result.evaluations == 2
 
 
+def test_a_share_whose_kl_is_the_bound_itself_is_kept() -> None:
+    seen = iter([0.04, 0.01])
+    result = alone(lambda _: next(seen), bound=0.01)
+    assert result.fraction.item() == pytest.approx(0.494975, abs=1e-6)
+    assert result.kl.item() == 0.01
+
+
 def test_a_kl_that_never_holds_rolls_back() -> None:
     result = alone(lambda share: 1.0 if share > 0 else 0.0, bound=0.01)
     assert (result.fraction.item(), result.kl.item()) == (0.0, 0.0)
