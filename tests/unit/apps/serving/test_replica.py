@@ -69,6 +69,23 @@ def test_it_is_the_plain_simulation(
     np.testing.assert_allclose(found.times[f.Q_FINISHED], [x["end"] for x in expected], rtol=1e-9)
 
 
+@pytest.mark.parametrize(("blocks", "most"), [(40, 8), (40, 128), (30, 16)])
+def test_little_memory_and_short_iterations_are_as_in_the_plain_simulation(
+    blocks: int, most: int
+) -> None:
+    """Ten requests in a moment: some restart again and again, and prompts are read bit by bit."""
+    rng = np.random.default_rng(blocks + most)
+    arrival = np.cumsum(rng.uniform(1e-4, 5e-3, 10))
+    workload = make_workload(arrival, rng.integers(20, 90, 10), rng.integers(30, 90, 10))
+    tables = toy_tables()
+    cluster = Cluster((Replica(tables, blocks=blocks),), chunk=most, cap=most)
+    found = replay(cluster, workload, [0] * 10).requests
+    expected = one_by_one(tables, workload, blocks, most, most)
+    assert found.ints[f.Q_RESTARTS].tolist() == [x["restarts"] for x in expected]
+    ends = [x["end"] for x in expected]
+    np.testing.assert_allclose(found.times[f.Q_FINISHED], ends, rtol=1e-9)
+
+
 def test_memory_runs_out_and_the_last_restarts() -> None:
     """Both hold 100 tokens (7 blocks) and would end with 12: 17 blocks are not enough. The first
     one is never in the way of itself."""

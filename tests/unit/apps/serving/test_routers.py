@@ -241,6 +241,15 @@ def test_a_replica_that_dies_loses_what_it_has_and_gets_nothing_until_it_is_back
     assert (at_first[lost] & (arrival[lost] <= 1.0)).all()
 
 
+def test_a_replica_that_dies_as_a_request_comes_does_not_get_it() -> None:
+    workload = make_workload([0.0, 1.0], [20, 20], [1, 1])
+    cluster = equal_cluster(toy_tables(), 2)
+    for at, replica in ((0.5, 1), (1.0, 1), (1.5, 0)):
+        conditions = Conditions(failures=((at, 0, False),))
+        found = play(cluster, workload, "vidur-lor", conditions).requests
+        assert found.ints[f.Q_REPLICA, 1] == replica
+
+
 def test_queues_have_an_end_and_so_has_patience() -> None:
     workload = make_workload(np.zeros(30), [500] * 30, [20] * 30)
     short = summarise(play(Cluster((Replica(toy_tables()),), queue=5), workload, "random"))

@@ -206,10 +206,11 @@ def reported(many: Many) -> list[float]:
     return many.view.times[0, f.V_REPORTED].tolist()
 
 
-def test_replicas_report_in_turn() -> None:
+@pytest.mark.parametrize("unit", [1.0, 2.0])
+def test_replicas_report_in_turn(unit: float) -> None:
     """Four of them, once a second: at 0, 0.25, 0.5 and 0.75 seconds after every full one. Before
-    its first report a replica is known as it was at the start."""
-    many = scene_of([0.3, 0.6, 1.0, 10.1], interval=1.0)
+    its first report a replica is known as it was at the start. Once in two seconds: likewise."""
+    many = scene_of([unit * x for x in (0.3, 0.6, 1.0, 10.1)], interval=unit)
     expected = [
         (0.3, [0.0, 0.25, 0.0, 0.0]),
         (0.6, [0.0, 0.25, 0.5, 0.0]),
@@ -217,9 +218,9 @@ def test_replicas_report_in_turn() -> None:
         (10.1, [10.0, 9.25, 9.5, 9.75]),
     ]
     for now, times in expected:
-        assert reported(many) == pytest.approx(times)
+        assert reported(many) == pytest.approx([unit * x for x in times])
         age = many.seen[0][0, :, REPLICA.index("age")]
-        np.testing.assert_allclose(age, np.log1p(now - np.array(times)), rtol=1e-5)
+        np.testing.assert_allclose(age, np.log1p(unit * (now - np.array(times))), rtol=1e-5)
         many.step(np.array([0]))
 
 
