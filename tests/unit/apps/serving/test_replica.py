@@ -101,6 +101,17 @@ def test_what_can_never_fit_is_turned_away() -> None:
     assert found.ints[f.Q_LOST].tolist() == [1]
 
 
+def test_a_whole_prompt_that_is_longer_than_the_table_is_read_in_parts() -> None:
+    """700 tokens at once: attention of 512, then of 188 beside them; and all is done."""
+    tables = toy_tables()
+    cluster = Cluster((Replica(tables),), order="vllm")
+    found = replay(cluster, make_workload([0.0], [700], [1]), [0])
+    attention = tables.prefill[0, 512] + tables.prefill[8, 188]
+    expected = 1e-3 * (tables.linear[704] + attention)
+    assert found.requests.times[f.Q_FINISHED, 0] == pytest.approx(expected)
+    assert (found.replicas.ints[f.R_SIZE, 0], found.replicas.ints[f.R_ASIDE, 0]) == (0, 0)
+
+
 def test_prompts_first_in_the_order_of_vllm() -> None:
     """A prompt that comes while another decodes stops it for one iteration, whole."""
     tables = toy_tables()
