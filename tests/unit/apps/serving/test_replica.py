@@ -73,9 +73,9 @@ def test_it_is_the_plain_simulation(
 def test_little_memory_and_short_iterations_are_as_in_the_plain_simulation(
     blocks: int, most: int
 ) -> None:
-    """Ten requests in a moment: some restart again and again, and prompts are read bit by bit."""
+    """Some requests restart again and again while others come, and prompts are read bit by bit."""
     rng = np.random.default_rng(blocks + most)
-    arrival = np.cumsum(rng.uniform(1e-4, 5e-3, 10))
+    arrival = np.cumsum(rng.uniform(1e-4, 5e-2, 10))
     workload = make_workload(arrival, rng.integers(20, 90, 10), rng.integers(30, 90, 10))
     tables = toy_tables()
     cluster = Cluster((Replica(tables, blocks=blocks),), chunk=most, cap=most)
