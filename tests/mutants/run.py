@@ -82,6 +82,7 @@ def mutate(module: str, given: argparse.Namespace, forks: Forks, before: Any) ->
         "mutants": found["count"],
         "tried": before["tried"] if again else len(outcomes),
         "timeouts": before["timeouts"] + timeouts if again else timeouts,
+        "survived_first": before["survived_first"] if again else len(survivors),
         "survivors": survivors,
     }
 
