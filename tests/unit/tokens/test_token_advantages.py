@@ -37,10 +37,11 @@ def test_the_score_of_a_single_token_stands_on_it() -> None:
 
 def test_a_clamp_bounds_what_is_learned_and_not_what_is_told() -> None:
     """The scores 1 and 0 are half above and half below their mean."""
-    score, zero = torch.tensor([1.0, 0.0]), torch.zeros(2, 1)
-    found = lesson(config("dr_grpo", clamp=0.25), score, torch.ones(2, 1), zero, zero)
-    assert found.advantage[:, 0].tolist() == [0.25, -0.25]
-    assert found.raw[:, 0].tolist() == [0.5, -0.5]
+    score, zero = torch.tensor([1.0, 0.0]), torch.zeros(2, 2)
+    weight = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+    found = lesson(config("dr_grpo", clamp=0.25), score, weight, zero, zero)
+    assert found.advantage.tolist() == [[0.25, 0.0], [-0.25, 0.0]]
+    assert found.raw.tolist() == [[0.5, 0.0], [-0.5, 0.0]]
 
 
 @pytest.mark.parametrize("algo", ["grpo", "rloo", "dr_grpo"])
