@@ -37,8 +37,8 @@ coverage: $(READY) ## the same, with the lines that no test reaches (slower)
 test-slow: $(READY) ## the long tests, marked `slow`
 	@$(BIN)/python -m pytest -m slow tests
 
-mutants: $(READY) $(MUTANTS_READY) ## small changes of the mathematics that no test notices (hours; ONLY=functional/reduce)
-	@$(BIN)/python tests/mutants/run.py --tool $(MUTANTS)/bin --only "$(ONLY)"
+mutants: $(READY) $(MUTANTS_READY) ## small changes of the mathematics that no test notices (ONLY=functional/reduce SAMPLE=40)
+	@$(BIN)/python tests/mutants/run.py --tool $(MUTANTS)/bin --only "$(ONLY)" $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(AGAIN),--again)
 
 $(MUTANTS_READY): tests/mutants/requirements.txt
 	@echo "Preparing $(MUTANTS) ..."

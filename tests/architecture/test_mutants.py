@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from importlib.util import module_from_spec, spec_from_file_location
+import sys
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "keel"
+PARTS = ("modules", "generate", "report", "functions")
 
 
 @pytest.fixture(scope="module")
-def run() -> ModuleType:
-    spec = spec_from_file_location("mutants_run", ROOT / "tests" / "mutants" / "run.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def parts() -> Iterator[dict[str, ModuleType]]:
+    """The tool's own modules, which no other test finds by these short names."""
+    folder = str(ROOT / "tests" / "mutants")
+    sys.path.insert(0, folder)
+    try:
+        yield {name: import_module(name) for name in PARTS}
+    finally:
+        sys.path.remove(folder)
+        for name in PARTS:
+            sys.modules.pop(name, None)
 
 
-def test_every_module_of_the_mathematics_has_tests_of_its_own(run: ModuleType) -> None:
+def test_every_module_of_the_mathematics_has_tests_of_its_own(parts: dict[str, ModuleType]) -> None:
     patterns = ("functional/*.py", "regions/*.py", "apps/serving/kernels*.py")
     expected = {
         path.relative_to(SOURCE).as_posix()
@@ -30,14 +36,60 @@ def test_every_module_of_the_mathematics_has_tests_of_its_own(run: ModuleType) -
         for path in SOURCE.glob(pattern)
         if path.name != "__init__.py"
     }
-    assert expected <= set(run.MODULES)
-    assert all((SOURCE / module).is_file() for module in run.MODULES)
-    named = {test for tests in run.MODULES.values() for test in tests}
+    modules = parts["modules"].MODULES
+    assert expected <= set(modules)
+    assert all((SOURCE / module).is_file() for module in modules)
+    named = {test for tests in modules.values() for test in tests}
     assert not {test for test in named if not (ROOT / test).is_file()}
 
 
-def test_annotations_are_no_mutants(run: ModuleType, tmp_path: Path) -> None:
+def test_annotations_are_no_mutants(parts: dict[str, ModuleType], tmp_path: Path) -> None:
     """`float | None` stands from column 9 to 21 of the first line, `int` is what is returned."""
     path = tmp_path / "some.py"
     path.write_text("def f(x: float | None) -> int:\n    y = 1 | 2\n")
-    assert set(run.annotations(path)) == {((1, 9), (1, 21)), ((1, 26), (1, 29))}
+    assert set(parts["generate"].annotations(path)) == {((1, 9), (1, 21)), ((1, 26), (1, 29))}
+
+
+def test_a_mutant_reaches_functions_wherever_they_are_held(
+    parts: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    """A function keeps its identity, and what it makes anew is changed too."""
+    path = str(tmp_path / "some.py")
+    source = "def f(x):\n    return x + 1\n\ndef g(x):\n    return lambda: x * 2\n"
+    names: dict[str, FunctionType] = {}
+    exec(compile(source, path, "exec"), names)
+    held = [names["f"], names["g"]]
+    assert (held[0](5), held[1](5)()) == (6, 10)
+    parts["functions"].give_code(held, source.replace("+ 1", "- 1").replace("* 2", "* 3"), path)
+    assert (held[0](5), held[1](5)()) == (4, 15)
+
+
+def test_what_runs_at_import_is_no_part_of_a_body(parts: dict[str, ModuleType]) -> None:
+    """Defaults and decorators are evaluated once: such a mutant's file has to be imported."""
+    source = (
+        "LIMIT = 1\n\nclass A:\n    x = 2\n\n    @some\n    def f(self, y=3):\n        return y\n"
+    )
+    functions = parts["functions"]
+    spans = functions.function_spans(source)
+    found = [functions.span_of(spans, line) for line in range(1, 9)]
+    assert found == [None] * 7 + [range(6, 9)]
+
+
+def test_the_interval_of_a_share(parts: dict[str, ModuleType]) -> None:
+    """Wilson's, of 9 in 10: the roots of (p - 0.9)² = 1.96²·p(1 - p)/10."""
+    low, high = parts["report"].wilson(9, 10)
+    square = 1.959963984540054**2
+    for p in (low, high):
+        assert (p - 0.9) ** 2 == pytest.approx(square * p * (1 - p) / 10)
+    assert low < 0.9 < high
+
+
+def test_an_equivalent_mutant_has_a_reason(parts: dict[str, ModuleType]) -> None:
+    """And its line stands in the module still, or the entry has no use any more."""
+    report = parts["report"]
+    for module, changes in report.equivalents().items():
+        text = {line.strip() for line in (SOURCE / module).read_text().splitlines()}
+        for (before, after), reason in changes.items():
+            assert set(before.splitlines()) <= text, f"{module}: {before}"
+            assert before != after
+            assert len(reason.split()) >= 3, f"{module}: {before}"

@@ -1,220 +1,176 @@
 """`make mutants`: change the code in small ways, and list the changes that no test notices.
 
-Every module has test files of its own, so that a mutant costs seconds and not the whole suite. The
-code is changed in a copy below `build/mutants`, never in the working tree. Cosmic Ray changes the
-text of a file, which compiled loops need: a tool that wraps functions would not reach them.
+Every module has test files of its own, so that a mutant costs a second and not the whole suite. The
+code is changed in a copy below `build/mutants`, never in the working tree. Cosmic Ray makes the
+mutants, `forked.py` tries them. A survivor that no test could notice stands with its reason in
+`equivalent.yaml`.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
+import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from modules import MODULES, without_jit
+from report import is_equivalent, read_report, table, write_report
 
 ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
 BUILD = ROOT / "build" / "mutants"
 TREE = BUILD / "tree"
-LIKELY = (
-    "Add_Sub", "Sub_Add", "Mul_Div", "Div_Mul", "FloorDiv_Mul", "Mod_FloorDiv", "Pow_Mul",
-    "BitOr_BitAnd", "BitAnd_BitOr", "Delete_USub", "Delete_Not", "Delete_Invert",
-    "Lt_LtE", "Lt_GtE", "LtE_Lt", "LtE_Gt", "Gt_GtE", "Gt_LtE", "GtE_Gt", "GtE_Lt",
-    "Eq_NotEq", "NotEq_Eq", "Is_IsNot", "IsNot_Is", "In_NotIn", "NotIn_In",
-)  # fmt: skip
-"""Slips of the pen, one or two for every operator; all that the tool knows, eleven for each, would
-take days and say the same."""
-UNLIKELY = [rf"core/Replace(Binary|Unary|Comparison)Operator_(?!({'|'.join(LIKELY)})$)"]
-UNIT, LAWS = "tests/unit", "tests/properties"
-FUNCTIONAL = {
-    "_shapes": [f"{UNIT}/functional/test_reduce.py", f"{UNIT}/functional/test_advantage.py"],
-    "advantage": [f"{UNIT}/functional/test_advantage.py", f"{LAWS}/test_advantage_laws.py"],
-    "certificate": [f"{UNIT}/functional/test_certificate.py", f"{LAWS}/test_remaining_laws.py"],
-    "cloning": [f"{UNIT}/functional/test_cloning.py", f"{LAWS}/test_remaining_laws.py"],
-    "divergence": [f"{UNIT}/functional/test_divergence.py", f"{LAWS}/test_divergence_laws.py"],
-    "estimators": [f"{UNIT}/functional/test_estimators.py", f"{LAWS}/test_estimator_laws.py"],
-    "natural": [f"{UNIT}/functional/test_natural.py", f"{LAWS}/test_natural_laws.py"],
-    "ratio": [f"{UNIT}/functional/test_ratio.py", f"{LAWS}/test_ratio_laws.py"],
-    "reduce": [f"{UNIT}/functional/test_reduce.py", f"{LAWS}/test_reduce_laws.py"],
-    "statistics": [f"{UNIT}/functional/test_statistics.py", f"{LAWS}/test_statistics_laws.py"],
-    "surrogate": [f"{UNIT}/functional/test_surrogate.py", f"{LAWS}/test_surrogate_laws.py"],
-    "value": [f"{UNIT}/functional/test_value.py", f"{LAWS}/test_value_laws.py"],
-    "vocabulary": [f"{UNIT}/functional/test_vocabulary.py", f"{LAWS}/test_vocabulary_laws.py"],
-    "walk_back": [f"{UNIT}/functional/test_walk_back.py"],
-}
-REGIONS = {
-    "balance": ["test_imitation.py"],
-    "certify": ["test_certified_numbers.py", "test_certified.py"],
-    "constraint": ["test_constraint.py", "test_stabiliser.py"],
-    "controllers": ["../tokens/test_token_controller.py", "../training/test_note_001.py"],
-    "critic": ["test_constraint.py", "test_dense_critic.py"],
-    "dense": ["test_dense.py"],
-    "dense_critic": ["test_dense_critic.py"],
-    "diagnosis": ["test_certified.py", "test_many_agents.py"],
-    "faults": ["test_proximal.py"],
-    "gate": ["test_certified.py", "test_many_agents.py"],
-    "imitation": ["test_imitation.py"],
-    "ladder": ["test_ladder.py"],
-    "measure": ["test_certified_numbers.py", "test_certified.py", "test_many_agents.py"],
-    "objective": ["test_proximal.py", "test_dense.py"],
-    "penalties": ["test_penalties.py"],
-    "proximal": ["test_early_stop.py", "test_proximal.py"],
-    "sequential": ["test_many_agents.py"],
-    "stepper": ["test_proximal.py", "test_dense.py"],
-    "supervised": ["test_imitation.py"],
-    "token_objective": ["../tokens/test_token_objective.py"],
-}
-SERVING = f"{UNIT}/apps/serving"
-MODULES: dict[str, list[str]] = {
-    **{f"functional/{name}.py": tests for name, tests in FUNCTIONAL.items()},
-    **{
-        f"regions/{name}.py": [os.path.normpath(f"{UNIT}/regions/{test}") for test in tests]
-        for name, tests in REGIONS.items()
-    },
-    "rollout/targets.py": [
-        f"{UNIT}/rollout/test_{name}.py"
-        for name in ("target_statistics", "inserted_rows", "collect", "sampled_targets")
-    ],
-    "apps/language/advantages.py": [f"{UNIT}/tokens/test_token_advantages.py"],
-    **{
-        f"apps/serving/{name}.py": [
-            f"{SERVING}/test_serving_numbers.py",
-            f"{SERVING}/test_replica.py",
-            f"{SERVING}/test_routers.py",
-        ]
-        for name in ("kernels", "kernels_batch", "kernels_cache", "kernels_route")
-    },
-    "apps/serving/kernels_draw.py": [f"{SERVING}/test_routers.py"],
-    "apps/serving/kernels_many.py": [
-        f"{SERVING}/test_serving_numbers.py",
-        f"{SERVING}/test_serving_envs.py",
-    ],
-}
-"""Modules below `src/keel`, and the test files that are theirs, the quickest first."""
-
-
-Place = tuple[int, int]
-"""Line and column."""
-
-
-class Mutant(NamedTuple):
-    """One change, and what the tests said."""
-
-    operator: str
-    place: Place
-    outcome: str
-    diff: str
+DATA = ROOT / "docs" / "data"
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--tool", type=Path, required=True, help="folder of cosmic-ray")
-    arguments.add_argument("--only", default="", help="part of a module's path")
-    arguments.add_argument("--timeout", type=float, default=300.0, help="seconds of a mutant")
-    given = arguments.parse_args()
-    chosen = [name for name in MODULES if given.only in name]
+    given = arguments().parse_args()
+    report_file = DATA / "mutants.json"
+    chosen = [name for part in given.only.split(",") for name in MODULES if part in name]
     if not chosen:
         sys.exit(f"mutants: no module of {len(MODULES)} has {given.only!r} in its path")
-    for name in chosen:
-        report(name, mutate(name, given.tool.absolute(), given.timeout))
+    if not given.table:
+        with Forks() as forks:
+            for module in chosen:
+                entry = mutate(module, given, forks, read_report(report_file).get(module))
+                write_report(report_file, module, entry)
+                tell(module, entry)
+    text = table(read_report(report_file))
+    (DATA / "mutants.md").write_text(text, encoding="utf-8")
+    print(text)
 
 
-def mutate(module: str, tool: Path, timeout: float) -> list[Mutant]:
-    """All mutants of one module, each tried against the tests of that module."""
-    fresh_tree()
-    session = BUILD / f"{module.replace('/', '.')}.sqlite"
-    config = session.with_suffix(".toml")
-    tests = MODULES[module]
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-    config.write_text(
-        "[cosmic-ray]\n"
-        f'module-path = "src/keel/{module}"\n'
-        f"timeout = {timeout}\n"
-        "excluded-modules = []\n"
-        f"test-command = {json.dumps(' '.join(command))}\n"
-        '[cosmic-ray.distributor]\nname = "local"\n'
-        "[cosmic-ray.filters.operators-filter]\n"
-        f"exclude-operators = {json.dumps(UNLIKELY)}\n"
-    )
-    session.unlink(missing_ok=True)
-    call(command, "the tests fail without any mutant")
-    call([tool / "cosmic-ray", "init", config, session])
-    call([tool / "cr-filter-operators", session, config])
-    call([tool / "cosmic-ray", "exec", config, session])
-    dump = call([tool / "cosmic-ray", "dump", session])
-    mutants = [mutant for line in dump.splitlines() for mutant in read(json.loads(line))]
-    ignored = annotations(ROOT / "src" / "keel" / module)
-    return [x for x in mutants if not any(begin <= x.place < end for begin, end in ignored)]
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tool", type=Path, required=True, help="folder of cosmic-ray")
+    parser.add_argument("--only", default="", help="parts of modules' paths, with commas between")
+    parser.add_argument("--sample", type=int, help="mutants of a module, drawn at random")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
+    parser.add_argument("--again", action="store_true", help="try recorded survivors only")
+    parser.add_argument("--slowest", type=float, default=3.0, help="seconds of a test to be run")
+    parser.add_argument("--table", action="store_true", help="only write the table again")
+    return parser
 
 
-def annotations(path: Path) -> list[tuple[Place, Place]]:
-    """Where annotations begin and end: they are never evaluated, so nothing could notice."""
-    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-    found = [getattr(node, name, None) for node in nodes for name in ("annotation", "returns")]
-    return [
-        ((x.lineno, x.col_offset), (x.end_lineno or 0, x.end_col_offset or 0))
-        for x in found
-        if isinstance(x, ast.expr)
+def mutate(module: str, given: argparse.Namespace, forks: Forks, before: Any) -> dict[str, Any]:
+    """Try mutants of one module, and return what the report keeps of them."""
+    path = ROOT / "src" / "keel" / module
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    again = given.again and before is not None
+    if again and before["sha256"] != digest:
+        sys.exit(f"mutants: {module} has changed since its survivors were recorded")
+    only = [[x["operator"], x["occurrence"]] for x in before["survivors"]] if again else None
+    found = generate(given.tool, path, module, given.sample, given.seed, only)
+    began = time.perf_counter()
+    outcomes = forks.try_all(module, found["mutants"], given.slowest)
+    survivors = [
+        {key: mutant[key] for key in ("operator", "occurrence", "line", "before", "after")}
+        for mutant, outcome in zip(found["mutants"], outcomes, strict=True)
+        if outcome == "survived"
     ]
+    print(f"{module}: {len(outcomes)} mutants in {time.perf_counter() - began:.0f} s", flush=True)
+    timeouts = outcomes.count("timeout")
+    return {
+        "sha256": digest,
+        "mutants": found["count"],
+        "tried": before["tried"] if again else len(outcomes),
+        "timeouts": before["timeouts"] + timeouts if again else timeouts,
+        "survived_first": before["survived_first"] if again else len(survivors),
+        "survivors": survivors,
+    }
+
+
+def generate(
+    tool: Path, path: Path, module: str, sample: int | None, seed: int, only: list[Any] | None
+) -> dict[str, Any]:
+    """Return how many mutants a file has, and those to try."""
+    # Without numba a decorator of numba's does nothing, so nothing could notice that it is gone.
+    without = ["RemoveDecorator"] if without_jit(module) else []
+    job = {"path": str(path), "sample": sample, "seed": f"{seed} {module}", "only": only,
+           "without": without}  # fmt: skip
+    command = [str(tool / "python"), str(HERE / "generate.py")]
+    text = json.dumps(job)
+    done = subprocess.run(command, input=text, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+class Forks:
+    """The process that tries mutants, and the copy of the code that it changes."""
+
+    def __enter__(self) -> Forks:
+        fresh_tree()
+        environment = os.environ | {
+            "PYTHONPATH": str(TREE / "src"),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "HYPOTHESIS_PROFILE": "mutants",
+            "OMP_NUM_THREADS": "1",
+            "NUMBA_CACHE_DIR": str(BUILD / "numba"),
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, str(HERE / "forked.py")], cwd=TREE, env=environment,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        return self
+
+    def try_all(self, module: str, mutants: list[dict[str, Any]], slowest: float) -> list[str]:
+        """Return the outcome of every mutant."""
+        path = TREE / "src" / "keel" / module
+        for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
+            compiled.unlink()  # a mutant may have the date and size of the original
+        job = {
+            "path": str(path),
+            "tests": MODULES[module],
+            "mutants": mutants,
+            "slowest": slowest,
+            "scratch": str(BUILD / "scratch"),
+            "without_jit": without_jit(module),
+        }
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(job) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit(f"mutants: {module}: the process that tries them has ended; see above")
+        answers = json.loads(line)
+        (BUILD / f"{module.replace('/', '.')}.json").write_text(json.dumps(answers, indent=1))
+        return [answer["outcome"] for answer in answers]
+
+    def __exit__(self, *_: object) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
 
 
 def fresh_tree() -> None:
     """Copy what tests need; in their copy files may break."""
     shutil.rmtree(TREE, ignore_errors=True)
     TREE.mkdir(parents=True)
-    ignored = shutil.ignore_patterns("__pycache__", ".hypothesis")
-    for folder in ("src", "tests"):
-        shutil.copytree(ROOT / folder, TREE / folder, ignore=ignored)
+    for folder in ("src", "tests", "benchmarks"):
+        shutil.copytree(ROOT / folder, TREE / folder)
     shutil.copy(ROOT / "pyproject.toml", TREE)
 
 
-def call(command: list[str | Path], reason: str = "failed") -> str:
-    """Run in the copy, whose code goes before what is installed; return its output."""
-    environment = os.environ | {
-        "PYTHONPATH": str(TREE / "src"),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "NUMBA_CACHE_DIR": str(BUILD / "numba"),
-    }
-    done = subprocess.run(
-        list(map(str, command)), cwd=TREE, env=environment, capture_output=True, text=True
-    )
-    if done.returncode:
-        sys.exit(f"mutants: {reason}: {command[0]}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return done.stdout
-
-
-def read(pair: list[dict[str, object]]) -> list[Mutant]:
-    """A work item of the tool and its result; nothing for what was filtered out."""
-    item, result = pair
-    if result is None or result["worker_outcome"] == "skipped":
-        return []
-    (mutation,) = item["mutations"]  # type: ignore[misc]
-    line, column = mutation["start_pos"]  # type: ignore[index]
-    return [
-        Mutant(
-            operator=str(mutation["operator_name"]).removeprefix("core/"),  # type: ignore[index]
-            place=(int(line), int(column)),
-            outcome=str(result["test_outcome"]),
-            diff=str(result["diff"]),
-        )
-    ]
-
-
-def report(module: str, mutants: list[Mutant]) -> None:
+def tell(module: str, entry: dict[str, Any]) -> None:
     """Print the survivors with what was changed, and how many there were."""
-    alive = sorted((x for x in mutants if x.outcome == "survived"), key=lambda x: x.place)
-    for mutant in alive:
-        changed = [
-            line
-            for line in mutant.diff.splitlines()
-            if line[:1] in "+-" and line[:3] not in ("+++", "---")
-        ]
-        print(f"\n{module}:{mutant.place[0]} {mutant.operator}", *changed, sep="\n  ")
-    print(f"\n{module}: {len(alive)} of {len(mutants)} mutants survived", flush=True)
+    for mutant in entry["survivors"]:
+        if not is_equivalent(module, mutant):
+            print(f"\n{module}:{mutant['line']} {mutant['operator']}")
+            print("  -", mutant["before"], "\n  +", mutant["after"])
+    equivalent = sum(is_equivalent(module, mutant) for mutant in entry["survivors"])
+    print(
+        f"\n{module}: {len(entry['survivors'])} of {entry['tried']} mutants survived,"
+        f" {equivalent} of them equivalent\n",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

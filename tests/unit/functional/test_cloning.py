@@ -37,6 +37,28 @@ def test_weights_by_hand():
     assert found.used.item() == 1.0
 
 
+@pytest.mark.parametrize("unit", [1.0, 0.01])
+def test_the_temperature_is_one_unless_told_in_any_unit(unit):
+    """Again rms 2.5 units: exp(3/2.5), exp(4/2.5)."""
+    found = cloning_weight(unit * torch.tensor([3.0, 4.0, 0.0, 0.0]), "weighted")
+    assert found.weight.tolist() == pytest.approx([math.exp(1.2), math.exp(1.6), 1.0, 1.0])
+
+
+def test_the_cap_is_twenty_unless_told_and_no_weight_is_above_e_to_the_fifty():
+    """One step of 3,600 is better: its advantage is √3600 = 60 times the root mean square."""
+    advantage = torch.zeros(3600, dtype=torch.float64)
+    advantage[0] = 7.0
+    assert cloning_weight(advantage, "weighted").weight[0].item() == 20.0
+    far = cloning_weight(advantage, "weighted", cap=1e30).weight[0].item()
+    assert far == pytest.approx(math.exp(50))
+
+
+@pytest.mark.parametrize("size", [0, 1])
+def test_shares_of_one_step_or_none(size):
+    found = cloning_weight(torch.ones(size), "weighted", cap=1.0)
+    assert (found.used.item(), found.at_cap.item()) == (size, size)
+
+
 @given(
     st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=20),
     st.floats(0.01, 100.0),

@@ -186,6 +186,15 @@ def test_rows_of_weight_zero_alone_leave_the_damping():
     torch.testing.assert_close(matrix, 0.3 * torch.eye(12, dtype=torch.float64))
 
 
+def test_no_state_at_all_leaves_the_damping():
+    def network(params):
+        return {"logits": params["logits"].expand(0, 3)}
+
+    params, u = {"logits": randn(3)}, randn(3, seed=1)
+    product = fisher_vector_product(network, params, lambda _, tangent: tangent, damping=0.3)
+    torch.testing.assert_close(product(u), 0.3 * u)
+
+
 def test_one_state_needs_no_leading_axis():
     """F = diag(p) − ppᵀ of a single softmax in its own logits."""
     params = {"logits": randn(3)}
@@ -251,6 +260,13 @@ def test_two_unknowns_take_two_iterations():
     assert result.solution.tolist() == pytest.approx([1 / 11, 7 / 11])
     assert (result.iterations, result.stopped) == (2, "converged")
     assert result.residual < 1e-10
+
+
+def test_a_residual_of_zero_has_converged_whatever_the_tolerance():
+    """A = 1: the first and only iteration ends at b itself."""
+    result = conjugate_gradient(torch.clone, B, iterations=1, tolerance=0.0)
+    assert torch.equal(result.solution, B)
+    assert (result.residual, result.stopped) == (0.0, "converged")
 
 
 def test_the_report_of_an_unfinished_solve():

@@ -128,6 +128,12 @@ def test_on_its_threshold_a_log_ratio_is_neither_large_nor_clamped():
     assert (report.share_large, report.share_clamped) == (0.5, 0)
 
 
+def test_on_its_threshold_a_ratio_is_not_extreme():
+    ratio = policy_ratio(rows(0, 0, 0, 0), rows(0, 0, 0, 0))
+    ratio = ratio._replace(ratio=rows(100, 0.01, 100.5, 0.0099))
+    assert ratio_report(ratio).share_extreme == 0.5
+
+
 def test_the_report_takes_no_part_in_the_gradient():
     report = ratio_report(policy_ratio(rows(-1, -2).requires_grad_(), rows(-2, -2)))
     assert not any(field.requires_grad for field in report)
@@ -161,6 +167,7 @@ def test_a_batch_that_is_all_quarantined_says_so():
     report = ratio_report(policy_ratio(rows(NAN, INF), rows(0, 0)))
     assert (report.non_finite_count, report.non_finite_share) == (2, 1)
     assert (report.ratio_min, report.ratio_max, report.effective_sample_size) == (1, 1, 0)
+    assert ratio_report(policy_ratio(rows(NAN), rows(0))).non_finite_share == 1
 
 
 @DTYPES

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from keel.errors import ShapeError
 from keel.functional import categorical_kl, vocabulary_kl, vocabulary_log_prob
-from keel.functional.vocabulary import vocabulary_comparison
+from keel.functional.vocabulary import MAX_ELEMENTS, vocabulary_comparison
 
 
 def inputs(
@@ -108,6 +108,19 @@ def test_no_tensor_outgrows_the_bound(tokens: int):
     with LargestTensor() as largest:
         torch.autograd.grad(vocabulary_kl(*tensors, max_elements=500).sum(), tensors)
     assert largest.elements == 500
+
+
+def test_no_tensor_of_log_probs_outgrows_the_bound():
+    hidden, head, _, _ = inputs(100, vocabulary=50, widths=(2, 3))
+    token = torch.zeros(100, dtype=torch.long)
+    with LargestTensor() as largest:
+        chunked = vocabulary_log_prob(hidden, head, token, max_elements=500)
+        torch.autograd.grad((chunked.log_prob + chunked.entropy).sum(), (hidden, head))
+    assert largest.elements == 500
+
+
+def test_logits_take_sixteen_mebibytes_unless_told():
+    assert torch.finfo(torch.float32).bits // 8 * MAX_ELEMENTS == 16 * 2**20
 
 
 def test_a_bound_below_one_row_means_row_by_row():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from keel.errors import KeelError
 from keel.models.distributions import Categorical, Gaussian
 from keel.regions.certify import Certified
-from keel.regions.gate import ConsistencyError, check_replay
+from keel.regions.gate import GATE, ConsistencyError, _slack, check_replay, replay_gap
 from keel.regions.measure import exact_kl
 from keel.regions.objective import Objective
 from keel.regions.proximal import Proximal
@@ -234,6 +235,38 @@ def test_the_gate_can_be_opened_and_is_quiet_on_a_true_replay(setting: Setting) 
     assert report.metrics["train/gate_log_ratio"] < 1e-5
     _, report = _swap_logits(build((96,))).update(Certified(SMALL, gate=False), Knobs())
     assert report.metrics["train/gate_log_ratio"] > 1e-3
+
+
+def test_a_log_prob_may_differ_by_rounding_and_a_row_that_does_not_count_in_any_way(
+    steps: Setting,
+) -> None:
+    """Half of what is allowed everywhere; and one row, of weight 0, was drawn by another policy."""
+    rows = steps.rows
+    behaviour = {"logits": rows.behaviour["logits"].clone()}
+    behaviour["logits"][3] = torch.tensor([9.0, 0.0, 0.0])
+    weight = rows.weight.clone()
+    weight[3] = 0.0
+    rows = replace(rows, log_prob=rows.log_prob - GATE / 2, behaviour=behaviour, weight=weight)
+    gap = check_replay(steps.agent, steps.optimum.params, rows, 1.0, enforce=True)
+    assert gap == pytest.approx(GATE / 2, rel=0.01)
+
+
+def test_the_gap_of_a_minibatch_is_that_of_the_rows_that_count(steps: Setting) -> None:
+    rows, weight = steps.rows, steps.rows.weight.clone()
+    log_prob = rows.log_prob.clone()
+    log_prob[0], log_prob[1], weight[1] = log_prob[0] + 0.25, 9.0, 0.0
+    batch = SimpleNamespace(obs=rows.obs, action=rows.action, log_prob=log_prob, weight=weight)
+    gap = replay_gap(steps.agent, steps.optimum.params, batch, Knobs())  # type: ignore[arg-type]
+    assert gap == pytest.approx(0.25, rel=1e-4)
+
+
+def test_what_a_narrow_gaussian_is_allowed_by_hand() -> None:
+    """0.01·(1 + |μ|)/σ of the narrowest dimension of every row and agent, and at least 1."""
+    std = torch.tensor([[[1e-3, 2e-3], [0.1, 0.1]], [[1e-2, 5e-3], [1.0, 1e-4]]])
+    mean = torch.tensor([[[0.0, -3.0], [0.0, 5.0]], [[0.0, 0.0], [9.0, 0.0]]])
+    slack = _slack({"mean": mean, "log_std": std.log()})
+    assert isinstance(slack, torch.Tensor)
+    torch.testing.assert_close(slack, torch.tensor([[20.0, 1.0], [2.0, 100.0]]))
 
 
 def test_a_narrow_gaussian_is_allowed_the_rounding_of_its_mean() -> None:

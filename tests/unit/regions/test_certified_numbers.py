@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from keel.functional import policy_ratio, ratio_report
 from keel.models.agent import Agent
-from keel.regions.certify import Certified
+from keel.regions.certify import Certified, _warnings
 from keel.regions.objective import Objective
 from keel.regions.stepper import Optimum, initial_optimum
 from keel.types import Knobs, UpdateReport
@@ -113,6 +114,28 @@ def test_the_share_of_ratios_outside_of_the_clip_range(
     assert report.metrics["train/ratio_min"] == pytest.approx(0.5)
     assert report.metrics["train/ratio_max"] == pytest.approx(1.5)
     assert report.metrics["train/kl_exact"] == pytest.approx(KL)
+    assert report.metrics["train/kl_is_exact"] == 1.0
+    assert (report.verdict, report.reason) == ("accepted", "")
+
+
+def alarms(largest: float, smallest: float, log_ratio: float) -> tuple[float, ...]:
+    healthy = ratio_report(policy_ratio(torch.zeros(2), torch.zeros(2)))
+    told = _warnings(
+        healthy._replace(
+            ratio_max=torch.tensor(largest, dtype=torch.float64),
+            ratio_min=torch.tensor(smallest, dtype=torch.float64),
+            max_abs_log_ratio=torch.tensor(log_ratio, dtype=torch.float64),
+        )
+    )
+    names = ("extreme_ratio_max", "extreme_ratio_min", "large_log_ratio")
+    return tuple(told[f"warn/{name}"] for name in names)
+
+
+def test_alarms_of_ratios_and_that_their_thresholds_are_none() -> None:
+    """Above 100 or below 1/100 both extremes are told; of log-ratios what is beyond 5."""
+    assert all(math.isnan(x) for x in alarms(100.0, 0.01, 5.0))
+    assert alarms(100.5, 1.0, 5.5) == (100.5, 1.0, 5.5)
+    assert alarms(1.0, 0.009, 5.5) == (1.0, 0.009, 5.5)
 
 
 def test_a_ratio_at_the_edge_of_the_clip_range_is_not_outside() -> None:

@@ -57,6 +57,13 @@ def problem(setting: Setting, objective: Objective, knobs: Knobs) -> Problem:
     )
 
 
+def test_the_loss_is_that_of_policy_and_critic() -> None:
+    """Without demonstrations their coefficient is of nothing."""
+    _, report = update(build((96,)), REGION, Knobs(bc_coef=0.5))
+    told = report.metrics
+    assert told["train/loss"] == pytest.approx(told["train/value_loss"] + told["train/policy_loss"])
+
+
 @settings(max_examples=40)
 @given(
     st.sampled_from(sorted(SHAPES)),

@@ -178,6 +178,8 @@ def test_cloning_makes_what_was_shown_likelier(taught: Setting, natural: bool):
     weighted = metrics["train/policy_loss_bc_weighted"]
     assert weighted == pytest.approx(10.0 * metrics["train/bc_loss"])
     own = metrics["train/policy_loss_ppo"]
+    if natural:  # without an entropy bonus both are the surrogate at ratio 1
+        assert metrics["train/policy_loss"] == pytest.approx(own, abs=1e-6)
     assert metrics["train/bc_ppo_ratio"] == pytest.approx(abs(weighted) / (abs(own) + 1e-8))
     moved = shown_kl(taught.agent, taught.optimum.params, after.params, shown, 1.0)
     assert metrics["train/kl_demos"] == pytest.approx(moved)

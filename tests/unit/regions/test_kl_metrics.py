@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from keel.functional import policy_ratio
-from keel.regions.measure import Measurement, kl_metrics
+from keel.regions.measure import Measurement, chunks, kl_metrics
 from keel.rollout.batch import Rows
 
 
@@ -36,6 +36,8 @@ def test_the_estimates_by_hand() -> None:
     assert metrics["train/approx_kl"] == pytest.approx(k3, rel=1e-6)
     assert metrics["train/kl_error"] == pytest.approx(k1 - 0.2, rel=1e-6)  # exact: (0.1 + 0.3)/2
     assert metrics["train/kl_reverse"] == pytest.approx(0.4, rel=1e-6)
+    assert metrics["train/kl_max"] == pytest.approx(0.3)
+    assert metrics["train/kl_p99"] == pytest.approx(0.1 + 0.99 * 0.2)
 
 
 def test_no_row_that_counts_is_no_divergence() -> None:
@@ -43,4 +45,13 @@ def test_no_row_that_counts_is_no_divergence() -> None:
     measured = Measurement(nothing, nothing, policy_ratio(nothing, nothing, nothing), nothing)
     rows = Rows({}, {}, torch.zeros(2, dtype=torch.int64), nothing, nothing, None)
     metrics = kl_metrics(measured, rows)
-    assert {metrics[f"train/{name}"] for name in ("kl_approx", "approx_kl", "kl_k1")} == {0.0}
+    names = ("kl_approx", "approx_kl", "kl_k1", "kl_max", "kl_p99")
+    assert {metrics[f"train/{name}"] for name in names} == {0.0}
+
+
+@pytest.mark.parametrize(("shape", "pieces"), [((1, 1, 1), [512, 488]), ((1, 1), [1000])])
+def test_images_are_measured_in_small_pieces(shape: tuple[int, ...], pieces: list[int]) -> None:
+    weight = torch.ones(1000)
+    obs = {"obs": torch.zeros(1000, *shape)}
+    rows = Rows(obs, {}, torch.zeros(1000, dtype=torch.int64), weight, weight, None)
+    assert [len(weight[part]) for part in chunks(rows)] == pieces

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from keel.functional import gae
 from keel.models import returns
 from keel.models.agent import Agent
 from keel.models.build import build_agent
-from keel.models.critics import Histogram, Quantile
+from keel.models.critics import Histogram, Quantile, calibration
 from keel.rollout.targets import compute_targets
 from keel.types import Rollout
 
@@ -116,6 +117,23 @@ def test_calibration_is_measured_on_what_is_learned(kind: str):
     assert isinstance(agent.critic, Quantile | Histogram)
     config = Advantage(gamma=0.9, lam=0.6)
     rng = torch.Generator().manual_seed(0)
-    _, statistics = compute_targets(agent, agent.initial, rollout, config, rng=rng)
+    rollout.weight[5:] = 0.0
+    learned, statistics = compute_targets(agent, agent.initial, rollout, config, rng=rng)
     assert 0.0 <= statistics["train/coverage_80"] <= 1.0
     assert 0.0 <= statistics["train/calibration_error"] <= 0.5
+    counted = rollout.weight.reshape(-1) > 0
+    aim = agent.target_of(agent.initial, learned.target)
+    own = calibration(agent.critic, learned.raw[counted], aim[counted])
+    assert {key: statistics[key] for key in own} == own
+
+
+@kinds
+def test_a_truncated_row_is_bootstrapped_from_its_own_final_observation(kind: str):
+    """With λ = 0 its target is r + γ V(final), whatever the next row holds."""
+    agent, rollout = setting(kind)
+    t, n = map(int, rollout.truncated.nonzero()[0])
+    obs = {"obs": torch.full((1, 4), 0.5)}
+    rollout = replace(rollout, final_obs=obs, final_index=torch.tensor([t * N + n]))
+    value = agent.value_of(agent.initial, agent.raw_value(agent.initial, obs))
+    expected = rollout.reward[t, n] + 0.9 * value[0]
+    assert targets(agent, rollout, 0.0, None)[t, n].item() == pytest.approx(expected.item())

@@ -83,6 +83,12 @@ def test_of_targets_that_do_not_vary_nothing_can_be_explained() -> None:
     assert math.isnan(told["train/explained_variance"])
 
 
+def test_a_single_row_has_no_spread() -> None:
+    told = statistics(ALONE, column(2.0, 99.0), column(1.5, 0.0), column(1.0, 0.0))
+    assert told["train/advantage_raw_mean"] == 0.5
+    assert told["train/advantage_raw_std"] == 0.0
+
+
 def test_every_agent_has_its_own_explained_variance() -> None:
     """The first explains everything; the second's values 4, 4, 7 for 1, 3, 8 leave errors of −3,
     −1 and 1, variance 4 of 13: 9/13. Of all six targets 1, 2, 3, 1, 3, 8 the variance is 34/5 and

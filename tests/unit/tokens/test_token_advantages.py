@@ -30,6 +30,20 @@ def test_the_score_stands_on_the_last_token_the_policy_wrote() -> None:
     assert found.tolist() == [[-0.5, 0.0, 1.5, 0.0], [-0.5, 2.5, 0.0, 0.0], [0.0] * 4]
 
 
+def test_the_score_of_a_single_token_stands_on_it() -> None:
+    weight, zero = torch.tensor([[1.0, 0.0, 0.0]]), torch.zeros(1, 3)
+    assert token_rewards(torch.tensor([2.0]), weight, zero).tolist() == [[2.0, 0.0, 0.0]]
+
+
+def test_a_clamp_bounds_what_is_learned_and_not_what_is_told() -> None:
+    """The scores 1 and 0 are half above and half below their mean."""
+    score, zero = torch.tensor([1.0, 0.0]), torch.zeros(2, 2)
+    weight = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+    found = lesson(config("dr_grpo", clamp=0.25), score, weight, zero, zero)
+    assert found.advantage.tolist() == [[0.25, 0.0], [-0.25, 0.0]]
+    assert found.raw.tolist() == [[0.5, 0.0], [-0.5, 0.0]]
+
+
 @pytest.mark.parametrize("algo", ["grpo", "rloo", "dr_grpo"])
 def test_a_completion_that_could_not_be_scored_is_not_there(algo: str) -> None:
     """Neither in the mean of its group nor in its spread or count, with a penalty or without."""

@@ -18,6 +18,7 @@ import keel
 from keel.cli import main
 from keel.config import Config, from_dict
 from keel.errors import InputError
+from keel.runs.config_file import dump_config, read_config
 from keel.runs.reader import read_metrics
 from keel.training import runner
 from keel.training.checkpoint import load
@@ -224,13 +225,14 @@ def test_a_changed_config_is_shown_and_refused(tmp_path: Path) -> None:
 def test_other_shapes_are_refused_before_training(tmp_path: Path) -> None:
     """Fault 12."""
     finish(start(tiny(), tmp_path, "run"))
-    config = tmp_path / "run" / "seed-0" / "config.yaml"
-    unsealed = config.read_text().partition("# sha256")[0]  # as version 0.1 wrote it
-    config.write_text(unsealed.replace("- 64", "- 32"))
+    run = tmp_path / "run" / "seed-0"
+    settings = read_config(run)
+    settings["network"]["hidden"] = [32, 32]
+    (run / "config.yaml").write_bytes(dump_config(settings))
     with pytest.raises(
         keel.KeelError, match=r"the checkpoint has .1, 9155. float32, this run has .1, 2531."
     ):
-        resume(tmp_path / "run" / "seed-0")
+        resume(run)
 
 
 def test_nothing_is_created_for_an_environment_that_does_not_exist(tmp_path: Path) -> None:

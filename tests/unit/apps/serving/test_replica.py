@@ -69,6 +69,23 @@ def test_it_is_the_plain_simulation(
     np.testing.assert_allclose(found.times[f.Q_FINISHED], [x["end"] for x in expected], rtol=1e-9)
 
 
+@pytest.mark.parametrize(("blocks", "most"), [(40, 8), (40, 128), (30, 16)])
+def test_little_memory_and_short_iterations_are_as_in_the_plain_simulation(
+    blocks: int, most: int
+) -> None:
+    """Some requests restart again and again while others come, and prompts are read bit by bit."""
+    rng = np.random.default_rng(blocks + most)
+    arrival = np.cumsum(rng.uniform(1e-4, 5e-2, 10))
+    workload = make_workload(arrival, rng.integers(20, 90, 10), rng.integers(30, 90, 10))
+    tables = toy_tables()
+    cluster = Cluster((Replica(tables, blocks=blocks),), chunk=most, cap=most)
+    found = replay(cluster, workload, [0] * 10).requests
+    expected = one_by_one(tables, workload, blocks, most, most)
+    assert found.ints[f.Q_RESTARTS].tolist() == [x["restarts"] for x in expected]
+    ends = [x["end"] for x in expected]
+    np.testing.assert_allclose(found.times[f.Q_FINISHED], ends, rtol=1e-9)
+
+
 def test_memory_runs_out_and_the_last_restarts() -> None:
     """Both hold 100 tokens (7 blocks) and would end with 12: 17 blocks are not enough. The first
     one is never in the way of itself."""
@@ -82,6 +99,17 @@ def test_memory_runs_out_and_the_last_restarts() -> None:
 def test_what_can_never_fit_is_turned_away() -> None:
     found = alone(make_workload([0.0], [4_000], [200]), blocks=200)
     assert found.ints[f.Q_LOST].tolist() == [1]
+
+
+def test_a_whole_prompt_that_is_longer_than_the_table_is_read_in_parts() -> None:
+    """700 tokens at once: attention of 512, then of 188 beside them; and all is done."""
+    tables = toy_tables()
+    cluster = Cluster((Replica(tables),), order="vllm")
+    found = replay(cluster, make_workload([0.0], [700], [1]), [0])
+    attention = tables.prefill[0, 512] + tables.prefill[8, 188]
+    expected = 1e-3 * (tables.linear[704] + attention)
+    assert found.requests.times[f.Q_FINISHED, 0] == pytest.approx(expected)
+    assert (found.replicas.ints[f.R_SIZE, 0], found.replicas.ints[f.R_ASIDE, 0]) == (0, 0)
 
 
 def test_prompts_first_in_the_order_of_vllm() -> None:

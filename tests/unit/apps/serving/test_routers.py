@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +16,8 @@ from serving_toys import toy_tables
 
 from keel.apps.serving import fields as f
 from keel.apps.serving.cluster import Cluster, Replica, equal_cluster
+from keel.apps.serving.kernels_draw import conversations, wandering
+from keel.apps.serving.kernels_route import VIDUR, scattered, score, speed_of
 from keel.apps.serving.playing import HONEST, ROUTERS, Conditions, foresee, play, replay
 from keel.apps.serving.results import Objective, latencies, summarise
 from keel.apps.serving.settings import draw, held_out, make_setting
@@ -136,6 +143,39 @@ def test_one_who_knows_the_future_is_better_than_all(trace) -> None:
     assert summarise(foresee(cluster, trace)).end_to_end.mean < best
 
 
+def plain(kernel: Any) -> Callable[..., float]:
+    """A part of the compiled loops as the Python function it was: it has no other way in."""
+    function: Callable[..., float] = getattr(kernel, "py_func", kernel)
+    return function
+
+
+def test_chance_is_splitmix64() -> None:
+    """The first number of its reference for the seed 0 is E220A8397B1DCDAF."""
+    with np.errstate(over="ignore"):
+        drawn = plain(scattered)(np.uint64(0x9E3779B97F4A7C15))
+    assert drawn == (0xE220A8397B1DCDAF >> 11) / 2**53
+
+
+def test_a_speed_is_told_or_guessed_from_paces() -> None:
+    """Paces of ½ and ¼ are speeds of 2 and 4; a replica without one has the mean pace, 3/8."""
+    view = SimpleNamespace(times=np.zeros((f.V_PACE + 1, 3)))
+    plan = SimpleNamespace(speed=np.array([7.0, 8.0, 9.0]))
+    told, guessed = (SimpleNamespace(known_speeds=known) for known in (1, 0))
+    speeds = [plain(speed_of)(r, plan, guessed, view) for r in range(3)]
+    assert speeds == [1.0, 1.0, 1.0]
+    view.times[f.V_PACE] = [0.0, 0.5, 0.25]
+    speeds = [plain(speed_of)(r, plan, guessed, view) for r in range(3)]
+    assert speeds == pytest.approx([8 / 3, 2.0, 4.0])
+    assert plain(speed_of)(1, plan, told, view) == 8.0
+
+
+def test_vidurs_router_counts_what_waits_and_what_was_sent() -> None:
+    view = SimpleNamespace(ints=np.zeros((max(f.V_WAITING, f.V_RUNNING, f.V_SENT) + 1, 1), int))
+    for field, number in ((f.V_WAITING, 3), (f.V_RUNNING, 40), (f.V_SENT, 2)):
+        view.ints[field] = number
+    assert plain(score)(VIDUR, 0, 0, None, None, None, view) == 5.0
+
+
 # --- prefix caches --------------------------------------------------------------------------------
 
 
@@ -151,13 +191,14 @@ def test_a_prefix_that_is_cached_is_not_read_again() -> None:
     assert found.times[f.Q_FIRST_TOKEN, 1] == pytest.approx(10.0 + first)
 
 
-def test_the_least_recently_used_blocks_go_first() -> None:
-    """Against a dictionary in the order of use."""
-    rng = np.random.default_rng(0)
-    count, room = 400, 12
-    chains = [
-        [int(k) * 4 + j for j in range(rng.integers(1, 5))] for k in rng.integers(0, 9, count)
-    ]
+@pytest.mark.parametrize(("seed", "count", "often"), [(0, 400, 0.0), (1, 150, 0.9)])
+def test_the_least_recently_used_blocks_go_first(seed: int, count: int, often: float) -> None:
+    """Against a dictionary in the order of use; where few prompts come often, most uses on record
+    are of blocks that were used again."""
+    rng, room = np.random.default_rng(seed), 12
+    keys = rng.integers(0, 9, count)
+    keys[rng.random(count) < often] %= 2
+    chains = [[int(k) * 4 + j for j in range(rng.integers(1, 5))] for k in keys]
     first = np.cumsum([0, *map(len, chains)])
     flat = [x for chain in chains for x in chain]
     prompt = [16 * len(chain) + 5 for chain in chains]
@@ -198,6 +239,15 @@ def test_a_replica_that_dies_loses_what_it_has_and_gets_nothing_until_it_is_back
     lost = found.ints[f.Q_LOST] == 3
     assert lost.any()
     assert (at_first[lost] & (arrival[lost] <= 1.0)).all()
+
+
+def test_a_replica_that_dies_as_a_request_comes_does_not_get_it() -> None:
+    workload = make_workload([0.0, 1.0], [20, 20], [1, 1])
+    cluster = equal_cluster(toy_tables(), 2)
+    for at, replica in ((0.5, 1), (1.0, 1), (1.5, 0)):
+        conditions = Conditions(failures=((at, 0, False),))
+        found = play(cluster, workload, "vidur-lor", conditions).requests
+        assert found.ints[f.Q_REPLICA, 1] == replica
 
 
 def test_queues_have_an_end_and_so_has_patience() -> None:
@@ -298,6 +348,36 @@ def test_a_turn_of_a_conversation_begins_with_all_that_was_said() -> None:
         assert len(chain) == found.prompt[i] // 64
     again = sum(bool(c) and c[0] in {d[0] for d in chains[:i] if d} for i, c in enumerate(chains))
     assert again > 0.5 * len(chains)
+
+
+def test_conversations_by_hand() -> None:
+    """Blocks of 10, and two system prompts of 20. The third prompt goes on with the first one's
+    conversation, which is 55 tokens long by then, the fifth with the second's; a question is an
+    eighth of a prompt, and at least 8."""
+    sizes, first, names = conversations(
+        np.array([25, 40, 16, 30, 80]),
+        np.array([10, 5, 20, 4, 1]),
+        np.array([[0.9, 0.0], [0.9, 0.0], [0.1, 0.0], [0.9, 0.0], [0.1, 0.0]]),
+        np.array([1, 0, 1, 1, 0]),
+        *(0.5, 2, 20, 10),
+    )
+    assert sizes.tolist() == [45, 60, 63, 50, 75]
+    chains = [names[a:b].tolist() for a, b in pairwise(first)]
+    assert chains == [
+        [0, 1, 2, 3],  # and 4 is written
+        [5, 6, 7, 8, 9, 10],
+        [0, 1, 2, 3, 4, 11],  # and 12 and 13 are
+        [0, 1, 14, 15, 16],
+        [5, 6, 7, 8, 9, 10, 17],
+    ]
+
+
+def test_a_wandering_rate_by_hand() -> None:
+    """log rate ℓ: 0.5·2 at first, then e^(-1/4)·ℓ + 0.5·√(1 - e^(-1/2))·0.5; mean rate 1."""
+    times = wandering(np.array([1.0, 2.0]), np.array([0.5, -1.0, 2.0]), 0.5, 4.0)
+    level = math.exp(-0.25) + 0.25 * math.sqrt(1 - math.exp(-0.5))
+    first = math.exp(0.125 - 1.0)
+    assert times.tolist() == pytest.approx([first, first + 2 * math.exp(0.125 - level)])
 
 
 def test_scaled_attention_by_hand() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from serving_toys import one_by_one, toy_tables
 
 from keel.apps.serving import fields as f
 from keel.apps.serving.cluster import Cluster, Replica
+from keel.apps.serving.kernels_many import see
 from keel.apps.serving.many import Many
 from keel.apps.serving.playing import Conditions, replay
 from keel.apps.serving.settings import Scene, draw, make_setting
@@ -131,6 +133,47 @@ def test_a_cache_holds_the_first_blocks_of_a_prompt_that_is_longer() -> None:
     assert found.replicas.ints[f.R_CACHED, 0] == 4
 
 
+# --- what a router sees ---------------------------------------------------------------------------
+
+
+def seen(view: SimpleNamespace) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Replicas, request and mask at time 4 for a prompt of 512 tokens."""
+    count = view.ints.shape[1]
+    replicas, request, mask = np.zeros((count, 11)), np.zeros(2), np.zeros(count, bool)
+    getattr(see, "py_func", see)(4.0, 512, view, replicas, request, mask)
+    return replicas, request, mask
+
+
+def test_what_a_router_sees_by_hand() -> None:
+    """Paces of e and 1/e times what is usual: 1 and -1, and 0 for the second replica, which tells
+    none. It is down: the seven requests of the first are 3½ for each that lives."""
+    view = SimpleNamespace(ints=np.zeros((f.V_INTS, 3), int), times=np.zeros((f.V_TIMES, 3)))
+    view.ints[f.V_UP] = [1, 0, 1]
+    view.ints[f.V_WAITING], view.ints[f.V_RUNNING, 0], view.ints[f.V_SENT, 0] = [3, 1, 0], 2, 2
+    view.ints[f.V_UNREAD, 0], view.ints[f.V_SENT_TOKENS, 0], view.ints[f.V_HIT, 0] = 400, 112, 128
+    view.times[f.V_MEMORY, 0], view.times[f.V_REPORTED, 0] = 0.25, 1.0
+    view.times[f.V_PACE] = [0.02 * math.e, 0.0, 0.02 / math.e]
+    replicas, request, mask = seen(view)
+    two, three, four, five, eight = map(math.log, (2, 3, 4, 5, 8))
+    both = math.log(1 + (400 + 112 + 384) / 512)
+    busy = [eight, three, two, 0.25, 1, 0.25, math.log(1.75), three, four, eight + 1, both + 1]
+    assert replicas[0].tolist() == pytest.approx(busy)
+    down = [two, 0, 0, 0, 0, 0, two, 0, five, two, two]
+    assert replicas[1].tolist() == pytest.approx(down, abs=1e-12)
+    assert replicas[2].tolist() == pytest.approx([0, 0, 0, 0, -1, 0, two, 0, five, -1, two - 1])
+    assert request.tolist() == pytest.approx([two, math.log(4.5)])
+    assert mask.tolist() == [True, False, True]
+
+
+def test_where_no_replica_is_up_any_may_be_chosen() -> None:
+    view = SimpleNamespace(ints=np.zeros((f.V_INTS, 2), int), times=np.zeros((f.V_TIMES, 2)))
+    view.ints[f.V_WAITING] = 9
+    replicas, request, mask = seen(view)
+    assert mask.tolist() == [True, True]
+    assert request.tolist() == [math.log(2), 0.0]
+    assert replicas[:, 4].tolist() == [0.0, 0.0]  # the pace that is usual
+
+
 # --- reports --------------------------------------------------------------------------------------
 
 
@@ -163,10 +206,11 @@ def reported(many: Many) -> list[float]:
     return many.view.times[0, f.V_REPORTED].tolist()
 
 
-def test_replicas_report_in_turn() -> None:
+@pytest.mark.parametrize("unit", [1.0, 2.0])
+def test_replicas_report_in_turn(unit: float) -> None:
     """Four of them, once a second: at 0, 0.25, 0.5 and 0.75 seconds after every full one. Before
-    its first report a replica is known as it was at the start."""
-    many = scene_of([0.3, 0.6, 1.0, 10.1], interval=1.0)
+    its first report a replica is known as it was at the start. Once in two seconds: likewise."""
+    many = scene_of([unit * x for x in (0.3, 0.6, 1.0, 10.1)], interval=unit)
     expected = [
         (0.3, [0.0, 0.25, 0.0, 0.0]),
         (0.6, [0.0, 0.25, 0.5, 0.0]),
@@ -174,9 +218,9 @@ def test_replicas_report_in_turn() -> None:
         (10.1, [10.0, 9.25, 9.5, 9.75]),
     ]
     for now, times in expected:
-        assert reported(many) == pytest.approx(times)
+        assert reported(many) == pytest.approx([unit * x for x in times])
         age = many.seen[0][0, :, REPLICA.index("age")]
-        np.testing.assert_allclose(age, np.log1p(now - np.array(times)), rtol=1e-5)
+        np.testing.assert_allclose(age, np.log1p(unit * (now - np.array(times))), rtol=1e-5)
         many.step(np.array([0]))
 
 

@@ -1,0 +1,107 @@
+"""The modules that `make mutants` changes, and the test files that should notice."""
+
+from __future__ import annotations
+
+import os
+
+UNIT, LAWS = "tests/unit", "tests/properties"
+FUNCTIONAL = {
+    "_shapes": [f"{UNIT}/functional/test_reduce.py", f"{UNIT}/functional/test_advantage.py"],
+    "advantage": [f"{UNIT}/functional/test_advantage.py", f"{LAWS}/test_advantage_laws.py"],
+    "certificate": [f"{UNIT}/functional/test_certificate.py", f"{LAWS}/test_remaining_laws.py"],
+    "cloning": [f"{UNIT}/functional/test_cloning.py", f"{LAWS}/test_remaining_laws.py"],
+    "divergence": [f"{UNIT}/functional/test_divergence.py", f"{LAWS}/test_divergence_laws.py"],
+    "estimators": [f"{UNIT}/functional/test_estimators.py", f"{LAWS}/test_estimator_laws.py"],
+    "natural": [f"{UNIT}/functional/test_natural.py", f"{LAWS}/test_natural_laws.py"],
+    "ratio": [f"{UNIT}/functional/test_ratio.py", f"{LAWS}/test_ratio_laws.py"],
+    "reduce": [f"{UNIT}/functional/test_reduce.py", f"{LAWS}/test_reduce_laws.py"],
+    "statistics": [f"{UNIT}/functional/test_statistics.py", f"{LAWS}/test_statistics_laws.py"],
+    "surrogate": [f"{UNIT}/functional/test_surrogate.py", f"{LAWS}/test_surrogate_laws.py"],
+    "value": [f"{UNIT}/functional/test_value.py", f"{LAWS}/test_value_laws.py"],
+    "vocabulary": [f"{UNIT}/functional/test_vocabulary.py", f"{LAWS}/test_vocabulary_laws.py"],
+    "walk_back": [f"{UNIT}/functional/test_walk_back.py"],
+}
+REGIONS = {
+    "balance": ["test_imitation.py"],
+    "certify": ["test_certified_numbers.py", "test_certified.py"],
+    "constraint": ["test_constraint.py", "test_stabiliser.py", "test_imitation.py"],
+    "controllers": [
+        "test_controllers.py",
+        "../tokens/test_token_controller.py",
+        "test_stabiliser.py",
+        "test_imitation.py",
+    ],
+    "critic": ["test_constraint.py", "test_dense_critic.py"],
+    "dense": ["test_dense.py"],
+    "dense_critic": ["test_dense_critic.py"],
+    "diagnosis": ["test_certified.py", "test_many_agents.py"],
+    "faults": ["test_proximal.py"],
+    "gate": ["test_certified.py", "test_many_agents.py"],
+    "imitation": ["test_imitation.py"],
+    "ladder": ["test_ladder.py"],
+    "measure": [
+        "test_kl_metrics.py",
+        "test_certified_numbers.py",
+        "test_certified.py",
+        "test_many_agents.py",
+    ],
+    "objective": ["test_proximal.py", "test_dense.py"],
+    "penalties": ["test_penalties.py"],
+    "proximal": ["test_early_stop.py", "test_proximal.py"],
+    "sequential": ["test_many_agents.py"],
+    "stepper": ["test_proximal.py", "test_dense.py"],
+    "supervised": ["test_imitation.py"],
+    "token_objective": ["../tokens/test_token_objective.py"],
+}
+SERVING = f"{UNIT}/apps/serving"
+MODULES: dict[str, list[str]] = {
+    **{f"functional/{name}.py": tests for name, tests in FUNCTIONAL.items()},
+    **{
+        f"regions/{name}.py": [os.path.normpath(f"{UNIT}/regions/{test}") for test in tests]
+        for name, tests in REGIONS.items()
+    },
+    "rollout/targets.py": [
+        f"{UNIT}/rollout/test_{name}.py"
+        for name in (
+            "target_groups",
+            "target_statistics",
+            "inserted_rows",
+            "collect",
+            "sampled_targets",
+        )
+    ],
+    "apps/language/advantages.py": [f"{UNIT}/tokens/test_token_advantages.py"],
+    **{
+        f"apps/serving/{name}.py": [
+            f"{SERVING}/test_serving_numbers.py",
+            f"{SERVING}/test_replica.py",
+            f"{SERVING}/test_routers.py",
+        ]
+        for name in ("kernels", "kernels_batch", "kernels_cache", "kernels_route")
+    },
+    "apps/serving/kernels_draw.py": [f"{SERVING}/test_routers.py"],
+    "apps/serving/kernels_many.py": [
+        f"{SERVING}/test_serving_numbers.py",
+        f"{SERVING}/test_serving_envs.py",
+    ],
+}
+"""Modules below `src/keel`, and the test files that are theirs, the quickest first."""
+
+
+def group_of(module: str) -> str:
+    """Return the part of Keel that a module belongs to, as the report names it."""
+    if module.startswith("apps/serving/"):
+        return "serving kernels"
+    return {
+        "rollout/targets.py": "rollout targets",
+        "apps/language/advantages.py": "token advantages",
+    }.get(module, module.partition("/")[0])
+
+
+def without_jit(module: str) -> bool:
+    """Return whether the module's own functions are compiled by numba.
+
+    Their tests run them as plain Python: numba would compile every mutant for half a minute, and
+    its cache does not notice that a function changed which another one has inlined.
+    """
+    return module.startswith("apps/serving/kernels")

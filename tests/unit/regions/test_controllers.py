@@ -1,0 +1,69 @@
+"""Adaptive rules by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import FrozenInstanceError
+
+import pytest
+
+import keel
+from keel.errors import InputError
+from keel.regions.controllers import (
+    AdaptiveClip,
+    AdaptivePenalty,
+    AdaptiveRate,
+    Controller,
+    Decay,
+    Outcome,
+    TemperaturePulses,
+)
+from keel.types import Knobs
+
+RULES: list[Controller] = [
+    AdaptivePenalty(0.1),
+    AdaptiveRate(0.1),
+    AdaptiveClip(0.1, 0.3),
+    Decay("bc_coef", 0.5, 0.1),
+    TemperaturePulses(),
+]
+
+
+def turned(rule: Controller, kl: float, knobs: Knobs) -> Knobs:
+    return rule(rule.init(), Outcome(kl, math.nan), knobs)[1]
+
+
+@pytest.mark.parametrize(
+    ("kl", "factor"),
+    [(0.19, 1.0), (0.2, 1.0), (0.21, 1 / 1.5), (0.05, 1.0), (0.049, 1.5)],
+)
+def test_rate_and_clip_turn_outside_of_half_and_twice_the_target(kl: float, factor: float) -> None:
+    rate = turned(AdaptiveRate(0.1), kl, Knobs(learning_rate=1e-3)).learning_rate
+    assert rate == pytest.approx(1e-3 * factor)
+    clip = turned(AdaptiveClip(0.1, widest=1.0), kl, Knobs(clip_low=0.1, clip_high=0.2))
+    assert (clip.clip_low, clip.clip_high) == pytest.approx((0.1 * factor, 0.2 * factor))
+
+
+def test_a_pulse_doubles_the_temperature_every_eight_updates() -> None:
+    rule, knobs = TemperaturePulses(), Knobs()
+    state, seen = rule.init(), []
+    for _ in range(10):
+        state, knobs = rule(state, Outcome(0.0, math.nan, temperature=knobs.temperature), knobs)
+        seen.append(knobs.temperature)
+    assert seen == [1.0] * 7 + [2.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+def test_a_rule_cannot_change(rule: Controller) -> None:
+    with pytest.raises(FrozenInstanceError):
+        rule.target = 1.0  # type: ignore[attr-defined]
+
+
+def test_an_update_is_accepted_unless_told() -> None:
+    assert Outcome(0.0, 0.0).accepted
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, math.inf, math.nan])
+def test_the_target_of_a_kl_is_a_number_above_zero(wrong: float) -> None:
+    with pytest.raises(InputError, match="target_kl: expected a number above 0"):
+        keel.AdaptiveKLController(0.1, wrong, 1000)
