@@ -212,7 +212,8 @@ def judge(status: int, text: str, same: bool) -> str | None:
     if status == 2 and len(text.strip().splitlines()) > 12:
         return "more than a short message"
     notice = re.search(
-        r"warning|damaged|edited|ignored|dropped|missing|unreadable|cannot be read|no metrics",
+        r"warning|damaged|edited|ignored|dropped|missing|unreadable|cannot be read|no such file"
+        r"|no metrics",
         text,
         re.I,
     )
@@ -226,6 +227,7 @@ def test_what_this_campaign_calls_silent() -> None:
     assert judge(0, "{}", same=False) == "another result, and not a word"
     assert judge(0, "RunWarning: run.json was edited", same=False) is None
     assert judge(2, "keel: no such run", same=False) is None
+    assert judge(0, '{"problem": "metrics.jsonl: no such file"}', same=False) is None
     assert judge(1, "", same=True) == "status 1"
     assert judge(2, "Traceback (most recent call last):", same=True) == "a traceback"
     assert judge(0, "\x1b[2J", same=True) == "control characters on the terminal"

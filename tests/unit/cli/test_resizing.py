@@ -15,14 +15,18 @@ import pytest
 import keel
 
 SCRIPT = """
+import sys
 import time
+from pathlib import Path
 from rich.console import Console
 from keel.cli.live import Display
 from keel.config import Config
+console, seen = Console(), Path(sys.argv[1])
 metrics = {"rollout/return_mean": 12.0, "train/kl_step": 0.01, "train/max_kl": 0.05}
-with Display(Config(), "keel train CartPole-v1", Console(), quiet=False) as display:
+with Display(Config(), "keel train CartPole-v1", console, quiet=False) as display:
     for step in range(1000):
         display.update(512 * (step % 100), metrics, False)
+        seen.write_text(str(console.width))
         time.sleep(0.1)
 """
 
@@ -59,7 +63,9 @@ def wait_for(screen: Callable[[], str], right: Callable[[str], bool], seconds: f
 def test_resizing_leaves_no_remnants(tmux: Callable[..., str], tmp_path: Path) -> None:
     script = tmp_path / "show.py"
     script.write_text(SCRIPT)
-    tmux("new-session", "-d", "-s", "x", "-x", "110", "-y", "30", sys.executable, str(script))
+    seen = tmp_path / "width"
+    program = (sys.executable, str(script), str(seen))
+    tmux("new-session", "-d", "-s", "x", "-x", "110", "-y", "30", *program)
 
     def screen() -> str:
         return tmux("capture-pane", "-p", "-t", "x")
@@ -69,8 +75,18 @@ def test_resizing_leaves_no_remnants(tmux: Callable[..., str], tmp_path: Path) -
         return all(text.count(word) == 1 for word in words)
 
     assert once(wait_for(screen, once)), screen()
+
+    def resize(width: int) -> None:
+        """Resize until the program has it: a busy tmux may leave a program at an older width."""
+        for _ in range(10):
+            tmux("resize-window", "-t", "x", "-x", str(width), "-y", "30")
+            if wait_for(seen.read_text, str(width).__eq__, 2.0) == str(width):
+                return
+            tmux("resize-window", "-t", "x", "-x", str(width + 1), "-y", "30")
+        pytest.fail(f"tmux does not pass on a width of {width}")
+
     for width in (60, 44, 90, 50, 70):
-        tmux("resize-window", "-t", "x", "-x", str(width), "-y", "30")
+        resize(width)
         time.sleep(1.0)
         text = wait_for(screen, once, 20.0)
         assert once(text), f"width {width}:\n{text}"
