@@ -17,7 +17,7 @@ from keel.types import Knobs
 RUNGS = 3
 """Temperatures of the ladder."""
 FORGET = 0.9
-"""What is left of the weight of earlier blocks after another: returns change while a run learns."""
+"""Factor on the weight of earlier blocks after each block: returns change while a run learns."""
 
 
 @dataclass(frozen=True)
