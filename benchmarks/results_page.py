@@ -219,7 +219,8 @@ def learning(found: dict[str, Any], beside: dict[str, Any]) -> list[str]:
         "(CartPole: twenty). The interquartile mean over seeds (of three: their mean) has "
         "Student's 95 % interval, the one of `keel compare`. The training return is that of the "
         "last 100 episodes, with exploration. Seeds 100 to 104 were never used to choose any of "
-        "these presets, but CartPole's had been looked at before, when its preset was changed. Rows of seeds 0 to 4 are older: they were trained with version 0.1, in "
+        "these presets, but CartPole's had been looked at before, when its preset "
+        "was changed. Rows of seeds 0 to 4 are older: they were trained with version 0.1, in "
         "which new observation statistics were not part of the certificate, and CartPole's preset "
         "was changed after one of them had failed.",
         "",
