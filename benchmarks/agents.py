@@ -19,8 +19,8 @@ from keel.config import from_dict
 from keel.models.agent import Agent
 from keel.presets import preset_for
 from keel.regions.objective import Batch
-from keel.regions.proximal import Proximal
-from keel.regions.stepper import Optimum, Step, StepResult, make_step
+from keel.regions.proximal import PPO
+from keel.regions.stepper import OptimizerState, Step, StepResult, make_step
 from keel.rollout.batch import Learned, Rows, of_members, rows_of
 from keel.rollout.targets import compute_targets
 from keel.training.session import Session, initial_state, open_session
@@ -45,12 +45,14 @@ class Sides:
         )
         self.session: Session = open_session(config)
         state = initial_state(self.session)
-        self.agent, self.optimum = self.session.agent, state.optimum
-        self.knobs = state.knobs.tensor()
-        collected = self.session.collector.collect(state.optimum.params, 1.0, state.obs_normaliser)
+        self.agent, self.opt_state = self.session.agent, state.opt_state
+        self.hparams = state.hparams.tensor()
+        collected = self.session.collector.collect(
+            state.opt_state.params, 1.0, state.obs_normaliser
+        )
         rollout = collected.rollout
         rows = rows_of(rollout)
-        learned, _ = compute_targets(self.agent, state.optimum.params, rollout, config.advantage)
+        learned, _ = compute_targets(self.agent, state.opt_state.params, rollout, config.advantage)
         generator = torch.Generator().manual_seed(0)
         self.index = torch.randperm(rows.count, generator=generator)[:minibatch]
         self.real = torch.ones(minibatch)
@@ -60,7 +62,7 @@ class Sides:
             _batch(*of_members(rows, learned, (a,))) for a in range(len(self.agent.members))
         ]
         region = self.session.region.region
-        assert isinstance(region, Proximal)
+        assert isinstance(region, PPO)
 
         def step(agent: Agent, axis: int | None) -> Step:
             return make_step(
@@ -76,18 +78,20 @@ class Sides:
     def batched(self) -> StepResult:
         """All agents in one pass."""
         active = torch.ones(self.agent.groups, dtype=torch.bool)
-        return self._batched(self.optimum, self.together, self.index, self.real, self.knobs, active)
+        return self._batched(
+            self.opt_state, self.together, self.index, self.real, self.hparams, active
+        )
 
     def loop(self) -> list[StepResult]:
         """One agent after the other."""
         active = torch.ones(1, dtype=torch.bool)
         return [
             self._single(
-                Optimum(*(x[a : a + 1] for x in self.optimum)),
+                OptimizerState(*(x[a : a + 1] for x in self.opt_state)),
                 batch,
                 self.index,
                 self.real,
-                self.knobs,
+                self.hparams,
                 active,
             )
             for a, batch in enumerate(self.alone)

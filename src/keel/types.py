@@ -62,7 +62,7 @@ class Rollout:
 
 
 @dataclass(frozen=True)
-class Knobs:
+class HyperParams:
     """What schedules and controllers turn while a run goes on."""
 
     learning_rate: float = 3e-4
@@ -84,7 +84,7 @@ class Knobs:
         return torch.tensor([getattr(self, f.name) for f in fields(self)], dtype=torch.float32)
 
 
-KNOB_INDEX: Mapping[str, int] = {f.name: i for i, f in enumerate(fields(Knobs))}
+HPARAM_INDEX: Mapping[str, int] = {f.name: i for i, f in enumerate(fields(HyperParams))}
 
 
 @dataclass(frozen=True)

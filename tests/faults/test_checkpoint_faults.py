@@ -402,8 +402,8 @@ def test_a_checkpoint_under_the_name_of_another_is_rejected(tmp_path):
 def test_a_newer_schema_is_refused(tmp_path):
     """Fault 9: clearly, and without falling back to an older checkpoint."""
     put(tmp_path, 1)
-    reseal(put(tmp_path, 2), {"schema": 2, "keel": "9.0", "step": 2})
-    with pytest.raises(NewerSchemaError, match=r"written by keel 9.0 in schema 2; .*upgrade Keel"):
+    reseal(put(tmp_path, 2), {"schema": 3, "keel": "9.0", "step": 2})
+    with pytest.raises(NewerSchemaError, match=r"written by keel 9.0 in schema 3; .*upgrade Keel"):
         load(tmp_path)
 
 
@@ -412,10 +412,10 @@ def test_an_older_schema_is_migrated_step_by_step(tmp_path, monkeypatch):
     from dataclasses import replace
 
     put(tmp_path, 1)
-    monkeypatch.setattr(checkpoint, "SCHEMA", 3)
-    with pytest.raises(CheckpointError, match="schema 1 is too old"):
+    monkeypatch.setattr(checkpoint, "SCHEMA", 4)
+    with pytest.raises(CheckpointError, match="schema 2 is too old"):
         load(tmp_path)
-    for version in (1, 2):
+    for version in (2, 3):
         monkeypatch.setitem(
             checkpoint.MIGRATIONS,
             version,
@@ -423,7 +423,7 @@ def test_an_older_schema_is_migrated_step_by_step(tmp_path, monkeypatch):
                 old, data={**old.data, "path": [*old.data.get("path", []), version]}
             ),
         )
-    assert load(tmp_path).data == {"step": 1, "path": [1, 2]}
+    assert load(tmp_path).data == {"step": 1, "path": [2, 3]}
     put(tmp_path, 4)
     assert load(tmp_path).data == {"step": 4}
 

@@ -66,7 +66,7 @@ def assert_completed(path: Path, whole: Any) -> None:
     (last,) = resume(path)
     assert last.done
     assert last.metrics["eval/return_mean"] == whole.metrics["eval/return_mean"]
-    pairs = zip(last.iteration.state.optimum, whole.iteration.state.optimum, strict=True)
+    pairs = zip(last.iteration.state.opt_state, whole.iteration.state.opt_state, strict=True)
     assert all(torch.equal(mine, other) for mine, other in pairs)
     assert lines(path) == lines(whole.path)
     assert json.loads((path / "run.json").read_text())["status"] == "finished"

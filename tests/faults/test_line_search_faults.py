@@ -39,7 +39,7 @@ def assert_policy_unmoved(config: Config) -> list[dict[str, float]]:
     seen = list(train(config))
     agent = seen[0].session.agent
     for iteration in seen:
-        params = iteration.state.optimum.params
+        params = iteration.state.opt_state.params
         assert torch.equal(params[:, : agent.critic_from], agent.initial[:, : agent.critic_from])
         assert iteration.report.verdict == "rejected"
     return [iteration.metrics for iteration in seen]

@@ -22,8 +22,8 @@ from keel.functional import aggregate, gae, normalise
 from keel.regions.faults import BAD_STEPS, NumericError
 from keel.regions.gate import check_replay
 from keel.regions.objective import Batch, Objective
-from keel.regions.proximal import Proximal
-from keel.regions.stepper import Optimum, StepResult, initial_optimum, make_step
+from keel.regions.proximal import PPO
+from keel.regions.stepper import OptimizerState, StepResult, initial_opt_state, make_step
 from keel.rollout.batch import minibatches, rows_of
 from keel.rollout.targets import compute_targets
 from keel.training.keeping import FAULT
@@ -97,7 +97,7 @@ def test_outputs_that_are_not_finite_are_told_as_such() -> None:
     session = open_session(tiny("CartPole-v1"))
     try:
         state = initial_state(session)
-        params = state.optimum.params.clone()
+        params = state.opt_state.params.clone()
         params[:, session.agent.policy_columns] *= 1e30
         collected = session.collector.collect(params, 1.0, None)
 
@@ -114,7 +114,7 @@ def test_gradients_that_are_not_finite_are_skipped_counted_and_then_stop() -> No
     session = open_session(tiny("CartPole-v1", region={"epochs": 8}))
     try:
         state = initial_state(session)
-        rollout = session.collector.collect(state.optimum.params, 1.0, None).rollout
+        rollout = session.collector.collect(state.opt_state.params, 1.0, None).rollout
 
         rows = rows_of(rollout)
 
@@ -124,23 +124,29 @@ def test_gradients_that_are_not_finite_are_skipped_counted_and_then_stop() -> No
         def broken_every(n: int) -> Any:
             taken = 0
 
-            def step(optimum: Optimum, *rest: Any) -> StepResult:
+            def step(opt_state: OptimizerState, *rest: Any) -> StepResult:
                 nonlocal taken
                 taken += 1
-                result = session.step(optimum, *rest)
+                result = session.step(opt_state, *rest)
                 if taken % n:
                     return result
                 bad = torch.full((1,), math.nan)
-                return result._replace(optimum=optimum, gradient_norm=bad, applied=bad > 0)
+                return result._replace(opt_state=opt_state, gradient_norm=bad, applied=bad > 0)
 
             return step
 
-        region = Proximal(epochs=8, minibatch=64)
+        region = PPO(epochs=8, minibatch=64)
 
         def update(n: int) -> Any:
             generator = torch.Generator().manual_seed(0)
             return region.update(
-                session.agent, state.optimum, rows, targets, state.knobs, generator, broken_every(n)
+                session.agent,
+                state.opt_state,
+                rows,
+                targets,
+                state.hparams,
+                generator,
+                broken_every(n),
             )
 
         after, report = update(2)
@@ -263,9 +269,9 @@ def test_the_eager_step_skips_what_is_not_finite_as_well() -> None:
         old_value=torch.zeros(4, 1),
         weight=torch.ones(4),
     )
-    before = initial_optimum(agent.initial)
+    before = initial_opt_state(agent.initial)
     active = torch.ones(1, dtype=torch.bool)
-    knobs = initial_state(session).knobs.tensor()
-    result = step(before, rows, torch.arange(4), torch.ones(4), knobs, active)
+    hparams = initial_state(session).hparams.tensor()
+    result = step(before, rows, torch.arange(4), torch.ones(4), hparams, active)
     assert not result.applied.item()
-    assert torch.equal(result.optimum.params, before.params)
+    assert torch.equal(result.opt_state.params, before.params)

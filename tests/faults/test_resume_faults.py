@@ -98,7 +98,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_on_tokens_without_a_checkpoint_starts_anew(
     killed: str, words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    expected = load(words).tensors["optimum/params"]
+    expected = load(words).tensors["opt_state/params"]
     run = shutil.copytree(words, tmp_path / "seed-0")
     forget_checkpoints(run)
     for left in ("language.json", "tokens.html"):
@@ -111,7 +111,7 @@ def test_a_run_on_tokens_without_a_checkpoint_starts_anew(
     with pytest.warns(ResumeWarning, match="has no checkpoint yet and starts anew"):
         assert main(["resume", str(run), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 16
-    assert load(run).tensors["optimum/params"].equal(expected)
+    assert load(run).tensors["opt_state/params"].equal(expected)
     assert len((run / "metrics.jsonl").read_text().splitlines()) == len(metrics.splitlines())
     assert (run / "metrics-1.jsonl").exists() == (killed != "in the warm-up")
     assert (run / "language.json").is_file()
@@ -126,8 +126,8 @@ def test_the_directory_of_a_run_on_tokens_is_enough(words: Path, tmp_path: Path)
         shutil.copy(words / name, run)
     with pytest.warns(ResumeWarning, match="starts anew"):
         assert main(["resume", str(run), "--quiet"]) == 0
-    expected = load(words).tensors["optimum/params"]
-    assert load(run).tensors["optimum/params"].equal(expected)
+    expected = load(words).tensors["opt_state/params"]
+    assert load(run).tensors["opt_state/params"].equal(expected)
 
 
 def test_a_full_disk_claims_no_previous_checkpoint_where_there_is_none(

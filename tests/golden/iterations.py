@@ -92,8 +92,8 @@ KINDS: dict[str, tuple[str, ...]] = {
 BATCHES = {"breakout": 32, "land": 120, "serving": 256, "lookup-grpo": 16, "addition-ppo": 16}
 """Steps of an iteration where they are not 128."""
 TENSORS = {
-    "params": ("optimum/params",),
-    "moments": ("optimum/first", "optimum/second", "optimum/steps"),
+    "params": ("opt_state/params",),
+    "moments": ("opt_state/first", "opt_state/second", "opt_state/steps"),
     "random": ("shuffle", "draws"),
 }
 """Names in a checkpoint's state, by what they are."""
@@ -135,7 +135,7 @@ def measure(run: Path) -> dict[str, Any]:
     streams = {name: data[name] for name in STREAMS if name in data}
     digests["streams"] = _digest([json.dumps(streams, sort_keys=True).encode()])
     digests["metrics"] = digest_metrics(metrics)
-    params = tensors["optimum/params"].double()
+    params = tensors["opt_state/params"].double()
     return {
         "sha256": digests,
         "steps": steps,

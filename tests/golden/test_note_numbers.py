@@ -14,7 +14,7 @@ import torch
 
 from keel.functional import categorical_kl, gaussian_kl, k1, kl_reward, policy_ratio, surrogate
 from keel.regions.controllers import Decay, Outcome
-from keel.types import Knobs
+from keel.types import HyperParams
 
 BIT = log(2.0)
 
@@ -132,11 +132,11 @@ def test_the_largest_ratio():
 def test_an_entropy_bonus_that_hardly_decays():
     """0.05·0.9995ⁿ has fallen by a seventh after 305 updates, and needs 3,219 to reach 0.01."""
     decay, outcome = Decay("entropy_coef", 0.9995, floor=0.01), Outcome(kl=0.0, return_mean=0.0)
-    knobs = Knobs(entropy_coef=0.05)
-    trace = [knobs.entropy_coef]
-    while knobs.entropy_coef > 0.01:
-        _, knobs = decay({}, outcome, knobs)
-        trace.append(knobs.entropy_coef)
+    hparams = HyperParams(entropy_coef=0.05)
+    trace = [hparams.entropy_coef]
+    while hparams.entropy_coef > 0.01:
+        _, hparams = decay({}, outcome, hparams)
+        trace.append(hparams.entropy_coef)
     check(trace[305], 0.05 * math.exp(305 * log(0.9995)), "0.0429")
     assert len(trace) - 1 == math.ceil(log(0.2) / log(0.9995)) == 3219
     assert trace[-1] == 0.01

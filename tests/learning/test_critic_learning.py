@@ -39,7 +39,7 @@ SETTINGS = {
 def test_the_distribution_of_both_arms_is_found(critic: dict[str, object]) -> None:
     """Wasserstein-1 within 5 % of the scale; every quantile within 3 points of its level."""
     *_, last = train(from_dict({**SETTINGS, "critic": critic}))
-    agent, params = last.session.agent, last.state.optimum.params
+    agent, params = last.session.agent, last.state.opt_state.params
     assert isinstance(agent.critic, Quantile | Histogram)
     rng = np.random.default_rng(0)
     fine = (np.arange(3200) + 0.5) / 3200

@@ -75,7 +75,7 @@ def explain_penalty(
             ("reward after", number(shaped, 4)),
         ),
     )
-    optimum = Table(
+    opt_state = Table(
         f"The best policy at β = {beta:g}: π* ∝ π_ref · exp(reward / β)",
         ("action", "reward", "π_ref", "π*"),
         tuple(
@@ -92,7 +92,7 @@ def explain_penalty(
             "trust region moves with every update."
         ),
         formula="reward' = reward − β·(log π(a) − log π_ref(a))",
-        tables=(sample, optimum),
+        tables=(sample, opt_state),
         meaning=_meaning(drift, beta, expected, kl),
         numbers={
             "k1": drift,

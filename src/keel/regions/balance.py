@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from keel.regions.controllers import Outcome, State
-from keel.types import Knobs
+from keel.types import HyperParams
 
 
 @dataclass(frozen=True)
@@ -22,15 +22,17 @@ class LossBalance:
     floor: float = 0.01
 
     def init(self) -> State:
-        """Nothing to remember: the knob is the state."""
+        """Nothing to remember: the hyperparameter is the state."""
         return {}
 
-    def __call__(self, state: State, outcome: Outcome, knobs: Knobs) -> tuple[State, Knobs]:
+    def __call__(
+        self, state: State, outcome: Outcome, hparams: HyperParams
+    ) -> tuple[State, HyperParams]:
         """Turn `bc_coef`."""
         if not outcome.bc_loss_ratio > 0.0:  # or NaN
-            return state, knobs
-        coef = knobs.bc_coef * self.max_ratio / outcome.bc_loss_ratio
-        return state, replace(knobs, bc_coef=min(max(coef, self.floor), self.coef))
+            return state, hparams
+        coef = hparams.bc_coef * self.max_ratio / outcome.bc_loss_ratio
+        return state, replace(hparams, bc_coef=min(max(coef, self.floor), self.coef))
 
 
 SMOOTHING = 0.95
@@ -60,11 +62,13 @@ class CloningTrust:
         """Full trust; moments of no cosine at all."""
         return {"trust": 1.0, "cosine": 0.0, "square": 0.0}
 
-    def __call__(self, state: State, outcome: Outcome, knobs: Knobs) -> tuple[State, Knobs]:
+    def __call__(
+        self, state: State, outcome: Outcome, hparams: HyperParams
+    ) -> tuple[State, HyperParams]:
         """Turn `bc_coef`."""
         seen = outcome.bc_cosine
         if not math.isfinite(seen):
-            return state, knobs
+            return state, hparams
         cosine = SMOOTHING * state["cosine"] + (1.0 - SMOOTHING) * seen
         square = SMOOTHING * state["square"] + (1.0 - SMOOTHING) * seen * seen
         # of an exponential mean of independent numbers around 0
@@ -72,4 +76,4 @@ class CloningTrust:
         trust = state["trust"] * (DISTRUST if cosine < -SURE * error else RECOVERY)
         trust = min(1.0, max(trust, self.floor / self.coef))
         after = {"trust": trust, "cosine": cosine, "square": square}
-        return after, replace(knobs, bc_coef=self.coef * trust)
+        return after, replace(hparams, bc_coef=self.coef * trust)

@@ -23,9 +23,9 @@ from keel.regions.measure import (
     shown_kl,
 )
 from keel.regions.objective import Objective
-from keel.regions.stepper import POLICY, Optimum, Step
+from keel.regions.stepper import POLICY, OptimizerState, Step
 from keel.rollout.batch import Rows, Targets
-from keel.types import Knobs, UpdateReport
+from keel.types import HyperParams, UpdateReport
 
 
 class Region(Protocol):
@@ -35,25 +35,25 @@ class Region(Protocol):
     def objective(self) -> Objective:
         """What it improves."""
 
-    def init(self, agent: Agent) -> Optimum:
+    def init(self, agent: Agent) -> OptimizerState:
         """The optimizer before the first update."""
 
     def update(
         self,
         agent: Agent,
-        state: Optimum,
+        state: OptimizerState,
         rows: Rows,
         targets: Targets,
-        knobs: Knobs,
+        hparams: HyperParams,
         rng: torch.Generator,
         step: Step,
-    ) -> tuple[Optimum, UpdateReport]:
+    ) -> tuple[OptimizerState, UpdateReport]:
         """Improve; the report's KL is left to `Certified`."""
 
 
 @dataclass(frozen=True)
 class Certified:
-    """Wraps a region: afterwards mean KL(old‖new) ≤ `Knobs.max_kl` for every group, always.
+    """Wraps a region: afterwards mean KL(old‖new) ≤ `HyperParams.max_kl` for every group, always.
 
     Old is the policy that sampled, as it sampled: its statistics, its temperature. New is the one
     that acts next. Where either has a temperature, the bound holds without it, too. It speaks of
@@ -66,7 +66,7 @@ class Certified:
     gate: bool = True
     """refuse to learn from another policy's actions"""
 
-    def init(self, agent: Agent) -> Optimum:
+    def init(self, agent: Agent) -> OptimizerState:
         """The region's own state."""
         if not agent.dist.exact:
             raise KeelError(
@@ -78,14 +78,14 @@ class Certified:
     def update(
         self,
         agent: Agent,
-        state: Optimum,
+        state: OptimizerState,
         rows: Rows,
         targets: Targets,
-        knobs: Knobs,
+        hparams: HyperParams,
         rng: torch.Generator,
         step: Step,
         number: int = 0,
-    ) -> tuple[Optimum, UpdateReport]:
+    ) -> tuple[OptimizerState, UpdateReport]:
         """Update, measure, and walk back what is over the bound.
 
         Args:
@@ -93,32 +93,32 @@ class Certified:
             state: parameters and optimizer that sampled the rows.
             rows: the rollout.
             targets: advantages and what the critic learns.
-            knobs: as they are for this update; its temperature is that of the policy acting next.
+            hparams: those of this update; the temperature is that of the policy acting next.
             rng: for shuffling.
             step: one step of the optimizer.
             number: of the update, from 0: the gate looks at all rows in some of them.
         """
         began = time.perf_counter()
-        gate = _Gate(agent, state.params, rows, knobs, self.gate)
+        gate = _Gate(agent, state.params, rows, hparams, self.gate)
         if is_due(number):
             gate.look()
         looked = time.perf_counter() - began
-        after, report = self.region.update(agent, state, rows, targets, knobs, rng, step)
+        after, report = self.region.update(agent, state, rows, targets, hparams, rng, step)
         updated = time.perf_counter()
-        bounded = Bounded(agent, state.params, rows, knobs.temperature)
-        measured = measure(agent, after.params, rows, knobs.temperature)
+        bounded = Bounded(agent, state.params, rows, hparams.temperature)
+        measured = measure(agent, after.params, rows, hparams.temperature)
         requested = kl = bounded.kl(after.params, measured.kl)
         gate.look_again(report.metrics["train/gate_log_ratio"], requested)
         fraction, spent = torch.ones_like(requested), time.perf_counter() - updated
-        if self.enforce and not bool((requested <= knobs.max_kl).all()):
-            fraction = _share_to_keep(bounded, state, after, knobs.max_kl, requested)
+        if self.enforce and not bool((requested <= hparams.max_kl).all()):
+            fraction = _share_to_keep(bounded, state, after, hparams.max_kl, requested)
             after = _walk(agent, state, after, fraction)
             began = time.perf_counter()  # walking back, where it was needed, is apart
-            measured = measure(agent, after.params, rows, knobs.temperature)
+            measured = measure(agent, after.params, rows, hparams.temperature)
             kl = bounded.kl(after.params, measured.kl)
             spent += time.perf_counter() - began
         verdict = _verdict(report, fraction)
-        own, metrics = self._measures(measured, rows, knobs)
+        own, metrics = self._measures(measured, rows, hparams)
         metrics = {
             **report.metrics,
             **metrics,
@@ -132,7 +132,7 @@ class Certified:
         }
         if rows.shown is not None:
             metrics["train/kl_demos"] = shown_kl(
-                agent, state.params, after.params, rows.shown, knobs.temperature
+                agent, state.params, after.params, rows.shown, hparams.temperature
             )
         metrics["time/certify_seconds"] = spent
         metrics["time/gate_seconds"] = looked
@@ -148,12 +148,12 @@ class Certified:
         )
 
     def _measures(
-        self, measured: Measurement, rows: Rows, knobs: Knobs
+        self, measured: Measurement, rows: Rows, hparams: HyperParams
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
         """What every agent has for itself, and what all have together."""
         ratios = ratio_report(measured.ratio, max_log_ratio=self.region.objective.max_log_ratio)
         entropy = group_mean(measured.entropy, rows)
-        outside = group_mean(_outside(measured.ratio, knobs), rows)
+        outside = group_mean(_outside(measured.ratio, hparams), rows)
         own = {
             "train/kl_exact": group_mean(measured.kl, rows),
             "train/entropy": entropy,
@@ -170,7 +170,7 @@ class Certified:
             "train/ratio_max": ratios.ratio_max.item(),
             "train/effective_sample_size": ratios.effective_sample_size.item(),
             "train/kl_is_exact": 1.0,
-            "train/max_kl": knobs.max_kl,
+            "train/max_kl": hparams.max_kl,
         }
 
 
@@ -181,14 +181,14 @@ class _Gate:
     agent: Agent
     params: Tensor
     rows: Rows
-    knobs: Knobs
+    hparams: HyperParams
     enforce: bool
     gap: float = math.nan
     all_rows: bool = False
 
     def look(self) -> None:
         """Replay all rows."""
-        temperature = self.knobs.temperature
+        temperature = self.hparams.temperature
         self.gap = check_replay(self.agent, self.params, self.rows, temperature, self.enforce)
         self.all_rows = True
 
@@ -199,7 +199,7 @@ class _Gate:
         as_sampled = self.rows.sampled is None
         if as_sampled:
             self.gap = seen
-        if is_odd(self.gap, requested, self.knobs.max_kl) or (as_sampled and math.isnan(seen)):
+        if is_odd(self.gap, requested, self.hparams.max_kl) or (as_sampled and math.isnan(seen)):
             self.look()
 
     @property
@@ -212,7 +212,7 @@ class _Gate:
 
 
 def _share_to_keep(
-    bounded: Bounded, old: Optimum, new: Optimum, max_kl: float, requested: Tensor
+    bounded: Bounded, old: OptimizerState, new: OptimizerState, max_kl: float, requested: Tensor
 ) -> Tensor:
     """Return the share of each group's step whose KL is inside the bound, `[G]`."""
 
@@ -247,7 +247,9 @@ def _interpolate(agent: Agent, old: Tensor, new: Tensor, fraction: Tensor) -> Te
     return torch.where(agent.policy_columns, between, new)
 
 
-def _walk(agent: Agent, old: Optimum, new: Optimum, fraction: Tensor) -> Optimum:
+def _walk(
+    agent: Agent, old: OptimizerState, new: OptimizerState, fraction: Tensor
+) -> OptimizerState:
     """Walk parameters back, and Adam with them: its first moment is scaled by the share kept.
 
     A policy that keeps nothing is restored bit for bit, moments and step count included. No exact
@@ -259,7 +261,7 @@ def _walk(agent: Agent, old: Optimum, new: Optimum, fraction: Tensor) -> Optimum
     together = bool(agent.policy_columns.all())  # a critic on the same trunk goes back as well
     kinds = POLICY.to(old.steps.device) | together
     first = torch.where(agent.policy_columns, share * new.first, new.first)
-    return Optimum(
+    return OptimizerState(
         params=_interpolate(agent, old.params, new.params, fraction),
         first=torch.where(none, old.first, first),
         second=torch.where(none, old.second, new.second),
@@ -267,9 +269,9 @@ def _walk(agent: Agent, old: Optimum, new: Optimum, fraction: Tensor) -> Optimum
     )
 
 
-def _outside(ratio: Ratio, knobs: Knobs) -> Tensor:
+def _outside(ratio: Ratio, hparams: HyperParams) -> Tensor:
     """1 for ratios beyond the clip range, whatever their advantage."""
-    low, high = 1.0 - knobs.clip_low, 1.0 + knobs.clip_high
+    low, high = 1.0 - hparams.clip_low, 1.0 + hparams.clip_high
     return ((ratio.ratio < low) | (ratio.ratio > high)).double()
 
 

@@ -21,7 +21,7 @@ from keel.regions.faults import not_finite
 from keel.regions.imitation import Limit, cloning_metrics, mean_cloning_loss, pull
 from keel.regions.measure import Bounded, behaviour_at, chunks, group_mean
 from keel.regions.objective import Objective
-from keel.regions.stepper import Optimum, Step, initial_optimum
+from keel.regions.stepper import OptimizerState, Step, initial_opt_state
 from keel.rollout.batch import (
     Learned,
     Rows,
@@ -31,7 +31,7 @@ from keel.rollout.batch import (
     take_rows,
     wiped,
 )
-from keel.types import Knobs, UpdateReport
+from keel.types import HyperParams, UpdateReport
 
 LANDING = (0.95, 0.985)
 """A step whose exact KL is at least the first share of the bound has landed; the second is aimed
@@ -42,9 +42,11 @@ GROWTH = 8.0
 
 
 @dataclass(frozen=True)
-class Constraint:
-    """maximise E[ratio·A] + entropy_coef·H subject to KL(old‖new) ≤ `Knobs.max_kl` (Schulman 2015);
-    with demonstrations, − bc_coef·cloning.
+class TRPO:
+    """Trust-region policy optimization (Schulman et al. 2015).
+
+    maximise E[ratio·A] + entropy_coef·H subject to KL(old‖new) ≤ `HyperParams.max_kl`; with
+    demonstrations, − bc_coef·cloning.
 
     One objective serves for the gradient, the prediction and the acceptance. The step is scaled, up
     or down, until the exact KL over the whole rollout is at its bound, before anything is
@@ -65,86 +67,88 @@ class Constraint:
     limit: Limit | None = None
     """on what demonstrations may do"""
 
-    def init(self, agent: Agent) -> Optimum:
+    def init(self, agent: Agent) -> OptimizerState:
         """Adam's state is the critic's: the policy's part stays 0."""
-        return initial_optimum(agent.initial)
+        return initial_opt_state(agent.initial)
 
     def update(
         self,
         agent: Agent,
-        state: Optimum,
+        state: OptimizerState,
         rows: Rows,
         targets: Targets,
-        knobs: Knobs,
+        hparams: HyperParams,
         rng: torch.Generator,
         step: Step,
-    ) -> tuple[Optimum, UpdateReport]:
+    ) -> tuple[OptimizerState, UpdateReport]:
         """Improve on one rollout; every group of a stack takes its own step."""
         with torch.no_grad():
             learned = targets(state.params)
         if rows.group_axis is None:
-            after, attempt, metrics = self._one(agent, state, rows, learned, knobs, rng, step)
+            after, attempt, metrics = self._one(agent, state, rows, learned, hparams, rng, step)
             return after, _report([attempt], [metrics])
         states, attempts, tables = [], [], []
         for group in range(agent.groups):
-            own = Optimum(*(x[group : group + 1] for x in state))
+            own = OptimizerState(*(x[group : group + 1] for x in state))
             part, lesson = of_members(rows, learned, agent.who(group))
-            after, attempt, metrics = self._one(agent.alone(), own, part, lesson, knobs, rng, step)
+            after, attempt, metrics = self._one(
+                agent.alone(), own, part, lesson, hparams, rng, step
+            )
             states.append(after)
             attempts.append(attempt)
             tables.append(metrics)
-        return Optimum(*map(torch.cat, zip(*states, strict=True))), _report(attempts, tables)
+        return OptimizerState(*map(torch.cat, zip(*states, strict=True))), _report(attempts, tables)
 
     def _one(
         self,
         agent: Agent,
-        state: Optimum,
+        state: OptimizerState,
         rows: Rows,
         learned: Learned,
-        knobs: Knobs,
+        hparams: HyperParams,
         rng: torch.Generator,
         step: Step,
-    ) -> tuple[Optimum, Attempt, dict[str, float]]:
+    ) -> tuple[OptimizerState, Attempt, dict[str, float]]:
         # a weight of 0 would still multiply a NaN in the backward pass
         rows = replace(rows, obs={k: wiped(x, rows.weight > 0) for k, x in rows.obs.items()})
         pulled = None
         if rows.shown is not None:
-            pulled = pull(agent, state.params, rows, learned.advantage, knobs)
-            knobs = knobs if self.limit is None else self.limit(knobs, pulled)
+            pulled = pull(agent, state.params, rows, learned.advantage, hparams)
+            hparams = hparams if self.limit is None else self.limit(hparams, pulled)
         problem = Problem(
             agent,
             state.params,
             rows,
             learned.advantage,
-            knobs,
+            hparams,
             self.objective,
             self.entropy_accepted,
         )
         gradient, gap = problem.gradient()
         if pulled is not None:
-            gradient -= knobs.bc_coef * pulled.cloning[: gradient.shape[0]].to(gradient)
+            gradient -= hparams.bc_coef * pulled.cloning[: gradient.shape[0]].to(gradient)
         if not bool(gradient.isfinite().all()):
             seen = {"advantage": learned.advantage, "log_prob": rows.log_prob}
             raise not_finite("the policy's gradient", 0, state.params, seen)
         attempt = self._step(problem, gradient, rng)
         params = state.params if attempt.step is None else problem.moved(attempt.step, 1.0)
-        fit = self.critic(agent, state._replace(params=params), rows, learned, knobs, rng, step)
+        fit = self.critic(agent, state._replace(params=params), rows, learned, hparams, rng, step)
         cloned = problem.cloned(state.params)
         metrics = fit.metrics | {
-            "train/policy_loss": -problem.before - knobs.bc_coef * cloned,
+            "train/policy_loss": -problem.before - hparams.bc_coef * cloned,
             "train/loss": fit.metrics["train/value_loss"] - problem.before,
             "train/policy_gradient_norm": gradient.norm().item(),
             "train/gate_log_ratio": gap,
-            "train/damping": knobs.damping,
+            "train/damping": hparams.damping,
             "error/non_finite_ratio_count": float(problem.quarantined() if math.isnan(gap) else 0),
         }
         if pulled is not None:
             own = -group_mean(learned.advantage, rows).item()  # the surrogate at ratio 1
-            metrics |= cloning_metrics(pulled, knobs, own, cloned)
-        return fit.optimum, attempt, metrics
+            metrics |= cloning_metrics(pulled, hparams, own, cloned)
+        return fit.opt_state, attempt, metrics
 
     def _step(self, problem: Problem, gradient: Tensor, rng: torch.Generator) -> Attempt:
-        max_kl = problem.knobs.max_kl
+        max_kl = problem.hparams.max_kl
         product = problem.curvature(self.fisher_fraction, rng)
         found = conjugate_gradient(product, gradient, iterations=self.cg_iters)
         curvature = found.curvature
@@ -212,7 +216,7 @@ class Problem:
     """`[1, P]`"""
     rows: Rows
     advantage: Tensor
-    knobs: Knobs
+    hparams: HyperParams
     objective: Objective
     entropy_accepted: bool = True
     """whether `evaluate` measures the objective of `gradient`, or the same without entropy"""
@@ -223,7 +227,7 @@ class Problem:
 
     def __post_init__(self) -> None:
         """The entropy's weight: inside the floor's reach its penalty adds to it."""
-        self.entropy_coef = self.knobs.entropy_coef if self.objective.entropy_bonus else 0.0
+        self.entropy_coef = self.hparams.entropy_coef if self.objective.entropy_bonus else 0.0
         entropy = self.agent.dist.entropy(self.rows.behaviour)
         self._slope = self.entropy_coef
         floor = self.objective.entropy_floor
@@ -243,14 +247,14 @@ class Problem:
             obs = {key: x[part] for key, x in rows.obs.items()}
             output = agent.outputs_of(tree, obs, "actor").policy
             assert output is not None
-            now = agent.dist.params(output, obs.get(MASK), self.knobs.temperature)
+            now = agent.dist.params(output, obs.get(MASK), self.hparams.temperature)
             gain, largest = self._gain(now, part, self._slope)
             (slope,) = torch.autograd.grad(gain / total, leaf)
             gradient += slope
             gap = largest if math.isnan(largest) else max(gap, largest)
         start_policy = rows.behaviour
         if rows.sampled is not None:  # the step begins at the policy as it acts next
-            start_policy = behaviour_at(agent, self.params, rows, self.knobs.temperature)
+            start_policy = behaviour_at(agent, self.params, rows, self.hparams.temperature)
         self.before = self.accepted_from = self.value(start_policy, self.params)
         if not self.entropy_accepted:
             self.accepted_from = self.value(start_policy, self.params, entropy=False)
@@ -276,7 +280,7 @@ class Problem:
     def quarantined(self) -> int:
         """Return how many rows `gradient` left out because their ratio is not finite."""
         rows, dist = self.rows, self.agent.dist
-        now = behaviour_at(self.agent, self.params, rows, self.knobs.temperature)
+        now = behaviour_at(self.agent, self.params, rows, self.hparams.temperature)
         ratio = policy_ratio(dist.log_prob(now, rows.action), rows.log_prob, rows.weight)
         return int(ratio.quarantined.sum().item())
 
@@ -289,9 +293,14 @@ class Problem:
             index = torch.randperm(count, generator=rng)[:size].to(weight.device)
             obs, weight = take(obs, index), take_rows(weight, index)
         policy = self.params[0, : self.agent.critic_from]
-        knobs = self.knobs
+        hparams = self.hparams
         return fisher_product(
-            self.agent, policy, obs, weight, temperature=knobs.temperature, damping=knobs.damping
+            self.agent,
+            policy,
+            obs,
+            weight,
+            temperature=hparams.temperature,
+            damping=hparams.damping,
         )
 
     def moved(self, step: Tensor, fraction: float) -> Tensor:
@@ -304,7 +313,7 @@ class Problem:
         """The loss on what was shown, before its coefficient."""
         if self.rows.shown is None:
             return 0.0
-        return mean_cloning_loss(self.agent, params, self.rows.shown, self.knobs.temperature)
+        return mean_cloning_loss(self.agent, params, self.rows.shown, self.hparams.temperature)
 
     def value(self, now: dict[str, Tensor], params: Tensor, *, entropy: bool = True) -> float:
         """Return the objective of a policy on all rows.
@@ -322,18 +331,18 @@ class Problem:
         if floor is not None and entropy:
             nats = group_mean(self.agent.dist.entropy(now), self.rows).item()
             gain -= self.objective.entropy_floor_coef * max(0.0, floor - nats)
-        return gain - self.knobs.bc_coef * self.cloned(params)
+        return gain - self.hparams.bc_coef * self.cloned(params)
 
     def evaluate(self, params: Tensor) -> tuple[float, float]:
         """Return (improvement, exact mean KL(old‖new)) over all rows, for the line search."""
-        now = behaviour_at(self.agent, params, self.rows, self.knobs.temperature)
+        now = behaviour_at(self.agent, params, self.rows, self.hparams.temperature)
         kl = self._bounded.kl(params, self.agent.dist.kl(self.rows.behaviour, now))
         value = self.value(now, params, entropy=self.entropy_accepted)
         return value - self.accepted_from, kl.max().item()
 
     @cached_property
     def _bounded(self) -> Bounded:
-        return Bounded(self.agent, self.params, self.rows, self.knobs.temperature)
+        return Bounded(self.agent, self.params, self.rows, self.hparams.temperature)
 
 
 def _land(kl_at: Callable[[float], float], bound: float) -> float:

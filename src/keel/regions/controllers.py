@@ -1,4 +1,4 @@
-"""Controllers: what turns the knobs between updates. Pure: state in, state out.
+"""Controllers: what turns the hyperparameters between updates. Pure: state in, state out.
 
 They read the KL that was *requested*; the one that was kept cannot show the trouble.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from keel.errors import InputError, KeelError
-from keel.types import Knobs
+from keel.types import HyperParams
 
 State = Mapping[str, float]
 
@@ -46,8 +46,10 @@ class Controller(Protocol):
     def init(self) -> State:
         """Before the first update."""
 
-    def __call__(self, state: State, outcome: Outcome, knobs: Knobs) -> tuple[State, Knobs]:
-        """After an update: the new state, and the knobs for the next."""
+    def __call__(
+        self, state: State, outcome: Outcome, hparams: HyperParams
+    ) -> tuple[State, HyperParams]:
+        """After an update: the new state, and the hyperparameters for the next."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +64,16 @@ class AdaptivePenalty:
     high: float = 100.0
 
     def init(self) -> State:
-        """Nothing to remember: the knob is the state."""
+        """Nothing to remember: the hyperparameter is the state."""
         return {}
 
-    def __call__(self, state: State, outcome: Outcome, knobs: Knobs) -> tuple[State, Knobs]:
+    def __call__(
+        self, state: State, outcome: Outcome, hparams: HyperParams
+    ) -> tuple[State, HyperParams]:
         """Turn `kl_coef`."""
         factor = _factor(outcome.kl, self.target, 1.5, 2.0)
-        coef = min(max(knobs.kl_coef * factor, self.low), self.high)
-        return state, replace(knobs, kl_coef=coef)
+        coef = min(max(hparams.kl_coef * factor, self.low), self.high)
+        return state, replace(hparams, kl_coef=coef)
 
 
 @dataclass(frozen=True)
@@ -89,10 +93,12 @@ class ProportionalPenalty:
     high: float = 10.0
 
     def init(self) -> State:
-        """Nothing to remember: the knob is the state."""
+        """Nothing to remember: the hyperparameter is the state."""
         return {}
 
-    def __call__(self, state: State, outcome: Outcome, knobs: Knobs) -> tuple[State, Knobs]:
+    def __call__(
+        self, state: State, outcome: Outcome, hparams: HyperParams
+    ) -> tuple[State, HyperParams]:
         """Turn `kl_coef`."""
         kl = outcome.kl_reference
         if not 0.0 <= kl < math.inf:
@@ -101,7 +107,9 @@ class ProportionalPenalty:
                 "negative. Its estimate may be; steer by the exact one"
             )
         factor = proportional_factor(kl, self.target, self.samples, self.horizon)
-        return state, replace(knobs, kl_coef=min(max(knobs.kl_coef * factor, self.low), self.high))
+        return state, replace(
+            hparams, kl_coef=min(max(hparams.kl_coef * factor, self.low), self.high)
+        )
 
 
 class AdaptiveKLController:
@@ -191,13 +199,15 @@ class AdaptiveRate:
     high: float = 1e-2
 
     def init(self) -> State:
-        """Nothing to remember: the knob is the state."""
+        """Nothing to remember: the hyperparameter is the state."""
         return {}
 
-    def __call__(self, state: State, outcome: Outcome, knobs: Knobs) -> tuple[State, Knobs]:
+    def __call__(
+        self, state: State, outcome: Outcome, hparams: HyperParams
+    ) -> tuple[State, HyperParams]:
         """Turn `learning_rate`."""
-        rate = knobs.learning_rate / _factor(outcome.kl, self.target, 2.0, 1.5)
-        return state, replace(knobs, learning_rate=min(max(rate, self.low), self.high))
+        rate = hparams.learning_rate / _factor(outcome.kl, self.target, 2.0, 1.5)
+        return state, replace(hparams, learning_rate=min(max(rate, self.low), self.high))
 
 
 @dataclass(frozen=True)
@@ -210,34 +220,38 @@ class AdaptiveClip:
     narrowest: float = 0.02
 
     def init(self) -> State:
-        """Nothing to remember: the knobs are the state."""
+        """Nothing to remember: the hyperparameters are the state."""
         return {}
 
-    def __call__(self, state: State, outcome: Outcome, knobs: Knobs) -> tuple[State, Knobs]:
+    def __call__(
+        self, state: State, outcome: Outcome, hparams: HyperParams
+    ) -> tuple[State, HyperParams]:
         """Turn `clip_low` and `clip_high` alike."""
         factor = 1.0 / _factor(outcome.kl, self.target, 2.0, 1.5)
-        high = min(max(knobs.clip_high * factor, min(self.narrowest, self.widest)), self.widest)
-        low = knobs.clip_low * high / knobs.clip_high
-        return state, replace(knobs, clip_low=low, clip_high=high)
+        high = min(max(hparams.clip_high * factor, min(self.narrowest, self.widest)), self.widest)
+        low = hparams.clip_low * high / hparams.clip_high
+        return state, replace(hparams, clip_low=low, clip_high=high)
 
 
 @dataclass(frozen=True)
 class Decay:
-    """knob ← max(floor, knob · decay): the entropy bonus (note 002), the pull of demonstrations."""
+    """x ← max(floor, x · decay): the entropy bonus (note 002), the pull of demonstrations."""
 
-    knob: Literal["entropy_coef", "bc_coef"]
+    hparam: Literal["entropy_coef", "bc_coef"]
     decay: float
     floor: float
 
     def init(self) -> State:
-        """Nothing to remember: the knob is the state."""
+        """Nothing to remember: the hyperparameter is the state."""
         return {}
 
-    def __call__(self, state: State, outcome: Outcome, knobs: Knobs) -> tuple[State, Knobs]:
-        """Turn it; a knob that begins below the floor stays where it is."""
-        value: float = getattr(knobs, self.knob)
+    def __call__(
+        self, state: State, outcome: Outcome, hparams: HyperParams
+    ) -> tuple[State, HyperParams]:
+        """Turn it; a hyperparameter that begins below the floor stays where it is."""
+        value: float = getattr(hparams, self.hparam)
         lower = max(min(self.floor, value), value * self.decay)
-        return state, replace(knobs, **{self.knob: lower})
+        return state, replace(hparams, **{self.hparam: lower})
 
 
 @dataclass(frozen=True)
@@ -263,26 +277,30 @@ class Stabiliser:
         """Nothing has failed, nothing was taken back."""
         return {"failed": 0.0, "good": 0.0}
 
-    def __call__(self, state: State, outcome: Outcome, knobs: Knobs) -> tuple[State, Knobs]:
+    def __call__(
+        self, state: State, outcome: Outcome, hparams: HyperParams
+    ) -> tuple[State, HyperParams]:
         """Turn `max_kl` and `damping`."""
         bent = outcome.curvature_min <= 0.0
         good = outcome.accepted and not outcome.gain_ratio < self.min_gain and not bent
         failed = 0.0 if good else state["failed"] + 1.0
         streak = state["good"] + 1.0 if good else 0.0
         if bent:
-            knobs = replace(knobs, damping=self._raised(knobs.damping))
+            hparams = replace(hparams, damping=self._raised(hparams.damping))
         if failed >= self.threshold:
             failed = 0.0
-            tight = max(knobs.max_kl * self.max_kl_decay, min(self.min_max_kl, knobs.max_kl))
-            knobs = replace(knobs, max_kl=tight, damping=self._raised(knobs.damping))
+            tight = max(hparams.max_kl * self.max_kl_decay, min(self.min_max_kl, hparams.max_kl))
+            hparams = replace(hparams, max_kl=tight, damping=self._raised(hparams.damping))
         elif self.recovery and streak >= self.recovery:
             streak = 0.0
-            knobs = replace(
-                knobs,
-                max_kl=min(knobs.max_kl / self.max_kl_decay, max(self.max_kl, knobs.max_kl)),
-                damping=max(knobs.damping / self.damping_growth, min(self.damping, knobs.damping)),
+            hparams = replace(
+                hparams,
+                max_kl=min(hparams.max_kl / self.max_kl_decay, max(self.max_kl, hparams.max_kl)),
+                damping=max(
+                    hparams.damping / self.damping_growth, min(self.damping, hparams.damping)
+                ),
             )
-        return {"failed": failed, "good": streak}, knobs
+        return {"failed": failed, "good": streak}, hparams
 
     def _raised(self, damping: float) -> float:
         return min(damping * self.damping_growth, max(self.max_damping, damping))
@@ -306,7 +324,9 @@ class TemperaturePulses:
         """No update yet, no returns remembered."""
         return {"since": 0.0, "rising": 0.0}
 
-    def __call__(self, state: State, outcome: Outcome, knobs: Knobs) -> tuple[State, Knobs]:
+    def __call__(
+        self, state: State, outcome: Outcome, hparams: HyperParams
+    ) -> tuple[State, HyperParams]:
         """Turn `temperature`."""
         returns = [state[f"return{i}"] for i in range(self.memory) if f"return{i}" in state]
         if outcome.return_mean == outcome.return_mean:
@@ -319,7 +339,7 @@ class TemperaturePulses:
         hot = begins or unfinished
         return (
             {"since": 0.0 if begins else since, "rising": float(hot), **after},
-            replace(knobs, temperature=self.magnitude if hot else 1.0),
+            replace(hparams, temperature=self.magnitude if hot else 1.0),
         )
 
     def _stagnant(self, returns: list[float]) -> bool:

@@ -14,9 +14,9 @@ from keel.models.agent import Agent
 from keel.regions.faults import BAD_STEPS, not_finite
 from keel.regions.measure import chunks
 from keel.regions.objective import Batch, Statistics
-from keel.regions.stepper import Optimum, Step
+from keel.regions.stepper import OptimizerState, Step
 from keel.rollout.batch import Learned, Rows, in_order
-from keel.types import Knobs
+from keel.types import HyperParams
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class CriticObjective:
     value_clip: float | None = None
 
     def __call__(
-        self, agent: Agent, params: Tensor, batch: Batch, knobs: Tensor, group_axis: int | None
+        self, agent: Agent, params: Tensor, batch: Batch, hparams: Tensor, group_axis: int | None
     ) -> tuple[Tensor, Statistics]:
         """The loss `[1]`, and what there is to say about it."""
         raw = agent.critic_outputs(params, batch.obs)
@@ -37,9 +37,9 @@ class CriticObjective:
         return loss, Statistics(seen, nothing, seen, *[nothing] * 6)
 
 
-Sweep = Callable[[Optimum, Batch, Tensor, int, Tensor], tuple[Optimum, Tensor]]
-"""(the critic's optimum, all rows, their order, size of a minibatch, knobs) → the optimum after one
-pass, and each minibatch's loss and gradient norm, `[M, 2]`."""
+Sweep = Callable[[OptimizerState, Batch, Tensor, int, Tensor], tuple[OptimizerState, Tensor]]
+"""(the critic's optimizer state, all rows, their order, size of a minibatch, hyperparameters) → the
+optimizer state after one pass, and each minibatch's loss and gradient norm, `[M, 2]`."""
 
 
 @runtime_checkable
@@ -54,7 +54,7 @@ class Sweeping(Protocol):
 class Fit(NamedTuple):
     """The optimizer after the fit, and means over its steps."""
 
-    optimum: Optimum
+    opt_state: OptimizerState
     metrics: dict[str, float]
 
 
@@ -70,35 +70,35 @@ class CriticFit:
     def __call__(
         self,
         agent: Agent,
-        optimum: Optimum,
+        opt_state: OptimizerState,
         rows: Rows,
         learned: Learned,
-        knobs: Knobs,
+        hparams: HyperParams,
         rng: torch.Generator,
         step: Step,
     ) -> Fit:
         """Fit the critic of a single agent; what it shares with the policy stays as it is."""
-        start, device = agent.critic_from, optimum.params.device
-        batch = _critic_batch(agent, optimum.params, rows, learned)
-        ages = optimum.steps[:, 1:].repeat(1, 2)  # a critic alone: both ages are its own
-        params, first, second = (x[:, start:].contiguous() for x in optimum[:3])
-        own = Optimum(params, first, second, ages)
-        dials = knobs.tensor().to(device)
+        start, device = agent.critic_from, opt_state.params.device
+        batch = _critic_batch(agent, opt_state.params, rows, learned)
+        ages = opt_state.steps[:, 1:].repeat(1, 2)  # a critic alone: both ages are its own
+        params, first, second = (x[:, start:].contiguous() for x in opt_state[:3])
+        own = OptimizerState(params, first, second, ages)
+        hparam_values = hparams.tensor().to(device)
         sweep = step.sweep if isinstance(step, Sweeping) else _sweep(step)
         told: list[Tensor] = []
         for _ in range(self.epochs):
             order = torch.randperm(rows.count, generator=rng)
-            own, seen = sweep(own, batch, order, self.minibatch, dials)
+            own, seen = sweep(own, batch, order, self.minibatch, hparam_values)
             told.append(seen)
-            _expect_finite(torch.cat(told), optimum.params, batch)
+            _expect_finite(torch.cat(told), opt_state.params, batch)
         losses, size = torch.cat(told).unbind(1)
         params, first, second = (
             torch.cat([old[:, :start], new], 1)
-            for old, new in zip(optimum[:3], own[:3], strict=True)
+            for old, new in zip(opt_state[:3], own[:3], strict=True)
         )
-        steps = torch.cat([optimum.steps[:, :1], own.steps[:, 1:]], 1)
+        steps = torch.cat([opt_state.steps[:, :1], own.steps[:, 1:]], 1)
         return Fit(
-            Optimum(params, first, second, steps),
+            OptimizerState(params, first, second, steps),
             {
                 "train/value_loss": losses.mean().item(),
                 "train/critic_loss_first": losses[0].item(),
@@ -115,14 +115,14 @@ def _sweep(step: Step) -> Sweep:
     """A pass, step by step."""
 
     def sweep(
-        own: Optimum, batch: Batch, order: Tensor, minibatch: int, knobs: Tensor
-    ) -> tuple[Optimum, Tensor]:
+        own: OptimizerState, batch: Batch, order: Tensor, minibatch: int, hparams: Tensor
+    ) -> tuple[OptimizerState, Tensor]:
         device = own.params.device
         active = torch.ones(1, dtype=torch.bool, device=device)
         told = []
         for index, real in in_order(order, minibatch):
-            result = step(own, batch, index.to(device), real.to(device), knobs, active)
-            own = result.optimum
+            result = step(own, batch, index.to(device), real.to(device), hparams, active)
+            own = result.opt_state
             told.append(torch.stack([result.statistics.value_loss, result.gradient_norm], 1))
         return own, torch.cat(told)
 

@@ -20,9 +20,9 @@ from keel.models.agent import Agent
 from keel.models.distributions import Categorical, Gaussian
 from keel.models.networks import Separate
 from keel.regions.objective import Batch, Objective, Statistics
-from keel.regions.stepper import BETAS, EPSILON, Optimum, Step, StepResult
+from keel.regions.stepper import BETAS, EPSILON, OptimizerState, Step, StepResult
 from keel.rollout.batch import Shown
-from keel.types import KNOB_INDEX, Tree
+from keel.types import HPARAM_INDEX, Tree
 
 NO_MASK = np.empty((0, 0), bool)
 MOVED, STAYED = torch.tensor([True]), torch.tensor([False])
@@ -60,15 +60,20 @@ def make_dense_step(agent: Agent, objective: Objective, *, max_grad_norm: float)
     policy_columns = agent.policy_columns.numpy()
 
     def step(
-        optimum: Optimum, rows: Batch, index: Tensor, real: Tensor, knobs: Tensor, active: Tensor
+        opt_state: OptimizerState,
+        rows: Batch,
+        index: Tensor,
+        real: Tensor,
+        hparams: Tensor,
+        active: Tensor,
     ) -> StepResult:
-        gradient, statistics = gradient_of(optimum.params.numpy()[0], rows, index, real, knobs)
+        gradient, statistics = gradient_of(opt_state.params.numpy()[0], rows, index, real, hparams)
         norm = float(statistics[kernels.NORM])
         moves = math.isfinite(norm) and bool(active.item())
         if moves:
-            steps = optimum.steps + 1.0
+            steps = opt_state.steps + 1.0
             moved = np.empty((3, gradient.size), np.float32)
-            params, first, second = (x.numpy()[0] for x in optimum[:3])
+            params, first, second = (x.numpy()[0] for x in opt_state[:3])
             adam(
                 params,
                 first,
@@ -83,9 +88,9 @@ def make_dense_step(agent: Agent, objective: Objective, *, max_grad_norm: float)
                 moved,
             )
             new = [torch.from_numpy(moved[i : i + 1]) for i in range(3)]
-            optimum = Optimum(new[0], new[1], new[2], steps)
+            opt_state = OptimizerState(new[0], new[1], new[2], steps)
         *means, seen = torch.from_numpy(statistics.astype(np.float32))[:, None].unbind(0)
-        return StepResult(optimum, Statistics(*means), seen, MOVED if moves else STAYED)
+        return StepResult(opt_state, Statistics(*means), seen, MOVED if moves else STAYED)
 
     return step
 
@@ -118,7 +123,7 @@ class _Gradient:
         self._statistics = np.zeros(10)
         self._desk: tuple[Any, ...] = ()
         self._rows: Batch | None = None
-        self._knobs: Tensor | None = None
+        self._hparams: Tensor | None = None
         self._settings: tuple[Any, ...] = ()
         self._kernel: Any = None
         self._batch: tuple[Any, ...] = ()
@@ -142,14 +147,14 @@ class _Gradient:
         )
 
     def __call__(
-        self, params: NDArray[Any], rows: Batch, index: Tensor, real: Tensor, knobs: Tensor
+        self, params: NDArray[Any], rows: Batch, index: Tensor, real: Tensor, hparams: Tensor
     ) -> tuple[NDArray[Any], NDArray[Any]]:
         """Gradient `[P]` and statistics as `kernels` has them; both hold until the next call."""
         self._reserve(len(index))
         if rows is not self._rows:
             self._unpack_rows(rows)
-        if knobs is not self._knobs:
-            self._unpack_knobs(knobs)
+        if hparams is not self._hparams:
+            self._unpack(hparams)
         kernels, objective, statistics = self._kernels, self._objective, self._statistics
         self._kernel(
             params,
@@ -186,16 +191,16 @@ class _Gradient:
             self._gradient,
         )
 
-    def _unpack_knobs(self, knobs: Tensor) -> None:
-        dials = dict(zip(KNOB_INDEX, knobs.tolist(), strict=True))
-        rate = dials["learning_rate"]
-        self._knobs, self.rates = knobs, (rate, rate * dials["critic_factor"])
-        self._bc_coef = dials["bc_coef"]
+    def _unpack(self, hparams: Tensor) -> None:
+        values = dict(zip(HPARAM_INDEX, hparams.tolist(), strict=True))
+        rate = values["learning_rate"]
+        self._hparams, self.rates = hparams, (rate, rate * values["critic_factor"])
+        self._bc_coef = values["bc_coef"]
         self._settings = (
-            1.0 - dials["clip_low"],
-            1.0 + dials["clip_high"],
-            dials["entropy_coef"],
-            dials["temperature"],
+            1.0 - values["clip_low"],
+            1.0 + values["clip_high"],
+            values["entropy_coef"],
+            values["temperature"],
             self._objective.max_log_ratio,
             self._objective.entropy_bonus,
             self._track,

@@ -16,8 +16,8 @@ from keel.models.items import FEATURES
 from keel.models.networks import Separate
 from keel.regions.critic import CriticObjective
 from keel.regions.objective import Batch, Statistics
-from keel.regions.stepper import BETAS, EPSILON, Optimum, StepResult
-from keel.types import KNOB_INDEX
+from keel.regions.stepper import BETAS, EPSILON, OptimizerState, StepResult
+from keel.types import HPARAM_INDEX
 
 
 def fits(agent: Agent, objective: CriticObjective) -> bool:
@@ -70,13 +70,13 @@ class DenseCriticStep:
             self._desk = room, *spare, part, self._gradient, self._statistics
 
     def sweep(
-        self, own: Optimum, rows: Batch, order: Tensor, minibatch: int, knobs: Tensor
-    ) -> tuple[Optimum, Tensor]:
+        self, own: OptimizerState, rows: Batch, order: Tensor, minibatch: int, hparams: Tensor
+    ) -> tuple[OptimizerState, Tensor]:
         """One pass over all rows."""
         self._prepare(rows, minibatch)
         state = torch.cat(own[:3])
         told = np.zeros((-(-len(order) // minibatch), 2))
-        settings = float(knobs[KNOB_INDEX["learning_rate"]]), self._max_norm, BETAS, EPSILON
+        settings = float(hparams[HPARAM_INDEX["learning_rate"]]), self._max_norm, BETAS, EPSILON
         age = self._pass(
             state.numpy(),
             own.steps[0, 1].item(),
@@ -90,26 +90,26 @@ class DenseCriticStep:
         )
         params, first, second = state[:, None].unbind(0)
         steps = torch.full_like(own.steps, age)
-        return Optimum(params, first, second, steps), torch.from_numpy(told).float()
+        return OptimizerState(params, first, second, steps), torch.from_numpy(told).float()
 
     def __call__(
         self,
-        optimum: Optimum,
+        opt_state: OptimizerState,
         rows: Batch,
         index: Tensor,
         real: Tensor,
-        knobs: Tensor,
+        hparams: Tensor,
         active: Tensor,
     ) -> StepResult:
         """One minibatch; `real` must be 1 for its first rows and 0 for the padding after them."""
         count = int(real.sum())
-        moved, told = optimum, torch.zeros(1, 2)
+        moved, told = opt_state, torch.zeros(1, 2)
         if count and bool(active.item()):
-            moved, told = self.sweep(optimum, rows, index[:count], len(index), knobs)
+            moved, told = self.sweep(opt_state, rows, index[:count], len(index), hparams)
         loss, norm = told[0, :1], told[0, 1:]
         nothing, applied = torch.zeros(1), active & norm.isfinite()
         return StepResult(
-            moved if bool(applied.item()) else optimum,
+            moved if bool(applied.item()) else opt_state,
             Statistics(loss, nothing, loss, *[nothing] * 6),
             norm,
             applied,

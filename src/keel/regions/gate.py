@@ -19,7 +19,7 @@ from keel.regions.faults import not_finite
 from keel.regions.measure import chunks, measure
 from keel.regions.objective import Batch
 from keel.rollout.batch import Rows
-from keel.types import Knobs, Tree
+from keel.types import HyperParams, Tree
 
 GATE = 1e-3
 """Largest |log-ratio| in float32 with which a replay may differ from its sampling."""
@@ -137,14 +137,14 @@ def _message(
     )
 
 
-def replay_gap(agent: Agent, params: Tensor, batch: Batch, knobs: Knobs) -> float:
+def replay_gap(agent: Agent, params: Tensor, batch: Batch, hparams: HyperParams) -> float:
     """Return the largest |log-ratio| of a minibatch at `params`.
 
     Raises:
         NumericError: the policy gives NaN.
     """
     with torch.no_grad():
-        policy = agent.policy(params, batch.obs, knobs.temperature)
+        policy = agent.policy(params, batch.obs, hparams.temperature)
         log_prob = agent.dist.log_prob(policy, batch.action)
     counts = batch.weight > 0
     if bool((log_prob.isnan() & counts).any()):

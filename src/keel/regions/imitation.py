@@ -16,7 +16,7 @@ from torch import Tensor
 from keel.models.agent import Agent
 from keel.regions.measure import chunks
 from keel.rollout.batch import Rows, Shown, wiped
-from keel.types import Knobs
+from keel.types import HyperParams
 
 
 def cloning_loss(agent: Agent, params: Tensor, shown: Shown, temperature: float | Tensor) -> Tensor:
@@ -50,7 +50,7 @@ class Pull(NamedTuple):
     """NaN where one of them is 0"""
 
 
-def pull(agent: Agent, params: Tensor, rows: Rows, advantage: Tensor, knobs: Knobs) -> Pull:
+def pull(agent: Agent, params: Tensor, rows: Rows, advantage: Tensor, hparams: HyperParams) -> Pull:
     """Differentiate the surrogate and the cloning loss, each on all of its rows.
 
     Where the policy is still the one that sampled, the surrogate's gradient is that of −A log π.
@@ -63,7 +63,7 @@ def pull(agent: Agent, params: Tensor, rows: Rows, advantage: Tensor, knobs: Kno
         counts = rows.weight[part] > 0
         obs = {key: wiped(x[part], counts) for key, x in rows.obs.items()}
         log_prob = agent.dist.log_prob(
-            agent.policy(leaf, obs, knobs.temperature), rows.action[part]
+            agent.policy(leaf, obs, hparams.temperature), rows.action[part]
         )
         gain = torch.where(counts, log_prob, 0.0) * torch.where(counts, advantage[part], 0.0)
         return -(rows.weight[part] * gain).sum() / total
@@ -71,7 +71,7 @@ def pull(agent: Agent, params: Tensor, rows: Rows, advantage: Tensor, knobs: Kno
     def cloning(part: slice, leaf: Tensor) -> Tensor:
         some = _part(shown, part)
         share = some.real.sum() / shown.real.sum().clamp(min=1.0)
-        return cloning_loss(agent, leaf, some, knobs.temperature).sum() * share
+        return cloning_loss(agent, leaf, some, hparams.temperature).sum() * share
 
     own = _gradient(surrogate, params, chunks(rows), agent.policy_columns)
     other = _gradient(cloning, params, chunks(shown), agent.policy_columns)
@@ -108,24 +108,24 @@ class Limit:
     max_ratio: float = 1.0
     floor: float = 0.01
 
-    def __call__(self, knobs: Knobs, before: Pull) -> Knobs:
-        """The knobs with `bc_coef` lowered to what is allowed, at most down to the floor."""
+    def __call__(self, hparams: HyperParams, before: Pull) -> HyperParams:
+        """Lower `bc_coef` to what is allowed, at most down to the floor."""
         if not before.cloning_norm > 0.0:
-            return knobs
-        trusted = self.max_ratio * knobs.bc_coef / self.coef
+            return hparams
+        trusted = self.max_ratio * hparams.bc_coef / self.coef
         most = trusted * before.policy_norm / before.cloning_norm
         if not most > self.floor:  # or NaN
             most = self.floor
-        return replace(knobs, bc_coef=min(knobs.bc_coef, most))
+        return replace(hparams, bc_coef=min(hparams.bc_coef, most))
 
 
 def cloning_metrics(
-    before: Pull, knobs: Knobs, policy_loss: float, bc_loss: float
+    before: Pull, hparams: HyperParams, policy_loss: float, bc_loss: float
 ) -> dict[str, float]:
     """As the registry names them."""
-    weighted = knobs.bc_coef * bc_loss
+    weighted = hparams.bc_coef * bc_loss
     by_loss = abs(weighted) / (abs(policy_loss) + 1e-8)
-    pulled = knobs.bc_coef * before.cloning_norm
+    pulled = hparams.bc_coef * before.cloning_norm
     by_gradient = math.nan if pulled == 0.0 else math.inf  # with nothing to go by beside it
     if before.policy_norm != 0.0:
         by_gradient = pulled / before.policy_norm
@@ -137,5 +137,5 @@ def cloning_metrics(
         "train/bc_gradient_ratio": by_gradient,
         "train/bc_cosine": before.cosine,
         "train/bc_gradient_norm": before.cloning_norm,
-        "train/bc_coef": knobs.bc_coef,
+        "train/bc_coef": hparams.bc_coef,
     }

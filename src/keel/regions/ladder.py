@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, replace
 
 from keel.regions.controllers import Outcome, State
-from keel.types import Knobs
+from keel.types import HyperParams
 
 RUNGS = 3
 """Temperatures of the ladder."""
@@ -36,7 +36,9 @@ class TemperatureLadder:
         """No block has ended; the coolest rung is in use."""
         return {"since": 0.0, "rung": 0.0, "sum": 0.0, "count": 0.0}
 
-    def __call__(self, state: State, outcome: Outcome, knobs: Knobs) -> tuple[State, Knobs]:
+    def __call__(
+        self, state: State, outcome: Outcome, hparams: HyperParams
+    ) -> tuple[State, HyperParams]:
         """Turn `temperature`."""
         now = dict(state)
         now["since"] += 1.0
@@ -45,7 +47,7 @@ class TemperatureLadder:
             now["count"] += 1.0
         if now["since"] >= self.interval and now["count"] > 0.0:
             now = self._choose(self._credit(now))
-        return now, replace(knobs, temperature=self.temperature(int(now["rung"])))
+        return now, replace(hparams, temperature=self.temperature(int(now["rung"])))
 
     def temperature(self, rung: int) -> float:
         """Return the temperature of a rung: exactly 1 at the foot, `magnitude` at the top."""

@@ -15,7 +15,7 @@ from keel.functional.ratio import MAX_LOG_RATIO
 from keel.models.agent import Agent
 from keel.regions.imitation import cloning_loss
 from keel.rollout.batch import Shown, take, take_rows
-from keel.types import KNOB_INDEX, Tree
+from keel.types import HPARAM_INDEX, Tree
 
 SurrogateName = Literal["clip", "symmetric", "unclipped"]
 
@@ -91,13 +91,13 @@ class Objective:
     value_clip: float | None = None
     max_log_ratio: float = MAX_LOG_RATIO
     penalise: bool = False
-    """add `Knobs.kl_coef` × the exact KL"""
+    """add `HyperParams.kl_coef` × the exact KL"""
     track_kl: bool = True
     """measure the KL of every minibatch, which early stopping needs"""
     kl_measure: Literal["exact", "k1", "k3"] = "exact"
     """by the whole distribution, or estimated from the actions taken; a penalty is always exact"""
     entropy_bonus: bool = True
-    """add `Knobs.entropy_coef` × the entropy"""
+    """add `HyperParams.entropy_coef` × the entropy"""
     entropy_floor: float | None = None
     """note 004: below this entropy (nats) a differentiable penalty sets in"""
     entropy_floor_coef: float = 0.1
@@ -108,14 +108,14 @@ class Objective:
             raise InputError("entropy_floor: needs entropy_bonus, which computes the entropy")
 
     def __call__(
-        self, agent: Agent, params: Tensor, batch: Batch, knobs: Tensor, group_axis: int | None
+        self, agent: Agent, params: Tensor, batch: Batch, hparams: Tensor, group_axis: int | None
     ) -> tuple[Tensor, Statistics]:
         """The loss per group `[G]`, and what it is made of."""
 
-        def knob(name: str) -> Tensor:
-            return knobs[KNOB_INDEX[name]]
+        def hparam(name: str) -> Tensor:
+            return hparams[HPARAM_INDEX[name]]
 
-        evaluation = agent.evaluate(params, batch.obs, knob("temperature"))
+        evaluation = agent.evaluate(params, batch.obs, hparam("temperature"))
         dist = agent.dist
         ratio = policy_ratio(
             dist.log_prob(evaluation.dist, batch.action),
@@ -131,7 +131,7 @@ class Objective:
                 x, ratio.weight, group_axis=group_axis, denominator_of_batch=total
             ).reshape(-1)
 
-        low, high = knob("clip_low"), knob("clip_high")
+        low, high = hparam("clip_low"), hparam("clip_high")
         policy = self._surrogate(ratio.ratio, batch.advantage, low, high)
         critic = agent.critic.loss(evaluation.value, batch.target, batch.old_value, self.value_clip)
         policy_loss, value_loss = mean(policy.loss), mean(critic)
@@ -139,7 +139,7 @@ class Objective:
         nothing = torch.zeros_like(policy_loss)
         entropy = mean(dist.entropy(evaluation.dist)) if self.entropy_bonus else nothing
         if self.entropy_bonus:
-            loss = loss - knob("entropy_coef") * entropy
+            loss = loss - hparam("entropy_coef") * entropy
         if self.entropy_floor is not None:
             loss = loss + self.entropy_floor_coef * torch.relu(self.entropy_floor - entropy)
         kl = nothing
@@ -147,13 +147,13 @@ class Objective:
             with torch.set_grad_enabled(self.penalise):
                 kl = mean(dist.kl(batch.behaviour, evaluation.dist))
         if self.penalise:
-            loss = loss + knob("kl_coef") * kl
+            loss = loss + hparam("kl_coef") * kl
         if self.track_kl and self.kl_measure != "exact":
             kl = mean(self._estimate(ratio.raw_log_ratio))
         cloned = nothing
         if batch.shown is not None:
-            cloned = cloning_loss(agent, params, batch.shown, knob("temperature"))
-            loss = loss + knob("bc_coef") * cloned
+            cloned = cloning_loss(agent, params, batch.shown, hparam("temperature"))
+            loss = loss + hparam("bc_coef") * cloned
         quarantined = ratio.quarantined.to(kl.dtype)
         return loss, Statistics(
             loss=loss.detach(),

@@ -15,7 +15,7 @@ from keel.errors import KeelError
 from keel.models.agent import Agent
 from keel.regions.objective import Batch
 from keel.regions.stepper import Loss
-from keel.types import Knobs
+from keel.types import HyperParams
 
 PENALTIES = {
     "entropy_coef": "the entropy bonus",
@@ -34,16 +34,21 @@ class DeadPenaltyError(KeelError):
 
 
 def check_penalties(
-    agent: Agent, loss: Loss, params: Tensor, batch: Batch, knobs: Knobs, group_axis: int | None
+    agent: Agent,
+    loss: Loss,
+    params: Tensor,
+    batch: Batch,
+    hparams: HyperParams,
+    group_axis: int | None,
 ) -> None:
     """Raise if a coefficient changes the loss of some rows and not its gradient.
 
     Args:
         agent: whose policy it is.
-        loss: (agent, parameters, rows, knobs, group axis) to a loss per group and statistics.
+        loss: (agent, parameters, rows, hparams, group axis) to a loss per group and statistics.
         params: `[G, P]`.
         batch: a rollout with what it teaches; its first rows are used.
-        knobs: as they are.
+        hparams: as they are.
         group_axis: of several agents.
     """
     generator = torch.Generator().manual_seed(0)
@@ -51,17 +56,17 @@ def check_penalties(
     near = params + NEARBY * noise
     some = batch.split(min(ROWS, len(batch.weight)))[0]
 
-    def evaluate(values: Knobs) -> tuple[Tensor, Tensor]:
+    def evaluate(values: HyperParams) -> tuple[Tensor, Tensor]:
         leaf = near.detach().requires_grad_()
         total = loss(agent, leaf, some, values.tensor().to(params.device), group_axis)[0].sum()
         return total.detach(), torch.autograd.grad(total, leaf)[0]
 
-    set_now = [name for name in PENALTIES if getattr(knobs, name) != 0.0]
+    set_now = [name for name in PENALTIES if getattr(hparams, name) != 0.0]
     if not set_now:
         return
-    value, gradient = evaluate(knobs)
+    value, gradient = evaluate(hparams)
     for name in set_now:
-        without, plain = evaluate(replace(knobs, **{name: 0.0}))
+        without, plain = evaluate(replace(hparams, **{name: 0.0}))
         if bool(value.isfinite()) and value != without and torch.equal(gradient, plain):
             raise DeadPenaltyError(
                 f"{name}: {PENALTIES[name]} changes the loss ({without.item():.4g} without, "

@@ -15,9 +15,9 @@ from keel.regions.gate import GATE, check_objective, replay_gap
 from keel.regions.imitation import Limit, Pull, cloning_metrics, pull
 from keel.regions.objective import Batch, Objective, Statistics
 from keel.regions.penalties import check_penalties
-from keel.regions.stepper import Optimum, Step, StepResult, initial_optimum
+from keel.regions.stepper import OptimizerState, Step, StepResult, initial_opt_state
 from keel.rollout.batch import Rows, Targets, minibatches, wiped
-from keel.types import Knobs, Tree, UpdateReport
+from keel.types import HyperParams, Tree, UpdateReport
 
 EarlyStop = Literal["off", "minibatch", "epoch"]
 STOP_FACTOR = 1.5
@@ -25,11 +25,11 @@ STOP_FACTOR = 1.5
 
 
 @dataclass(frozen=True)
-class Proximal:
+class PPO:
     """`epochs` passes over the rollout in shuffled minibatches (Schulman et al. 2017).
 
-    The clip is `Objective.surrogate`, the penalty `Knobs.kl_coef`. Neither bounds the KL: that is
-    what `Certified` is for.
+    The clip is `Objective.surrogate`, the penalty `HyperParams.kl_coef`. Neither bounds the KL:
+    that is what `Certified` is for.
     """
 
     epochs: int = 4
@@ -46,25 +46,25 @@ class Proximal:
     limit: Limit | None = None
     """on what demonstrations may do"""
 
-    def init(self, agent: Agent) -> Optimum:
+    def init(self, agent: Agent) -> OptimizerState:
         """The optimizer before the first update."""
-        return initial_optimum(agent.initial)
+        return initial_opt_state(agent.initial)
 
     def update(
         self,
         agent: Agent,
-        state: Optimum,
+        state: OptimizerState,
         rows: Rows,
         targets: Targets,
-        knobs: Knobs,
+        hparams: HyperParams,
         rng: torch.Generator,
         step: Step,
-    ) -> tuple[Optimum, UpdateReport]:
+    ) -> tuple[OptimizerState, UpdateReport]:
         """Improve on one rollout; the report holds means over the minibatches taken."""
         groups = state.params.shape[0]
         device = state.params.device
         active = torch.ones(groups, dtype=torch.bool, device=device)
-        dials = knobs.tensor().to(device)
+        hparam_values = hparams.tensor().to(device)
         taken: list[_Taken] = []
         stopped_at, stop_kl, epoch = -1, float("nan"), 0
         batch, skipped, gap = None, 0, 0.0
@@ -75,20 +75,20 @@ class Proximal:
                 batch = _batch(agent, rows, targets, state.params, batch)
                 if newborn and self.gate:
                     axis = rows.group_axis
-                    check_penalties(agent, self.objective, state.params, batch, knobs, axis)
+                    check_penalties(agent, self.objective, state.params, batch, hparams, axis)
             if pulled is None and rows.shown is not None:
-                pulled = pull(agent, state.params, rows, batch.advantage, knobs)
-                knobs = knobs if self.limit is None else self.limit(knobs, pulled)
-                dials = knobs.tensor().to(device)
+                pulled = pull(agent, state.params, rows, batch.advantage, hparams)
+                hparams = hparams if self.limit is None else self.limit(hparams, pulled)
+                hparam_values = hparams.tensor().to(device)
             in_epoch = len(taken)
             for index, real in minibatches(rows.count, self.minibatch, rng):
                 index, real = index.to(device), real.to(device)
-                result = step(state, batch, index, real, dials, active)
+                result = step(state, batch, index, real, hparam_values, active)
                 if not taken:
                     gap = result.statistics.log_ratio_max.max().item()
                     if not gap <= GATE:
                         first = batch.take(index, real)
-                        replayed = replay_gap(agent, state.params, first, knobs)
+                        replayed = replay_gap(agent, state.params, first, hparams)
                         check_objective(gap, replayed, self.gate)
                         gap = max(gap, replayed) if math.isfinite(gap) else replayed
                 taken.append(_Taken(result.statistics, result.gradient_norm))
@@ -99,12 +99,12 @@ class Proximal:
                     over = self._over(agent.worst(result.statistics.kl))
                 if over is not None and over.any():
                     # That KL was there before the step: the step is not taken.
-                    state = _where(over, state, result.optimum)
+                    state = _where(over, state, result.opt_state)
                     active = active & ~over
                     if not active.any():
                         break
                 else:
-                    state = result.optimum
+                    state = result.opt_state
             kl = taken[-1].statistics.kl
             if self.early_stop == "epoch":
                 kl = torch.stack([r.statistics.kl for r in taken[in_epoch:]]).mean(0)
@@ -120,13 +120,13 @@ class Proximal:
         metrics["train/gate_log_ratio"] = gap
         if pulled is not None:
             cloned = torch.stack([t.statistics.bc_loss for t in taken]).mean().item()
-            metrics |= cloning_metrics(pulled, knobs, metrics["train/policy_loss"], cloned)
+            metrics |= cloning_metrics(pulled, hparams, metrics["train/policy_loss"], cloned)
         nothing = torch.zeros(groups, dtype=torch.float64)
         whole_step = torch.ones(groups, dtype=torch.float64)
         own = {} if rows.group_axis is None else _by_agent(taken)
         return state, UpdateReport(nothing, nothing, whole_step, metrics=metrics, agents=own)
 
-    def _skip(self, result: StepResult, state: Optimum, rows: Batch, skipped: int) -> int:
+    def _skip(self, result: StepResult, state: OptimizerState, rows: Batch, skipped: int) -> int:
         """A step that was not taken: after too many, or if not even the loss is finite, stop."""
         finite = bool(result.statistics.loss.isfinite().all())
         if finite and skipped < BAD_STEPS:
@@ -180,9 +180,9 @@ def _tensors(rows: Batch) -> Tree:
     return {name: x.detach().float() for name, x in found.items()}
 
 
-def _where(condition: Tensor, a: Optimum, b: Optimum) -> Optimum:
+def _where(condition: Tensor, a: OptimizerState, b: OptimizerState) -> OptimizerState:
     rows = condition[:, None]
-    return Optimum(
+    return OptimizerState(
         torch.where(rows, a.params, b.params),
         torch.where(rows, a.first, b.first),
         torch.where(rows, a.second, b.second),

@@ -12,13 +12,13 @@ from keel.models.agent import Agent
 from keel.regions.certify import Region
 from keel.regions.measure import measure
 from keel.regions.objective import Objective
-from keel.regions.stepper import Optimum, Step
+from keel.regions.stepper import OptimizerState, Step
 from keel.rollout.batch import Learned, Rows, Targets, of_members
-from keel.types import Knobs, UpdateReport
+from keel.types import HyperParams, UpdateReport
 
 
 @dataclass(frozen=True)
-class Sequential:
+class HAPPO:
     """In random order; the advantages of each are weighted by the ratios of those before it.
 
     So every agent improves on the joint policy as it is by then, not on one that no longer exists
@@ -32,23 +32,23 @@ class Sequential:
         """The region's own."""
         return self.region.objective
 
-    def init(self, agent: Agent) -> Optimum:
+    def init(self, agent: Agent) -> OptimizerState:
         """The region's own state."""
         return self.region.init(agent)
 
     def update(
         self,
         agent: Agent,
-        state: Optimum,
+        state: OptimizerState,
         rows: Rows,
         targets: Targets,
-        knobs: Knobs,
+        hparams: HyperParams,
         rng: torch.Generator,
         step: Step,
-    ) -> tuple[Optimum, UpdateReport]:
+    ) -> tuple[OptimizerState, UpdateReport]:
         """Improve every row of the matrix in turn; `step` is that of a single agent."""
         weight = torch.ones_like(rows.log_prob[:, 0])
-        states = [Optimum(*(x[row : row + 1] for x in state)) for row in range(agent.groups)]
+        states = [OptimizerState(*(x[row : row + 1] for x in state)) for row in range(agent.groups)]
         reports: list[UpdateReport | None] = [None] * agent.groups
         alone = agent.alone()
         for row in torch.randperm(agent.groups, generator=rng).tolist():
@@ -57,14 +57,14 @@ class Sequential:
             own, _ = of_members(rows, _nothing(rows), who)
             lesson = _Lesson(rows, targets, state.params, row, who, weight)
             after, reports[row] = self.region.update(
-                alone, states[row], own, lesson, knobs, rng, step
+                alone, states[row], own, lesson, hparams, rng, step
             )
             states[row] = after
-            ratio = measure(alone, after.params, own, knobs.temperature).ratio
+            ratio = measure(alone, after.params, own, hparams.temperature).ratio
             moved = torch.where(ratio.weight > 0, ratio.ratio, 1.0)
             weight = weight * moved.reshape(len(weight), -1).prod(1)
         told = [report for report in reports if report is not None]
-        return Optimum(*map(torch.cat, zip(*states, strict=True))), _joined(agent, told)
+        return OptimizerState(*map(torch.cat, zip(*states, strict=True))), _joined(agent, told)
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from torch import Tensor
 from keel.models.abreast import abreast
 from keel.models.agent import Agent
 from keel.regions.objective import Batch, Statistics
-from keel.types import KNOB_INDEX
+from keel.types import HPARAM_INDEX
 
 BETAS = (0.9, 0.999)
 EPSILON = 1e-5
@@ -23,10 +23,10 @@ EPSILON = 1e-5
 
 
 POLICY = torch.tensor([True, False])
-"""Which of `Optimum.steps` is the policy's."""
+"""Which of `OptimizerState.steps` is the policy's."""
 
 
-class Optimum(NamedTuple):
+class OptimizerState(NamedTuple):
     """Parameters and Adam's moments `[G, P]`, and the steps taken by policy and critic `[G, 2]`."""
 
     params: Tensor
@@ -38,7 +38,7 @@ class Optimum(NamedTuple):
 class StepResult(NamedTuple):
     """The optimizer after a step, and what was seen on the way."""
 
-    optimum: Optimum
+    opt_state: OptimizerState
     statistics: Statistics
     gradient_norm: Tensor
     """`[G]`, before clipping"""
@@ -46,18 +46,18 @@ class StepResult(NamedTuple):
     """`[G]` bool: a non-finite gradient is never applied, a stopped group never moved"""
 
 
-Step = Callable[[Optimum, Batch, Tensor, Tensor, Tensor, Tensor], StepResult]
+Step = Callable[[OptimizerState, Batch, Tensor, Tensor, Tensor, Tensor], StepResult]
 Loss = Callable[..., tuple[Tensor, Statistics]]
-"""(agent, parameters, minibatch, knobs, group axis) → the loss per group, and statistics; of
-micro-batches with `total`, what the whole minibatch is divided by."""
+"""(agent, parameters, minibatch, hyperparameters, group axis) → the loss per group, and statistics;
+of micro-batches with `total`, what the whole minibatch is divided by."""
 Total = Callable[[Tensor], tuple[Tensor, Statistics]]
 
 
-def initial_optimum(params: Tensor) -> Optimum:
+def initial_opt_state(params: Tensor) -> OptimizerState:
     """Before the first step."""
     zeros = torch.zeros_like(params)
     steps = torch.zeros(params.shape[0], 2, device=params.device)
-    return Optimum(params, zeros, zeros.clone(), steps)
+    return OptimizerState(params, zeros, zeros.clone(), steps)
 
 
 def make_step(
@@ -70,7 +70,8 @@ def make_step(
     micro: int | None = None,
     workers: int = 1,
 ) -> Step:
-    """A function (optimum, all rows, row numbers, padding mask, knobs, active groups) → result.
+    """Return a function from (optimizer state, all rows, row numbers, padding mask,
+    hyperparameters, active groups) to a result.
 
     `objective` may take the critic's parameters alone: then these are all there are. With `micro`
     the gradient is added up over that many rows at a time, for models whose activations are large,
@@ -82,11 +83,11 @@ def make_step(
     critic_columns = agent.layout.columns("critic").to(agent.initial.device)
 
     def step(
-        optimum: Optimum,
+        opt_state: OptimizerState,
         rows: Batch,
         index: Tensor,
         real: Tensor,
-        knobs: Tensor,
+        hparams: Tensor,
         active: Tensor,
     ) -> StepResult:
         if workers > 1:  # rows of a group stay together, and share the reading of their prompt
@@ -98,19 +99,19 @@ def make_step(
 
         def total_of(part: Batch) -> Total:
             def total(params: Tensor) -> tuple[Tensor, Statistics]:
-                loss, statistics = objective(agent, params, part, knobs, group_axis, **shared)
+                loss, statistics = objective(agent, params, part, hparams, group_axis, **shared)
                 return loss.sum(), statistics  # rows of the matrix are independent: a sum keeps so
 
             return total
 
         if size is None:
-            gradient, statistics = differentiate(total_of(batch), optimum.params)
+            gradient, statistics = differentiate(total_of(batch), opt_state.params)
         else:
-            gradient, parts = torch.zeros_like(optimum.params), []
+            gradient, parts = torch.zeros_like(opt_state.params), []
             pieces = batch.split(size)
             for begin in range(0, len(pieces), workers):  # gradients of a few pieces at a time
                 for added, seen in abreast(
-                    lambda piece: differentiate(total_of(piece), optimum.params),
+                    lambda piece: differentiate(total_of(piece), opt_state.params),
                     pieces[begin : begin + workers],
                     workers,
                 ):
@@ -120,14 +121,14 @@ def make_step(
         norm = gradient.norm(dim=1)
         applied = torch.isfinite(norm) & active
         scale = (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-        rate, factor = (knobs[KNOB_INDEX[name]] for name in ("learning_rate", "critic_factor"))
-        if not compiled and _all_move_alike(optimum, applied) and factor == 1.0:
-            moved = _plain_adam(optimum, gradient.mul_(scale[:, None]), rate.item())
+        rate, factor = (hparams[HPARAM_INDEX[name]] for name in ("learning_rate", "critic_factor"))
+        if not compiled and _all_move_alike(opt_state, applied) and factor == 1.0:
+            moved = _plain_adam(opt_state, gradient.mul_(scale[:, None]), rate.item())
         else:
             gradient = torch.where(applied[:, None], gradient * scale[:, None], 0.0)
             columns = agent.policy_columns[-gradient.shape[1] :]
             rates = torch.where(critic_columns[-gradient.shape[1] :], rate * factor, rate)
-            moved = _adam(optimum, gradient, rates, applied, columns)
+            moved = _adam(opt_state, gradient, rates, applied, columns)
         return StepResult(moved, statistics, norm, applied)
 
     if compiled:
@@ -154,7 +155,9 @@ def _functional(function: Total, params: Tensor) -> tuple[Tensor, Statistics]:
     return gradient, statistics
 
 
-def _adam(old: Optimum, gradient: Tensor, rate: Tensor, applied: Tensor, policy: Tensor) -> Optimum:
+def _adam(
+    old: OptimizerState, gradient: Tensor, rate: Tensor, applied: Tensor, policy: Tensor
+) -> OptimizerState:
     """Adam (Kingma and Ba 2015); a group that may not move keeps its moments and age, too."""
     rows = applied[:, None]
     steps = old.steps + rows
@@ -164,14 +167,14 @@ def _adam(old: Optimum, gradient: Tensor, rate: Tensor, applied: Tensor, policy:
     spread = (second / (1 - BETAS[1] ** age)).sqrt() + EPSILON
     direction = first / (1 - BETAS[0] ** age) / spread
     params = torch.where(rows, old.params - rate * direction, old.params)
-    return Optimum(params, first, second, steps)
+    return OptimizerState(params, first, second, steps)
 
 
-def _all_move_alike(optimum: Optimum, applied: Tensor) -> bool:
-    return bool(applied.all()) and bool((optimum.steps == optimum.steps[0, 0]).all())
+def _all_move_alike(opt_state: OptimizerState, applied: Tensor) -> bool:
+    return bool(applied.all()) and bool((opt_state.steps == opt_state.steps[0, 0]).all())
 
 
-def _plain_adam(old: Optimum, gradient: Tensor, rate: float) -> Optimum:
+def _plain_adam(old: OptimizerState, gradient: Tensor, rate: float) -> OptimizerState:
     """`_adam` where all move and are of one age: a third of its passes over the parameters.
 
     A CNN has two million of them, and 30 ms of every step went there.
@@ -183,7 +186,7 @@ def _plain_adam(old: Optimum, gradient: Tensor, rate: float) -> Optimum:
     shrink = (1 - BETAS[1] ** age) ** 0.5  # of both, numerator and denominator: one pass less
     spread = second.sqrt().add_(EPSILON * shrink)
     params = torch.addcdiv(old.params, first, spread, value=-rate * shrink / (1 - BETAS[0] ** age))
-    return Optimum(params, first, second, steps)
+    return OptimizerState(params, first, second, steps)
 
 
 def without_adam(step: Step) -> Step:
@@ -196,13 +199,18 @@ def without_adam(step: Step) -> Step:
     """
 
     def descend(
-        optimum: Optimum, rows: Batch, index: Tensor, real: Tensor, knobs: Tensor, active: Tensor
+        opt_state: OptimizerState,
+        rows: Batch,
+        index: Tensor,
+        real: Tensor,
+        hparams: Tensor,
+        active: Tensor,
     ) -> StepResult:
-        nothing = torch.zeros_like(optimum.params)
-        fresh = optimum._replace(first=nothing, second=nothing.clone())
-        result = step(fresh, rows, index, real, knobs, active)
-        gradient = result.optimum.first / (1.0 - BETAS[0])
-        params = optimum.params - knobs[KNOB_INDEX["learning_rate"]] * gradient
-        return result._replace(optimum=result.optimum._replace(params=params))
+        nothing = torch.zeros_like(opt_state.params)
+        fresh = opt_state._replace(first=nothing, second=nothing.clone())
+        result = step(fresh, rows, index, real, hparams, active)
+        gradient = result.opt_state.first / (1.0 - BETAS[0])
+        params = opt_state.params - hparams[HPARAM_INDEX["learning_rate"]] * gradient
+        return result._replace(opt_state=result.opt_state._replace(params=params))
 
     return descend

@@ -11,9 +11,9 @@ from keel.functional import aggregate, denominator
 from keel.models.agent import Agent
 from keel.models.vocabulary import Vocabulary
 from keel.regions.objective import Batch, Statistics
-from keel.regions.stepper import Optimum, Step
+from keel.regions.stepper import OptimizerState, Step
 from keel.rollout.batch import Rows, minibatches
-from keel.types import Knobs
+from keel.types import HyperParams
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Likelihood:
         agent: Agent,
         params: Tensor,
         batch: Batch,
-        knobs: Tensor,
+        hparams: Tensor,
         group_axis: int | None = None,
         total: Tensor | None = None,
     ) -> tuple[Tensor, Statistics]:
@@ -55,8 +55,13 @@ class Likelihood:
 
 
 def one_pass(
-    state: Optimum, rows: Rows, size: int, knobs: Knobs, rng: torch.Generator, step: Step
-) -> tuple[Optimum, float]:
+    state: OptimizerState,
+    rows: Rows,
+    size: int,
+    hparams: HyperParams,
+    rng: torch.Generator,
+    step: Step,
+) -> tuple[OptimizerState, float]:
     """Every sequence once, in shuffled minibatches; the mean loss per step."""
     zero = torch.zeros_like(rows.weight)
     batch = Batch(
@@ -69,12 +74,12 @@ def one_pass(
         old_value=zero[..., None],
         weight=rows.weight,
     )
-    dials = knobs.tensor().to(state.params.device)
+    hparam_values = hparams.tensor().to(state.params.device)
     active = torch.ones(1, dtype=torch.bool, device=state.params.device)
     losses = []
     for index, real in minibatches(rows.count, size, rng):
         index, real = index.to(state.params.device), real.to(state.params.device)
-        result = step(state, batch, index, real, dials, active)
-        state = result.optimum
+        result = step(state, batch, index, real, hparam_values, active)
+        state = result.opt_state
         losses.append(result.statistics.loss.item())
     return state, sum(losses) / len(losses)

@@ -23,7 +23,7 @@ from keel.functional.vocabulary import MAX_ELEMENTS
 from keel.models.agent import Agent
 from keel.models.vocabulary import HEAD, HIDDEN, Vocabulary
 from keel.regions.objective import Batch, Statistics
-from keel.types import KNOB_INDEX
+from keel.types import HPARAM_INDEX
 
 REFERENCE, REFERENCE_HIDDEN, IMPORTANCE = "reference", "reference_hidden", "importance"
 """Beside what the model sees: log-probs `[R, L]` and hidden states `[R, L, H]` of the reference,
@@ -49,7 +49,7 @@ class Covariance(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenObjective:
-    """What is minimised; `kl_coef` and the clip are `Knobs`."""
+    """What is minimised; `kl_coef` and the clip are `HyperParams`."""
 
     form: Form = "clip"
     dual_clip: float | None = None
@@ -79,18 +79,18 @@ class TokenObjective:
         agent: Agent,
         params: Tensor,
         batch: Batch,
-        knobs: Tensor,
+        hparams: Tensor,
         group_axis: int | None = None,
         total: Tensor | None = None,
     ) -> tuple[Tensor, Statistics]:
         """The loss `[1]`, and what it is made of."""
 
-        def knob(name: str) -> Tensor:
-            return knobs[KNOB_INDEX[name]]
+        def hparam(name: str) -> Tensor:
+            return hparams[HPARAM_INDEX[name]]
 
         dist = agent.dist
         assert isinstance(dist, Vocabulary)
-        now = agent.evaluate(params, batch.obs, knob("temperature"))
+        now = agent.evaluate(params, batch.obs, hparam("temperature"))
         log_prob, entropy = dist.both(now.dist, batch.action)
         ratio = policy_ratio(
             log_prob, batch.log_prob, batch.weight, max_log_ratio=self.max_log_ratio
@@ -101,17 +101,17 @@ class TokenObjective:
             found = aggregate(x, ratio.weight, self.reduction, denominator_of_batch=total)
             return found.reshape(1)
 
-        policy = self._surrogate(ratio, log_prob, batch, knob("clip_low"), knob("clip_high"))
+        policy = self._surrogate(ratio, log_prob, batch, hparam("clip_low"), hparam("clip_high"))
         taken = batch.obs.get(IMPORTANCE, torch.ones_like(log_prob))
         policy_loss, entropy_mean = mean(policy.loss * taken), mean(entropy)
-        loss = policy_loss - knob("entropy_coef") * entropy_mean
+        loss = policy_loss - hparam("entropy_coef") * entropy_mean
         value_loss = torch.zeros_like(loss)
         if self.value_coef:
             critic = agent.critic.loss(now.value, batch.target, batch.old_value, self.value_clip)
             value_loss = mean(critic)
             loss = loss + self.value_coef * value_loss
         if self.kl is not None:
-            loss = loss + knob("kl_coef") * mean(
+            loss = loss + hparam("kl_coef") * mean(
                 self._to_reference(batch, now.dist, ratio, log_prob)
             )
         kl = torch.zeros_like(loss)

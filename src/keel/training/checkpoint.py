@@ -39,7 +39,7 @@ from keel.runs.sealed import (
 )
 from keel.runs.tensorfile import check_header
 
-SCHEMA = 1
+SCHEMA = 2
 WEIGHTS, STATE, DATA = "weights.safetensors", "state.safetensors", "state.json"
 Pointer = Literal["best", "last"]
 
@@ -72,7 +72,19 @@ class Checkpoint:
     """newer checkpoints that were bad, and why"""
 
 
-MIGRATIONS: dict[int, Callable[[Checkpoint], Checkpoint]] = {}
+def _rename_optimizer_state(checkpoint: Checkpoint) -> Checkpoint:
+    """Give the optimizer state and the hyperparameters of version 0.1 the names of version 0.2."""
+    tensors = {
+        key.replace("optimum/", "opt_state/", 1) if key.startswith("optimum/") else key: x
+        for key, x in checkpoint.tensors.items()
+    }
+    data = dict(checkpoint.data)
+    if "knobs" in data:
+        data["hparams"] = data.pop("knobs")
+    return replace(checkpoint, tensors=tensors, data=data)
+
+
+MIGRATIONS: dict[int, Callable[[Checkpoint], Checkpoint]] = {1: _rename_optimizer_state}
 """From schema n to n + 1, for checkpoints of older versions of Keel."""
 
 

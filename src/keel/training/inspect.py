@@ -81,7 +81,7 @@ def open_policy(
         normaliser = fresh.restore(arrays(loaded.tensors, "obs_normaliser/"))
     return Policy(
         agent=agent,
-        params=loaded.tensors["optimum/params"],
+        params=loaded.tensors["opt_state/params"],
         normaliser=normaliser,
         config=config,
         step=loaded.step,

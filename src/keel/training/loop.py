@@ -27,7 +27,7 @@ from keel.training.regions import scheduled
 from keel.training.session import Session, initial_state, open_session
 from keel.training.shift import shift
 from keel.training.state import WINDOW, TrainState
-from keel.types import Knobs, Rollout, UpdateReport
+from keel.types import HyperParams, Rollout, UpdateReport
 
 
 @dataclass(frozen=True)
@@ -68,20 +68,20 @@ def iterate(
 ) -> tuple[TrainState, UpdateReport, dict[str, float]]:
     """One iteration: collect, learn, certify, adapt."""
     config = session.config
-    knobs = scheduled(state.knobs, config, state.steps)
+    hparams = scheduled(state.hparams, config, state.steps)
     started = time.perf_counter()
     collected = session.collector.collect(
-        state.optimum.params, state.temperature, state.obs_normaliser
+        state.opt_state.params, state.temperature, state.obs_normaliser
     )
     collected, reward_normaliser = _normalise_reward(collected, state, config)
     sampled = time.perf_counter()
     moved = shift(
         session.agent,
-        state.optimum.params,
+        state.opt_state.params,
         collected,
         state.obs_normaliser,
-        knobs.temperature,
-        knobs.max_kl if session.region.enforce else math.inf,
+        hparams.temperature,
+        hparams.max_kl if session.region.enforce else math.inf,
     )
     rollout = broken(moved.rollout.to(session.device), config.faults)
     rows = rows_of(rollout)
@@ -113,32 +113,34 @@ def iterate(
         return learned
 
     rows, shown = _with_demonstrations(session, state, rows, moved.normaliser, reward_normaliser)
-    optimum, report = session.region.update(
+    opt_state, report = session.region.update(
         session.learner,
-        state.optimum,
+        state.opt_state,
         rows,
         targets,
-        replace(knobs, temperature=moved.temperature),
+        replace(hparams, temperature=moved.temperature),
         session.shuffle,
         session.step,
         state.iteration,
     )
     if session.agent.critic.normalised:
-        optimum = optimum._replace(
-            params=moved_units(session.agent, optimum.params, *group_moments(first[0], rows))
+        opt_state = opt_state._replace(
+            params=moved_units(session.agent, opt_state.params, *group_moments(first[0], rows))
         )
     ended = time.perf_counter()
     returns = (*state.returns, *collected.episodes.returns.tolist())[-WINDOW:]
     lengths = (*state.lengths, *collected.episodes.lengths.tolist())[-WINDOW:]
-    controllers, next_knobs = _adapt(session, state, report, knobs, collected, moved.temperature)
-    if next_knobs.max_kl == knobs.max_kl:  # what is only planned is not remembered
-        next_knobs = replace(next_knobs, max_kl=state.knobs.max_kl)
+    controllers, next_hparams = _adapt(
+        session, state, report, hparams, collected, moved.temperature
+    )
+    if next_hparams.max_kl == hparams.max_kl:  # what is only planned is not remembered
+        next_hparams = replace(next_hparams, max_kl=state.hparams.max_kl)
     seconds = state.seconds + ended - started
     state = TrainState(
         steps=state.steps + config.batch,
         iteration=state.iteration + 1,
-        optimum=optimum,
-        knobs=next_knobs,
+        opt_state=opt_state,
+        hparams=next_hparams,
         controllers=controllers,
         obs_normaliser=moved.normaliser,
         reward_normaliser=reward_normaliser,
@@ -160,11 +162,11 @@ def iterate(
         **_agent_metrics(session, report, collected),
         **moved.metrics,
         "train/rollbacks": float(state.rollbacks),
-        "train/learning_rate": knobs.learning_rate,
-        "train/critic_learning_rate": knobs.learning_rate * knobs.critic_factor,
-        "train/clip_range": knobs.clip_high,
-        "train/entropy_coef": knobs.entropy_coef,
-        "train/kl_coef": knobs.kl_coef,
+        "train/learning_rate": hparams.learning_rate,
+        "train/critic_learning_rate": hparams.learning_rate * hparams.critic_factor,
+        "train/clip_range": hparams.clip_high,
+        "train/entropy_coef": hparams.entropy_coef,
+        "train/kl_coef": hparams.kl_coef,
         "train/temperature": rollout.temperature,
         "train/temp_is_pulsing": float(rollout.temperature > 1.0),
         "time/steps": float(state.steps),
@@ -227,7 +229,7 @@ def _with_demonstrations(
     shown, told = show(
         lessons,
         session.agent,
-        state.optimum.params,
+        state.opt_state.params,
         rows.count,
         session.shuffle,
         config.bc,
@@ -253,10 +255,10 @@ def _adapt(
     session: Session,
     state: TrainState,
     report: UpdateReport,
-    knobs: Knobs,
+    hparams: HyperParams,
     collected: Collected,
     temperature: float,
-) -> tuple[tuple[Any, ...], Knobs]:
+) -> tuple[tuple[Any, ...], HyperParams]:
     returns = collected.episodes.returns
     outcome = Outcome(
         kl=report.kl_requested.max().item(),
@@ -270,9 +272,9 @@ def _adapt(
     )
     states = []
     for controller, held in zip(session.controllers, state.controllers, strict=True):
-        held, knobs = controller(held, outcome, knobs)
+        held, hparams = controller(held, outcome, hparams)
         states.append(held)
-    return tuple(states), knobs
+    return tuple(states), hparams
 
 
 def _episode_metrics(state: TrainState, collected: Collected) -> dict[str, float]:

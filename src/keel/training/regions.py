@@ -1,4 +1,4 @@
-"""From a configuration to its trust region, its knobs and what turns them."""
+"""From a configuration to its trust region, its hyperparameters and what turns them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from keel.config import Config
 from keel.regions.balance import CloningTrust, LossBalance
 from keel.regions.certify import Certified, Region
-from keel.regions.constraint import Constraint
+from keel.regions.constraint import TRPO
 from keel.regions.controllers import (
     AdaptiveClip,
     AdaptivePenalty,
@@ -21,16 +21,16 @@ from keel.regions.critic import CriticFit, CriticObjective
 from keel.regions.imitation import Limit
 from keel.regions.ladder import TemperatureLadder
 from keel.regions.objective import Objective, SurrogateName
-from keel.regions.proximal import Proximal
-from keel.regions.sequential import Sequential
-from keel.types import Knobs
+from keel.regions.proximal import PPO
+from keel.regions.sequential import HAPPO
+from keel.types import HyperParams
 
 
-def initial_knobs(config: Config) -> Knobs:
-    """The knobs before anything turned them."""
+def initial_hparams(config: Config) -> HyperParams:
+    """The hyperparameters before anything turned them."""
     region = config.region
     clip = 0.2 if region.clip is None else region.clip
-    return Knobs(
+    return HyperParams(
         learning_rate=region.learning_rate,
         clip_low=clip,
         clip_high=clip if region.clip_high is None else region.clip_high,
@@ -47,15 +47,17 @@ def initial_knobs(config: Config) -> Knobs:
     )
 
 
-def scheduled(knobs: Knobs, config: Config, steps: int) -> Knobs:
-    """The knobs of this iteration: schedules follow environment steps."""
+def scheduled(hparams: HyperParams, config: Config, steps: int) -> HyperParams:
+    """The hyperparameters of this iteration: schedules follow environment steps."""
     left = max(0.0, 1.0 - steps / config.total_steps)
     end = config.natural.max_kl_end
     if config.algo == "trpo" and end is not None:
-        knobs = replace(knobs, max_kl=min(knobs.max_kl, _planned_bound(config, end, 1.0 - left)))
+        hparams = replace(
+            hparams, max_kl=min(hparams.max_kl, _planned_bound(config, end, 1.0 - left))
+        )
     if config.region.schedule == "constant" or config.region.adaptive_rate:
-        return knobs
-    return replace(knobs, learning_rate=config.region.learning_rate * left)
+        return hparams
+    return replace(hparams, learning_rate=config.region.learning_rate * left)
 
 
 def _planned_bound(config: Config, end: float, done: float) -> float:
@@ -90,7 +92,7 @@ def build_region(config: Config) -> Certified:
     limit = Limit(config.bc.coef, config.bc.max_ratio, config.bc.coef_min) if adaptive else None
     if config.algo == "trpo":
         natural = config.natural
-        constraint = Constraint(
+        constraint = TRPO(
             cg_iters=natural.cg_iters,
             fisher_fraction=natural.fisher_fraction,
             backtrack_iters=natural.backtrack_iters,
@@ -108,7 +110,7 @@ def build_region(config: Config) -> Certified:
             limit=limit,
         )
         return Certified(_in_order(config, constraint), region.certify, region.gate)
-    proximal = Proximal(
+    proximal = PPO(
         epochs=region.epochs,
         minibatch=minibatch,
         early_stop=region.early_stop,
@@ -123,7 +125,7 @@ def build_region(config: Config) -> Certified:
 
 
 def _in_order(config: Config, region: Region) -> Region:
-    return Sequential(region) if config.agents.order == "sequential" else region
+    return HAPPO(region) if config.agents.order == "sequential" else region
 
 
 def build_controllers(config: Config) -> tuple[Controller, ...]:
@@ -135,7 +137,7 @@ def build_controllers(config: Config) -> tuple[Controller, ...]:
     if region.adaptive_rate and region.target_kl is not None:
         chosen.append(AdaptiveRate(region.target_kl))
     if region.adaptive_clip and region.target_kl is not None:
-        chosen.append(AdaptiveClip(region.target_kl, initial_knobs(config).clip_high))
+        chosen.append(AdaptiveClip(region.target_kl, initial_hparams(config).clip_high))
     stabiliser = config.stabiliser
     if config.algo == "trpo" and stabiliser.ls_fail_threshold:
         chosen.append(

@@ -254,7 +254,7 @@ def _evaluate(
         )
     score = evaluate(
         session.agent,
-        state.optimum.params,
+        state.opt_state.params,
         evaluators[0],
         state.obs_normaliser,
         episodes=config.evaluation.episodes,
@@ -273,7 +273,7 @@ def _save(session: Session, state: TrainState, path: Path) -> None:
     tensors, data = pack(
         state, collector.rng, session.shuffle, collector.obs, memory, session.envs.save()
     )
-    weights = session.agent.named(state.optimum.params.cpu())
+    weights = session.agent.named(state.opt_state.params.cpu())
     data["saved"], data["spaces"] = time.time(), describe_spaces(session.envs)
     data[INTERFACE] = Interface.of(
         session.envs, masked=MASK in collector.obs, encoding=session.encoding
@@ -293,8 +293,8 @@ def _restore(session: Session, checkpoint: Checkpoint) -> TrainState:
     """The state of a checkpoint; random streams and environments are put back in place."""
     fresh = initial_state(session)
     check_same("the spaces", checkpoint.data["spaces"], describe_spaces(session.envs))
-    expected = {"params": fresh.optimum.params}
-    saved = {"params": checkpoint.tensors["optimum/params"]}
+    expected = {"params": fresh.opt_state.params}
+    saved = {"params": checkpoint.tensors["opt_state/params"]}
     check_shapes(str(checkpoint.path), saved, expected)
     state = unpack(fresh, checkpoint.tensors, checkpoint.data)
     collector = session.collector
@@ -317,5 +317,5 @@ def _restore(session: Session, checkpoint: Checkpoint) -> TrainState:
         collector.begin(session.envs.reset(int(seed)))
     return state.replace(
         # copies, in torch's aligned memory: where numbers lie decides how products round
-        optimum=type(state.optimum)(*(x.to(session.device, copy=True) for x in state.optimum))
+        opt_state=type(state.opt_state)(*(x.to(session.device, copy=True) for x in state.opt_state))
     )

@@ -31,19 +31,19 @@ from keel.models.networks import CNN
 from keel.models.parts import spaces_of
 from keel.regions import dense, dense_critic
 from keel.regions.certify import Certified, Region
-from keel.regions.constraint import Constraint
+from keel.regions.constraint import TRPO
 from keel.regions.controllers import (
     Controller,
 )
-from keel.regions.proximal import Proximal
-from keel.regions.sequential import Sequential
+from keel.regions.proximal import PPO
+from keel.regions.sequential import HAPPO
 from keel.regions.stepper import Loss, Step, make_step, without_adam
 from keel.resources import cores, expect_memory, keep_memory
 from keel.rollout.collect import Collector
 from keel.rollout.faults import learner
 from keel.rollout.imitation import Lessons, open_lessons
 from keel.rollout.targets import check_groups, group_function
-from keel.training.regions import build_controllers, build_region, initial_knobs
+from keel.training.regions import build_controllers, build_region, initial_hparams
 from keel.training.seeding import Seeds, spread
 from keel.training.state import TrainState
 
@@ -240,8 +240,8 @@ def initial_state(session: Session) -> TrainState:
     return TrainState(
         steps=0,
         iteration=0,
-        optimum=session.region.init(session.agent),
-        knobs=initial_knobs(config),
+        opt_state=session.region.init(session.agent),
+        hparams=initial_hparams(config),
         controllers=tuple(controller.init() for controller in session.controllers),
         obs_normaliser=(
             ObsNormaliser.for_space(envs.observation_space, encoding=session.encoding)
@@ -260,16 +260,16 @@ def _step(agent: Agent, region: Region, many: bool, compiled: bool) -> Step:
     """One step of Adam: on the whole objective, or on the critic alone; of all agents together, or
     of one alone where they learn one after the other."""
     loss: Loss
-    axis = 1 if many and isinstance(region, Proximal) else None
-    if isinstance(region, Sequential):
+    axis = 1 if many and isinstance(region, PPO) else None
+    if isinstance(region, HAPPO):
         agent, region = agent.alone(), region.region
-    if isinstance(region, Constraint):
+    if isinstance(region, TRPO):
         loss, norm = region.critic.objective, region.critic.max_grad_norm
         agent = agent.alone()  # a stack of critics is fitted one by one
         if dense_critic.fits(agent, region.critic.objective) and not compiled:
             return dense_critic.DenseCriticStep(agent, max_grad_norm=norm)
     else:
-        assert isinstance(region, Proximal)
+        assert isinstance(region, PPO)
         loss, norm = region.objective, region.max_grad_norm
         if dense.fits(agent, region.objective) and not compiled:
             return dense.make_dense_step(agent, region.objective, max_grad_norm=norm)
@@ -285,11 +285,11 @@ def _compile(config: Config, agent: Agent, region: Region, device: torch.device)
         raise InputError("compile: a network of items has no fixed shapes; leave it at auto")
     if config.compile != "auto":
         return config.compile == "on"
-    if isinstance(region, Sequential):
+    if isinstance(region, HAPPO):
         agent, region = agent.alone(), region.region
     own = (
         dense_critic.fits(agent, region.critic.objective)
-        if isinstance(region, Constraint)
+        if isinstance(region, TRPO)
         else dense.fits(agent, region.objective)
     )
     if own or ragged or agent.memory or _sees_pixels(agent):

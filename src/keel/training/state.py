@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from keel.envs import ObsNormaliser, RewardNormaliser
-from keel.regions.stepper import Optimum
-from keel.types import Knobs
+from keel.regions.stepper import OptimizerState
+from keel.types import HyperParams
 
 WINDOW = 100
 """Episodes over which the training return is averaged."""
@@ -25,13 +25,13 @@ class TrainState:
 
     steps: int
     iteration: int
-    optimum: Optimum
-    knobs: Knobs
+    opt_state: OptimizerState
+    hparams: HyperParams
     controllers: tuple[Mapping[str, float], ...]
     obs_normaliser: ObsNormaliser | None
     reward_normaliser: RewardNormaliser | None
     temperature: float = 1.0
-    """at which the next rollout is sampled; `knobs.temperature` is where it goes"""
+    """at which the next rollout is sampled; `hparams.temperature` is where it goes"""
     rollbacks: int = 0
     kl_exact_max: float = 0.0
     """the largest mean KL(old‖new) that any update kept"""
@@ -56,7 +56,7 @@ def pack(
     envs: tuple[Mapping[str, np.ndarray], Mapping[str, Any]] | None,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and plain data that `unpack` turns into the same state, bit for bit."""
-    tensors = {f"optimum/{name}": x for name, x in state.optimum._asdict().items()}
+    tensors = {f"opt_state/{name}": x for name, x in state.opt_state._asdict().items()}
     tensors["shuffle"] = shuffle.get_state()
     tensors |= {f"obs/{key}": torch.from_numpy(np.ascontiguousarray(x)) for key, x in obs.items()}
     tensors |= {f"memory/{key}": torch.from_numpy(np.array(x)) for key, x in memory.items()}
@@ -68,7 +68,7 @@ def pack(
     data: dict[str, Any] = {
         "steps": state.steps,
         "iteration": state.iteration,
-        "knobs": dataclasses.asdict(state.knobs),
+        "hparams": dataclasses.asdict(state.hparams),
         "temperature": state.temperature,
         "controllers": [dict(c) for c in state.controllers],
         "rollbacks": state.rollbacks,
@@ -92,14 +92,14 @@ def unpack(fresh: TrainState, tensors: Mapping[str, Tensor], data: Mapping[str, 
     return TrainState(
         steps=data["steps"],
         iteration=data["iteration"],
-        optimum=Optimum(**part(tensors, "optimum/")),
-        knobs=Knobs(**data["knobs"]),
+        opt_state=OptimizerState(**part(tensors, "opt_state/")),
+        hparams=HyperParams(**data["hparams"]),
         controllers=tuple(data["controllers"]),
         obs_normaliser=None if obs is None else obs.restore(arrays(tensors, "obs_normaliser/")),
         reward_normaliser=(
             None if reward is None else reward.restore(arrays(tensors, "reward_normaliser/"))
         ),
-        temperature=data.get("temperature", data["knobs"]["temperature"]),  # version 0.1 had one
+        temperature=data.get("temperature", data["hparams"]["temperature"]),  # version 0.1 had one
         rollbacks=data["rollbacks"],
         kl_exact_max=data["kl_exact_max"],
         best_return=data["best_return"],

@@ -16,7 +16,7 @@ from keel.models import kernels
 from keel.models.acting import make_actor
 from keel.models.build import build_agent
 from keel.models.kernels_adam import adam
-from keel.regions.stepper import BETAS, EPSILON, _adam, _plain_adam, initial_optimum
+from keel.regions.stepper import BETAS, EPSILON, _adam, _plain_adam, initial_opt_state
 
 
 def test_tanh_is_within_four_ten_millionths() -> None:
@@ -68,7 +68,7 @@ def test_three_ways_to_adam_are_one() -> None:
     reference = torch.nn.Parameter(start.clone())
     optimizer = torch.optim.Adam([reference], lr=1e-2, betas=BETAS, eps=EPSILON)
     policy = torch.arange(40) < 20
-    general = plain = initial_optimum(start)
+    general = plain = initial_opt_state(start)
     compiled = np.stack([start[0].numpy(), np.zeros(40), np.zeros(40)]).astype(np.float32)
     for age in range(1, 6):
         gradient = torch.randn(1, 40, generator=generator)
@@ -96,7 +96,7 @@ def test_policy_and_critic_have_learning_rates_of_their_own() -> None:
     optimizer = torch.optim.Adam(groups, betas=BETAS, eps=EPSILON)
     policy = torch.arange(40) < 20
     rates = torch.where(policy, 1e-2, 3e-2)
-    general = initial_optimum(start)
+    general = initial_opt_state(start)
     compiled = np.stack([start[0].numpy(), np.zeros(40), np.zeros(40)]).astype(np.float32)
     for age in range(1, 6):
         gradient = torch.randn(1, 40, generator=generator)

@@ -14,10 +14,10 @@ from keel.models.distributions import Categorical, Dist, Gaussian
 from keel.models.networks import Flatten, Head, Separate
 from keel.regions.certify import Certified
 from keel.regions.objective import Objective
-from keel.regions.proximal import Proximal
-from keel.regions.stepper import Optimum, Step, initial_optimum, make_step
+from keel.regions.proximal import PPO
+from keel.regions.stepper import OptimizerState, Step, initial_opt_state, make_step
 from keel.rollout.batch import Learned, Rows, Targets
-from keel.types import Knobs, UpdateReport
+from keel.types import HyperParams, UpdateReport
 
 FEATURES = 5
 
@@ -29,31 +29,31 @@ class Setting:
     agent: Agent
     rows: Rows
     targets: Targets
-    optimum: Optimum
+    opt_state: OptimizerState
 
     def update(
         self,
-        region: Certified | Proximal,
-        knobs: Knobs,
+        region: Certified | PPO,
+        hparams: HyperParams,
         *,
         compiled: bool = False,
         seed: int = 0,
         number: int = 0,
-    ) -> tuple[Optimum, UpdateReport]:
+    ) -> tuple[OptimizerState, UpdateReport]:
         proximal = region.region if isinstance(region, Certified) else region
         counted = {"number": number} if isinstance(region, Certified) else {}
         return region.update(
             self.agent,
-            self.optimum,
+            self.opt_state,
             self.rows,
             self.targets,
-            knobs,
+            hparams,
             torch.Generator().manual_seed(seed),
             self.step(proximal, compiled),
             **counted,
         )
 
-    def step(self, region: Proximal, compiled: bool = False) -> Step:
+    def step(self, region: PPO, compiled: bool = False) -> Step:
         return make_step(
             self.agent,
             region.objective,
@@ -92,7 +92,7 @@ def build(lead: tuple[int, ...], groups: int = 1, dist: Dist | None = None) -> S
         group_axis=1 if groups > 1 else None,
     )
     return Setting(
-        agent, rows, lambda _: Learned(advantage, target, value), initial_optimum(params)
+        agent, rows, lambda _: Learned(advantage, target, value), initial_opt_state(params)
     )
 
 
@@ -128,5 +128,5 @@ def steps() -> Setting:
     return SHAPES["steps"]()
 
 
-SMALL = Proximal(epochs=3, minibatch=40, objective=Objective())
+SMALL = PPO(epochs=3, minibatch=40, objective=Objective())
 """96 rows in minibatches of 40: two whole ones and a remainder."""

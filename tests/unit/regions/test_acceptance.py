@@ -20,19 +20,19 @@ import torch
 from keel.config import Config, from_dict
 from keel.errors import InputError
 from keel.models.distributions import Categorical
-from keel.regions.constraint import Constraint, Problem
+from keel.regions.constraint import TRPO, Problem
 from keel.regions.objective import Objective
-from keel.regions.stepper import initial_optimum
+from keel.regions.stepper import initial_opt_state
 from keel.rollout.batch import Learned, Rows
 from keel.training.regions import build_region
-from keel.types import Knobs
+from keel.types import HyperParams
 
 from .conftest import FEATURES, Setting, build
 from .test_constraint import FIT, update
 
 ABOVE, BELOW = 1.0, 0.4
 """Entropy coefficients at which the step lowers p, and raises it."""
-REGION = Constraint(critic=FIT, fisher_fraction=1.0, accept_ratio=0.0)
+REGION = TRPO(critic=FIT, fisher_fraction=1.0, accept_ratio=0.0)
 FAULTY = replace(REGION, entropy_accepted=False)
 
 
@@ -50,7 +50,7 @@ def bandit() -> Setting:
     rows = Rows(obs, behaviour, action, log_prob, torch.ones(10), group_axis=None)
     advantage = torch.tensor([0.1] * 9 + [-0.9])
     learned = Learned(advantage, torch.ones(10), torch.zeros(10, 1))
-    return Setting(agent, rows, lambda _: learned, initial_optimum(params))
+    return Setting(agent, rows, lambda _: learned, initial_opt_state(params))
 
 
 def first_probability(setting: Setting, params: torch.Tensor) -> float:
@@ -63,7 +63,7 @@ def entropy(p: float) -> float:
 
 
 def test_a_step_that_pays_in_entropy_is_accepted(bandit: Setting) -> None:
-    after, report = update(bandit, REGION, Knobs(max_kl=0.01, entropy_coef=ABOVE))
+    after, report = update(bandit, REGION, HyperParams(max_kl=0.01, entropy_coef=ABOVE))
     p = first_probability(bandit, after.params)
     assert report.verdict == "accepted"
     assert p < 0.9
@@ -73,11 +73,11 @@ def test_a_step_that_pays_in_entropy_is_accepted(bandit: Setting) -> None:
 
 
 def test_the_fault_rejects_it_and_leaves_the_policy_bit_for_bit(bandit: Setting) -> None:
-    after, report = update(bandit, FAULTY, Knobs(max_kl=0.01, entropy_coef=ABOVE))
+    after, report = update(bandit, FAULTY, HyperParams(max_kl=0.01, entropy_coef=ABOVE))
     start = bandit.agent.critic_from
     assert report.verdict == "rejected"
     assert report.reason == "too_little_improvement"
-    assert torch.equal(after.params[:, :start], bandit.optimum.params[:, :start])
+    assert torch.equal(after.params[:, :start], bandit.opt_state.params[:, :start])
     assert report.kl_exact.item() == 0.0
     assert math.isnan(report.metrics["train/kl_step"])
     assert report.metrics["train/line_search_iters"] == FAULTY.backtrack_iters
@@ -87,9 +87,9 @@ def test_the_fault_rejects_it_and_leaves_the_policy_bit_for_bit(bandit: Setting)
 def test_the_fault_takes_the_same_step_where_the_surrogate_rises(
     bandit: Setting, coef: float
 ) -> None:
-    knobs = Knobs(max_kl=0.01, entropy_coef=coef)
-    right, _ = update(bandit, REGION, knobs)
-    wrong, report = update(bandit, FAULTY, knobs)
+    hparams = HyperParams(max_kl=0.01, entropy_coef=coef)
+    right, _ = update(bandit, REGION, hparams)
+    wrong, report = update(bandit, FAULTY, hparams)
     assert first_probability(bandit, right.params) > 0.9
     assert torch.equal(right.params, wrong.params)
     assert report.kl_exact.item() <= 0.01  # the certificate is not part of the fault
@@ -97,10 +97,10 @@ def test_the_fault_takes_the_same_step_where_the_surrogate_rises(
 
 def test_only_the_acceptance_loses_the_entropy(bandit: Setting) -> None:
     """The gradient is the same; what is measured is p − 0.9, with or without the entropy."""
-    learned = bandit.targets(bandit.optimum.params)
-    knobs = Knobs(entropy_coef=ABOVE)
+    learned = bandit.targets(bandit.opt_state.params)
+    hparams = HyperParams(entropy_coef=ABOVE)
     objective = Objective(entropy_floor=10.0)
-    common = bandit.agent, bandit.optimum.params, bandit.rows, learned.advantage, knobs
+    common = bandit.agent, bandit.opt_state.params, bandit.rows, learned.advantage, hparams
     right = Problem(*common, Objective())
     wrong = Problem(*common, Objective(), entropy_accepted=False)
     floored = Problem(*common, objective, entropy_accepted=False)
@@ -123,7 +123,7 @@ def test_the_fault_is_off_unless_it_is_asked_for() -> None:
         (from_dict({"algo": "trpo", "faults": {name: True}}), False),
     ):
         region = build_region(config).region
-        assert isinstance(region, Constraint)
+        assert isinstance(region, TRPO)
         assert region.entropy_accepted is accepted
     with pytest.raises(InputError, match=f"faults.{name}: is a fault of TRPO"):
         from_dict({"algo": "ppo", "faults": {name: True}})

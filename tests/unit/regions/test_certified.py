@@ -17,9 +17,9 @@ from keel.regions.certify import Certified
 from keel.regions.gate import GATE, ConsistencyError, _slack, check_replay, replay_gap
 from keel.regions.measure import exact_kl
 from keel.regions.objective import Objective
-from keel.regions.proximal import Proximal
+from keel.regions.proximal import PPO
 from keel.rollout.batch import Sampled
-from keel.types import Knobs
+from keel.types import HyperParams
 
 from .conftest import SHAPES, SMALL, Setting, build
 
@@ -36,8 +36,8 @@ def test_the_exact_kl_never_exceeds_the_bound(
 ) -> None:
     """Whatever the learning rate: measured again, independently, per group."""
     setting = SHAPES[shape]()
-    knobs = Knobs(learning_rate=rate, max_kl=bound)
-    after, report = setting.update(Certified(SMALL), knobs, seed=seed)
+    hparams = HyperParams(learning_rate=rate, max_kl=bound)
+    after, report = setting.update(Certified(SMALL), hparams, seed=seed)
     kl = exact_kl(setting.agent, after.params, setting.rows, 1.0)
     assert (kl <= bound).all()
     torch.testing.assert_close(kl, report.kl_exact, rtol=0, atol=0)
@@ -46,15 +46,15 @@ def test_the_exact_kl_never_exceeds_the_bound(
 
 
 def test_a_calm_update_is_left_alone(setting: Setting) -> None:
-    knobs = Knobs(learning_rate=1e-3, max_kl=0.5)
-    plain, _ = setting.update(SMALL, knobs)
-    certified, report = setting.update(Certified(SMALL), knobs)
+    hparams = HyperParams(learning_rate=1e-3, max_kl=0.5)
+    plain, _ = setting.update(SMALL, hparams)
+    certified, report = setting.update(Certified(SMALL), hparams)
     assert report.verdict == "accepted"
     assert torch.equal(plain.params, certified.params)
 
 
 def test_a_wild_update_is_walked_back_and_says_so(setting: Setting) -> None:
-    _, report = setting.update(Certified(SMALL), Knobs(learning_rate=0.3, max_kl=0.001))
+    _, report = setting.update(Certified(SMALL), HyperParams(learning_rate=0.3, max_kl=0.001))
     assert report.verdict == "walked_back"
     assert "above max_kl" in report.reason
     assert (report.alpha > 0).all()
@@ -64,16 +64,16 @@ def test_a_wild_update_is_walked_back_and_says_so(setting: Setting) -> None:
 
 
 def test_without_enforcement_the_kl_is_reported_and_stands(steps: Setting) -> None:
-    knobs = Knobs(learning_rate=0.3, max_kl=0.001)
-    _, report = steps.update(Certified(SMALL, enforce=False), knobs)
+    hparams = HyperParams(learning_rate=0.3, max_kl=0.001)
+    _, report = steps.update(Certified(SMALL, enforce=False), hparams)
     assert report.kl_exact.item() > 0.001
     assert report.verdict == "accepted"
 
 
 def test_the_critic_keeps_its_step_when_the_policy_is_walked_back(steps: Setting) -> None:
-    knobs = Knobs(learning_rate=0.3, max_kl=0.001)
-    plain, _ = steps.update(SMALL, knobs)
-    certified, _ = steps.update(Certified(SMALL), knobs)
+    hparams = HyperParams(learning_rate=0.3, max_kl=0.001)
+    plain, _ = steps.update(SMALL, hparams)
+    certified, _ = steps.update(Certified(SMALL), hparams)
     critic = ~steps.agent.policy_columns
     assert torch.equal(plain.params[:, critic], certified.params[:, critic])
     assert not torch.equal(plain.params[:, ~critic], certified.params[:, ~critic])
@@ -86,15 +86,15 @@ def test_a_step_that_cannot_be_kept_is_undone_bit_for_bit(
     real = exact_kl
 
     def hopeless(agent: object, params: torch.Tensor, *rest: object) -> torch.Tensor:
-        same = torch.equal(params, steps.optimum.params)
+        same = torch.equal(params, steps.opt_state.params)
         return real(agent, params, *rest) if same else torch.tensor([torch.inf]).double()
 
     monkeypatch.setattr("keel.regions.measure.exact_kl", hopeless)
-    after, report = steps.update(Certified(SMALL), Knobs(learning_rate=0.3, max_kl=1e-6))
+    after, report = steps.update(Certified(SMALL), HyperParams(learning_rate=0.3, max_kl=1e-6))
     policy = steps.agent.policy_columns
-    for old, new in zip(steps.optimum[:3], after[:3], strict=True):
+    for old, new in zip(steps.opt_state[:3], after[:3], strict=True):
         assert torch.equal(old[:, policy], new[:, policy])
-    assert torch.equal(after.steps[:, 0], steps.optimum.steps[:, 0])
+    assert torch.equal(after.steps[:, 0], steps.opt_state.steps[:, 0])
     assert report.verdict == "rejected"
     assert report.kl_exact.item() == 0.0
     assert torch.isnan(torch.tensor(report.metrics["train/kl_step"]))
@@ -102,12 +102,12 @@ def test_a_step_that_cannot_be_kept_is_undone_bit_for_bit(
 
 def test_agents_are_certified_on_their_own(agents: Setting) -> None:
     """Only the second agent has advantages worth a step: only its step is walked back."""
-    learned = agents.targets(agents.optimum.params)
+    learned = agents.targets(agents.opt_state.params)
     loud = learned.advantage * torch.tensor([1e-9, 1.0, 1e-9])
     quiet = learned._replace(advantage=loud, target=torch.zeros_like(learned.target))
     setting = replace(agents, targets=lambda _: quiet)
     region = Certified(replace(SMALL, objective=Objective(value_coef=0.0), max_grad_norm=1e9))
-    _, report = setting.update(region, Knobs(learning_rate=0.02, max_kl=0.01))
+    _, report = setting.update(region, HyperParams(learning_rate=0.02, max_kl=0.01))
     assert report.alpha[1] < 1.0
     assert report.kl_requested[1] > report.kl_requested[0]
 
@@ -136,14 +136,14 @@ def _renormalised(setting: Setting) -> Setting:
 def _log_probs_at(setting: Setting, temperature: float) -> Setting:
     """Sampled and stored at 1; the log-probs are those of another temperature."""
     with torch.no_grad():
-        policy = setting.agent.policy(setting.optimum.params, setting.rows.obs, temperature)
+        policy = setting.agent.policy(setting.opt_state.params, setting.rows.obs, temperature)
     log_prob = setting.agent.dist.log_prob(policy, setting.rows.action)
     return replace(setting, rows=replace(setting.rows, log_prob=log_prob))
 
 
 def _drawn_at(setting: Setting, temperature: float) -> Setting:
     with torch.no_grad():
-        behaviour = setting.agent.policy(setting.optimum.params, setting.rows.obs, temperature)
+        behaviour = setting.agent.policy(setting.opt_state.params, setting.rows.obs, temperature)
     log_prob = setting.agent.dist.log_prob(behaviour, setting.rows.action)
     return replace(setting, rows=replace(setting.rows, behaviour=behaviour, log_prob=log_prob))
 
@@ -158,7 +158,7 @@ def _strayed(setting: Setting) -> Setting:
 def _stored_another(setting: Setting) -> Setting:
     """The log-probs are right, the distributions belong to other parameters."""
     with torch.no_grad():
-        behaviour = setting.agent.policy(1.5 * setting.optimum.params, setting.rows.obs)
+        behaviour = setting.agent.policy(1.5 * setting.opt_state.params, setting.rows.obs)
     return replace(setting, rows=replace(setting.rows, behaviour=behaviour))
 
 
@@ -190,7 +190,7 @@ FAULTS: dict[str, tuple[Callable[[Setting], Setting], str]] = {
 def test_the_gate_names_what_it_stops(name: str, steps: Setting) -> None:
     fault, said = FAULTS[name]
     with pytest.raises(ConsistencyError, match=rf"consistency gate: .* before any step.*{said}"):
-        fault(steps).update(Certified(SMALL), Knobs())
+        fault(steps).update(Certified(SMALL), HyperParams())
 
 
 CONTINUOUS = ("log-probs at 0.5", "log-probs at 3", "drawn at 1.5", "stored distribution")
@@ -200,7 +200,7 @@ CONTINUOUS = ("log-probs at 0.5", "log-probs at 3", "drawn at 1.5", "stored dist
 def test_the_gate_names_what_it_stops_of_gaussians(name: str) -> None:
     fault, said = FAULTS[name]
     with pytest.raises(ConsistencyError, match=said):
-        fault(SHAPES["continuous"]()).update(Certified(SMALL), Knobs())
+        fault(SHAPES["continuous"]()).update(Certified(SMALL), HyperParams())
 
 
 @pytest.mark.parametrize("row", [3, 50, 90])
@@ -212,28 +212,28 @@ def test_the_gate_sees_a_single_wrong_row_wherever_it_is(row: int, steps: Settin
     rows = replace(steps.rows, weight=weight, log_prob=log_prob)
     for seed in range(3):
         with pytest.raises(ConsistencyError, match=r"on 1\.04% of the rows"):
-            replace(steps, rows=rows).update(Certified(SMALL), Knobs(), seed=seed)
+            replace(steps, rows=rows).update(Certified(SMALL), HyperParams(), seed=seed)
 
 
 def test_all_rows_are_replayed_at_first_now_and_then_and_where_something_is_odd(
     steps: Setting,
 ) -> None:
-    def looked(number: int, knobs: Knobs, given: Setting = steps) -> float:
+    def looked(number: int, hparams: HyperParams, given: Setting = steps) -> float:
         region = Certified(SMALL, gate=False)
-        _, report = given.update(region, knobs, number=number)
+        _, report = given.update(region, hparams, number=number)
         return report.metrics["train/gate_all_rows"]
 
-    calm = Knobs(learning_rate=1e-4)
+    calm = HyperParams(learning_rate=1e-4)
     assert [looked(number, calm) for number in (0, 9, 10, 11, 19, 20)] == [1, 1, 1, 0, 0, 1]
-    assert looked(11, Knobs(learning_rate=3.0, max_kl=1e-4)) == 1  # a KL out of proportion
+    assert looked(11, HyperParams(learning_rate=3.0, max_kl=1e-4)) == 1  # a KL out of proportion
     wrong = replace(steps, rows=replace(steps.rows, log_prob=steps.rows.log_prob - 0.01))
     assert looked(11, calm, wrong) == 1  # the first pass sees it
 
 
 def test_the_gate_can_be_opened_and_is_quiet_on_a_true_replay(setting: Setting) -> None:
-    _, report = setting.update(Certified(SMALL), Knobs(learning_rate=1e-4))
+    _, report = setting.update(Certified(SMALL), HyperParams(learning_rate=1e-4))
     assert report.metrics["train/gate_log_ratio"] < 1e-5
-    _, report = _swap_logits(build((96,))).update(Certified(SMALL, gate=False), Knobs())
+    _, report = _swap_logits(build((96,))).update(Certified(SMALL, gate=False), HyperParams())
     assert report.metrics["train/gate_log_ratio"] > 1e-3
 
 
@@ -247,7 +247,7 @@ def test_a_log_prob_may_differ_by_rounding_and_a_row_that_does_not_count_in_any_
     weight = rows.weight.clone()
     weight[3] = 0.0
     rows = replace(rows, log_prob=rows.log_prob - GATE / 2, behaviour=behaviour, weight=weight)
-    gap = check_replay(steps.agent, steps.optimum.params, rows, 1.0, enforce=True)
+    gap = check_replay(steps.agent, steps.opt_state.params, rows, 1.0, enforce=True)
     assert gap == pytest.approx(GATE / 2, rel=0.01)
 
 
@@ -256,7 +256,7 @@ def test_the_gap_of_a_minibatch_is_that_of_the_rows_that_count(steps: Setting) -
     log_prob = rows.log_prob.clone()
     log_prob[0], log_prob[1], weight[1] = log_prob[0] + 0.25, 9.0, 0.0
     batch = SimpleNamespace(obs=rows.obs, action=rows.action, log_prob=log_prob, weight=weight)
-    gap = replay_gap(steps.agent, steps.optimum.params, batch, Knobs())  # type: ignore[arg-type]
+    gap = replay_gap(steps.agent, steps.opt_state.params, batch, HyperParams())  # type: ignore[arg-type]
     assert gap == pytest.approx(0.25, rel=1e-4)
 
 
@@ -272,7 +272,7 @@ def test_what_a_narrow_gaussian_is_allowed_by_hand() -> None:
 def test_a_narrow_gaussian_is_allowed_the_rounding_of_its_mean() -> None:
     """A mean that is off by 1e-6 at σ = 1e-3 gives log-ratios of 1e-3; one off by 1e-3, of 1."""
     setting = build((96,), dist=Gaussian(2))
-    params = setting.optimum.params.clone()
+    params = setting.opt_state.params.clone()
     params[:, setting.agent.layout.slice_of("head.log_std")] = -7.0
     behaviour = setting.agent.policy(params, setting.rows.obs)
     noise = torch.randn(behaviour["mean"].shape, generator=torch.Generator().manual_seed(0))
@@ -297,7 +297,7 @@ def test_the_bound_is_from_what_sampled_to_what_acts_next(steps: Setting) -> Non
     """Sampled at temperature 1.1 on other statistics; the update's policy acts at 1 on these."""
     sampled = Sampled({"obs": 1.05 * steps.rows.obs["obs"]}, 1.1)
     with torch.no_grad():
-        behaviour = steps.agent.policy(steps.optimum.params, sampled.obs, sampled.temperature)
+        behaviour = steps.agent.policy(steps.opt_state.params, sampled.obs, sampled.temperature)
     rows = replace(
         steps.rows,
         behaviour=behaviour,
@@ -306,10 +306,12 @@ def test_the_bound_is_from_what_sampled_to_what_acts_next(steps: Setting) -> Non
     )
     setting = replace(steps, rows=rows)
     for rate in (1e-4, 0.05):
-        after, report = setting.update(Certified(SMALL), Knobs(learning_rate=rate, max_kl=0.01))
+        after, report = setting.update(
+            Certified(SMALL), HyperParams(learning_rate=rate, max_kl=0.01)
+        )
         with torch.no_grad():
             now = steps.agent.policy(after.params, rows.obs, 1.0)
-            cold = steps.agent.policy(steps.optimum.params, sampled.obs, 1.0)
+            cold = steps.agent.policy(steps.opt_state.params, sampled.obs, 1.0)
         kls = [steps.agent.dist.kl(old, now).double() for old in (behaviour, cold)]
         means = [((kl * rows.weight).sum() / rows.weight.sum()).item() for kl in kls]
         assert max(means) <= 0.01
@@ -322,4 +324,4 @@ def test_certification_refuses_an_estimate() -> None:
     setting = build((96,))
     setting.agent.dist = Categorical(3, exact=False)
     with pytest.raises(KeelError, match="Categorical has no closed-form KL"):
-        Certified(Proximal()).init(setting.agent)
+        Certified(PPO()).init(setting.agent)

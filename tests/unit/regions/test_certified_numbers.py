@@ -16,8 +16,8 @@ from keel.functional import policy_ratio, ratio_report
 from keel.models.agent import Agent
 from keel.regions.certify import Certified, _warnings
 from keel.regions.objective import Objective
-from keel.regions.stepper import Optimum, initial_optimum
-from keel.types import Knobs, UpdateReport
+from keel.regions.stepper import OptimizerState, initial_opt_state
+from keel.types import HyperParams, UpdateReport
 
 from .conftest import Setting, build
 
@@ -32,14 +32,14 @@ WEIGHTS = torch.tensor([1.0, 1.0, 2.0, 1.0, 0.0, 0.0])
 class Prepared:
     """A region whose update was made beforehand."""
 
-    after: Optimum
+    after: OptimizerState
     alpha: Tensor
     objective: Objective = field(default_factory=Objective)
 
-    def init(self, agent: Agent) -> Optimum:
-        return initial_optimum(agent.initial)
+    def init(self, agent: Agent) -> OptimizerState:
+        return initial_opt_state(agent.initial)
 
-    def update(self, *_: object) -> tuple[Optimum, UpdateReport]:
+    def update(self, *_: object) -> tuple[OptimizerState, UpdateReport]:
         nothing = torch.zeros_like(self.alpha)
         metrics = {"train/gate_log_ratio": 0.0}
         return self.after, UpdateReport(nothing, nothing, self.alpha, metrics=metrics)
@@ -60,35 +60,35 @@ def uniform(groups: int) -> Setting:
         weight=weight,
     )
     return replace(
-        setting, rows=rows, optimum=initial_optimum(torch.zeros_like(setting.optimum.params))
+        setting, rows=rows, opt_state=initial_opt_state(torch.zeros_like(setting.opt_state.params))
     )
 
 
-def moved(setting: Setting, *shares: float) -> Optimum:
+def moved(setting: Setting, *shares: float) -> OptimizerState:
     """Every group after a share of the step; the critic and all moments have moved, too."""
-    params = torch.zeros_like(setting.optimum.params)
+    params = torch.zeros_like(setting.opt_state.params)
     params[:, setting.agent.layout.slice_of("actor.layers.1.bias")] = (
         torch.tensor(shares)[:, None] * BIAS
     )
     params[:, ~setting.agent.policy_columns] = 0.25
-    return Optimum(
+    return OptimizerState(
         params,
         torch.full_like(params, 0.5),
         torch.full_like(params, 4.0),
-        torch.full_like(setting.optimum.steps, 7.0),
+        torch.full_like(setting.opt_state.steps, 7.0),
     )
 
 
 def certified(
-    setting: Setting, after: Optimum, knobs: Knobs, alpha: tuple[float, ...]
-) -> tuple[Optimum, UpdateReport]:
+    setting: Setting, after: OptimizerState, hparams: HyperParams, alpha: tuple[float, ...]
+) -> tuple[OptimizerState, UpdateReport]:
     prepared = Prepared(after, torch.tensor(alpha, dtype=torch.float64))
     return Certified(prepared).update(  # type: ignore[arg-type]
         setting.agent,
-        setting.optimum,
+        setting.opt_state,
         setting.rows,
         setting.targets,
-        knobs,
+        hparams,
         torch.Generator(),
         None,  # type: ignore[arg-type]
     )
@@ -108,8 +108,8 @@ def test_the_share_of_ratios_outside_of_the_clip_range(
 ) -> None:
     """Three ratios of 3/2, one of weight 0; one of 1 and weight 2; two of ½, one of weight 0."""
     setting = uniform(1)
-    knobs = Knobs(clip_low=low, clip_high=high, max_kl=1.0)
-    _, report = certified(setting, moved(setting, 1.0), knobs, (1.0,))
+    hparams = HyperParams(clip_low=low, clip_high=high, max_kl=1.0)
+    _, report = certified(setting, moved(setting, 1.0), hparams, (1.0,))
     assert report.metrics["train/ratio_outside"] == pytest.approx(outside)
     assert report.metrics["train/ratio_min"] == pytest.approx(0.5)
     assert report.metrics["train/ratio_max"] == pytest.approx(1.5)
@@ -141,20 +141,20 @@ def test_alarms_of_ratios_and_that_their_thresholds_are_none() -> None:
 def test_a_ratio_at_the_edge_of_the_clip_range_is_not_outside() -> None:
     """A policy that did not move has ratios of exactly 1, inside of a range that is only 1."""
     setting = uniform(1)
-    knobs = Knobs(clip_low=0.0, clip_high=0.0)
-    _, report = certified(setting, setting.optimum, knobs, (1.0,))
+    hparams = HyperParams(clip_low=0.0, clip_high=0.0)
+    _, report = certified(setting, setting.opt_state, hparams, (1.0,))
     assert report.metrics["train/ratio_outside"] == 0.0
 
 
 def test_every_agent_has_its_share_of_ratios_outside_and_the_mean_is_over_agents() -> None:
     setting = uniform(2)
-    _, report = certified(setting, moved(setting, 1.0, 0.0), Knobs(max_kl=1.0), (1.0, 1.0))
+    _, report = certified(setting, moved(setting, 1.0, 0.0), HyperParams(max_kl=1.0), (1.0, 1.0))
     assert report.agents["train/ratio_outside"].tolist() == pytest.approx([0.6, 0.0])
     assert report.metrics["train/ratio_outside"] == pytest.approx(0.3)
     assert report.agents["train/kl_exact"].tolist() == pytest.approx([KL, 0.0], abs=1e-7)
 
 
-def kept(setting: Setting, after: Optimum) -> float:
+def kept(setting: Setting, after: OptimizerState) -> float:
     """The share of the first group's step, told by where its parameters are."""
     bias = after.params[0, setting.agent.layout.slice_of("actor.layers.1.bias")]
     share = (bias[0] / BIAS[0]).item()
@@ -168,7 +168,7 @@ def test_alpha_is_the_regions_own_times_what_was_kept_the_smallest_of_all_groups
     which the third does not move at all."""
     setting = uniform(3)
     after, report = certified(
-        setting, moved(setting, 1.0, 0.1, 0.0), Knobs(max_kl=0.02), (0.5, 0.75, 0.75)
+        setting, moved(setting, 1.0, 0.1, 0.0), HyperParams(max_kl=0.02), (0.5, 0.75, 0.75)
     )
     share = kept(setting, after)
     assert report.alpha.tolist() == pytest.approx([0.5 * share, 0.75, 0.75])
@@ -179,7 +179,7 @@ def test_alpha_is_the_regions_own_times_what_was_kept_the_smallest_of_all_groups
 
 def test_alpha_is_the_regions_own_where_nothing_is_walked_back() -> None:
     setting = uniform(2)
-    _, report = certified(setting, moved(setting, 0.1, 0.1), Knobs(max_kl=0.02), (0.25, 0.75))
+    _, report = certified(setting, moved(setting, 0.1, 0.1), HyperParams(max_kl=0.02), (0.25, 0.75))
     assert report.verdict == "accepted"
     assert report.metrics["train/alpha"] == 0.25
 
@@ -189,7 +189,7 @@ def test_adams_momentum_is_scaled_by_the_share_that_was_kept_and_nothing_else_is
     of the critic and of the group that is inside of the bound stays, too."""
     setting = uniform(2)
     given = moved(setting, 1.0, 0.1)
-    after, report = certified(setting, given, Knobs(max_kl=0.02), (1.0, 1.0))
+    after, report = certified(setting, given, HyperParams(max_kl=0.02), (1.0, 1.0))
     policy = setting.agent.policy_columns
     assert report.verdict == "walked_back"
     assert after.first[0, policy].unique().tolist() == pytest.approx([0.5 * kept(setting, after)])

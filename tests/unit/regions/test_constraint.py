@@ -14,31 +14,31 @@ from torch import Tensor
 
 from keel.models.distributions import Categorical
 from keel.regions.certify import Certified
-from keel.regions.constraint import Constraint, Problem
+from keel.regions.constraint import TRPO, Problem
 from keel.regions.critic import CriticFit, CriticObjective
 from keel.regions.gate import ConsistencyError
 from keel.regions.measure import exact_kl
 from keel.regions.objective import Objective
-from keel.regions.stepper import Optimum, make_step
+from keel.regions.stepper import OptimizerState, make_step
 from keel.rollout.batch import Learned, Rows
-from keel.types import Knobs, UpdateReport
+from keel.types import HyperParams, UpdateReport
 
 from .conftest import SHAPES, Setting, build
 
 FIT = CriticFit(epochs=2, minibatch=40)
-REGION = Constraint(critic=FIT, fisher_fraction=1.0)
+REGION = TRPO(critic=FIT, fisher_fraction=1.0)
 
 
 def update(
-    setting: Setting, region: Constraint, knobs: Knobs, seed: int = 0, gate: bool = True
-) -> tuple[Optimum, UpdateReport]:
+    setting: Setting, region: TRPO, hparams: HyperParams, seed: int = 0, gate: bool = True
+) -> tuple[OptimizerState, UpdateReport]:
     critic = region.critic
     return Certified(region, gate=gate).update(
         setting.agent,
-        setting.optimum,
+        setting.opt_state,
         setting.rows,
         setting.targets,
-        knobs,
+        hparams,
         torch.Generator().manual_seed(seed),
         make_step(
             setting.agent.alone(),
@@ -50,16 +50,16 @@ def update(
     )
 
 
-def problem(setting: Setting, objective: Objective, knobs: Knobs) -> Problem:
-    learned = setting.targets(setting.optimum.params)
+def problem(setting: Setting, objective: Objective, hparams: HyperParams) -> Problem:
+    learned = setting.targets(setting.opt_state.params)
     return Problem(
-        setting.agent, setting.optimum.params, setting.rows, learned.advantage, knobs, objective
+        setting.agent, setting.opt_state.params, setting.rows, learned.advantage, hparams, objective
     )
 
 
 def test_the_loss_is_that_of_policy_and_critic() -> None:
     """Without demonstrations their coefficient is of nothing."""
-    _, report = update(build((96,)), REGION, Knobs(bc_coef=0.5))
+    _, report = update(build((96,)), REGION, HyperParams(bc_coef=0.5))
     told = report.metrics
     assert told["train/loss"] == pytest.approx(told["train/value_loss"] + told["train/policy_loss"])
 
@@ -78,7 +78,7 @@ def test_no_accepted_step_is_over_the_bound(
     """Measured again, independently, per group; nothing was walked back to get there."""
     setting = SHAPES[shape]()
     region = replace(REGION, fisher_fraction=fraction)
-    after, report = update(setting, region, Knobs(max_kl=bound, damping=damping), seed)
+    after, report = update(setting, region, HyperParams(max_kl=bound, damping=damping), seed)
     kl = exact_kl(setting.agent, after.params, setting.rows, 1.0)
     assert (kl <= bound).all()
     torch.testing.assert_close(kl, report.kl_exact, rtol=0, atol=0)
@@ -90,8 +90,8 @@ def test_no_accepted_step_is_over_the_bound(
 @pytest.mark.parametrize("damping", [1e-3, 0.1, 10.0])
 def test_the_step_lands_on_the_exact_kl_from_either_side(steps: Setting, damping: float) -> None:
     """Damping shrinks the quadratic model's step: of ten it leaves a hundredth of the bound."""
-    _, plain = update(steps, replace(REGION, land=False), Knobs(max_kl=0.01, damping=damping))
-    _, landed = update(steps, REGION, Knobs(max_kl=0.01, damping=damping))
+    _, plain = update(steps, replace(REGION, land=False), HyperParams(max_kl=0.01, damping=damping))
+    _, landed = update(steps, REGION, HyperParams(max_kl=0.01, damping=damping))
     assert 0.0095 <= landed.kl_exact.item() <= 0.01
     assert plain.kl_exact.item() <= 0.01
     if damping == 10.0:
@@ -101,11 +101,11 @@ def test_the_step_lands_on_the_exact_kl_from_either_side(steps: Setting, damping
 
 def test_the_direction_solves_the_damped_natural_gradient(steps: Setting) -> None:
     """(F + λ)x = g with F = Jᵀ (diag p − ppᵀ) J written out, averaged over the rows that count."""
-    knobs = Knobs(max_kl=1e-3, damping=0.1, entropy_coef=0.0)
-    task = problem(steps, Objective(), knobs)
+    hparams = HyperParams(max_kl=1e-3, damping=0.1, entropy_coef=0.0)
+    task = problem(steps, Objective(), hparams)
     gradient, gap = task.gradient()
     agent, start = steps.agent, steps.agent.critic_from
-    policy = steps.optimum.params[0, :start]
+    policy = steps.opt_state.params[0, :start]
 
     def logits(x: Tensor) -> Tensor:
         found = agent.outputs_of(agent.policy_layout.unflatten(x), steps.rows.obs, "actor").policy
@@ -119,8 +119,8 @@ def test_the_direction_solves_the_damped_natural_gradient(steps: Setting) -> Non
     matrix = torch.einsum("r,rip,rij,rjq->pq", share, jacobian, fisher, jacobian).double()
     matrix += 0.1 * torch.eye(start)
     expected = torch.linalg.solve(matrix, gradient.double())
-    after, _ = update(steps, replace(REGION, cg_iters=200), knobs)
-    moved = (after.params - steps.optimum.params)[0, :start].double()
+    after, _ = update(steps, replace(REGION, cg_iters=200), hparams)
+    moved = (after.params - steps.opt_state.params)[0, :start].double()
     cosine = moved @ expected / (moved.norm() * expected.norm())
     assert cosine > 1 - 1e-5
     assert gap < 1e-5
@@ -134,7 +134,7 @@ def test_one_objective_gives_gradient_prediction_and_acceptance(
     """The gradient is the slope of what the line search measures: entropy and floor included."""
     setting = SHAPES[shape]()
     objective = Objective(entropy_floor=floor, entropy_floor_coef=0.3)
-    task = problem(setting, objective, Knobs(entropy_coef=0.7))
+    task = problem(setting, objective, HyperParams(entropy_coef=0.7))
     gradient, *_ = task.gradient()
     direction = torch.randn(gradient.shape, generator=torch.Generator().manual_seed(5))
     direction /= direction.norm()
@@ -142,13 +142,13 @@ def test_one_objective_gives_gradient_prediction_and_acceptance(
     up, _ = task.evaluate(task.moved(direction, size))
     down, _ = task.evaluate(task.moved(direction, -size))
     assert (gradient @ direction).item() == pytest.approx((up - down) / (2 * size), rel=2e-2)
-    with_entropy, *_ = problem(setting, Objective(), Knobs(entropy_coef=0.7)).gradient()
-    without, *_ = problem(setting, Objective(), Knobs(entropy_coef=0.0)).gradient()
+    with_entropy, *_ = problem(setting, Objective(), HyperParams(entropy_coef=0.7)).gradient()
+    without, *_ = problem(setting, Objective(), HyperParams(entropy_coef=0.0)).gradient()
     assert not torch.allclose(with_entropy, without)
 
 
 def test_predicted_and_actual_improvement_agree_on_a_small_step(steps: Setting) -> None:
-    _, report = update(steps, REGION, Knobs(max_kl=1e-5, entropy_coef=0.1))
+    _, report = update(steps, REGION, HyperParams(max_kl=1e-5, entropy_coef=0.1))
     metrics = report.metrics
     assert metrics["train/gain_ratio"] == pytest.approx(1.0, abs=0.02)
     assert metrics["train/improvement"] == pytest.approx(
@@ -156,12 +156,12 @@ def test_predicted_and_actual_improvement_agree_on_a_small_step(steps: Setting) 
     )
 
 
-def rejects(setting: Setting, region: Constraint, reason: str, knobs: Knobs) -> None:
+def rejects(setting: Setting, region: TRPO, reason: str, hparams: HyperParams) -> None:
     """The policy is what it was, bit for bit; the critic has learned; nothing pretends to be 0."""
-    after, report = update(setting, region, knobs)
+    after, report = update(setting, region, hparams)
     start = setting.agent.critic_from
-    assert torch.equal(after.params[:, :start], setting.optimum.params[:, :start])
-    assert not torch.equal(after.params[:, start:], setting.optimum.params[:, start:])
+    assert torch.equal(after.params[:, :start], setting.opt_state.params[:, :start])
+    assert not torch.equal(after.params[:, start:], setting.opt_state.params[:, start:])
     assert report.verdict == "rejected"
     assert report.reason == reason
     assert (report.kl_exact == 0.0).all()
@@ -175,8 +175,8 @@ def rejects(setting: Setting, region: Constraint, reason: str, knobs: Knobs) -> 
 def test_a_step_that_does_not_improve_enough_is_rejected(setting: Setting) -> None:
     """Fault 26: nothing gains a hundred times what was predicted."""
     region = replace(REGION, accept_ratio=100.0, backtrack_iters=4)
-    rejects(setting, region, "too_little_improvement", Knobs(max_kl=0.01))
-    _, report = update(setting, region, Knobs(max_kl=0.01))
+    rejects(setting, region, "too_little_improvement", HyperParams(max_kl=0.01))
+    _, report = update(setting, region, HyperParams(max_kl=0.01))
     assert report.metrics["train/line_search_iters"] == 4.0
     assert report.metrics["train/kl_tried"] > 0.0
 
@@ -191,8 +191,8 @@ class Bent(Categorical):
 def test_curvature_that_is_not_positive_is_rejected() -> None:
     """Fault 26."""
     setting = build((96,), dist=Bent(3))
-    rejects(setting, REGION, "non_positive_curvature", Knobs(damping=0.0))
-    _, report = update(setting, REGION, Knobs(damping=0.0))
+    rejects(setting, REGION, "non_positive_curvature", HyperParams(damping=0.0))
+    _, report = update(setting, REGION, HyperParams(damping=0.0))
     assert report.metrics["train/curvature_min"] <= 0.0
     assert math.isnan(report.metrics["train/improvement"])
 
@@ -205,25 +205,25 @@ class Broken(Categorical):
 
 
 def test_curvature_that_is_not_finite_is_rejected() -> None:
-    rejects(build((96,), dist=Broken(3)), REGION, "non_finite", Knobs())
+    rejects(build((96,), dist=Broken(3)), REGION, "non_finite", HyperParams())
 
 
 def test_without_advantages_there_is_no_direction(steps: Setting) -> None:
     flat = replace_advantage(steps, torch.zeros_like)
-    rejects(flat, REGION, "no_gradient", Knobs())
+    rejects(flat, REGION, "no_gradient", HyperParams())
 
 
 def replace_advantage(setting: Setting, change: Callable[[Tensor], Tensor]) -> Setting:
-    learned = setting.targets(setting.optimum.params)
+    learned = setting.targets(setting.opt_state.params)
     changed = learned._replace(advantage=change(learned.advantage))
-    return Setting(setting.agent, setting.rows, lambda _: changed, setting.optimum)
+    return Setting(setting.agent, setting.rows, lambda _: changed, setting.opt_state)
 
 
 def test_an_advantage_that_is_not_finite_stops_the_run(steps: Setting) -> None:
     from keel.regions.faults import NumericError
 
     with pytest.raises(NumericError, match=r"policy's gradient is not finite.*advantage"):
-        update(replace_advantage(steps, lambda x: x * torch.nan), REGION, Knobs())
+        update(replace_advantage(steps, lambda x: x * torch.nan), REGION, HyperParams())
 
 
 def test_rows_of_weight_zero_do_not_count(steps: Setting) -> None:
@@ -242,9 +242,9 @@ def test_rows_of_weight_zero_do_not_count(steps: Setting) -> None:
         behaviour={key: broken(x) for key, x in rows.behaviour.items()},
         log_prob=broken(rows.log_prob),
     )
-    knobs = Knobs(max_kl=0.01, entropy_coef=0.1)
-    same, _ = update(steps, REGION, knobs)
-    after, report = update(wild, REGION, knobs)
+    hparams = HyperParams(max_kl=0.01, entropy_coef=0.1)
+    same, _ = update(steps, REGION, hparams)
+    after, report = update(wild, REGION, hparams)
     torch.testing.assert_close(same.params, after.params, rtol=0, atol=1e-6)
     assert report.verdict == "accepted"
 
@@ -253,9 +253,9 @@ def test_a_stored_log_prob_that_is_not_finite_is_quarantined(steps: Setting) -> 
     log_prob = steps.rows.log_prob.clone()
     log_prob[(steps.rows.weight > 0).nonzero()[3]] = -torch.inf
     sick = Setting(
-        steps.agent, replace(steps.rows, log_prob=log_prob), steps.targets, steps.optimum
+        steps.agent, replace(steps.rows, log_prob=log_prob), steps.targets, steps.opt_state
     )
-    after, report = update(sick, REGION, Knobs(max_kl=0.01))
+    after, report = update(sick, REGION, HyperParams(max_kl=0.01))
     assert report.verdict == "accepted"
     assert torch.isfinite(after.params).all()
     assert report.metrics["error/non_finite_ratio_count"] == 1.0
@@ -263,15 +263,15 @@ def test_a_stored_log_prob_that_is_not_finite_is_quarantined(steps: Setting) -> 
 
 def test_quarantined_rows_are_counted_over_all_agents() -> None:
     setting = build((40, 2), groups=2)
-    _, healthy = update(setting, REGION, Knobs(max_kl=0.01))
+    _, healthy = update(setting, REGION, HyperParams(max_kl=0.01))
     assert healthy.metrics["error/non_finite_ratio_count"] == 0.0
     log_prob, counts = setting.rows.log_prob.clone(), setting.rows.weight > 0
     for agent, number in ((0, 2), (1, 1)):  # two rows of one agent, one of the other
         log_prob[counts[:, agent].nonzero()[:number], agent] = torch.nan
     log_prob[~counts] = torch.nan  # what does not count is not counted
     rows = replace(setting.rows, log_prob=log_prob)
-    sick = Setting(setting.agent, rows, setting.targets, setting.optimum)
-    _, report = update(sick, REGION, Knobs(max_kl=0.01))
+    sick = Setting(setting.agent, rows, setting.targets, setting.opt_state)
+    _, report = update(sick, REGION, HyperParams(max_kl=0.01))
     assert report.metrics["error/non_finite_ratio_count"] == 3.0
 
 
@@ -283,17 +283,17 @@ def test_the_gate_looks_where_the_difference_is() -> None:
     log_prob[int(counted[0])] = -torch.inf  # quarantined, and no reason to look no further
     log_prob[int(counted[-1])] -= 0.5
     rows = replace(setting.rows, log_prob=log_prob)
-    other = Setting(setting.agent, rows, setting.targets, setting.optimum)
+    other = Setting(setting.agent, rows, setting.targets, setting.opt_state)
     with pytest.raises(ConsistencyError, match="not the one that sampled"):
-        update(other, REGION, Knobs())
+        update(other, REGION, HyperParams())
 
 
 def test_the_gate_names_a_policy_that_did_not_sample(steps: Setting) -> None:
     rows: Rows = replace(steps.rows, log_prob=steps.rows.log_prob - 0.5)
-    other = Setting(steps.agent, rows, steps.targets, steps.optimum)
+    other = Setting(steps.agent, rows, steps.targets, steps.opt_state)
     with pytest.raises(ConsistencyError, match="not the one that sampled"):
-        update(other, REGION, Knobs())
-    _, report = update(other, REGION, Knobs(), gate=False)
+        update(other, REGION, HyperParams())
+    _, report = update(other, REGION, HyperParams(), gate=False)
     assert report.metrics["train/gate_log_ratio"] == pytest.approx(0.5, abs=1e-3)
 
 
@@ -301,7 +301,8 @@ def test_the_fisher_sample_is_drawn_from_the_updates_own_stream(steps: Setting) 
     region = replace(REGION, fisher_fraction=0.3)
     start = steps.agent.critic_from
     one, again, other = (
-        update(steps, region, Knobs(max_kl=0.01), seed)[0].params[:, :start] for seed in (1, 1, 2)
+        update(steps, region, HyperParams(max_kl=0.01), seed)[0].params[:, :start]
+        for seed in (1, 1, 2)
     )
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
@@ -309,8 +310,8 @@ def test_the_fisher_sample_is_drawn_from_the_updates_own_stream(steps: Setting) 
 
 def test_stacked_agents_take_the_steps_they_would_take_alone(agents: Setting) -> None:
     """Each group has its own direction, length and bound."""
-    after, report = update(agents, REGION, Knobs(max_kl=0.01))
-    learned = agents.targets(agents.optimum.params)
+    after, report = update(agents, REGION, HyperParams(max_kl=0.01))
+    learned = agents.targets(agents.opt_state.params)
     start = agents.agent.critic_from
     for group in range(3):
         rows = Rows(
@@ -322,18 +323,18 @@ def test_stacked_agents_take_the_steps_they_would_take_alone(agents: Setting) ->
             group_axis=None,
         )
         lesson = Learned(*(x[:, group] for x in learned))
-        own = Optimum(*(x[group : group + 1] for x in agents.optimum))
+        own = OptimizerState(*(x[group : group + 1] for x in agents.opt_state))
         alone = Setting(agents.agent.alone(), rows, lambda _, lesson=lesson: lesson, own)
-        single, _ = update(alone, REGION, Knobs(max_kl=0.01))
+        single, _ = update(alone, REGION, HyperParams(max_kl=0.01))
         torch.testing.assert_close(single.params[0, :start], after.params[group, :start])
     assert report.kl_exact.shape == (3,)
 
 
 def test_the_critic_is_fitted_and_the_policy_left_to_its_step(steps: Setting) -> None:
     long = replace(REGION, critic=replace(FIT, epochs=60))
-    knobs = Knobs(max_kl=0.01, learning_rate=1e-2)
-    short, _ = update(steps, REGION, knobs)
-    after, report = update(steps, long, knobs)
+    hparams = HyperParams(max_kl=0.01, learning_rate=1e-2)
+    short, _ = update(steps, REGION, hparams)
+    after, report = update(steps, long, hparams)
     start = steps.agent.critic_from
     assert torch.equal(short.params[:, :start], after.params[:, :start])
     assert (
@@ -344,11 +345,11 @@ def test_the_critic_is_fitted_and_the_policy_left_to_its_step(steps: Setting) ->
 
 
 def test_the_value_clip_holds_the_critic_back(steps: Setting) -> None:
-    knobs = Knobs(learning_rate=1e-2)
+    hparams = HyperParams(learning_rate=1e-2)
     free = replace(REGION, critic=replace(FIT, epochs=30))
     held = replace(
         REGION, critic=replace(FIT, epochs=30, objective=CriticObjective(value_clip=1e-3))
     )
-    one, _ = update(steps, free, knobs)
-    other, _ = update(steps, held, knobs)
+    one, _ = update(steps, free, hparams)
+    other, _ = update(steps, held, hparams)
     assert not torch.equal(one.params, other.params)

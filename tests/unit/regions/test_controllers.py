@@ -18,7 +18,7 @@ from keel.regions.controllers import (
     Outcome,
     TemperaturePulses,
 )
-from keel.types import Knobs
+from keel.types import HyperParams
 
 RULES: list[Controller] = [
     AdaptivePenalty(0.1),
@@ -29,8 +29,8 @@ RULES: list[Controller] = [
 ]
 
 
-def turned(rule: Controller, kl: float, knobs: Knobs) -> Knobs:
-    return rule(rule.init(), Outcome(kl, math.nan), knobs)[1]
+def turned(rule: Controller, kl: float, hparams: HyperParams) -> HyperParams:
+    return rule(rule.init(), Outcome(kl, math.nan), hparams)[1]
 
 
 @pytest.mark.parametrize(
@@ -38,18 +38,20 @@ def turned(rule: Controller, kl: float, knobs: Knobs) -> Knobs:
     [(0.19, 1.0), (0.2, 1.0), (0.21, 1 / 1.5), (0.05, 1.0), (0.049, 1.5)],
 )
 def test_rate_and_clip_turn_outside_of_half_and_twice_the_target(kl: float, factor: float) -> None:
-    rate = turned(AdaptiveRate(0.1), kl, Knobs(learning_rate=1e-3)).learning_rate
+    rate = turned(AdaptiveRate(0.1), kl, HyperParams(learning_rate=1e-3)).learning_rate
     assert rate == pytest.approx(1e-3 * factor)
-    clip = turned(AdaptiveClip(0.1, widest=1.0), kl, Knobs(clip_low=0.1, clip_high=0.2))
+    clip = turned(AdaptiveClip(0.1, widest=1.0), kl, HyperParams(clip_low=0.1, clip_high=0.2))
     assert (clip.clip_low, clip.clip_high) == pytest.approx((0.1 * factor, 0.2 * factor))
 
 
 def test_a_pulse_doubles_the_temperature_every_eight_updates() -> None:
-    rule, knobs = TemperaturePulses(), Knobs()
+    rule, hparams = TemperaturePulses(), HyperParams()
     state, seen = rule.init(), []
     for _ in range(10):
-        state, knobs = rule(state, Outcome(0.0, math.nan, temperature=knobs.temperature), knobs)
-        seen.append(knobs.temperature)
+        state, hparams = rule(
+            state, Outcome(0.0, math.nan, temperature=hparams.temperature), hparams
+        )
+        seen.append(hparams.temperature)
     assert seen == [1.0] * 7 + [2.0, 1.0, 1.0]
 
 

@@ -17,9 +17,9 @@ from keel.models.agent import Agent
 from keel.models.build import build_agent
 from keel.regions import dense
 from keel.regions.objective import Batch, Objective
-from keel.regions.stepper import Optimum, initial_optimum, make_step
+from keel.regions.stepper import OptimizerState, initial_opt_state, make_step
 from keel.rollout.batch import Shown
-from keel.types import Knobs
+from keel.types import HyperParams
 
 ROWS, MINIBATCH = 24, 16
 OBSERVATION = spaces.Box(-1.0, 1.0, (5,))
@@ -61,7 +61,11 @@ def batch_for(agent: Agent, seed: int, *, shift: float = 0.3) -> Batch:
 
 
 def both(
-    agent: Agent, objective: Objective, batch: Batch, knobs: Knobs, optimum: Optimum | None = None
+    agent: Agent,
+    objective: Objective,
+    batch: Batch,
+    hparams: HyperParams,
+    opt_state: OptimizerState | None = None,
 ) -> None:
     """Take three steps with each, and compare everything."""
     assert dense.fits(agent, objective)
@@ -71,16 +75,16 @@ def both(
     real = torch.ones(MINIBATCH)
     real[-3:] = 0.0
     active = torch.ones(1, dtype=torch.bool)
-    ours = theirs = initial_optimum(agent.initial) if optimum is None else optimum
+    ours = theirs = initial_opt_state(agent.initial) if opt_state is None else opt_state
     for _ in range(3):
-        a = by_hand(ours, batch, index, real, knobs.tensor(), active)
-        b = by_autograd(theirs, batch, index, real, knobs.tensor(), active)
+        a = by_hand(ours, batch, index, real, hparams.tensor(), active)
+        b = by_autograd(theirs, batch, index, real, hparams.tensor(), active)
         torch.testing.assert_close(a.statistics, b.statistics, rtol=1e-4, atol=1e-6, equal_nan=True)
         torch.testing.assert_close(a.gradient_norm, b.gradient_norm, rtol=1e-4, atol=1e-7)
         # Adam divides by the gradient's size: where that is near 0, so is the agreement
-        torch.testing.assert_close(a.optimum, b.optimum, rtol=1e-3, atol=2e-5)
+        torch.testing.assert_close(a.opt_state, b.opt_state, rtol=1e-3, atol=2e-5)
         assert torch.equal(a.applied, b.applied)
-        ours, theirs = a.optimum, b.optimum
+        ours, theirs = a.opt_state, b.opt_state
 
 
 CRITICS = {
@@ -124,14 +128,14 @@ def test_equals_autograd(
         value_coef=value_coef,
         max_log_ratio=1.0,
     )
-    knobs = Knobs(
+    hparams = HyperParams(
         learning_rate=1e-3,
         clip_low=0.1,
         clip_high=0.3,
         entropy_coef=entropy,
         temperature=temperature,
     )
-    both(agent, objective, batch_for(agent, seed), knobs)
+    both(agent, objective, batch_for(agent, seed), hparams)
 
 
 def shown_for(agent: Agent, seed: int) -> Shown:
@@ -161,8 +165,10 @@ def test_equals_autograd_with_demonstrations(
 ) -> None:
     agent = agent_for(action, activation=activation)
     batch = batch_for(agent, seed)._replace(shown=shown_for(agent, seed + 1))
-    knobs = Knobs(learning_rate=1e-3, temperature=temperature, bc_coef=coef, entropy_coef=0.01)
-    both(agent, Objective(), batch, knobs)
+    hparams = HyperParams(
+        learning_rate=1e-3, temperature=temperature, bc_coef=coef, entropy_coef=0.01
+    )
+    both(agent, Objective(), batch, hparams)
 
 
 def test_demonstrations_under_a_mask_equal_autograd() -> None:
@@ -176,7 +182,7 @@ def test_demonstrations_under_a_mask_equal_autograd() -> None:
         obs=batch.obs | {"action_mask": every},
         shown=shown._replace(obs=shown.obs | {"action_mask": mask}),
     )
-    both(agent, Objective(), batch, Knobs(learning_rate=1e-3, bc_coef=1.0))
+    both(agent, Objective(), batch, HyperParams(learning_rate=1e-3, bc_coef=1.0))
 
 
 @pytest.mark.parametrize("action", ["discrete", "box"])
@@ -190,7 +196,7 @@ def test_rows_without_weight_may_hold_anything(action: str) -> None:
         advantage=torch.where(hole, nan, batch.advantage),
         target=torch.where(hole, nan, batch.target),
     )
-    both(agent, Objective(), batch, Knobs())
+    both(agent, Objective(), batch, HyperParams())
 
 
 def test_a_log_ratio_that_is_not_finite_is_quarantined() -> None:
@@ -199,14 +205,14 @@ def test_a_log_ratio_that_is_not_finite_is_quarantined() -> None:
     log_prob = batch.log_prob.clone()
     log_prob[6], log_prob[7] = torch.nan, -torch.inf
     batch = batch._replace(log_prob=log_prob)
-    both(agent, Objective(), batch, Knobs())
+    both(agent, Objective(), batch, HyperParams())
     step = dense.make_dense_step(agent, Objective(), max_grad_norm=0.5)
     result = step(
-        initial_optimum(agent.initial),
+        initial_opt_state(agent.initial),
         batch,
         torch.arange(ROWS),
         torch.ones(ROWS),
-        Knobs().tensor(),
+        HyperParams().tensor(),
         torch.ones(1, dtype=torch.bool),
     )
     assert result.statistics.non_finite.item() == 2.0
@@ -218,23 +224,23 @@ def test_a_gradient_that_is_not_finite_is_never_applied() -> None:
     batch = batch_for(agent, 3)
     target = batch.target.clone()
     target[9] = torch.inf
-    before = initial_optimum(agent.initial)
+    before = initial_opt_state(agent.initial)
     step = dense.make_dense_step(agent, Objective(), max_grad_norm=0.5)
     result = step(
         before,
         batch._replace(target=target),
         torch.arange(ROWS),
         torch.ones(ROWS),
-        Knobs().tensor(),
+        HyperParams().tensor(),
         torch.ones(1, dtype=torch.bool),
     )
     assert not result.applied.item()
-    assert all(torch.equal(a, b) for a, b in zip(before, result.optimum, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, result.opt_state, strict=True))
 
 
 def test_the_optimum_it_was_given_stays_as_it_is() -> None:
     agent = agent_for("box")
-    before = initial_optimum(agent.initial.clone())
+    before = initial_opt_state(agent.initial.clone())
     copies = [x.clone() for x in before]
     step = dense.make_dense_step(agent, Objective(), max_grad_norm=0.5)
     result = step(
@@ -242,34 +248,34 @@ def test_the_optimum_it_was_given_stays_as_it_is() -> None:
         batch_for(agent, 4),
         torch.arange(ROWS),
         torch.ones(ROWS),
-        Knobs().tensor(),
+        HyperParams().tensor(),
         torch.ones(1, dtype=torch.bool),
     )
     assert all(torch.equal(a, b) for a, b in zip(before, copies, strict=True))
-    assert not torch.equal(result.optimum.params, before.params)
+    assert not torch.equal(result.opt_state.params, before.params)
 
 
 def test_a_policy_younger_than_its_critic() -> None:
     """After a rejected step the policy's age in Adam is behind."""
     agent = agent_for("discrete")
-    optimum = initial_optimum(agent.initial)
-    optimum = optimum._replace(
+    opt_state = initial_opt_state(agent.initial)
+    opt_state = opt_state._replace(
         steps=torch.tensor([[2.0, 7.0]]),
-        first=optimum.first + 0.01,
-        second=optimum.second + 0.02,
+        first=opt_state.first + 0.01,
+        second=opt_state.second + 0.02,
     )
-    both(agent, Objective(), batch_for(agent, 5), Knobs(), optimum)
+    both(agent, Objective(), batch_for(agent, 5), HyperParams(), opt_state)
 
 
 def test_a_critic_with_a_learning_rate_of_its_own() -> None:
     agent = agent_for("box")
-    both(agent, Objective(), batch_for(agent, 5), Knobs(critic_factor=3.0))
+    both(agent, Objective(), batch_for(agent, 5), HyperParams(critic_factor=3.0))
 
 
 def test_a_log_std_at_its_bound_has_no_gradient() -> None:
     agent = agent_for("box", log_std=3.0)  # the bound is 2
     batch = batch_for(agent, 6, shift=0.0)
-    both(agent, Objective(entropy_bonus=True), batch, replace(Knobs(), entropy_coef=0.01))
+    both(agent, Objective(entropy_bonus=True), batch, replace(HyperParams(), entropy_coef=0.01))
 
 
 @pytest.mark.parametrize(
@@ -307,5 +313,5 @@ def test_actions_that_are_ruled_out(temperature: float) -> None:
         behaviour=behaviour,
         log_prob=agent.dist.log_prob(behaviour, action),
     )
-    knobs = Knobs(entropy_coef=0.02, temperature=temperature)
-    both(agent, Objective(entropy_bonus=True, track_kl=True), batch, knobs)
+    hparams = HyperParams(entropy_coef=0.02, temperature=temperature)
+    both(agent, Objective(entropy_bonus=True, track_kl=True), batch, hparams)

@@ -14,13 +14,13 @@ from keel.models.items import FEATURES
 from keel.regions import dense_critic
 from keel.regions.critic import CriticObjective, Sweeping, _sweep
 from keel.regions.objective import Batch
-from keel.regions.stepper import Optimum, make_step
-from keel.types import Knobs
+from keel.regions.stepper import OptimizerState, make_step
+from keel.types import HyperParams
 
 ROWS, MINIBATCH = 24, 16
 
 
-def make(act: str, critic: str = "scalar") -> tuple[Agent, Optimum, Batch]:
+def make(act: str, critic: str = "scalar") -> tuple[Agent, OptimizerState, Batch]:
     network = Network(hidden=(8, 7), activation=act)  # type: ignore[arg-type]
     box, kind = spaces.Box(-1.0, 1.0, (5,)), Critic(kind=critic)  # type: ignore[arg-type]
     agent = build_agent(box, spaces.Discrete(3), network, 0, kind)
@@ -37,7 +37,7 @@ def make(act: str, critic: str = "scalar") -> tuple[Agent, Optimum, Batch]:
         old_value=nothing[:, None].expand(-1, agent.critic.outputs),
         weight=(torch.rand(ROWS, generator=generator) < 0.8).float(),
     )
-    return agent, Optimum(own, own * 0, own * 0, torch.zeros(1, 2)), batch
+    return agent, OptimizerState(own, own * 0, own * 0, torch.zeros(1, 2)), batch
 
 
 @pytest.mark.parametrize("critic", ["scalar", "quantile", "hl_gauss"])
@@ -51,15 +51,15 @@ def test_both_give_the_same_parameters(act: str, norm: float, critic: str) -> No
     by_autograd = make_step(agent, objective, group_axis=None, max_grad_norm=norm, compiled=False)
     index, real = torch.arange(MINIBATCH) + 4, torch.ones(MINIBATCH)
     real[-3:] = 0.0
-    active, knobs = torch.ones(1, dtype=torch.bool), Knobs(learning_rate=1e-2).tensor()
+    active, hparams = torch.ones(1, dtype=torch.bool), HyperParams(learning_rate=1e-2).tensor()
     ours = theirs = begin
     for _ in range(3):
-        a = by_hand(ours, batch, index, real, knobs, active)
-        b = by_autograd(theirs, batch, index, real, knobs, active)
+        a = by_hand(ours, batch, index, real, hparams, active)
+        b = by_autograd(theirs, batch, index, real, hparams, active)
         torch.testing.assert_close(a.statistics.value_loss, b.statistics.value_loss)
         torch.testing.assert_close(a.gradient_norm, b.gradient_norm, rtol=1e-4, atol=1e-7)
-        torch.testing.assert_close(a.optimum, b.optimum, rtol=1e-3, atol=2e-5)
-        ours, theirs = a.optimum, b.optimum
+        torch.testing.assert_close(a.opt_state, b.opt_state, rtol=1e-3, atol=2e-5)
+        ours, theirs = a.opt_state, b.opt_state
 
 
 def test_a_gradient_that_is_not_finite_moves_nothing() -> None:
@@ -67,9 +67,11 @@ def test_a_gradient_that_is_not_finite_moves_nothing() -> None:
     batch.target[batch.weight > 0] = np.inf
     step = dense_critic.DenseCriticStep(agent, max_grad_norm=1.0)
     index, real = torch.arange(ROWS), torch.ones(ROWS)
-    result = step(begin, batch, index, real, Knobs().tensor(), torch.ones(1, dtype=torch.bool))
+    result = step(
+        begin, batch, index, real, HyperParams().tensor(), torch.ones(1, dtype=torch.bool)
+    )
     assert not result.applied.any()
-    assert result.optimum is begin
+    assert result.opt_state is begin
 
 
 def test_what_does_not_fit_is_left_to_autograd() -> None:
@@ -84,12 +86,12 @@ def test_a_pass_is_its_steps_one_after_the_other(minibatch: int) -> None:
     agent, begin, batch = make("tanh")
     step = dense_critic.DenseCriticStep(agent, max_grad_norm=0.5)
     assert isinstance(step, Sweeping)
-    knobs, order = Knobs(learning_rate=1e-2).tensor(), torch.randperm(ROWS)
+    hparams, order = HyperParams(learning_rate=1e-2).tensor(), torch.randperm(ROWS)
     by_autograd = make_step(
         agent, CriticObjective(), group_axis=None, max_grad_norm=0.5, compiled=False
     )
-    whole, told = step.sweep(begin, batch, order, minibatch, knobs)
-    parts, said = _sweep(by_autograd)(begin, batch, order, minibatch, knobs)
+    whole, told = step.sweep(begin, batch, order, minibatch, hparams)
+    parts, said = _sweep(by_autograd)(begin, batch, order, minibatch, hparams)
     torch.testing.assert_close(told, said, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(whole, parts, rtol=1e-3, atol=2e-5)
     assert whole.steps.tolist() == [[-(-ROWS // minibatch)] * 2]

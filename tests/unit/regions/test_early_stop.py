@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from keel.regions.objective import Batch, Statistics
-from keel.regions.proximal import EarlyStop, Proximal
-from keel.regions.stepper import Optimum, StepResult
-from keel.types import Knobs, UpdateReport
+from keel.regions.proximal import PPO, EarlyStop
+from keel.regions.stepper import OptimizerState, StepResult
+from keel.types import HyperParams, UpdateReport
 
 from .conftest import build
 
@@ -28,39 +28,39 @@ class Scripted:
 
     def __call__(
         self,
-        optimum: Optimum,
+        opt_state: OptimizerState,
         batch: Batch,
         index: Tensor,
         real: Tensor,
-        knobs: Tensor,
+        hparams: Tensor,
         active: Tensor,
     ) -> StepResult:
         kl = torch.tensor(self.kls[len(self.active)])
         self.active.append(active.tolist())
         zero = torch.zeros_like(kl)
         statistics = Statistics(*(zero for _ in Statistics._fields))._replace(kl=kl)
-        moved = Optimum(*(x + active[:, None].to(x.dtype) for x in optimum))
+        moved = OptimizerState(*(x + active[:, None].to(x.dtype) for x in opt_state))
         return StepResult(moved, statistics, zero, active)
 
 
 def update(
     step: Scripted, early_stop: EarlyStop, *, epochs: int, groups: int, target_kl: float = 0.01
-) -> tuple[Optimum, UpdateReport]:
+) -> tuple[OptimizerState, UpdateReport]:
     """Two minibatches an epoch, from parameters, moments and step counts of 0."""
     setting = build((8,) if groups == 1 else (8, groups), groups)
-    region = Proximal(
-        epochs=epochs, minibatch=4, early_stop=early_stop, target_kl=target_kl, gate=False
-    )
-    optimum = Optimum(*map(torch.zeros_like, setting.optimum))
+    region = PPO(epochs=epochs, minibatch=4, early_stop=early_stop, target_kl=target_kl, gate=False)
+    opt_state = OptimizerState(*map(torch.zeros_like, setting.opt_state))
     rng = torch.Generator().manual_seed(0)
-    return region.update(setting.agent, optimum, setting.rows, setting.targets, Knobs(), rng, step)
+    return region.update(
+        setting.agent, opt_state, setting.rows, setting.targets, HyperParams(), rng, step
+    )
 
 
-def steps_taken(optimum: Optimum) -> list[float]:
+def steps_taken(opt_state: OptimizerState) -> list[float]:
     """Of every group, by parameters and moments and step counts alike."""
-    own = [x.unique(dim=1)[:, 0].tolist() for x in optimum]
+    own = [x.unique(dim=1)[:, 0].tolist() for x in opt_state]
     assert all(x == own[0] for x in own)
-    assert all(len(x.unique(dim=1).T) == 1 for x in optimum)
+    assert all(len(x.unique(dim=1).T) == 1 for x in opt_state)
     return own[0]
 
 

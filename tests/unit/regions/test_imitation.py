@@ -1,4 +1,4 @@
-"""Cloning inside a trust region: its loss and gradient, the bound, and who may turn its knob."""
+"""Cloning inside a trust region: its loss and gradient, the bound, and who may turn its weight."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from keel.models.distributions import Categorical, Gaussian
 from keel.regions.balance import CloningTrust, LossBalance
 from keel.regions.certify import Certified
-from keel.regions.constraint import Constraint, Problem
+from keel.regions.constraint import TRPO, Problem
 from keel.regions.controllers import Decay, Outcome
 from keel.regions.critic import CriticFit
 from keel.regions.imitation import (
@@ -26,10 +26,10 @@ from keel.regions.imitation import (
 )
 from keel.regions.measure import exact_kl, shown_kl
 from keel.regions.objective import Batch, Objective
-from keel.regions.proximal import Proximal
-from keel.regions.stepper import Optimum, make_step
+from keel.regions.proximal import PPO
+from keel.regions.stepper import OptimizerState, make_step
 from keel.rollout.batch import Shown
-from keel.types import Knobs, UpdateReport
+from keel.types import HyperParams, UpdateReport
 
 from .conftest import FEATURES, Setting, build
 
@@ -53,10 +53,10 @@ def taught(request: pytest.FixtureRequest) -> Setting:
 
 
 def constrained(
-    setting: Setting, knobs: Knobs, limit: Limit | None = None
-) -> tuple[Optimum, UpdateReport]:
+    setting: Setting, hparams: HyperParams, limit: Limit | None = None
+) -> tuple[OptimizerState, UpdateReport]:
     fit = CriticFit(epochs=1, minibatch=40)
-    region = Constraint(critic=fit, fisher_fraction=1.0, limit=limit)
+    region = TRPO(critic=fit, fisher_fraction=1.0, limit=limit)
     step = make_step(
         setting.agent,
         region.critic.objective,
@@ -66,7 +66,7 @@ def constrained(
     )
     rng = torch.Generator().manual_seed(0)
     return Certified(region).update(
-        setting.agent, setting.optimum, setting.rows, setting.targets, knobs, rng, step
+        setting.agent, setting.opt_state, setting.rows, setting.targets, hparams, rng, step
     )
 
 
@@ -80,17 +80,17 @@ def test_the_loss_is_that_of_torch():
         torch.tensor([1.0, 3.0, 0.0, 0.0]),
         torch.tensor([1.0, 1.0, 1.0, 0.0]),
     )
-    logits = setting.agent.policy(setting.optimum.params, obs)["logits"]
+    logits = setting.agent.policy(setting.opt_state.params, obs)["logits"]
     each = torch.nn.functional.cross_entropy(logits, shown.action, reduction="none")
     expected = (each[0] + 3.0 * each[1]) / 3.0
-    found = cloning_loss(setting.agent, setting.optimum.params, shown, 1.0)
+    found = cloning_loss(setting.agent, setting.opt_state.params, shown, 1.0)
     torch.testing.assert_close(found, expected.reshape(1))
-    whole = mean_cloning_loss(setting.agent, setting.optimum.params, shown, 1.0)
+    whole = mean_cloning_loss(setting.agent, setting.opt_state.params, shown, 1.0)
     assert whole == pytest.approx(expected.item())
 
 
 def test_the_objective_adds_it_with_its_coefficient(taught: Setting):
-    knobs = Knobs(bc_coef=0.7)
+    hparams = HyperParams(bc_coef=0.7)
 
     def loss(params: Tensor, bc_coef: float, shown: Shown | None) -> Tensor:
         learned = taught.targets(params)
@@ -106,13 +106,13 @@ def test_the_objective_adds_it_with_its_coefficient(taught: Setting):
             rows.weight,
             shown,
         )
-        dials = replace(knobs, bc_coef=bc_coef).tensor()
+        dials = replace(hparams, bc_coef=bc_coef).tensor()
         found, statistics = Objective()(taught.agent, params, batch, dials, None)
         if shown is None:
             assert statistics.bc_loss.item() == 0.0
         return found.sum()
 
-    params = taught.optimum.params
+    params = taught.opt_state.params
     shown = taught.rows.shown
     assert shown is not None
     alone = loss(params, 0.7, None)
@@ -124,10 +124,10 @@ def test_the_objective_adds_it_with_its_coefficient(taught: Setting):
 
 def test_the_pull_is_that_of_finite_differences(taught: Setting):
     """Along cloning's own gradient, the loss must change by its norm."""
-    params, shown = taught.optimum.params, taught.rows.shown
+    params, shown = taught.opt_state.params, taught.rows.shown
     assert shown is not None
     advantage = taught.targets(params).advantage
-    found = pull(taught.agent, params, taught.rows, advantage, Knobs())
+    found = pull(taught.agent, params, taught.rows, advantage, HyperParams())
     step = 1e-2 * (found.cloning / found.cloning_norm).float()[None]
     ahead = mean_cloning_loss(taught.agent, params + step, shown, 1.0)
     behind = mean_cloning_loss(taught.agent, params - step, shown, 1.0)
@@ -139,10 +139,14 @@ def test_what_teaches_the_same_has_cosine_one():
     """Shown are the rollout's own rows, weighted by their advantage: both gradients are one."""
     setting = build((ROWS,))
     rows = setting.rows
-    advantage = setting.targets(setting.optimum.params).advantage
+    advantage = setting.targets(setting.opt_state.params).advantage
     shown = Shown(rows.obs, rows.action, rows.weight * advantage, rows.weight)
     found = pull(
-        setting.agent, setting.optimum.params, replace(rows, shown=shown), advantage, Knobs()
+        setting.agent,
+        setting.opt_state.params,
+        replace(rows, shown=shown),
+        advantage,
+        HyperParams(),
     )
     assert found.cosine == pytest.approx(1.0, abs=1e-5)
     assert found.cloning_norm == pytest.approx(found.policy_norm, rel=1e-4)
@@ -154,11 +158,11 @@ def test_the_bound_covers_cloning(bound: float, coef: float, natural: bool, seed
     """However loudly demonstrations speak, the exact KL on the rollout stays inside."""
     setting = build((ROWS,))
     setting.rows = replace(setting.rows, shown=shown_for(setting, seed))
-    knobs = Knobs(max_kl=bound, bc_coef=coef, learning_rate=1e-2)
+    hparams = HyperParams(max_kl=bound, bc_coef=coef, learning_rate=1e-2)
     if natural:
-        after, report = constrained(setting, knobs)
+        after, report = constrained(setting, hparams)
     else:
-        after, report = setting.update(Certified(Proximal(epochs=2, minibatch=40)), knobs)
+        after, report = setting.update(Certified(PPO(epochs=2, minibatch=40)), hparams)
     kl = exact_kl(setting.agent, after.params, setting.rows, 1.0)
     assert (kl <= bound).all()
     assert report.metrics["train/bc_coef"] == coef
@@ -168,10 +172,10 @@ def test_the_bound_covers_cloning(bound: float, coef: float, natural: bool, seed
 def test_cloning_makes_what_was_shown_likelier(taught: Setting, natural: bool):
     shown = taught.rows.shown
     assert shown is not None
-    knobs = Knobs(max_kl=0.02, bc_coef=10.0, learning_rate=3e-3)
-    region = Certified(Proximal(epochs=4, minibatch=40))
-    after, report = constrained(taught, knobs) if natural else taught.update(region, knobs)
-    before = mean_cloning_loss(taught.agent, taught.optimum.params, shown, 1.0)
+    hparams = HyperParams(max_kl=0.02, bc_coef=10.0, learning_rate=3e-3)
+    region = Certified(PPO(epochs=4, minibatch=40))
+    after, report = constrained(taught, hparams) if natural else taught.update(region, hparams)
+    before = mean_cloning_loss(taught.agent, taught.opt_state.params, shown, 1.0)
     now = mean_cloning_loss(taught.agent, after.params, shown, 1.0)
     assert now < before - 0.01
     metrics = report.metrics
@@ -181,7 +185,7 @@ def test_cloning_makes_what_was_shown_likelier(taught: Setting, natural: bool):
     if natural:  # without an entropy bonus both are the surrogate at ratio 1
         assert metrics["train/policy_loss"] == pytest.approx(own, abs=1e-6)
     assert metrics["train/bc_ppo_ratio"] == pytest.approx(abs(weighted) / (abs(own) + 1e-8))
-    moved = shown_kl(taught.agent, taught.optimum.params, after.params, shown, 1.0)
+    moved = shown_kl(taught.agent, taught.opt_state.params, after.params, shown, 1.0)
     assert metrics["train/kl_demos"] == pytest.approx(moved)
     assert moved > 0.0
 
@@ -189,30 +193,30 @@ def test_cloning_makes_what_was_shown_likelier(taught: Setting, natural: bool):
 @pytest.mark.slow
 def test_inductor_takes_demonstrations_too(taught: Setting):
     """One compiled step equals the eager one."""
-    knobs = Knobs(bc_coef=2.0, max_kl=10.0)
-    region = Certified(Proximal(epochs=1, minibatch=48))
-    eager, _ = taught.update(region, knobs)
-    compiled, report = taught.update(region, knobs, compiled=True)
+    hparams = HyperParams(bc_coef=2.0, max_kl=10.0)
+    region = Certified(PPO(epochs=1, minibatch=48))
+    eager, _ = taught.update(region, hparams)
+    compiled, report = taught.update(region, hparams, compiled=True)
     torch.testing.assert_close(compiled.params, eager.params, rtol=1e-4, atol=1e-5)
     assert report.metrics["train/bc_loss"] > 0.0
 
 
 def test_the_line_search_predicts_with_cloning(taught: Setting):
     """One objective for gradient and acceptance: a short step brings what the gradient says."""
-    knobs = Knobs(bc_coef=3.0)
-    learned = taught.targets(taught.optimum.params)
+    hparams = HyperParams(bc_coef=3.0)
+    learned = taught.targets(taught.opt_state.params)
     problem = Problem(
-        taught.agent, taught.optimum.params, taught.rows, learned.advantage, knobs, Objective()
+        taught.agent, taught.opt_state.params, taught.rows, learned.advantage, hparams, Objective()
     )
     gradient, _ = problem.gradient()
-    pulled = pull(taught.agent, taught.optimum.params, taught.rows, learned.advantage, knobs)
+    pulled = pull(taught.agent, taught.opt_state.params, taught.rows, learned.advantage, hparams)
     whole = gradient - 3.0 * pulled.cloning[: gradient.shape[0]].to(gradient)
     step = whole / whole.norm()
     gain, _ = problem.evaluate(problem.moved(step, 1e-2))
     assert gain == pytest.approx(1e-2 * (whole @ step).item(), rel=0.05)
 
 
-KNOBS = Knobs(bc_coef=1.0)
+KNOBS = HyperParams(bc_coef=1.0)
 
 
 def outcome(**bc: float) -> Outcome:
@@ -221,60 +225,62 @@ def outcome(**bc: float) -> Outcome:
 
 def test_decay_ends_at_its_floor():
     rule = Decay("bc_coef", 0.5, 0.2)
-    knobs = KNOBS
+    hparams = KNOBS
     seen = []
     for _ in range(4):
-        _, knobs = rule(rule.init(), outcome(), knobs)
-        seen.append(knobs.bc_coef)
+        _, hparams = rule(rule.init(), outcome(), hparams)
+        seen.append(hparams.bc_coef)
     assert seen == [0.5, 0.25, 0.2, 0.2]
 
 
 def test_the_note_s_rule_and_its_way_back():
     rule = LossBalance(1.0)
-    _, knobs = rule({}, outcome(bc_loss_ratio=4.0), KNOBS)
-    assert knobs.bc_coef == 0.25
-    _, knobs = rule({}, outcome(bc_loss_ratio=1e6), knobs)
-    assert knobs.bc_coef == 0.01
-    _, knobs = rule({}, outcome(bc_loss_ratio=0.1), knobs)
-    assert knobs.bc_coef == pytest.approx(0.1)
-    _, knobs = rule({}, outcome(bc_loss_ratio=1e-9), knobs)
-    assert knobs.bc_coef == 1.0
-    assert rule({}, outcome(), knobs)[1] is knobs
+    _, hparams = rule({}, outcome(bc_loss_ratio=4.0), KNOBS)
+    assert hparams.bc_coef == 0.25
+    _, hparams = rule({}, outcome(bc_loss_ratio=1e6), hparams)
+    assert hparams.bc_coef == 0.01
+    _, hparams = rule({}, outcome(bc_loss_ratio=0.1), hparams)
+    assert hparams.bc_coef == pytest.approx(0.1)
+    _, hparams = rule({}, outcome(bc_loss_ratio=1e-9), hparams)
+    assert hparams.bc_coef == 1.0
+    assert rule({}, outcome(), hparams)[1] is hparams
 
 
 def test_the_pull_of_an_update_is_limited_by_its_gradients():
     pulled = Pull(torch.zeros(3), policy_norm=2.0, cloning_norm=4.0, cosine=0.3)
     limit = Limit(10.0)
-    assert limit(Knobs(bc_coef=10.0), pulled).bc_coef == 0.5
-    assert limit(Knobs(bc_coef=1.0), pulled).bc_coef == pytest.approx(0.05)  # a tenth of the trust
-    assert Limit(10.0, max_ratio=3.0)(Knobs(bc_coef=10.0), pulled).bc_coef == 1.5
-    assert Limit(10.0, floor=0.2)(Knobs(bc_coef=1.0), pulled).bc_coef == 0.2
+    assert limit(HyperParams(bc_coef=10.0), pulled).bc_coef == 0.5
+    assert limit(HyperParams(bc_coef=1.0), pulled).bc_coef == pytest.approx(
+        0.05
+    )  # a tenth of the trust
+    assert Limit(10.0, max_ratio=3.0)(HyperParams(bc_coef=10.0), pulled).bc_coef == 1.5
+    assert Limit(10.0, floor=0.2)(HyperParams(bc_coef=1.0), pulled).bc_coef == 0.2
     silent = pulled._replace(cloning_norm=0.0)
-    assert limit(Knobs(bc_coef=10.0), silent).bc_coef == 10.0
+    assert limit(HyperParams(bc_coef=10.0), silent).bc_coef == 10.0
 
 
 @pytest.mark.parametrize("natural", [False, True])
 def test_a_limited_region_reports_what_it_did(taught: Setting, natural: bool):
-    knobs, limit = Knobs(bc_coef=100.0, max_kl=0.02), Limit(100.0, max_ratio=0.5)
+    hparams, limit = HyperParams(bc_coef=100.0, max_kl=0.02), Limit(100.0, max_ratio=0.5)
     if natural:
-        _, report = constrained(taught, knobs, limit)
+        _, report = constrained(taught, hparams, limit)
     else:
-        region = Certified(Proximal(epochs=2, minibatch=40, limit=limit))
-        _, report = taught.update(region, knobs)
+        region = Certified(PPO(epochs=2, minibatch=40, limit=limit))
+        _, report = taught.update(region, hparams)
     assert report.metrics["train/bc_gradient_ratio"] == pytest.approx(0.5)
     assert report.metrics["train/bc_coef"] < 100.0
 
 
 def test_lasting_conflict_costs_trust_and_peace_brings_it_back():
     rule = CloningTrust(1.0)
-    state, knobs = rule.init(), KNOBS
+    state, hparams = rule.init(), KNOBS
     for _ in range(60):
-        state, knobs = rule(state, outcome(bc_cosine=-0.3), knobs)
-    assert knobs.bc_coef == 0.01
+        state, hparams = rule(state, outcome(bc_cosine=-0.3), hparams)
+    assert hparams.bc_coef == 0.01
     for _ in range(200):
-        state, knobs = rule(state, outcome(bc_cosine=0.3), knobs)
-    assert knobs.bc_coef == 1.0
-    assert rule(state, outcome(), knobs)[1] is knobs
+        state, hparams = rule(state, outcome(bc_cosine=0.3), hparams)
+    assert hparams.bc_coef == 1.0
+    assert rule(state, outcome(), hparams)[1] is hparams
 
 
 NOISES: dict[str, Callable[[torch.Generator], Tensor]] = {
@@ -291,11 +297,11 @@ def test_gradients_that_disagree_at_random_cost_no_trust(noise: str):
     rule, least = CloningTrust(1.0), []
     for seed in range(40):
         generator = torch.Generator().manual_seed(seed)
-        state, knobs, coefs = rule.init(), KNOBS, []
+        state, hparams, coefs = rule.init(), KNOBS, []
         for _ in range(300):
             told = outcome(bc_cosine=NOISES[noise](generator).item())
-            state, knobs = rule(state, told, knobs)
-            coefs.append(knobs.bc_coef)
+            state, hparams = rule(state, told, hparams)
+            coefs.append(hparams.bc_coef)
         least.append(sum(coefs) / len(coefs))
     assert sorted(least)[4] > 0.9
     assert min(least) > 0.5
@@ -303,10 +309,10 @@ def test_gradients_that_disagree_at_random_cost_no_trust(noise: str):
 
 def test_a_steady_conflict_is_seen_within_ten_updates():
     rule = CloningTrust(1.0)
-    state, knobs = rule.init(), KNOBS
+    state, hparams = rule.init(), KNOBS
     for _ in range(10):
-        state, knobs = rule(state, outcome(bc_cosine=-0.95), knobs)
-    assert knobs.bc_coef < 0.5
+        state, hparams = rule(state, outcome(bc_cosine=-0.95), hparams)
+    assert hparams.bc_coef < 0.5
 
 
 def test_a_nan_in_rows_that_do_not_count_reaches_no_gradient(taught: Setting):
@@ -316,14 +322,14 @@ def test_a_nan_in_rows_that_do_not_count_reaches_no_gradient(taught: Setting):
     assert ignored.any()
     spoiled = rows.obs["obs"].clone()
     spoiled[ignored] = torch.nan
-    advantage = taught.targets(taught.optimum.params).advantage
-    clean = pull(taught.agent, taught.optimum.params, rows, advantage, Knobs())
+    advantage = taught.targets(taught.opt_state.params).advantage
+    clean = pull(taught.agent, taught.opt_state.params, rows, advantage, HyperParams())
     dirty = replace(rows, obs={"obs": spoiled})
-    found = pull(taught.agent, taught.optimum.params, dirty, advantage, Knobs())
+    found = pull(taught.agent, taught.opt_state.params, dirty, advantage, HyperParams())
     assert found.policy_norm == pytest.approx(clean.policy_norm)
     assert found.cosine == pytest.approx(clean.cosine)
 
 
 def test_a_limit_without_a_gradient_to_go_by_is_the_floor():
     pulled = Pull(torch.zeros(3), policy_norm=float("nan"), cloning_norm=4.0, cosine=float("nan"))
-    assert Limit(10.0)(Knobs(bc_coef=10.0), pulled).bc_coef == 0.01
+    assert Limit(10.0)(HyperParams(bc_coef=10.0), pulled).bc_coef == 0.01

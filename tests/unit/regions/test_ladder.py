@@ -13,15 +13,15 @@ from keel.errors import InputError
 from keel.regions.controllers import Outcome
 from keel.regions.ladder import FORGET, TemperatureLadder
 from keel.training.loop import train
-from keel.types import Knobs
+from keel.types import HyperParams
 
 
 def temperatures(ladder: TemperatureLadder, returns: list[float]) -> list[float]:
     """The temperature wanted after each update."""
-    state, knobs, wanted = ladder.init(), Knobs(learning_rate=1e-3), []
+    state, hparams, wanted = ladder.init(), HyperParams(learning_rate=1e-3), []
     for value in returns:
-        state, knobs = ladder(state, Outcome(kl=0.0, return_mean=value), knobs)
-        wanted.append(knobs.temperature)
+        state, hparams = ladder(state, Outcome(kl=0.0, return_mean=value), hparams)
+        wanted.append(hparams.temperature)
     return wanted
 
 
@@ -44,11 +44,11 @@ def test_a_rung_that_was_forgotten_is_tried_again() -> None:
     """The best rung is taken again and again, and the weights of the others fade."""
     ladder = TemperatureLadder(interval=1, magnitude=4.0)
     best = {1.0: 1.0, 2.0: 0.0, 4.0: 0.5}
-    state, knobs, wanted = ladder.init(), Knobs(learning_rate=1e-3), []
+    state, hparams, wanted = ladder.init(), HyperParams(learning_rate=1e-3), []
     for _ in range(60):
-        outcome = Outcome(kl=0.0, return_mean=best[knobs.temperature])
-        state, knobs = ladder(state, outcome, knobs)
-        wanted.append(knobs.temperature)
+        outcome = Outcome(kl=0.0, return_mean=best[hparams.temperature])
+        state, hparams = ladder(state, outcome, hparams)
+        wanted.append(hparams.temperature)
     assert wanted.count(1.0) > 30
     assert {2.0, 4.0} <= set(wanted[30:])
 
@@ -74,7 +74,7 @@ def test_a_ladder_of_one_temperature_changes_no_bit() -> None:
     for explore in ({}, {"hierarchical": True, "pulse_magnitude": 1.0}):
         *_, last = train(from_dict(settings(**explore)))
         final.append(last.state)
-    assert torch.equal(final[0].optimum.params, final[1].optimum.params)
+    assert torch.equal(final[0].opt_state.params, final[1].opt_state.params)
     assert final[0].returns == final[1].returns
 
 

@@ -12,26 +12,26 @@ from keel.models.agent import Agent
 from keel.regions.certify import Certified
 from keel.regions.gate import ConsistencyError
 from keel.regions.measure import exact_kl, group_mean, measure
-from keel.regions.proximal import Proximal
-from keel.regions.sequential import Sequential
-from keel.regions.stepper import Optimum, initial_optimum, make_step
+from keel.regions.proximal import PPO
+from keel.regions.sequential import HAPPO
+from keel.regions.stepper import OptimizerState, initial_opt_state, make_step
 from keel.rollout.batch import Learned, Rows, of_members
-from keel.types import Knobs, UpdateReport
+from keel.types import HyperParams, UpdateReport
 
 from .conftest import SMALL, Setting
 
-FAST = Knobs(learning_rate=0.05, max_kl=0.01)
+FAST = HyperParams(learning_rate=0.05, max_kl=0.01)
 
 
 def sharing(agents: Setting, members: tuple[int, ...]) -> Setting:
     """The same rows, with some of the three agents on one row of parameters."""
     made = Agent(agents.agent.network, agents.agent.dist, max(members) + 1, None, members)
-    params = agents.optimum.params[: made.groups]
+    params = agents.opt_state.params[: made.groups]
     with torch.no_grad():
         behaviour = made.policy(params, agents.rows.obs)
     log_prob = made.dist.log_prob(behaviour, agents.rows.action)
     rows = replace(agents.rows, behaviour=behaviour, log_prob=log_prob)
-    return Setting(made, rows, agents.targets, initial_optimum(params))
+    return Setting(made, rows, agents.targets, initial_opt_state(params))
 
 
 @pytest.mark.parametrize("members", [(0, 0, 0), (0, 1, 0), (0, 1, 2)])
@@ -61,7 +61,7 @@ def test_a_shared_row_takes_the_smallest_share_that_any_of_its_agents_allows(
 
 
 def test_agents_have_metrics_of_their_own(agents: Setting) -> None:
-    _, report = agents.update(Certified(SMALL), Knobs())
+    _, report = agents.update(Certified(SMALL), HyperParams())
     names = {"policy_loss", "value_loss", "clip_fraction", "kl_exact", "entropy", "ratio_outside"}
     assert {f"train/{name}" for name in names} == set(report.agents)
     for key, own in report.agents.items():
@@ -70,7 +70,7 @@ def test_agents_have_metrics_of_their_own(agents: Setting) -> None:
             assert report.metrics[key] == pytest.approx(own.mean().item(), rel=1e-5, abs=1e-6)
 
 
-def single_step(agents: Setting, region: Proximal):  # type: ignore[no-untyped-def]
+def single_step(agents: Setting, region: PPO):  # type: ignore[no-untyped-def]
     return make_step(
         agents.agent.alone(),
         region.objective,
@@ -80,13 +80,13 @@ def single_step(agents: Setting, region: Proximal):  # type: ignore[no-untyped-d
     )
 
 
-def sequentially(agents: Setting, seed: int = 0) -> tuple[Optimum, UpdateReport]:
-    return Sequential(SMALL).update(
+def sequentially(agents: Setting, seed: int = 0) -> tuple[OptimizerState, UpdateReport]:
+    return HAPPO(SMALL).update(
         agents.agent,
-        agents.optimum,
+        agents.opt_state,
         agents.rows,
         agents.targets,
-        Knobs(learning_rate=0.01),
+        HyperParams(learning_rate=0.01),
         torch.Generator().manual_seed(seed),
         single_step(agents, SMALL),
     )
@@ -97,13 +97,13 @@ def test_in_sequence_each_learns_from_what_those_before_it_became(agents: Settin
     found, _ = sequentially(agents)
     rng = torch.Generator().manual_seed(0)
     order = torch.randperm(3, generator=rng).tolist()
-    learned, knobs = agents.targets(agents.optimum.params), Knobs(learning_rate=0.01)
+    learned, hparams = agents.targets(agents.opt_state.params), HyperParams(learning_rate=0.01)
     weight, step, alone = torch.ones(96), single_step(agents, SMALL), agents.agent.alone()
     for a in order:
         rows, own = of_members(agents.rows, learned, (a,))
         taught = own._replace(advantage=own.advantage * weight)
-        start = Optimum(*(x[a : a + 1] for x in agents.optimum))
-        after, _ = SMALL.update(alone, start, rows, lambda _, x=taught: x, knobs, rng, step)
+        start = OptimizerState(*(x[a : a + 1] for x in agents.opt_state))
+        after, _ = SMALL.update(alone, start, rows, lambda _, x=taught: x, hparams, rng, step)
         assert torch.equal(found.params[a], after.params[0])
         ratio = measure(alone, after.params, rows, 1.0).ratio
         weight = weight * torch.where(rows.weight > 0, ratio.ratio, 1.0)
@@ -111,10 +111,10 @@ def test_in_sequence_each_learns_from_what_those_before_it_became(agents: Settin
 
 
 def test_in_sequence_the_bound_holds_too(agents: Setting) -> None:
-    region = Certified(Sequential(SMALL))
+    region = Certified(HAPPO(SMALL))
     after, report = region.update(
         agents.agent,
-        agents.optimum,
+        agents.opt_state,
         agents.rows,
         agents.targets,
         FAST,
@@ -138,7 +138,7 @@ def stopped(agents: Setting, rows: Rows, pattern: str) -> None:
     broken = copy.copy(agents)
     broken.rows = rows
     with pytest.raises(ConsistencyError, match=pattern):
-        broken.update(Certified(SMALL), Knobs())
+        broken.update(Certified(SMALL), HyperParams())
 
 
 def named(agents: Setting) -> Setting:
@@ -154,7 +154,7 @@ def test_another_agents_actor_is_named(agents: Setting) -> None:
 
 def test_old_log_probs_of_another_agent_are_named(agents: Setting) -> None:
     agents = named(agents)
-    first = agents.optimum.params[:1].expand_as(agents.optimum.params)
+    first = agents.opt_state.params[:1].expand_as(agents.opt_state.params)
     with torch.no_grad():
         behaviour = agents.agent.policy(first, agents.rows.obs)
     log_prob = agents.agent.dist.log_prob(behaviour, agents.rows.action)

@@ -14,11 +14,11 @@ from keel.models.distributions import SquashedGaussian
 from keel.regions.certify import Certified
 from keel.regions.objective import Batch, Objective, Statistics
 from keel.regions.penalties import DeadPenaltyError
-from keel.types import KNOB_INDEX, Knobs
+from keel.types import HPARAM_INDEX, HyperParams
 
 from .conftest import SMALL, Setting, build
 
-PENALISED = Knobs(learning_rate=1e-3, entropy_coef=0.01, kl_coef=0.5)
+PENALISED = HyperParams(learning_rate=1e-3, entropy_coef=0.01, kl_coef=0.5)
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class WithNumber(Objective):
     number: bool = True
 
     def __call__(
-        self, agent: Any, params: Tensor, batch: Batch, knobs: Tensor, group_axis: int | None
+        self, agent: Any, params: Tensor, batch: Batch, hparams: Tensor, group_axis: int | None
     ) -> tuple[Tensor, Statistics]:
-        loss, statistics = super().__call__(agent, params, batch, knobs, group_axis)
+        loss, statistics = super().__call__(agent, params, batch, hparams, group_axis)
         entropy = agent.dist.entropy(agent.policy(params, batch.obs)).mean()
         penalty = 1.0 - (entropy.item() if self.number else entropy)
-        return loss + knobs[KNOB_INDEX["kl_coef"]] * penalty, statistics
+        return loss + hparams[HPARAM_INDEX["kl_coef"]] * penalty, statistics
 
 
 def test_a_penalty_on_a_number_is_refused_before_the_first_step(steps: Setting) -> None:
@@ -41,9 +41,11 @@ def test_a_penalty_on_a_number_is_refused_before_the_first_step(steps: Setting) 
     with pytest.raises(
         DeadPenaltyError, match=r"kl_coef: the KL penalty changes the loss .* is exactly 0"
     ):
-        steps.update(region, Knobs(kl_coef=0.5))
-    steps.update(region, Knobs(kl_coef=0.0))
-    steps.update(Certified(replace(SMALL, objective=WithNumber(), gate=False)), Knobs(kl_coef=0.5))
+        steps.update(region, HyperParams(kl_coef=0.5))
+    steps.update(region, HyperParams(kl_coef=0.0))
+    steps.update(
+        Certified(replace(SMALL, objective=WithNumber(), gate=False)), HyperParams(kl_coef=0.5)
+    )
 
 
 def test_penalties_with_a_gradient_pass(setting: Setting) -> None:
@@ -53,8 +55,8 @@ def test_penalties_with_a_gradient_pass(setting: Setting) -> None:
 
 
 def test_it_is_looked_at_once_in_a_run(steps: Setting) -> None:
-    later = replace(steps, optimum=steps.optimum._replace(steps=steps.optimum.steps + 1.0))
-    later.update(Certified(replace(SMALL, objective=WithNumber())), Knobs(kl_coef=0.5))
+    later = replace(steps, opt_state=steps.opt_state._replace(steps=steps.opt_state.steps + 1.0))
+    later.update(Certified(replace(SMALL, objective=WithNumber())), HyperParams(kl_coef=0.5))
 
 
 def test_a_floor_needs_the_entropy_that_it_is_under() -> None:
@@ -64,30 +66,30 @@ def test_a_floor_needs_the_entropy_that_it_is_under() -> None:
 
 def test_a_floor_has_the_gradient_of_the_entropy_below_it_and_none_above(steps: Setting) -> None:
     """∂ [0.1·max(0, floor − H)] / ∂θ = −0.1·∂H/∂θ, as a bonus with the coefficient 0.1 has."""
-    learned = steps.targets(steps.optimum.params)
+    learned = steps.targets(steps.opt_state.params)
     rows = steps.rows
     batch = Batch(
         rows.obs, rows.behaviour, rows.action, rows.log_prob, *learned[:2], learned.raw, rows.weight
     )
 
-    def gradient(objective: Objective, knobs: Knobs) -> Tensor:
-        leaf = steps.optimum.params.detach().requires_grad_()
-        loss, _ = objective(steps.agent, leaf, batch, knobs.tensor(), None)
+    def gradient(objective: Objective, hparams: HyperParams) -> Tensor:
+        leaf = steps.opt_state.params.detach().requires_grad_()
+        loss, _ = objective(steps.agent, leaf, batch, hparams.tensor(), None)
         return torch.autograd.grad(loss.sum(), leaf)[0]
 
-    plain = gradient(Objective(), Knobs())
-    below = gradient(Objective(entropy_floor=10.0), Knobs()) - plain
-    bonus = gradient(Objective(), Knobs(entropy_coef=0.1)) - plain
+    plain = gradient(Objective(), HyperParams())
+    below = gradient(Objective(entropy_floor=10.0), HyperParams()) - plain
+    bonus = gradient(Objective(), HyperParams(entropy_coef=0.1)) - plain
     torch.testing.assert_close(below, bonus)
     assert below.norm() > 1e-4
-    assert torch.equal(gradient(Objective(entropy_floor=-10.0), Knobs()), plain)
+    assert torch.equal(gradient(Objective(entropy_floor=-10.0), HyperParams()), plain)
 
 
 def test_an_estimated_entropy_says_so(steps: Setting) -> None:
-    _, report = steps.update(Certified(SMALL), Knobs())
+    _, report = steps.update(Certified(SMALL), HyperParams())
     assert report.metrics["train/entropy_is_exact"] == 1.0
     assert not SquashedGaussian((-1.0,), (1.0,)).exact_entropy
     setting = build((96,))
     setting.agent.dist = replace(setting.agent.dist, exact_entropy=False)  # type: ignore[type-var]
-    _, report = setting.update(Certified(SMALL), Knobs())
+    _, report = setting.update(Certified(SMALL), HyperParams())
     assert report.metrics["train/entropy_is_exact"] == 0.0

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from keel.regions.faults import NumericError
 from keel.regions.objective import Batch, Objective
-from keel.regions.proximal import Proximal
-from keel.regions.stepper import Optimum, StepResult
+from keel.regions.proximal import PPO
+from keel.regions.stepper import OptimizerState, StepResult
 from keel.rollout.batch import Learned, minibatches
-from keel.types import Knobs
+from keel.types import HyperParams
 
 from .conftest import SMALL, Setting, build
 
@@ -31,13 +31,13 @@ def improvement(setting: Setting, params: torch.Tensor) -> float:
 
 
 def test_an_update_improves_the_surrogate(setting: Setting) -> None:
-    after, report = setting.update(SMALL, Knobs(learning_rate=1e-2))
+    after, report = setting.update(SMALL, HyperParams(learning_rate=1e-2))
     assert improvement(setting, after.params) > 0.0
     assert report.metrics["train/epochs"] == 3.0
 
 
 def test_rows_of_weight_0_change_nothing_whatever_they_hold(setting: Setting) -> None:
-    learned = setting.targets(setting.optimum.params)
+    learned = setting.targets(setting.opt_state.params)
     dead = setting.rows.weight == 0
     advantage, target = (torch.where(dead, torch.nan, x) for x in learned[:2])
     poisoned = Learned(advantage, target, torch.where(dead[..., None], torch.nan, learned.raw))
@@ -46,8 +46,8 @@ def test_rows_of_weight_0_change_nothing_whatever_they_hold(setting: Setting) ->
     sick = replace(
         setting, targets=lambda _: poisoned, rows=replace(setting.rows, log_prob=log_prob, obs=obs)
     )
-    healthy, _ = setting.update(SMALL, Knobs())
-    after, report = sick.update(SMALL, Knobs())
+    healthy, _ = setting.update(SMALL, HyperParams())
+    after, report = sick.update(SMALL, HyperParams())
     assert torch.equal(healthy.params, after.params)
     assert report.metrics["error/non_finite_ratio_count"] == 0.0
 
@@ -58,31 +58,31 @@ def test_a_non_finite_log_prob_is_quarantined_and_counted(steps: Setting) -> Non
     log_prob[bad] = torch.nan
     sick = replace(steps, rows=replace(steps.rows, log_prob=log_prob))
     for seed in range(8):  # in whichever minibatch it falls, the first and its gate included
-        after, report = sick.update(SMALL, Knobs(), seed=seed)
+        after, report = sick.update(SMALL, HyperParams(), seed=seed)
         assert torch.isfinite(after.params).all()
         assert report.metrics["error/non_finite_ratio_count"] == SMALL.epochs
 
 
 def test_a_non_finite_gradient_is_never_applied(steps: Setting) -> None:
     """Faults 23 and 24: an infinite target makes the loss infinite; nothing moves, and it stops."""
-    learned = steps.targets(steps.optimum.params)
+    learned = steps.targets(steps.opt_state.params)
     hopeless = learned._replace(target=torch.full_like(learned.target, torch.inf))
     sick = replace(steps, targets=lambda _: hopeless)
-    before = [x.clone() for x in steps.optimum]
+    before = [x.clone() for x in steps.opt_state]
     with pytest.raises(NumericError, match=r"the loss is not finite.*minibatch: target"):
-        sick.update(SMALL, Knobs())
-    assert all(torch.equal(old, new) for old, new in zip(before, steps.optimum, strict=True))
+        sick.update(SMALL, HyperParams())
+    assert all(torch.equal(old, new) for old, new in zip(before, steps.opt_state, strict=True))
 
 
 @pytest.mark.parametrize("granularity", ["minibatch", "epoch"])
 def test_early_stop_ends_an_update(granularity: str, setting: Setting) -> None:
-    region = Proximal(
+    region = PPO(
         epochs=50,
         minibatch=40,
         early_stop=granularity,
         target_kl=0.01,  # type: ignore[arg-type]
     )
-    _, report = setting.update(region, Knobs(learning_rate=0.02))
+    _, report = setting.update(region, HyperParams(learning_rate=0.02))
     assert report.metrics["train/epochs"] < 50
     whole = report.metrics["train/early_stop_epoch"] + (granularity == "epoch")
     assert report.metrics["train/epochs"] == whole, "of epochs that were gone through to the end"
@@ -91,14 +91,14 @@ def test_early_stop_ends_an_update(granularity: str, setting: Setting) -> None:
 
 def test_a_stopped_agent_does_not_move_with_its_momentum(agents: Setting) -> None:
     """Agent 1 alone has a signal: it stops early, frozen, while the critics of others go on."""
-    learned = agents.targets(agents.optimum.params)
+    learned = agents.targets(agents.opt_state.params)
     loud = learned.advantage * torch.tensor([0.0, 1.0, 0.0])
     setting = replace(agents, targets=lambda _: learned._replace(advantage=loud))
-    region = Proximal(epochs=30, minibatch=96, early_stop="minibatch", target_kl=0.01)
+    region = PPO(epochs=30, minibatch=96, early_stop="minibatch", target_kl=0.01)
     short = replace(region, epochs=29)
-    knobs = Knobs(learning_rate=0.01)
-    longer, _ = setting.update(region, knobs)
-    before, _ = setting.update(short, knobs)
+    hparams = HyperParams(learning_rate=0.01)
+    longer, _ = setting.update(region, hparams)
+    before, _ = setting.update(short, hparams)
     moved = (longer.params != before.params).any(1)
     assert not moved[1]
     assert moved[0]
@@ -107,10 +107,10 @@ def test_a_stopped_agent_does_not_move_with_its_momentum(agents: Setting) -> Non
 def test_agents_learn_as_if_they_were_alone(agents: Setting) -> None:
     """Row by row, three stacked agents take the steps that each would take by itself."""
     from keel.models.agent import Agent
-    from keel.regions.stepper import initial_optimum
+    from keel.regions.stepper import initial_opt_state
 
-    together, _ = agents.update(SMALL, Knobs(learning_rate=1e-2))
-    learned = agents.targets(agents.optimum.params)
+    together, _ = agents.update(SMALL, HyperParams(learning_rate=1e-2))
+    learned = agents.targets(agents.opt_state.params)
     for index in range(3):
         alone = replace(
             agents,
@@ -125,16 +125,17 @@ def test_agents_learn_as_if_they_were_alone(agents: Setting) -> None:
                 group_axis=None,
             ),
             targets=lambda _, i=index: Learned(*(x[:, i] for x in learned)),
-            optimum=initial_optimum(agents.optimum.params[index : index + 1]),
+            opt_state=initial_opt_state(agents.opt_state.params[index : index + 1]),
         )
-        single, _ = alone.update(SMALL, Knobs(learning_rate=1e-2))
+        single, _ = alone.update(SMALL, HyperParams(learning_rate=1e-2))
         torch.testing.assert_close(single.params[0], together.params[index], rtol=1e-4, atol=1e-6)
 
 
 def test_a_kl_penalty_holds_the_policy_back(setting: Setting) -> None:
     region = replace(SMALL, objective=Objective(surrogate="unclipped", penalise=True))
     free, held = (
-        setting.update(region, Knobs(learning_rate=1e-2, kl_coef=coef))[0] for coef in (0.0, 20.0)
+        setting.update(region, HyperParams(learning_rate=1e-2, kl_coef=coef))[0]
+        for coef in (0.0, 20.0)
     )
     from keel.regions.measure import exact_kl
 
@@ -144,16 +145,16 @@ def test_a_kl_penalty_holds_the_policy_back(setting: Setting) -> None:
 
 def test_an_entropy_floor_pushes_the_entropy_up(steps: Setting) -> None:
     """Note 004's penalty had no gradient; this one does."""
-    still = steps.targets(steps.optimum.params)
+    still = steps.targets(steps.opt_state.params)
     setting = replace(
         steps, targets=lambda _: still._replace(advantage=torch.zeros_like(still.advantage))
     )
     floor = Objective(entropy_floor=5.0, entropy_floor_coef=1.0, value_coef=0.0)
-    after, _ = setting.update(replace(SMALL, objective=floor), Knobs(learning_rate=1e-2))
+    after, _ = setting.update(replace(SMALL, objective=floor), HyperParams(learning_rate=1e-2))
     with torch.no_grad():
         entropy = [
             setting.agent.dist.entropy(setting.agent.policy(p, setting.rows.obs)).mean()
-            for p in (setting.optimum.params, after.params)
+            for p in (setting.opt_state.params, after.params)
         ]
     assert entropy[1] > entropy[0]
 
@@ -170,9 +171,9 @@ def test_an_entropy_floor_pushes_the_entropy_up(steps: Setting) -> None:
 )
 def test_the_compiled_step_equals_the_eager_one(objective: Objective, steps: Setting) -> None:
     region = replace(SMALL, objective=objective)
-    knobs = Knobs(learning_rate=1e-2, entropy_coef=0.01, kl_coef=0.5)
-    eager, eager_report = steps.update(region, knobs)
-    compiled, report = steps.update(region, knobs, compiled=True)
+    hparams = HyperParams(learning_rate=1e-2, entropy_coef=0.01, kl_coef=0.5)
+    eager, eager_report = steps.update(region, hparams)
+    compiled, report = steps.update(region, hparams, compiled=True)
     torch.testing.assert_close(eager.params, compiled.params, rtol=1e-4, atol=1e-5)
     for name, value in eager_report.metrics.items():
         assert report.metrics[name] == pytest.approx(value, rel=1e-3, abs=1e-5, nan_ok=True)
@@ -189,7 +190,7 @@ def test_the_remainder_is_used_and_padded_to_shape() -> None:
 def test_gradients_are_clipped_to_their_norm(steps: Setting) -> None:
     """Adam's first step hardly depends on the gradient's size: its first moment does."""
     tight = replace(SMALL, epochs=1, minibatch=96, max_grad_norm=1e-3)
-    after, report = steps.update(tight, Knobs())
+    after, report = steps.update(tight, HyperParams())
     assert report.metrics["train/gradient_clipped"] == 1.0
     assert after.first.norm().item() == pytest.approx(0.1 * 1e-3, rel=1e-3)
 
@@ -197,8 +198,8 @@ def test_gradients_are_clipped_to_their_norm(steps: Setting) -> None:
 def test_nothing_is_learned_from_an_empty_rollout(steps: Setting) -> None:
     """Fault 28: all rows masked: zero loss, finite, nothing moves."""
     empty = replace(steps, rows=replace(steps.rows, weight=torch.zeros(96)))
-    after, report = empty.update(SMALL, Knobs())
-    assert torch.equal(after.params, steps.optimum.params)
+    after, report = empty.update(SMALL, HyperParams())
+    assert torch.equal(after.params, steps.opt_state.params)
     assert report.metrics["train/loss"] == 0.0
     assert not math.isnan(report.metrics["train/clip_fraction"])
 
@@ -213,14 +214,16 @@ def test_the_value_clip_is_around_the_critics_own_values() -> None:
         shift = float(next(calls))
         return Learned(torch.randn(12), torch.zeros(12), torch.arange(12.0)[:, None] + shift)
 
-    step = setting.step(Proximal())
+    step = setting.step(PPO())
 
-    def watching(optimum: Optimum, batch: Batch, *rest: Any) -> StepResult:
+    def watching(opt_state: OptimizerState, batch: Batch, *rest: Any) -> StepResult:
         seen.append(batch.old_value)
-        return step(optimum, batch, *rest)
+        return step(opt_state, batch, *rest)
 
-    region = Proximal(epochs=3, minibatch=12, recompute_advantages=True)
+    region = PPO(epochs=3, minibatch=12, recompute_advantages=True)
     rng = torch.Generator().manual_seed(0)
-    region.update(setting.agent, setting.optimum, setting.rows, targets, Knobs(), rng, watching)
+    region.update(
+        setting.agent, setting.opt_state, setting.rows, targets, HyperParams(), rng, watching
+    )
     assert len(seen) == 3
     assert all(torch.equal(x, torch.arange(12.0)[:, None]) for x in seen)

@@ -9,21 +9,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keel.regions.controllers import Outcome, Stabiliser, State
-from keel.types import Knobs
+from keel.types import HyperParams
 
 GOOD = Outcome(kl=0.02, return_mean=math.nan, accepted=True, gain_ratio=0.9, curvature_min=0.1)
 FAILED = Outcome(kl=0.0, return_mean=math.nan, accepted=False)
 POOR = Outcome(kl=0.02, return_mean=math.nan, accepted=True, gain_ratio=0.1, curvature_min=0.1)
 BENT = Outcome(kl=0.02, return_mean=math.nan, accepted=True, gain_ratio=0.9, curvature_min=-1e-3)
 RULE = Stabiliser(max_kl=0.02, damping=0.05)
-BEGIN = Knobs(max_kl=0.02, damping=0.05)
+BEGIN = HyperParams(max_kl=0.02, damping=0.05)
 
 
-def after(outcomes: list[Outcome], rule: Stabiliser = RULE, knobs: Knobs = BEGIN) -> Knobs:
+def after(
+    outcomes: list[Outcome], rule: Stabiliser = RULE, hparams: HyperParams = BEGIN
+) -> HyperParams:
     state: State = rule.init()
     for outcome in outcomes:
-        state, knobs = rule(state, outcome, knobs)
-    return knobs
+        state, hparams = rule(state, outcome, hparams)
+    return hparams
 
 
 def test_nineteen_failures_change_nothing_and_the_twentieth_tightens() -> None:
@@ -47,11 +49,11 @@ def test_one_success_begins_the_count_anew() -> None:
 
 def test_it_recovers_one_tightening_at_a_time_and_no_further_than_it_began() -> None:
     tight = after([FAILED] * 40)
-    once = after([GOOD] * 20, knobs=tight)
+    once = after([GOOD] * 20, hparams=tight)
     assert once.max_kl == pytest.approx(0.016)
     assert once.damping == pytest.approx(0.06)
-    assert after([GOOD] * 19, knobs=tight) == tight
-    assert after([GOOD] * 400, knobs=tight) == BEGIN
+    assert after([GOOD] * 19, hparams=tight) == tight
+    assert after([GOOD] * 400, hparams=tight) == BEGIN
     never = Stabiliser(max_kl=0.02, damping=0.05, recovery=0)
     assert after([GOOD] * 400, never, tight) == tight
 
@@ -70,13 +72,13 @@ def test_curvature_that_is_not_positive_raises_the_damping_at_once() -> None:
 
 @given(st.lists(st.sampled_from([GOOD, FAILED, POOR, BENT]), max_size=200))
 def test_it_stays_within_its_limits_whatever_happens(outcomes: list[Outcome]) -> None:
-    knobs = after(outcomes)
-    assert 0.005 <= knobs.max_kl <= 0.02
-    assert 0.05 * (1 - 1e-9) <= knobs.damping <= 0.2
+    hparams = after(outcomes)
+    assert 0.005 <= hparams.max_kl <= 0.02
+    assert 0.05 * (1 - 1e-9) <= hparams.damping <= 0.2
 
 
 def test_limits_beyond_where_it_began_are_no_jump() -> None:
     """A bound that begins below the least, or a damping above the most, is left as it is."""
-    knobs = Knobs(max_kl=0.001, damping=0.5)
+    hparams = HyperParams(max_kl=0.001, damping=0.5)
     rule = Stabiliser(max_kl=0.001, damping=0.5)
-    assert after([FAILED] * 100, rule, knobs) == knobs
+    assert after([FAILED] * 100, rule, hparams) == hparams

@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from keel.regions.objective import Objective
-from keel.regions.proximal import Proximal
-from keel.regions.stepper import Optimum, Step, StepResult, without_adam
-from keel.types import Knobs
+from keel.regions.proximal import PPO
+from keel.regions.stepper import OptimizerState, Step, StepResult, without_adam
+from keel.types import HyperParams
 
 from .conftest import Setting
 
 RATE = 0.01
 
 
-REGION = Proximal(
+REGION = PPO(
     epochs=1, minibatch=96, max_grad_norm=1e9, objective=Objective(value_coef=0.0), gate=False
 )
 """One step on all rows of a setting, of the policy alone, without gradient clipping."""
@@ -23,36 +23,38 @@ REGION = Proximal(
 
 def first_step(setting: Setting, step: Step, gain: float) -> torch.Tensor:
     """How parameters move on advantages that are `gain` times as large."""
-    learned = setting.targets(setting.optimum.params)
+    learned = setting.targets(setting.opt_state.params)
     after, _ = REGION.update(
         setting.agent,
-        setting.optimum,
+        setting.opt_state,
         setting.rows,
         lambda _: learned._replace(advantage=learned.advantage * gain),
-        Knobs(learning_rate=RATE),
+        HyperParams(learning_rate=RATE),
         torch.Generator().manual_seed(0),
         step,
     )
-    return after.params - setting.optimum.params
+    return after.params - setting.opt_state.params
 
 
 def test_a_step_is_the_rate_times_the_gradient() -> None:
     """Gradient (3, −4): 3·0.01 down, 4·0.01 up; Adam's first moment from 0 holds a tenth of it."""
     gradient = torch.tensor([[3.0, -4.0]])
 
-    def adam(optimum: Optimum, *_: object) -> StepResult:
-        assert not optimum.first.any()
-        moved = optimum._replace(
-            params=optimum.params - RATE * gradient.sign(), first=0.1 * gradient
+    def adam(opt_state: OptimizerState, *_: object) -> StepResult:
+        assert not opt_state.first.any()
+        moved = opt_state._replace(
+            params=opt_state.params - RATE * gradient.sign(), first=0.1 * gradient
         )
         nothing = torch.zeros(1)
         return StepResult(moved, None, nothing, nothing.bool())  # type: ignore[arg-type]
 
-    old = Optimum(torch.tensor([[1.0, 1.0]]), torch.ones(1, 2), torch.ones(1, 2), torch.ones(1, 2))
-    knobs = Knobs(learning_rate=RATE).tensor()
+    old = OptimizerState(
+        torch.tensor([[1.0, 1.0]]), torch.ones(1, 2), torch.ones(1, 2), torch.ones(1, 2)
+    )
+    hparams = HyperParams(learning_rate=RATE).tensor()
     empty = torch.empty(0)
-    result = without_adam(adam)(old, None, empty, empty, knobs, empty)  # type: ignore[arg-type]
-    assert result.optimum.params.tolist() == [[pytest.approx(0.97), pytest.approx(1.04)]]
+    result = without_adam(adam)(old, None, empty, empty, hparams, empty)  # type: ignore[arg-type]
+    assert result.opt_state.params.tolist() == [[pytest.approx(0.97), pytest.approx(1.04)]]
 
 
 def test_advantages_thirty_times_larger_take_a_step_thirty_times_longer(steps: Setting) -> None:

@@ -11,12 +11,12 @@ from torch.utils._pytree import tree_leaves
 from keel.models.language import TokenAgent
 from keel.models.vocabulary import Vocabulary
 from keel.regions.certify import Certified
-from keel.regions.proximal import Proximal
-from keel.regions.stepper import initial_optimum, make_step
+from keel.regions.proximal import PPO
+from keel.regions.stepper import initial_opt_state, make_step
 from keel.regions.token_objective import REFERENCE_HIDDEN, TokenObjective
 from keel.rollout.batch import Learned
 from keel.rollout.tokens import Sampling, complete
-from keel.types import Knobs
+from keel.types import HyperParams
 
 WORDS, MOST = 5_000, 20_000
 
@@ -52,7 +52,7 @@ def test_sampling_learning_and_certifying_stay_below_the_bound() -> None:
     objective = TokenObjective(
         value_coef=0.0, kl="full", reference_head=reference["head"], max_elements=MOST
     )
-    region = Certified(Proximal(epochs=1, minibatch=12, objective=objective))  # type: ignore[arg-type]
+    region = Certified(PPO(epochs=1, minibatch=12, objective=objective))  # type: ignore[arg-type]
     step = make_step(learner, objective, group_axis=None, max_grad_norm=1.0, compiled=False)
     advantage = torch.where(torch.arange(12) % 2 == 0, 1.0, -1.0)[:, None] * rows.weight
 
@@ -63,10 +63,10 @@ def test_sampling_learning_and_certifying_stay_below_the_bound() -> None:
     with LargestTensor() as largest:
         _, report = region.update(
             learner,
-            initial_optimum(agent.initial),
+            initial_opt_state(agent.initial),
             rows,
             targets,
-            Knobs(kl_coef=0.1),
+            HyperParams(kl_coef=0.1),
             torch.Generator().manual_seed(0),
             step,
         )

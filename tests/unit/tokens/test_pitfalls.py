@@ -23,7 +23,7 @@ from keel.apps.language.session import Session, build_objective, open_session
 from keel.functional import aggregate
 from keel.models.language import TOKENS, TokenAgent
 from keel.regions.objective import Batch
-from keel.regions.stepper import initial_optimum
+from keel.regions.stepper import initial_opt_state
 from keel.regions.token_objective import IMPORTANCE, REFERENCE, TokenObjective
 from keel.rollout.tokens import Completions
 
@@ -33,7 +33,7 @@ VOWELS = {"functions": f"{count_vowels.__module__}:{count_vowels.__name__}"}
 
 def one_update(session: Session, *, away: float = 0.0) -> Iteration:
     """From parameters whose tokens are not equally likely; the reference lies `away` of them."""
-    state = initial_state(session, initial_optimum(sharp(session)))
+    state = initial_state(session, initial_opt_state(sharp(session)))
     if state.reference is not None:
         state = state.replace(reference=moved(state.reference, away))
     return iterate(session, state)
@@ -82,7 +82,7 @@ def test_the_penalty_in_the_reward_is_beta_times_k1() -> None:
     it would be biased (arXiv 2512.21852), with the sign turned the KL is maximised (TinyZero)."""
     kl = {"place": "reward", "coef": 0.5}
     session = open_session(tiny(algo="reinforce_pp", kl=kl))
-    state = initial_state(session, initial_optimum(sharp(session)))
+    state = initial_state(session, initial_opt_state(sharp(session)))
     state = state.replace(reference=moved(state.reference, 0.1))
     seen = iterate(session, state).sampled
     policy = session.agent.policy(state.reference, seen.found.obs)
@@ -104,7 +104,7 @@ def test_beta_is_turned_by_the_exact_kl_in_its_unit(unit: str) -> None:
     assert per_sequence > 2.0 * per_token > 0.02
     target = told[f"ledger/reference_{unit}"] / 1.1
     session = open_session(tiny(kl={**kl, "controller": "adaptive", "target": target}))
-    beta = one_update(session, away=0.1).state.knobs.kl_coef
+    beta = one_update(session, away=0.1).state.hparams.kl_coef
     assert beta == pytest.approx(0.01 * 1.05, rel=1e-4)
 
 
@@ -238,7 +238,7 @@ def test_the_bound_is_on_tokens_that_count(monkeypatch: pytest.MonkeyPatch) -> N
     session = open_session(tiny(reward=VOWELS))
     with_tool_text(session, monkeypatch)
     update = one_update(session)
-    seen, after = update.sampled, update.state.optimum.params
+    seen, after = update.sampled, update.state.opt_state.params
     old, new = (session.agent.policy(x, seen.found.obs) for x in (seen.before, after))
     kl = session.agent.dist.kl(old, new)[seen.found.written > 0].mean().item()
     assert kl > 1e-4
@@ -312,8 +312,8 @@ def test_preflight_names_means_per_micro_batch(monkeypatch: pytest.MonkeyPatch) 
     session = open_session(tiny())
     honest = TokenObjective.__call__
 
-    def alone(self, agent, params, batch, knobs, group_axis=None, total=None):
-        return honest(self, agent, params, batch, knobs, group_axis, None)
+    def alone(self, agent, params, batch, hparams, group_axis=None, total=None):
+        return honest(self, agent, params, batch, hparams, group_axis, None)
 
     params = sharp(session)
     assert names_of(preflight(session, params)) == set()

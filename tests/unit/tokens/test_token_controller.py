@@ -9,13 +9,13 @@ import pytest
 import keel
 from keel.errors import InputError, KeelError
 from keel.regions.controllers import Outcome, ProportionalPenalty
-from keel.types import Knobs
+from keel.types import HyperParams
 
 
 def after(kl: float, coef: float = 0.1, **settings) -> float:
     rule = ProportionalPenalty(**{"target": 0.1, "horizon": 100.0, "samples": 50, **settings})
-    _, knobs = rule(rule.init(), Outcome(0.0, 0.0, kl_reference=kl), Knobs(kl_coef=coef))
-    return knobs.kl_coef
+    _, hparams = rule(rule.init(), Outcome(0.0, 0.0, kl_reference=kl), HyperParams(kl_coef=coef))
+    return hparams.kl_coef
 
 
 @pytest.mark.parametrize(

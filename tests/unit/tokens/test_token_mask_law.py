@@ -15,7 +15,7 @@ from keel.apps.language.advantages import lesson
 from keel.apps.language.loop import Iteration, initial_state, iterate
 from keel.apps.language.rewards import Scores
 from keel.apps.language.session import Session, open_session
-from keel.regions.stepper import initial_optimum
+from keel.regions.stepper import initial_opt_state
 from keel.rollout.tokens import Completions
 
 ALGOS = ("ppo", "grpo", "rloo", "reinforce_pp", "remax", "dr_grpo")
@@ -99,7 +99,7 @@ def updated(algo: str, junk: float | None, monkeypatch: pytest.MonkeyPatch) -> I
     )
     with monkeypatch.context() as patch:
         Tampered(session, patch, junk)
-        state = initial_state(session, initial_optimum(sharp(session)))
+        state = initial_state(session, initial_opt_state(sharp(session)))
         return iterate(session, state)
 
 
@@ -112,9 +112,9 @@ def test_what_tokens_of_weight_0_hold_changes_no_update(
     clean, spoilt = (updated(algo, x, monkeypatch) for x in (None, junk))
     assert clean.sampled.rows.weight[FAILED].sum() == 0
     assert (clean.sampled.found.attention == 0).any()
-    before, after = clean.sampled.before, clean.state.optimum.params
+    before, after = clean.sampled.before, clean.state.opt_state.params
     assert not torch.equal(before, after)
-    assert torch.equal(spoilt.state.optimum.params, after)
+    assert torch.equal(spoilt.state.opt_state.params, after)
     for ours, theirs in zip(spoilt.sampled.lesson, clean.sampled.lesson, strict=True):
         assert torch.equal(ours, theirs)
     trained = [

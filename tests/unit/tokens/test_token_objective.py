@@ -13,7 +13,7 @@ from keel.errors import EstimatorWarning
 from keel.functional import categorical_kl
 from keel.models.language import ATTENTION, TOKENS, WRITTEN, TokenAgent
 from keel.regions.objective import Batch
-from keel.regions.stepper import initial_optimum, make_step
+from keel.regions.stepper import initial_opt_state, make_step
 from keel.regions.token_objective import (
     REFERENCE,
     REFERENCE_HIDDEN,
@@ -21,7 +21,7 @@ from keel.regions.token_objective import (
     TokenObjective,
     covariances,
 )
-from keel.types import Knobs
+from keel.types import HyperParams
 
 
 def batch_of(agent: TokenAgent, found, advantage: Tensor | None = None, **more: Tensor) -> Batch:
@@ -42,9 +42,9 @@ def batch_of(agent: TokenAgent, found, advantage: Tensor | None = None, **more: 
     )
 
 
-def gradient_of(objective, agent: TokenAgent, params: Tensor, batch: Batch, **knobs: float):
+def gradient_of(objective, agent: TokenAgent, params: Tensor, batch: Batch, **hparams: float):
     leaf = params.clone().requires_grad_()
-    loss, statistics = objective(agent, leaf, batch, Knobs(**knobs).tensor())
+    loss, statistics = objective(agent, leaf, batch, HyperParams(**hparams).tensor())
     (gradient,) = torch.autograd.grad(loss.sum(), leaf)
     return loss.item(), gradient, statistics
 
@@ -120,8 +120,8 @@ def test_the_pull_goes_towards_the_reference() -> None:
     batch = every_token(agent, agent.initial, reference)
     objective = TokenObjective(kl="full", value_coef=0.0, reference_head=agent.head(reference))
     step = make_step(agent, objective, group_axis=None, max_grad_norm=1.0, compiled=False)
-    knobs = Knobs(learning_rate=1e-3, kl_coef=1.0).tensor()
-    state, index = initial_optimum(agent.initial), torch.arange(VOCABULARY)
+    hparams = HyperParams(learning_rate=1e-3, kl_coef=1.0).tensor()
+    state, index = initial_opt_state(agent.initial), torch.arange(VOCABULARY)
 
     def distance(params: Tensor) -> float:
         with torch.no_grad():
@@ -131,7 +131,7 @@ def test_the_pull_goes_towards_the_reference() -> None:
     before = distance(state.params)
     for _ in range(10):
         active = torch.ones(1, dtype=torch.bool)
-        state = step(state, batch, index, torch.ones(VOCABULARY), knobs, active).optimum
+        state = step(state, batch, index, torch.ones(VOCABULARY), hparams, active).opt_state
     assert distance(state.params) < 0.8 * before
 
 
@@ -167,13 +167,20 @@ def test_micro_batches_add_up_to_their_minibatch(reduction: str, form: str) -> N
             compiled=False,
             micro=micro,
             workers=workers,
-        )(initial_optimum(params), batch, index, real, Knobs().tensor(), torch.ones(1).bool())
+        )(
+            initial_opt_state(params),
+            batch,
+            index,
+            real,
+            HyperParams().tensor(),
+            torch.ones(1).bool(),
+        )
         for micro, workers in ((None, 1), (1, 1), (4, 1), (None, 2), (1, 2))
     ]
     whole = steps[0]
     assert whole.gradient_norm.item() > 1e-3
     for other in steps[1:]:
-        gap = (other.optimum.first - whole.optimum.first).norm() / whole.optimum.first.norm()
+        gap = (other.opt_state.first - whole.opt_state.first).norm() / whole.opt_state.first.norm()
         assert gap.item() < 1e-5
         for name in ("loss", "entropy", "clip_fraction", "log_ratio_max"):
             a, b = (getattr(x.statistics, name) for x in (whole, other))

@@ -91,7 +91,7 @@ def test_the_bound_holds_at_the_temperature_and_without(temperature: float) -> N
     for iteration in run(session, state):
         assert iteration.metrics["train/gate_log_ratio"] < 1e-3
         assert 0.0 <= iteration.metrics["train/kl_exact"] <= 1e-4
-        seen, after = iteration.sampled, iteration.state.optimum.params
+        seen, after = iteration.sampled, iteration.state.opt_state.params
         for heat in (temperature, 1.0):
             old, new = (session.agent.policy(x, seen.found.obs, heat) for x in (seen.before, after))
             kl = session.agent.dist.kl(old, new)[seen.rows.weight > 0].mean().item()
@@ -132,7 +132,7 @@ def test_the_books_agree_with_the_policies() -> None:
     (iteration,) = run(session, state)
     found = iteration.sampled.found
     logits = []
-    for params in (state.optimum.params, state.reference):
+    for params in (state.opt_state.params, state.reference):
         write_into(session.agent, params)
         attention = found.attention.long()
         places = (attention.cumsum(1) - 1).clamp(min=0)
@@ -170,7 +170,7 @@ def test_k3_in_the_reward_warns() -> None:
 def test_the_adaptive_beta_follows_the_kl_and_is_kept() -> None:
     kl = {"place": "loss", "controller": "adaptive", "target": 1.0, "horizon": 16.0}
     session = open_session(tiny(kl=kl))
-    coefs = [it.state.knobs.kl_coef for it in run(session, initial_state(session))]
+    coefs = [it.state.hparams.kl_coef for it in run(session, initial_state(session))]
     assert coefs == pytest.approx([0.01 * 0.9**n for n in (1, 2, 3, 4)], rel=1e-3)
 
 
@@ -181,9 +181,9 @@ def test_the_reference_is_refreshed(settings: dict[str, float]) -> None:
     states = [it.state for it in run(session, first)]
     if "refresh" in settings:
         assert torch.equal(states[0].reference, first.reference)
-        assert torch.equal(states[1].reference, states[1].optimum.params)
+        assert torch.equal(states[1].reference, states[1].opt_state.params)
     else:
-        middle = (first.reference + states[0].optimum.params) / 2
+        middle = (first.reference + states[0].opt_state.params) / 2
         torch.testing.assert_close(states[0].reference, middle)
 
 
@@ -316,10 +316,10 @@ def test_a_run_resumes_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         texts = [(tmp_path / run / "seed-0" / name).read_text() for run in ("whole", "part")]
         assert texts[0] == texts[1].replace("part/seed-0", "whole/seed-0")
     a, b = whole.iteration.state, rest.iteration.state
-    assert torch.equal(a.optimum.params, b.optimum.params)
-    assert torch.equal(a.optimum.second, b.optimum.second)
-    assert a.knobs == b.knobs
-    assert a.knobs.kl_coef != config.kl.coef
+    assert torch.equal(a.opt_state.params, b.opt_state.params)
+    assert torch.equal(a.opt_state.second, b.opt_state.second)
+    assert a.hparams == b.hparams
+    assert a.hparams.kl_coef != config.kl.coef
     tables = [read_metrics(tmp_path / name / "seed-0") for name in ("whole", "part")]
     for name, column in tables[0].columns.items():
         if not name.startswith("time/"):
@@ -333,13 +333,13 @@ def test_a_checkpoint_is_a_model_of_hugging_face(tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(found.path)
     session = last.iteration.session
     tokens = torch.tensor([tokenizer.encode("value of a:")])
-    write_into(session.agent, last.iteration.state.optimum.params)
+    write_into(session.agent, last.iteration.state.opt_state.params)
     with torch.no_grad():
         ours = session.agent.network.model(tokens).logits
         torch.testing.assert_close(model(tokens).logits, ours)
     again = open_session(tiny(model={"path": str(found.path)}))
     torch.testing.assert_close(
-        again.agent.initial, last.iteration.state.optimum.params, rtol=0, atol=0
+        again.agent.initial, last.iteration.state.opt_state.params, rtol=0, atol=0
     )
 
 
@@ -349,7 +349,7 @@ def test_only_adapters_learn(tmp_path: Path) -> None:
     assert all("lora_" in name for name in session.agent.layout.names)
     (iteration,) = run(session, initial_state(session))
     assert iteration.metrics["train/gate_log_ratio"] < 1e-3
-    assert not torch.equal(iteration.state.optimum.params, session.agent.initial)
+    assert not torch.equal(iteration.state.opt_state.params, session.agent.initial)
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,7 +74,7 @@ class Acting:
 
     @classmethod
     def of(cls, session: Session, state: TrainState) -> Acting:
-        named = session.agent.layout.unflatten(state.optimum.params[0])
+        named = session.agent.layout.unflatten(state.opt_state.params[0])
         mean: Any = 0.0
         inverse: Any = 1.0
         if state.obs_normaliser is not None:

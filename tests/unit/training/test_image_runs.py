@@ -83,7 +83,7 @@ def test_a_resumed_run_on_images_is_bit_equal(network: dict[str, Any], tmp_path:
         warnings.simplefilter("error")
         again = finish(resume(tmp_path / "broken" / "seed-0"))
     for mine, other in zip(
-        whole.iteration.state.optimum, again.iteration.state.optimum, strict=True
+        whole.iteration.state.opt_state, again.iteration.state.opt_state, strict=True
     ):
         assert torch.equal(mine, other)
 

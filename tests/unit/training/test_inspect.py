@@ -105,7 +105,7 @@ def test_the_best_checkpoint_is_the_default_and_the_last_without_one(
     assert open_policy(pendulum).step == best
     last = open_policy(pendulum, "last")
     assert last.step == 1024
-    assert torch.equal(last.params, load(pendulum).tensors["optimum/params"])
+    assert torch.equal(last.params, load(pendulum).tensors["opt_state/params"])
     copy = shutil.copytree(pendulum, tmp_path / "copy")
     (copy / "checkpoints" / "best.json").unlink()
     assert open_policy(copy).step == 1024

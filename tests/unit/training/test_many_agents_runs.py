@@ -90,7 +90,7 @@ def test_weights_are_kept_for_every_agent_and_opened_again(tmp_path: Path) -> No
     weights = load(last.path).weights
     assert {name.split(".")[0] for name in weights} == set(WHO)
     policy = open_policy(last.path, "last")
-    assert torch.equal(policy.params, last.iteration.state.optimum.params)
+    assert torch.equal(policy.params, last.iteration.state.opt_state.params)
     score = evaluate_policy(policy, episodes=3)
     assert len(score.returns) == 3
     assert set(score.agents) == set(WHO)

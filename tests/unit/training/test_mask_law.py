@@ -134,6 +134,6 @@ def test_what_rows_of_weight_0_hold_changes_no_parameter_and_no_metric(
     clean, metrics, dead = two_iterations(config, lambda collected: collected)
     other, poisoned_metrics, _ = two_iterations(config, lambda x: poisoned(x, junk))
     assert dead > 5
-    assert torch.equal(clean.optimum.params, other.optimum.params)
-    assert (clean.optimum.params != 0).any()
+    assert torch.equal(clean.opt_state.params, other.opt_state.params)
+    assert (clean.opt_state.params != 0).any()
     np.testing.assert_equal(poisoned_metrics, metrics)

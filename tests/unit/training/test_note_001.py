@@ -19,7 +19,7 @@ from keel.errors import InputError
 from keel.regions.controllers import AdaptiveClip, Outcome
 from keel.rollout.targets import group_of
 from keel.training.loop import train
-from keel.types import Knobs, Rollout
+from keel.types import HyperParams, Rollout
 
 
 class Herd(gymnasium.Env[Any, Any]):
@@ -163,8 +163,8 @@ def test_an_update_is_stopped_by_the_kl_that_was_asked_for(measure: str):
 
 def test_the_clip_follows_the_kl_down_and_no_further_up_than_it_began():
     controller = AdaptiveClip(target=0.01, widest=0.3)
-    knobs = Knobs(clip_low=0.2, clip_high=0.3)
-    _, tight = controller({}, Outcome(kl=0.05, return_mean=0.0), knobs)
+    hparams = HyperParams(clip_low=0.2, clip_high=0.3)
+    _, tight = controller({}, Outcome(kl=0.05, return_mean=0.0), hparams)
     assert (tight.clip_low, tight.clip_high) == pytest.approx((0.2 / 1.5, 0.2))
     _, same = controller({}, Outcome(kl=0.01, return_mean=0.0), tight)
     assert same == tight

@@ -99,7 +99,7 @@ def test_a_resumed_run_is_bit_equal_to_one_without_interruption(name: str, tmp_p
     interrupted.close()
     again = finish(resume(tmp_path / "interrupted" / "seed-0"))
     for mine, other in zip(
-        whole.iteration.state.optimum, again.iteration.state.optimum, strict=True
+        whole.iteration.state.opt_state, again.iteration.state.opt_state, strict=True
     ):
         assert torch.equal(mine, other)
     lines = [
@@ -137,7 +137,7 @@ def test_no_update_of_a_run_leaves_the_trust_region(rate: float, tmp_path: Path)
 
 def test_the_same_seed_gives_the_same_run_and_another_does_not(tmp_path: Path) -> None:
     params = [
-        finish(start(tiny(seed=seed), tmp_path, name)).iteration.state.optimum.params
+        finish(start(tiny(seed=seed), tmp_path, name)).iteration.state.opt_state.params
         for name, seed in (("a", 1), ("b", 1), ("c", 2))
     ]
     assert torch.equal(params[0], params[1])
@@ -188,7 +188,7 @@ def test_the_critic_may_have_a_learning_rate_of_its_own(tmp_path: Path) -> None:
         after, _, _ = iterate(session, initial_state(session))
     finally:
         session.envs.close()
-    moved = ((after.optimum.params - session.agent.initial).abs() > 1e-20)[0]
+    moved = ((after.opt_state.params - session.agent.initial).abs() > 1e-20)[0]
     critic = session.agent.layout.columns("critic")
     assert moved[~critic].double().mean() > 0.9
     assert not moved[critic].any()

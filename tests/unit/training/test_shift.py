@@ -27,7 +27,7 @@ def session(request: pytest.FixtureRequest) -> Iterator[Session]:
 def moved(session: Session, wanted: float, bound: float) -> tuple[Shift, Any, torch.Tensor]:
     """A shift of a policy that is far from its beginning, and so feels what it sees."""
     state = initial_state(session)
-    params = 12.0 * state.optimum.params
+    params = 12.0 * state.opt_state.params
     collected = session.collector.collect(params, 1.0, state.obs_normaliser)
     found = shift(session.agent, params, collected, state.obs_normaliser, wanted, bound)
     return found, collected, params

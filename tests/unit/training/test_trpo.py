@@ -18,7 +18,7 @@ from keel.config import Config, check, from_dict, to_dict
 from keel.errors import InputError
 from keel.presets import preset
 from keel.training.loop import train
-from keel.training.regions import build_controllers, initial_knobs, scheduled
+from keel.training.regions import build_controllers, initial_hparams, scheduled
 from keel.training.runner import resume, start
 
 TINY: dict[str, Any] = {
@@ -75,7 +75,7 @@ def test_pixels_with_one_eye_for_both_and_with_one_each(share: bool) -> None:
     network = {"cnn": "small", "features": 16, "share": share}
     config = tiny("Breakout", total_steps=64, network=network, natural={"fisher_fraction": 0.5})
     (iteration,) = train(config)
-    agent, params = iteration.session.agent, iteration.state.optimum.params
+    agent, params = iteration.session.agent, iteration.state.opt_state.params
     moved = (params != agent.initial)[0]
     assert moved[: agent.critic_from].any()
     assert moved[agent.critic_from :].any()
@@ -89,7 +89,7 @@ def test_a_shared_trunk_is_moved_by_the_policy_alone() -> None:
     (short,) = train(tiny(**changes))
     (long,) = train(tiny(**changes, region={"epochs": 9}))
     start = short.session.agent.critic_from
-    one, other = (i.state.optimum.params[0] for i in (short, long))
+    one, other = (i.state.opt_state.params[0] for i in (short, long))
     assert torch.equal(one[:start], other[:start])
     assert not torch.equal(one[start:], other[start:])
 
@@ -104,8 +104,10 @@ def test_a_resumed_run_is_the_uninterrupted_one(name: str, tmp_path: Path) -> No
     next(half)
     half.close()
     done = list(resume(tmp_path / "half" / "seed-0"))[-1]
-    assert torch.equal(whole.iteration.state.optimum.params, done.iteration.state.optimum.params)
-    assert whole.iteration.state.knobs == done.iteration.state.knobs
+    assert torch.equal(
+        whole.iteration.state.opt_state.params, done.iteration.state.opt_state.params
+    )
+    assert whole.iteration.state.hparams == done.iteration.state.hparams
     assert whole.iteration.state.controllers == done.iteration.state.controllers
 
 
@@ -226,13 +228,13 @@ def test_what_cannot_be_is_named(message: str) -> None:
 
 def test_the_bound_may_be_planned_and_tightened_below_the_plan() -> None:
     config = tiny(region={"max_kl": 0.03}, natural={"max_kl_end": 0.01}, total_steps=1000)
-    knobs = initial_knobs(config)
-    bounds = [scheduled(knobs, config, steps).max_kl for steps in (0, 500, 1000)]
+    hparams = initial_hparams(config)
+    bounds = [scheduled(hparams, config, steps).max_kl for steps in (0, 500, 1000)]
     assert bounds == pytest.approx([0.03, 0.02, 0.01])
     *_, last = train(replace(config, total_steps=256))
     assert last.metrics["train/max_kl"] == pytest.approx(0.03 - 0.02 * 192 / 256)
-    assert last.state.knobs.max_kl == 0.03  # a longer run plans anew from here
-    tightened = replace(knobs, max_kl=0.015)
+    assert last.state.hparams.max_kl == 0.03  # a longer run plans anew from here
+    tightened = replace(hparams, max_kl=0.015)
     assert scheduled(tightened, config, 500).max_kl == 0.015
     assert np.isclose(scheduled(tightened, config, 1000).max_kl, 0.01)
 
@@ -241,11 +243,11 @@ def test_the_bound_may_be_held_before_it_goes_down_by_equal_factors() -> None:
     """From 0.02 to 0.0002 over the second half: 0.002 after three quarters."""
     natural = {"max_kl_end": 0.0002, "max_kl_hold": 0.5, "max_kl_schedule": "geometric"}
     config = tiny(region={"max_kl": 0.02}, natural=natural, total_steps=1000)
-    knobs = initial_knobs(config)
-    bounds = [scheduled(knobs, config, steps).max_kl for steps in (0, 500, 750, 1000)]
+    hparams = initial_hparams(config)
+    bounds = [scheduled(hparams, config, steps).max_kl for steps in (0, 500, 750, 1000)]
     assert bounds == pytest.approx([0.02, 0.02, 0.002, 0.0002])
     linear = replace(config, natural=replace(config.natural, max_kl_schedule="linear"))
-    assert scheduled(knobs, linear, 750).max_kl == pytest.approx(0.0101)
+    assert scheduled(hparams, linear, 750).max_kl == pytest.approx(0.0101)
 
 
 def test_a_trpo_config_survives_its_own_file() -> None:

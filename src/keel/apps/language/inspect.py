@@ -29,7 +29,7 @@ def judge_run(
     config = dataclasses.replace(stored, preflight=False, reward=Reward())
     found = load_checkpoint(path, checkpoint)
     session = open_session(config)
-    params = found.tensors["optimum/params"].to(session.device)
+    params = found.tensors["opt_state/params"].to(session.device)
     check_shapes(str(found.path), {"params": params}, {"params": session.agent.initial})
     verdict = judge(session, params, held_out(session.task, prompts), greedy=greedy)
     return {

@@ -21,11 +21,11 @@ from keel.apps.language.tasks import Example, prompts
 from keel.functional import explained_variance, kl_reward
 from keel.regions.controllers import Controller, Outcome, ProportionalPenalty
 from keel.regions.measure import chunks
-from keel.regions.stepper import Optimum, initial_optimum
+from keel.regions.stepper import OptimizerState, initial_opt_state
 from keel.regions.token_objective import IMPORTANCE, REFERENCE, REFERENCE_HIDDEN
 from keel.rollout.batch import Learned, Rows
 from keel.rollout.tokens import Completions, Sampling
-from keel.types import Knobs, UpdateReport
+from keel.types import HyperParams, UpdateReport
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class State:
     steps: int
     """completions"""
     iteration: int
-    optimum: Optimum
-    knobs: Knobs
+    opt_state: OptimizerState
+    hparams: HyperParams
     reference: Tensor | None = None
     """its parameters `[1, P]`; None where nothing is pulled towards one"""
     rollbacks: int = 0
@@ -88,11 +88,11 @@ class Iteration:
         return self.state.steps
 
 
-def initial_knobs(config: Language) -> Knobs:
+def initial_hparams(config: Language) -> HyperParams:
     """Where schedules and controllers begin."""
     region = config.region
     low = region.clip if region.clip is not None else 0.2
-    return Knobs(
+    return HyperParams(
         learning_rate=region.learning_rate,
         clip_low=low,
         clip_high=region.clip_high if region.clip_high is not None else low,
@@ -103,13 +103,13 @@ def initial_knobs(config: Language) -> Knobs:
     )
 
 
-def initial_state(session: Session, optimum: Optimum | None = None) -> State:
+def initial_state(session: Session, opt_state: OptimizerState | None = None) -> State:
     """Before the first update, from parameters as they are: the reference is where RL begins."""
-    optimum = initial_optimum(session.agent.initial) if optimum is None else optimum
-    fresh = initial_optimum(optimum.params)  # Adam begins anew: RL is another objective
+    opt_state = initial_opt_state(session.agent.initial) if opt_state is None else opt_state
+    fresh = initial_opt_state(opt_state.params)  # Adam begins anew: RL is another objective
     pulled = session.config.kl.place != "none"
-    reference = optimum.params.clone() if pulled else None
-    return State(0, 0, fresh, initial_knobs(session.config), reference)
+    reference = opt_state.params.clone() if pulled else None
+    return State(0, 0, fresh, initial_hparams(session.config), reference)
 
 
 def controllers(config: Language) -> tuple[Controller, ...]:
@@ -131,8 +131,8 @@ def run(session: Session, state: State) -> Generator[Iteration, None, State]:
 
 def iterate(session: Session, state: State) -> Iteration:
     """One update: complete, score, learn, certify, adapt."""
-    config, params = session.config, state.optimum.params
-    knobs = _scheduled(state.knobs, config, state.steps)
+    config, params = session.config, state.opt_state.params
+    hparams = _scheduled(state.hparams, config, state.steps)
     started = time.perf_counter()
     examples = prompts(session.task, config.sample.prompts, session.examples)
     group = config.sample.group
@@ -149,11 +149,11 @@ def iterate(session: Session, state: State) -> Iteration:
     agent = session.agent.sampled_by(params)
     reference = None
     if state.reference is not None:
-        reference = compare_with(agent, params, state.reference, found, weight, knobs.temperature)
+        reference = compare_with(agent, params, state.reference, found, weight, hparams.temperature)
     rows = _rows(config, found, weight, reference)
     penalty = torch.zeros_like(weight)
     if reference is not None and config.kl.place in ("reward", "both"):
-        penalty = knobs.kl_coef * kl_reward(config.kl.reward, found.log_prob, reference.log_prob)
+        penalty = hparams.kl_coef * kl_reward(config.kl.reward, found.log_prob, reference.log_prob)
     learned: list[Lesson] = []
 
     def targets(now: Tensor) -> Learned:
@@ -164,8 +164,8 @@ def iterate(session: Session, state: State) -> Iteration:
 
     region, step = session.region(session.objective(None if reference is None else reference.head))
     scored = time.perf_counter()
-    optimum, report = region.update(
-        agent, state.optimum, rows, targets, knobs, session.shuffle, step, state.iteration
+    opt_state, report = region.update(
+        agent, state.opt_state, rows, targets, hparams, session.shuffle, step, state.iteration
     )
     ended = time.perf_counter()
     told = Outcome(
@@ -174,16 +174,16 @@ def iterate(session: Session, state: State) -> Iteration:
         kl_reference=_measured(config, reference),
     )
     for controller in controllers(config):
-        _, next_knobs = controller(
-            {}, told, replace(knobs, learning_rate=state.knobs.learning_rate)
+        _, next_hparams = controller(
+            {}, told, replace(hparams, learning_rate=state.hparams.learning_rate)
         )
-        state = state.replace(knobs=next_knobs)
+        state = state.replace(hparams=next_hparams)
     tokens = found.written.sum().item()
     state = state.replace(
         steps=state.steps + config.batch,
         iteration=state.iteration + 1,
-        optimum=optimum,
-        reference=_refreshed(config, state, optimum.params),
+        opt_state=opt_state,
+        reference=_refreshed(config, state, opt_state.params),
         rollbacks=state.rollbacks + int(report.verdict != "accepted"),
         kl_exact_max=max(state.kl_exact_max, report.kl_exact.max().item()),
         seconds=state.seconds + ended - started,
@@ -197,11 +197,11 @@ def iterate(session: Session, state: State) -> Iteration:
         **spending(state.spent, report, found, weight),
         **(reference_metrics(reference, found, weight) if reference is not None else {}),
         "train/rollbacks": float(state.rollbacks),
-        "train/learning_rate": knobs.learning_rate,
-        "train/clip_range": knobs.clip_high,
-        "train/entropy_coef": knobs.entropy_coef,
-        "train/kl_coef": knobs.kl_coef,
-        "train/temperature": knobs.temperature,
+        "train/learning_rate": hparams.learning_rate,
+        "train/clip_range": hparams.clip_high,
+        "train/entropy_coef": hparams.entropy_coef,
+        "train/kl_coef": hparams.kl_coef,
+        "train/temperature": hparams.temperature,
         "time/steps": float(state.steps),
         "time/seconds": state.seconds,
         "time/rollout_seconds": completed - started,
@@ -214,11 +214,11 @@ def iterate(session: Session, state: State) -> Iteration:
     return Iteration(state, report, metrics, session, seen)
 
 
-def _scheduled(knobs: Knobs, config: Language, steps: int) -> Knobs:
+def _scheduled(hparams: HyperParams, config: Language, steps: int) -> HyperParams:
     if config.region.schedule == "constant":
-        return knobs
+        return hparams
     left = max(0.0, 1.0 - steps / config.total_steps)
-    return replace(knobs, learning_rate=config.region.learning_rate * left)
+    return replace(hparams, learning_rate=config.region.learning_rate * left)
 
 
 def _scored(

@@ -16,10 +16,10 @@ from keel.apps.language.tasks import held_out
 from keel.errors import KeelError
 from keel.functional import aggregate
 from keel.models.language import ATTENTION, TOKENS, WRITTEN
-from keel.regions.stepper import Optimum, initial_optimum
+from keel.regions.stepper import OptimizerState, initial_opt_state
 from keel.regions.token_objective import TokenObjective
 from keel.rollout.tokens import Completions
-from keel.types import Knobs, Tree
+from keel.types import HyperParams, Tree
 
 TOLERANCE = 1e-3
 """Of log-probs in float32 that were computed in two ways."""
@@ -176,14 +176,14 @@ def _micro(session: Session, params: Tensor, found: Completions) -> float:
     agent = session.agent.sampled_by(params)
     index = torch.arange(rows.count, device=params.device)
     given = (index, torch.ones_like(index, dtype=rows.weight.dtype))
-    knobs = Knobs(temperature=session.sampling.temperature).tensor().to(params.device)
+    hparams = HyperParams(temperature=session.sampling.temperature).tensor().to(params.device)
     active = torch.ones(1, dtype=torch.bool, device=params.device)
-    moments: list[Optimum] = []
+    moments: list[OptimizerState] = []
     for micro in (None, 1):
         step = make_step(
             agent, objective, group_axis=None, max_grad_norm=1e9, compiled=False, micro=micro
         )
-        moments.append(step(initial_optimum(params), batch, *given, knobs, active).optimum)
+        moments.append(step(initial_opt_state(params), batch, *given, hparams, active).opt_state)
     whole, parts = (x.first for x in moments)
     return float((whole - parts).norm() / whole.norm().clamp(min=1e-30))
 

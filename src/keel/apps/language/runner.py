@@ -30,7 +30,7 @@ from keel.apps.language.supervised import Told, control, warm_up
 from keel.apps.language.tasks import held_out
 from keel.apps.language.watching import token_table
 from keel.models.language import TokenAgent
-from keel.regions.stepper import Optimum
+from keel.regions.stepper import OptimizerState
 from keel.runs.config_file import read_config
 from keel.runs.directory import RunDirectory, find_run, run_name
 from keel.runs.files import replace_file
@@ -39,7 +39,7 @@ from keel.training.checkpoint import Checkpoint, check_shapes, save
 from keel.training.keeping import Progress, Watch, keep
 from keel.training.runner import announced, load_for_resume
 from keel.trust import remember, require_trust
-from keel.types import Knobs
+from keel.types import HyperParams
 
 MAY_CHANGE = ("total_steps", "checkpoints", "evaluation", "tag", "log", "threads", "device")
 """What a resumed run may set anew."""
@@ -86,16 +86,16 @@ def _begin(
     """Warm up and check, then go on as every run does; what fails on the way ends the run."""
     config = session.config
     try:
-        optimum, found = warm_up(session, told)
-        state = initial_state(session, optimum)
-        before = judge(session, optimum.params, _looks(session))
+        opt_state, found = warm_up(session, told)
+        state = initial_state(session, opt_state)
+        before = judge(session, opt_state.params, _looks(session))
         judged = {k.removeprefix("eval/"): v for k, v in before.metrics().items()}
         found |= {f"judged_{name}": value for name, value in judged.items()}
         state = state.replace(
-            warm_up=found, start=optimum.params.clone() if _controlled(config) else None
+            warm_up=found, start=opt_state.params.clone() if _controlled(config) else None
         )
         if config.preflight:
-            require(preflight(session, optimum.params, state.reference))
+            require(preflight(session, opt_state.params, state.reference))
     except BaseException as error:
         directory.close("stopped" if isinstance(error, KeyboardInterrupt) else "failed")
         raise
@@ -155,7 +155,7 @@ def _drive(
         return state
 
     def evaluate(now: State) -> tuple[State, dict[str, float]]:
-        verdict = judge(session, now.optimum.params, _looks(session))
+        verdict = judge(session, now.opt_state.params, _looks(session))
         told = verdict.metrics()
         if now.steps >= session.config.total_steps:
             told |= _finish(session, now, directory.path, told, heard)
@@ -179,7 +179,7 @@ def _drive(
 
 def _draw_tokens(session: Session, last: Iteration, path: Path) -> None:
     """Write the page of the last update: before the checkpoint, which does not hold its tokens."""
-    params = last.state.optimum.params
+    params = last.state.opt_state.params
     write_heatmap(token_table(session, last, params, path), path / HEATMAP)
 
 
@@ -226,7 +226,7 @@ def _controlled(config: Language) -> bool:
 def store(session: Session, state: State, path: Path) -> None:
     """A checkpoint: Keel's own state, and the model as `from_pretrained` reads it."""
     tensors: dict[str, Tensor] = {
-        f"optimum/{name}": x for name, x in state.optimum._asdict().items()
+        f"opt_state/{name}": x for name, x in state.opt_state._asdict().items()
     }
     for name, x in (("reference", state.reference), ("start", state.start)):
         if x is not None:
@@ -235,7 +235,7 @@ def store(session: Session, state: State, path: Path) -> None:
     data = {
         "steps": state.steps,
         "iteration": state.iteration,
-        "knobs": state.knobs.__dict__,
+        "hparams": state.hparams.__dict__,
         "rollbacks": state.rollbacks,
         "kl_exact_max": state.kl_exact_max,
         "best_return": state.best_return,
@@ -254,13 +254,13 @@ def store(session: Session, state: State, path: Path) -> None:
         {},
         data,
         keep=keep_most,
-        more=model_files(session, state.optimum),
+        more=model_files(session, state.opt_state),
     )
 
 
-def model_files(session: Session, optimum: Optimum) -> dict[str, bytes]:
+def model_files(session: Session, opt_state: OptimizerState) -> dict[str, bytes]:
     """The model and its tokenizer in the format of Hugging Face, file by file."""
-    write_into(session.agent, optimum.params)
+    write_into(session.agent, opt_state.params)
     with tempfile.TemporaryDirectory() as folder:
         session.agent.network.model.save_pretrained(folder)
         session.tokenizer.save_pretrained(folder)
@@ -280,7 +280,7 @@ def restore(session: Session, found: Checkpoint) -> State:
     tensors, data = found.tensors, found.data
     check_shapes(
         str(found.path),
-        {"params": tensors["optimum/params"]},
+        {"params": tensors["opt_state/params"]},
         {"params": session.agent.initial},
     )
     session.draws.set_state(tensors["draws"])
@@ -291,12 +291,12 @@ def restore(session: Session, found: Checkpoint) -> State:
     def held(name: str) -> Tensor | None:
         return tensors[name].to(device, copy=True) if name in tensors else None
 
-    optimum = {k: held(f"optimum/{k}") for k in Optimum._fields}
+    opt_state = {k: held(f"opt_state/{k}") for k in OptimizerState._fields}
     return State(
         steps=data["steps"],
         iteration=data["iteration"],
-        optimum=Optimum(**optimum),  # type: ignore[arg-type]
-        knobs=Knobs(**data["knobs"]),
+        opt_state=OptimizerState(**opt_state),  # type: ignore[arg-type]
+        hparams=HyperParams(**data["hparams"]),
         reference=held("reference"),
         rollbacks=data["rollbacks"],
         kl_exact_max=data["kl_exact_max"],

@@ -23,7 +23,7 @@ from keel.models.abreast import set_threads
 from keel.models.devices import find_device
 from keel.models.language import TokenAgent
 from keel.regions.certify import Certified
-from keel.regions.proximal import Proximal
+from keel.regions.proximal import PPO
 from keel.regions.stepper import Step, make_step
 from keel.regions.token_objective import Covariance, TokenObjective
 from keel.resources import cores, expect_memory
@@ -129,7 +129,7 @@ class Session:
     def region(self, objective: TokenObjective) -> tuple[Certified, Step]:
         """The trust region around it, and the step it takes."""
         config = self.config.region
-        proximal = Proximal(
+        proximal = PPO(
             epochs=config.epochs,
             minibatch=config.minibatch,
             early_stop="off" if config.target_kl is None else "minibatch",

@@ -11,13 +11,13 @@ from keel.apps.language.judge import judge
 from keel.apps.language.session import Session
 from keel.apps.language.tasks import Example, held_out, segments, warmup_data
 from keel.models.language import ATTENTION, TOKENS, WRITTEN
-from keel.regions.stepper import Optimum, initial_optimum
+from keel.regions.stepper import OptimizerState, initial_opt_state
 from keel.regions.supervised import Likelihood, one_pass
 from keel.rollout.batch import Rows
 from keel.rollout.tokens import pad_left
 from keel.training.evaluate import EvaluationStopped
 from keel.training.signals import stop_requested
-from keel.types import Knobs
+from keel.types import HyperParams
 
 Told = Callable[[dict[str, float]], None]
 """Called with metrics after every look; of the control they say how many passes there will be."""
@@ -62,20 +62,20 @@ def examples_as_rows(session: Session, examples: Sequence[Example]) -> Rows:
     )
 
 
-def warm_up(session: Session, told: Told | None = None) -> tuple[Optimum, dict[str, float]]:
+def warm_up(session: Session, told: Told | None = None) -> tuple[OptimizerState, dict[str, float]]:
     """Imitate until enough is solved; the parameters, and what came of it."""
     settings = session.config.warmup
-    state = initial_optimum(session.agent.initial)
+    state = initial_opt_state(session.agent.initial)
     if not settings.examples:
         return state, {}
     rows = examples_as_rows(session, warmup_data(session.task, settings.examples, 0))
-    step, knobs = session.step(Likelihood()), Knobs(learning_rate=settings.learning_rate)
+    step, hparams = session.step(Likelihood()), HyperParams(learning_rate=settings.learning_rate)
     score, loss, passes, epoch = 0.0, float("nan"), 0.0, 0
     looks = held_out(session.task, min(100, session.config.evaluation.prompts))
     for epoch in range(1, settings.epochs + 1):
         if stop_requested():
             raise EvaluationStopped  # there is nothing to keep yet
-        state, loss = one_pass(state, rows, settings.minibatch, knobs, session.shuffle, step)
+        state, loss = one_pass(state, rows, settings.minibatch, hparams, session.shuffle, step)
         passes += 3.0 * rows.obs[ATTENTION].sum().item()
         if epoch % settings.every == 0:
             score = judge(session, state.params, looks).success
@@ -96,9 +96,9 @@ def control(
     """
     settings = session.config.warmup
     rows = examples_as_rows(session, warmup_data(session.task, settings.examples, 0))
-    step, knobs = session.step(Likelihood()), Knobs(learning_rate=settings.learning_rate)
+    step, hparams = session.step(Likelihood()), HyperParams(learning_rate=settings.learning_rate)
     cost = 3.0 * rows.obs[ATTENTION].sum().item()
-    state = initial_optimum(start)
+    state = initial_opt_state(start)
     most, epochs = -1.0, max(1, round(passes / cost))
     looks = held_out(session.task, session.config.evaluation.prompts)
     every = max(1, epochs // 10)
@@ -107,7 +107,7 @@ def control(
     for epoch in range(1, epochs + 1):
         if stop_requested():
             raise EvaluationStopped
-        state, loss = one_pass(state, rows, settings.minibatch, knobs, rng, step)
+        state, loss = one_pass(state, rows, settings.minibatch, hparams, rng, step)
         if epoch % every == 0 or epoch == epochs:
             last = judge(session, state.params, looks).success
             most = max(most, last)

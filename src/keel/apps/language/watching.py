@@ -19,12 +19,12 @@ def token_table(session: Session, last: Iteration, params: Tensor, path: Path) -
     """What the last update did to each token; `params` are those it ended with."""
     seen = last.sampled
     found, weight = seen.found, seen.rows.weight
-    knobs = last.state.knobs
+    hparams = last.state.hparams
     agent = session.agent.sampled_by(seen.before)
-    measured = measure(agent, params, seen.rows, knobs.temperature)
+    measured = measure(agent, params, seen.rows, hparams.temperature)
     advantage, ratio = seen.lesson.advantage, measured.ratio.ratio
-    over = (advantage > 0) & (ratio > 1.0 + knobs.clip_high)
-    under = (advantage < 0) & (ratio < 1.0 - knobs.clip_low)
+    over = (advantage > 0) & (ratio > 1.0 + hparams.clip_high)
+    under = (advantage < 0) & (ratio < 1.0 - hparams.clip_low)
     clipped = (over | under) & torch.tensor(session.config.region.clip is not None)
     reference = None
     if seen.reference is not None:
