@@ -21,7 +21,7 @@ from keel.presets import preset_for
 from keel.regions.objective import Batch
 from keel.regions.proximal import PPO
 from keel.regions.stepper import OptimizerState, Step, StepResult, make_step
-from keel.rollout.batch import Learned, Rows, of_members, rows_of
+from keel.rollout.batch import Rows, Targets, of_members, rows_of
 from keel.rollout.targets import compute_targets
 from keel.training.session import Session, initial_state, open_session
 
@@ -98,7 +98,7 @@ class Sides:
         ]
 
 
-def _batch(rows: Rows, learned: Learned) -> Batch:
+def _batch(rows: Rows, learned: Targets) -> Batch:
     return Batch(
         obs=rows.obs,
         behaviour=rows.behaviour,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from keel.apps.serving import Workload
-from keel.apps.serving.settings import FIRST_HELD_OUT, Scene, Setting, Span, draw
+from keel.apps.serving.settings import FIRST_HELD_OUT, Scenario, Setting, Span, draw
 from keel.presets import path_of
 
 FROZEN = "ee0a90f"
@@ -25,7 +25,7 @@ FROZEN_HASH = "64491c8ec09229f809125f27a1b43f2f405f10f28d40ef54f0b8673bdfaad29d"
 FIRST_SEED = FIRST_HELD_OUT + 1_000_000
 LONGEST = 12_000
 """Tokens that the tail of a prompt has at most."""
-Change = Callable[[Scene, np.random.Generator], Scene]
+Change = Callable[[Scenario, np.random.Generator], Scenario]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Family:
     """what the setting has no name for"""
     first_seed: int
 
-    def draw(self, setting: Setting, seed: int) -> Scene:
+    def draw(self, setting: Setting, seed: int) -> Scenario:
         """Return the scene of a seed."""
         return self.change(draw(setting, seed), np.random.default_rng([seed, 7]))
 
@@ -100,7 +100,7 @@ def _daily(rng: np.random.Generator, requests: int, first_seed: int) -> Family:
     )
     swing, days = _span(rng, 0.3, 0.9), int(rng.integers(1, 4))
 
-    def change(scene: Scene, chance: np.random.Generator) -> Scene:
+    def change(scene: Scenario, chance: np.random.Generator) -> Scenario:
         arrival = day_and_night(scene.workload.arrival, float(chance.uniform(*swing)), days)
         return replace(scene, workload=replace(scene.workload, arrival=arrival))
 
@@ -119,7 +119,7 @@ def _long_prompts(rng: np.random.Generator, requests: int, first_seed: int) -> F
     )
     share, exponent = _span(rng, 0.03, 0.2), float(rng.uniform(1.1, 2.0))
 
-    def change(scene: Scene, chance: np.random.Generator) -> Scene:
+    def change(scene: Scenario, chance: np.random.Generator) -> Scenario:
         longer = with_tails(scene.workload, float(chance.uniform(*share)), exponent, chance)
         return replace(scene, workload=longer)
 
@@ -138,7 +138,7 @@ def _failures(rng: np.random.Generator, requests: int, first_seed: int) -> Famil
     )
     away = _span(rng, 0.1, 0.4)
 
-    def change(scene: Scene, chance: np.random.Generator) -> Scene:
+    def change(scene: Scenario, chance: np.random.Generator) -> Scenario:
         (when, which, _), _ = scene.conditions.failures
         back = when + float(chance.uniform(*away)) * float(scene.workload.arrival[-1])
         failures = ((when, which, False), (back, which, True))

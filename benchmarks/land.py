@@ -43,7 +43,7 @@ from keel.apps.land.vector import vector_env
 from keel.look import BLUE, GREEN, GREY, INK, ORANGE, new_figure, tidy
 from keel.runs.drawing import write_png
 from keel.runs.reader import read_metrics
-from keel.training.inspect import open_policy
+from keel.training.policy import open_policy
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA, TABLE = ROOT / "docs" / "data" / "land.json", ROOT / "docs" / "data" / "land.md"

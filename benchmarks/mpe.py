@@ -24,7 +24,7 @@ from keel.envs import Envs, make_envs
 from keel.look import BLUE, GREEN, GREY, INK, ORANGE, new_figure, tidy
 from keel.runs.drawing import write_png
 from keel.runs.reader import read_metrics
-from keel.training.inspect import evaluate_policy, open_policy
+from keel.training.policy import evaluate_policy, open_policy
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA, TABLE = ROOT / "docs" / "data" / "mpe.json", ROOT / "docs" / "data" / "mpe.md"

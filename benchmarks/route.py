@@ -33,7 +33,7 @@ from keel.apps.serving.live.backends import make_backends
 from keel.apps.serving.live.choosing import Chooser, Guards
 from keel.apps.serving.live.running import serve
 from keel.apps.serving.live.server import Options, Router
-from keel.apps.serving.sight import REPLICA, REQUEST
+from keel.apps.serving.observations import REPLICA, REQUEST
 
 SERVERS, TOKENS, READING, GAP, SLOWER = 4, 10, 0.02, 0.005, 5.0
 KILLED, SLOWED = 1, 2

@@ -32,10 +32,10 @@ from benchmarks.fresh_traces import saved
 from benchmarks.seeds import train_seed
 from keel.apps.serving import (
     HONEST,
+    clairvoyant,
     closed_form,
     compare,
     draw,
-    foresee,
     gain,
     headroom,
     held_out,
@@ -43,7 +43,7 @@ from keel.apps.serving import (
     load_scorer,
     load_tables,
     make_setting,
-    play,
+    simulate,
 )
 from keel.apps.serving.judging import LEARNED, best_heuristic, learned
 from keel.apps.serving.picture import write_latencies, write_timeline
@@ -204,12 +204,17 @@ def _draw(scorers: dict[str, Any], best_name: str) -> None:
         replicas, request, mask = many.seen
         many.step(np.where(mask, scorer(replicas, request), -np.inf).argmax(1))
     policy = many.played(0, LEARNED)
-    best = play(scene.cluster, scene.workload, best_name, scene.conditions, seed)
+    best = simulate(scene.cluster, scene.workload, best_name, scene.conditions, seed)
     others = [
-        play(scene.cluster, scene.workload, name, scene.conditions, seed)
+        simulate(scene.cluster, scene.workload, name, scene.conditions, seed)
         for name in ("round-robin", "cache-work")
     ]
-    all_of_them = [*others, best, policy, foresee(scene.cluster, scene.workload, scene.conditions)]
+    all_of_them = [
+        *others,
+        best,
+        policy,
+        clairvoyant(scene.cluster, scene.workload, scene.conditions),
+    ]
     write_latencies(all_of_them, IMAGES / "serving-latencies.png")
     write_timeline(best, IMAGES / "serving-heuristic.png")
     write_timeline(policy, IMAGES / "serving-policy.png")

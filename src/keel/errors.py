@@ -41,7 +41,7 @@ def similar(value: str, options: Iterable[str], limit: int = 1) -> list[str]:
     return [lowered[name] for name in near]
 
 
-def choose(what: str, value: str, options: Iterable[str]) -> str:
+def check_choice(what: str, value: str, options: Iterable[str]) -> str:
     """Return `value` if it is one of `options`, else raise an `InputError` with a suggestion."""
     known = list(options)
     if value in known:
@@ -51,7 +51,7 @@ def choose(what: str, value: str, options: Iterable[str]) -> str:
     raise InputError(f"{what}: {value!r} is not one of {', '.join(known)}{hint}")
 
 
-def need(module: str, extra: str) -> Any:
+def import_extra(module: str, extra: str) -> Any:
     """Import a module of an optional dependency, or say in one line how to get it."""
     try:
         return importlib.import_module(module)

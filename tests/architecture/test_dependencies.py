@@ -56,12 +56,12 @@ def imported(tree: ast.AST) -> set[str]:
 
 
 def extras_asked_for(tree: ast.AST) -> set[tuple[str, str]]:
-    """Pairs (package, extra) of the calls `need("package.module", "extra")`."""
+    """Pairs (package, extra) of the calls `import_extra("package.module", "extra")`."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     words = [
         [arg.value for arg in call.args if isinstance(arg, ast.Constant)]
         for call in calls
-        if ast.unparse(call.func) == "need"
+        if ast.unparse(call.func) == "import_extra"
     ]
     return {(str(pair[0]).split(".")[0], str(pair[1])) for pair in words if len(pair) == 2}
 

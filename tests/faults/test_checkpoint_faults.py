@@ -19,7 +19,7 @@ import torch
 from children import run_child
 
 from keel.runs import files
-from keel.runs.sealed import seal
+from keel.runs.manifest import dump_manifest
 from keel.training import checkpoint
 from keel.training.checkpoint import (
     CheckpointError,
@@ -49,7 +49,7 @@ def forge(folder: Path, **contents: bytes) -> None:
 
 def reseal(folder: Path, header: dict) -> None:
     found = {name: (folder / name).read_bytes() for name in FILES}
-    (folder / "manifest.json").write_bytes(seal(found, header))
+    (folder / "manifest.json").write_bytes(dump_manifest(found, header))
 
 
 def raw_safetensors(header: object, data: bytes = b"", length: int | None = None) -> bytes:
@@ -361,7 +361,7 @@ def test_a_manifest_that_points_elsewhere_is_rejected(tmp_path, name):
     folder = put(tmp_path, 1)
     contents = {file: (folder / file).read_bytes() for file in FILES}
     header = {"schema": 1, "keel": "0.1.0", "step": 1}
-    (folder / "manifest.json").write_bytes(seal({**contents, name: b""}, header))
+    (folder / "manifest.json").write_bytes(dump_manifest({**contents, name: b""}, header))
     with pytest.raises(CheckpointError, match="which is no file of this folder"):
         load(folder)
 

@@ -16,7 +16,7 @@ from keel.cli import main
 from keel.config import Config, from_dict
 from keel.envs import EnvError
 from keel.runs.reader import read_metrics
-from keel.training import inspect, runner
+from keel.training import policy, runner
 from keel.training.checkpoint import load
 from keel.training.evaluate import EvaluationWarning
 from keel.training.runner import resume, start
@@ -150,13 +150,13 @@ def test_a_signal_ends_keel_evaluate(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    evaluate = inspect.evaluate
+    evaluate = policy.evaluate
 
     def signalled(*args: Any, **more: Any) -> Any:
         signal.raise_signal(number)
         return evaluate(*args, **more)
 
-    monkeypatch.setattr(inspect, "evaluate", signalled)
+    monkeypatch.setattr(policy, "evaluate", signalled)
     assert main(["evaluate", str(whole.path)]) == 128 + number
     assert capsys.readouterr().err == "keel: the evaluation was stopped; nothing was kept\n"
 

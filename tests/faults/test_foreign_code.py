@@ -23,7 +23,7 @@ from keel.config import from_dict
 from keel.errors import InputError
 from keel.runs.config_file import CONFIG, dump_config, read_config
 from keel.training.api import train
-from keel.training.inspect import evaluate_policy, open_policy
+from keel.training.policy import evaluate_policy, open_policy
 from keel.training.runner import start
 from keel.trust import UntrustedCodeError
 
@@ -351,7 +351,7 @@ def test_an_older_checkpoint_asks_its_environment_only_if_it_is_trusted(
 ) -> None:
     """Before checkpoints held the spaces, a policy could not be opened without them."""
     run = downloaded(cartpole, ENVIRONMENTS["environment class"], canary)
-    monkeypatch.setattr("keel.training.inspect.INTERFACE", "not there")
+    monkeypatch.setattr("keel.training.policy.INTERFACE", "not there")
     with pytest.raises(UntrustedCodeError):
         open_policy(run)
     assert not canary.exists()

@@ -26,8 +26,8 @@ from keel.regions.proximal import PPO
 from keel.regions.stepper import OptimizerState, StepResult, initial_opt_state, make_step
 from keel.rollout.batch import minibatches, rows_of
 from keel.rollout.targets import compute_targets
-from keel.training.keeping import FAULT
 from keel.training.loop import train
+from keel.training.persist import FAULT
 from keel.training.runner import start
 from keel.training.session import initial_state, open_session
 

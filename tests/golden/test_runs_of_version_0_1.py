@@ -25,7 +25,7 @@ from keel.models.build import build_agent
 from keel.models.networks import CNN, NATURE
 from keel.runs import read_metrics
 from keel.training.checkpoint import CheckpointError, load, save
-from keel.training.inspect import open_policy
+from keel.training.policy import open_policy
 
 HERE = Path(__file__).parent
 RETURNS = [5.0, 5.0, 2.0, 3.0]

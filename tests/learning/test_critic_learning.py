@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from keel.config import from_dict
-from keel.models import returns
+from keel.models import popart
 from keel.models.critics import Histogram, Quantile
 from keel.training.loop import train
 
@@ -46,7 +46,7 @@ def test_the_distribution_of_both_arms_is_found(critic: dict[str, object]) -> No
     for arm in (0, 1):
         raw = agent.raw_value(params, {"obs": torch.from_numpy(seen(1 + arm))[None]})
         levels = agent.critic.levels(raw).numpy()
-        predicted = returns.in_reward(params, agent.critic.quantiles(raw))[0].numpy()
+        predicted = popart.in_reward(params, agent.critic.quantiles(raw))[0].numpy()
         samples = draw(arm, 200_000, rng)
         curve = np.interp(fine, levels, np.sort(predicted))
         distance = np.abs(curve - true_quantiles(arm, fine)).mean()

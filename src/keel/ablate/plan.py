@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from keel.config import Config, anchored, from_dict, read
-from keel.errors import InputError, choose
+from keel.errors import InputError, check_choice
 from keel.presets import preset, preset_for
 from keel.runs.directory import check_name
 from keel.runs.metrics import metric
@@ -87,7 +87,7 @@ def read_plan(path: Path) -> Plan:
     """A plan from its file; every cell is checked."""
     data = read(path)
     for key in data:
-        choose(f"{path}", str(key), KEYS)
+        check_choice(f"{path}", str(key), KEYS)
     if "env" not in data:
         raise InputError(f"{path}: on which env?")
     env = str(data["env"])
@@ -115,7 +115,7 @@ def _watch(path: Path, data: Mapping[str, Any]) -> Watch | None:
     if not found:
         return None
     for key in found:
-        choose(f"{path}: watch", str(key), ("metrics", "updates", "expected", "expected_at"))
+        check_choice(f"{path}: watch", str(key), ("metrics", "updates", "expected", "expected_at"))
     metrics = _mapping(path, found, "metrics")
     updates = found.get("updates", [LAST])
     if not metrics:
@@ -126,7 +126,7 @@ def _watch(path: Path, data: Mapping[str, Any]) -> Watch | None:
         raise InputError(f"{path}: watch.updates: expected numbers of updates, got {updates!r}")
     expected = _mapping(path, found, "expected")
     for title in expected:
-        choose(f"{path}: watch.expected", str(title), tuple(metrics))
+        check_choice(f"{path}: watch.expected", str(title), tuple(metrics))
     return Watch(
         {str(k): str(v) for k, v in metrics.items()},
         tuple(updates),

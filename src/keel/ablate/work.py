@@ -21,7 +21,7 @@ from keel.runs.directory import has_trained
 from keel.runs.files import write_file
 from keel.runs.reader import last_step
 from keel.runs.resume import allowed
-from keel.training.inspect import make_like
+from keel.training.policy import make_like
 from keel.training.runner import MAY_CHANGE
 from keel.trust import code_in
 

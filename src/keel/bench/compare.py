@@ -12,7 +12,7 @@ from typing import Any
 
 from keel.bench.settings import ENVPOOL_PEERS, PEERS, Algo, Backend, Settings, settings_for
 from keel.bench.workers import Reading, Workers
-from keel.errors import InputError, choose
+from keel.errors import InputError, check_choice
 from keel.resources import cores
 
 Tell = Callable[[str], None]
@@ -79,7 +79,7 @@ def bench(
             after the other on both; `envpool`, EnvPool's on both.
         tell: called with one line per measurement.
     """
-    name = choose("peer", peer, PEERS[algo])
+    name = check_choice("peer", peer, PEERS[algo])
     settings = settings_for(env, iterations, algo, backend)
     if backend == "envpool" and (settings.pixels or name not in ENVPOOL_PEERS):
         raise InputError(

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from keel.errors import InputError, choose
+from keel.errors import InputError, check_choice
 
 Mode = Literal["steady", "whole"]
 Algo = Literal["ppo", "trpo", "tokens"]
@@ -179,8 +179,8 @@ def settings_for(
     env: str, iterations: int | None = None, algo: Algo = "ppo", backend: Backend = "auto"
 ) -> Settings:
     """The settings of one environment; `iterations` of None keeps its default."""
-    settings = SETTINGS[algo][choose("env", env, SETTINGS[algo])]
-    choose("backend", backend, get_args(Backend))
+    settings = SETTINGS[algo][check_choice("env", env, SETTINGS[algo])]
+    check_choice("backend", backend, get_args(Backend))
     settings = settings.replace(backend=backend)
     if iterations is None:
         return settings

@@ -12,7 +12,7 @@ import tyro
 from tyro.conf import arg
 
 from keel.cli.arguments import read_options
-from keel.errors import choose
+from keel.errors import check_choice
 
 if TYPE_CHECKING:
     from keel.bench import Result
@@ -91,7 +91,7 @@ def run(args: Sequence[str]) -> int:
     if not args or args[0] in ("-h", "--help"):
         print(_help())  # noqa: T201
         return 0
-    algo = cast("Algo", choose("bench", args[0], BENCHES))
+    algo = cast("Algo", check_choice("bench", args[0], BENCHES))
     options = read_options(BENCHES[algo], args[1:], f"keel bench {algo}")
     from rich.console import Console
 

@@ -13,7 +13,7 @@ from tyro.conf import Positional, arg
 
 from keel.cli.arguments import read_options
 from keel.cli.note_flags import take_tags
-from keel.errors import InputError, choose
+from keel.errors import InputError, check_choice
 from keel.printing import printable
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def run(args: Sequence[str]) -> int:
     mapping = dict(_pair(word) for word in options.map)
     runs = load_runs(options.runs, by=options.by, metric=options.metric, mapping=mapping)
     for tag in tags:
-        choose("--tags", tag, dict.fromkeys(run.group for run in runs))
+        check_choice("--tags", tag, dict.fromkeys(run.group for run in runs))
     runs = [run for run in runs if not tags or run.group in tags]
     found = compare(
         runs,

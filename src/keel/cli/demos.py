@@ -12,7 +12,7 @@ import tyro
 from tyro.conf import Positional, arg
 
 from keel.cli.arguments import read_options
-from keel.errors import InputError, choose
+from keel.errors import InputError, check_choice
 from keel.printing import printable
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def run(args: Sequence[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(_help())  # noqa: T201
         return 0
-    if choose("demos", words[0], ACTIONS) == "show":
+    if check_choice("demos", words[0], ACTIONS) == "show":
         return _show(read_options(Show, words[1:], "keel demos show"))
     return _record(read_options(Record, words[1:], "keel demos record"))
 
@@ -79,7 +79,7 @@ def _record(options: Record) -> int:
     if options.episodes < 1:
         raise InputError(f"--episodes: expected at least 1, got {options.episodes}")
     if Path(options.policy).exists():
-        from keel.training.inspect import open_policy
+        from keel.training.policy import open_policy
 
         policy = open_policy(Path(options.policy), trust_code=options.trust_code)
 

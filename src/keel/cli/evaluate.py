@@ -16,7 +16,7 @@ from keel.cli.arguments import read_options
 from keel.errors import InputError
 
 if TYPE_CHECKING:
-    from keel.training.inspect import Policy
+    from keel.training.policy import Policy
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ def _run(options: Evaluate) -> int:
         text = json.dumps(told, allow_nan=False) if options.json else _told(told)
         print(text)  # noqa: T201
         return 0
-    from keel.training.film import check_video_path
-    from keel.training.inspect import evaluate_policy, open_policy
+    from keel.training.policy import evaluate_policy, open_policy
+    from keel.training.video import check_video_path
 
     if options.video is not None:
         check_video_path(options.video)
@@ -149,17 +149,17 @@ def _film(policy: Policy, path: Path, deterministic: bool, seed: int) -> float:
         from keel.apps.atari import film_game
 
         return film_game(policy, path, deterministic=deterministic, seed=seed).returns[0]
-    from keel.training.film import film
+    from keel.training.video import record_video
 
-    return film(policy, path, deterministic=deterministic, seed=seed).returns[0]
+    return record_video(policy, path, deterministic=deterministic, seed=seed).returns[0]
 
 
 def _calibrate(policy: Policy, path: Path, seed: int) -> float:
     """The share of returns inside the predicted 80 %; sampled actions, as the critic learned."""
-    from keel.training.forecast import draw_forecast, forecast
+    from keel.training.calibration import draw_calibration, measure_calibration
 
-    found = forecast(policy, seed=seed)
-    draw_forecast(found, f"{policy.config.env}, {policy.path.parent.name}", path)
+    found = measure_calibration(policy, seed=seed)
+    draw_calibration(found, f"{policy.config.env}, {policy.path.parent.name}", path)
     return found.coverage
 
 

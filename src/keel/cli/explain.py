@@ -8,7 +8,7 @@ from keel.cli.arguments import read_options
 from keel.cli.explain_kl import KL, CodeLength, Estimators, Projection, SequenceKL
 from keel.cli.explain_policy import Advantage, Clip, Landscape, Penalty, States, TrustRegion
 from keel.cli.strict_json import print_json
-from keel.errors import choose
+from keel.errors import check_choice
 
 Topic = (
     KL
@@ -43,7 +43,7 @@ def run(args: Sequence[str]) -> int:
     if not args or args[0] in ("-h", "--help"):
         print(_help())  # noqa: T201
         return 0
-    topic = TOPICS[choose("topic", args[0], TOPICS)]
+    topic = TOPICS[check_choice("topic", args[0], TOPICS)]
     options = read_options(topic, args[1:], f"keel explain {args[0]}")
     output = options.output
     if output.plot is not None:

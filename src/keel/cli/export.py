@@ -41,7 +41,7 @@ def run(args: Sequence[str]) -> int:
     """Export."""
     options = read_options(Export, args, "keel export")
     from keel.training.export import export_onnx
-    from keel.training.inspect import open_policy
+    from keel.training.policy import open_policy
 
     policy = open_policy(options.run, options.checkpoint, trust_code=options.trust_code)
     written = export_onnx(policy, options.onnx)

@@ -55,7 +55,7 @@ def run(args: Sequence[str]) -> int:
     """Play, and say what came of it."""
     chosen = read_options(Land, args, "keel land")
     from keel.apps.land import BASELINES, held_out, make_rules, play
-    from keel.errors import choose
+    from keel.errors import check_choice
 
     if chosen.maps < 1:
         raise InputError(f"--maps: expected at least 1, got {chosen.maps}")
@@ -66,13 +66,13 @@ def run(args: Sequence[str]) -> int:
     rules = make_rules(chosen.variant)
     if chosen.run is not None:
         from keel.apps.land.learned import learned, rules_of
-        from keel.training.inspect import open_policy
+        from keel.training.policy import open_policy
 
         policy = open_policy(chosen.run)
         rules = rules_of(policy)
         players[policy.path.parent.name] = learned(policy, deterministic=chosen.deterministic)
     for name in chosen.baselines:
-        players[name] = BASELINES[choose("baselines", name, BASELINES)]
+        players[name] = BASELINES[check_choice("baselines", name, BASELINES)]
     seeds = held_out(chosen.maps)
     months = rules.months * len(players)
     with WorkProgress("keel land", months, _step(next(iter(players), ""))) as progress:

@@ -26,7 +26,7 @@ from keel.config.origins import Layer, dotted
 from keel.runs.health import Breach
 
 if TYPE_CHECKING:
-    from keel.training.keeping import Progress
+    from keel.training.persist import Progress
 
 
 @dataclass(frozen=True)

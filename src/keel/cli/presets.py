@@ -15,7 +15,7 @@ from keel.cli.settings import first_sentence
 from keel.cli.strict_json import print_json
 from keel.config import read
 from keel.config.values import read_text
-from keel.errors import choose
+from keel.errors import check_choice
 
 ACTIONS = ("list", "show")
 
@@ -49,7 +49,7 @@ def run(args: Sequence[str]) -> int:
         return 0
     if not words or words[0].startswith("-"):
         words.insert(0, "list")
-    if choose("presets", words[0], ACTIONS) == "show":
+    if check_choice("presets", words[0], ACTIONS) == "show":
         return _show(read_options(Show, words[1:], "keel presets show"))
     return _list(read_options(List, words[1:], "keel presets"))
 
@@ -97,7 +97,7 @@ def describe_preset(name: str, path: Path) -> dict[str, Any]:
 
 def _show(options: Show) -> int:
     files = _files()
-    path = files[choose("preset", options.name, files)]
+    path = files[check_choice("preset", options.name, files)]
     if options.json:
         print_json(describe_preset(options.name, path) | {"settings": read(path)})
     else:

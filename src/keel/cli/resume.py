@@ -68,7 +68,7 @@ def run(args: Sequence[str]) -> int:
 def _finished_at(path: Path, total_steps: int) -> int | None:
     """Return the step of the last good checkpoint if nothing is left to train or to evaluate."""
     from keel.training.checkpoint import load, newest_step
-    from keel.training.keeping import owes_evaluation
+    from keel.training.persist import owes_evaluation
 
     newest = newest_step(path)
     if newest is None or newest < total_steps:

@@ -15,7 +15,7 @@ from tyro.conf import arg
 
 from keel.apps.serving.proxy_options import Options
 from keel.cli.arguments import read_options
-from keel.errors import InputError, need
+from keel.errors import InputError, import_extra
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -59,7 +59,7 @@ class Route:
 def run(args: Sequence[str]) -> int:
     """Route until a signal; return 128 and its number: 130 for Ctrl-C, 143 for SIGTERM."""
     chosen = read_options(Route, args, "keel route")
-    need("aiohttp", "serving")
+    import_extra("aiohttp", "serving")
     from keel.apps.serving.live.backends import make_backends
     from keel.apps.serving.live.choosing import Chooser, Guards
     from keel.apps.serving.live.running import serve

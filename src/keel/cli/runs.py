@@ -13,7 +13,7 @@ import tyro
 from tyro.conf import Positional, arg
 
 from keel.cli.arguments import read_options
-from keel.errors import InputError, KeelError, choose
+from keel.errors import InputError, KeelError, check_choice
 from keel.printing import printable
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def run(args: Sequence[str]) -> int:
     if words[0] == "-h" or words[:2] == ["list", "--help"]:
         print(_help())  # noqa: T201
         return 0
-    action = choose("runs", words[0], ACTIONS)
+    action = check_choice("runs", words[0], ACTIONS)
     if action == "export":
         return _export(read_options(Export, words[1:], "keel runs export"))
     return _list(read_options(List, words[1:], "keel runs list"))

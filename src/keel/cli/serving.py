@@ -13,7 +13,7 @@ from tyro.conf import Positional, arg
 from keel.cli.arguments import read_options
 from keel.cli.progress import WorkProgress
 from keel.cli.strict_json import print_json
-from keel.errors import InputError, choose
+from keel.errors import InputError, check_choice
 
 if TYPE_CHECKING:
     from keel.apps.serving import Report, Scorer, Setting, Workload
@@ -101,7 +101,7 @@ def run(args: Sequence[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(_help())  # noqa: T201
         return 0
-    action = choose("serving", words[0], ACTIONS)
+    action = check_choice("serving", words[0], ACTIONS)
     if action == "replay":
         return _replay(read_options(Replay, words[1:], "keel serving replay"))
     if action == "headroom":
@@ -245,7 +245,14 @@ def _trace(options: Headroom) -> Workload:
 
 
 def _on_trace(options: Headroom) -> dict[str, list[Report]]:
-    from keel.apps.serving import HONEST, closed_form, equal_cluster, foresee, play, summarise
+    from keel.apps.serving import (
+        HONEST,
+        clairvoyant,
+        closed_form,
+        equal_cluster,
+        simulate,
+        summarise,
+    )
     from keel.apps.serving.judging import CLAIRVOYANTS
 
     workload = _trace(options)
@@ -254,16 +261,16 @@ def _on_trace(options: Headroom) -> dict[str, list[Report]]:
     with _progress(options, len(HONEST) + len(CLAIRVOYANTS)) as progress:
         for name in (*HONEST, *CLAIRVOYANTS):
             if name in CLAIRVOYANTS:
-                played = foresee(cluster, workload, None, CLAIRVOYANTS[name])
+                played = clairvoyant(cluster, workload, None, CLAIRVOYANTS[name])
             else:
-                played = play(cluster, workload, name)
+                played = simulate(cluster, workload, name)
             reports[name] = [summarise(played)]
             progress.advance(1, name)
     return reports
 
 
 def _draw(options: Headroom, best: str) -> None:
-    from keel.apps.serving import closed_form, draw, equal_cluster, foresee, held_out, play
+    from keel.apps.serving import clairvoyant, closed_form, draw, equal_cluster, held_out, simulate
     from keel.apps.serving.picture import write_latencies, write_timeline
 
     assert options.png is not None
@@ -273,8 +280,8 @@ def _draw(options: Headroom, best: str) -> None:
     else:
         scene = draw(_setting(options), held_out(1)[0])
         cluster, workload, conditions = scene.cluster, scene.workload, scene.conditions
-    shown = [play(cluster, workload, name, conditions) for name in ("round-robin", best)]
-    shown.append(foresee(cluster, workload, conditions))
+    shown = [simulate(cluster, workload, name, conditions) for name in ("round-robin", best)]
+    shown.append(clairvoyant(cluster, workload, conditions))
     write_latencies(shown, options.png / "latencies.png")
     for played in shown:
         write_timeline(played, options.png / f"timeline-{played.router}.png")

@@ -31,7 +31,7 @@ from keel.presets import names, path_of, preset, preset_for
 from keel.runs.health import Breach
 
 if TYPE_CHECKING:
-    from keel.training.keeping import Progress
+    from keel.training.persist import Progress
 
 
 @dataclass(frozen=True)

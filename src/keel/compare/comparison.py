@@ -37,7 +37,7 @@ from keel.compare.verdict import (
     difference,
     effect_of,
 )
-from keel.errors import InputError, choose
+from keel.errors import InputError, check_choice
 from keel.functional import Interval, interquartile_mean
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def compare(
     if not 0.0 < tail <= 1.0:
         raise InputError(f"tail: expected a share of the run, above 0 and up to 1, got {tail}")
     names = list(dict.fromkeys(run.group for run in runs))
-    first = names[0] if baseline is None else choose("baseline", baseline, names)
+    first = names[0] if baseline is None else check_choice("baseline", baseline, names)
     names.sort(key=lambda name: name != first)
     tasks = _tasks(runs, names)
     runs = [run for run in runs if run.task in tasks]

@@ -10,7 +10,7 @@ from typing import Any
 from keel.config.options import OPTIONS, named_values
 from keel.config.schema import SINKS, Config
 from keel.config.values import describe
-from keel.errors import InputError, choose
+from keel.errors import InputError, check_choice
 
 MOST = 2**63 - 1
 """The largest whole number that fits into 64 bits."""
@@ -114,7 +114,7 @@ def check(config: Config) -> None:
     if needs and not region.target_kl:
         raise InputError(f"region.{needs[0]}: needs region.target_kl")
     for name in config.sinks:
-        choose("log", name, SINKS)
+        check_choice("log", name, SINKS)
     if not config.network.hidden or min(config.network.hidden) < 1:
         raise InputError(f"network.hidden: expected widths above 0, got {config.network.hidden}")
 

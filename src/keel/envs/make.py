@@ -27,7 +27,7 @@ from keel.envs.step_time import step_time
 from keel.envs.sync import SyncEnvs
 from keel.envs.vector import VectorEnvs
 from keel.envs.workers import AsyncEnvs
-from keel.errors import InputError, choose
+from keel.errors import InputError, check_choice
 from keel.resources import cores, expect_memory
 
 Backend = Literal["auto", "vector", "sync", "async", "envpool", "ale"]
@@ -120,15 +120,15 @@ def make_envs(
         >>> envs.backend, envs.reset(0)["obs"].shape
         ('gymnasium vector', (2, 4))
     """
-    choose("backend", backend, BACKENDS)
-    choose("autoreset", autoreset, ("next_step", "same_step"))
+    check_choice("backend", backend, BACKENDS)
+    check_choice("autoreset", autoreset, ("next_step", "same_step"))
     if num_envs < 1:
         raise InputError(f"num_envs: expected at least 1, got {num_envs}")
     expect_memory(
         f"num_envs: {num_envs} environments", num_envs * SMALLEST_ENV, "use fewer environments"
     )
     if env_id.startswith(POOL):
-        choose(f"backend of {env_id}", backend, ("auto", "envpool"))
+        check_choice(f"backend of {env_id}", backend, ("auto", "envpool"))
         env_id, backend = env_id.removeprefix(POOL), "envpool"
     if threads is not None and threads < 1:
         raise InputError(f"threads: expected at least 1, got {threads}")
@@ -186,7 +186,7 @@ def time_limit(
 
 def _native(make: Callable[..., Envs], backend: str, request: _Request) -> Envs:
     """All copies in one."""
-    choose("backend", backend, ("auto", "vector"))
+    check_choice("backend", backend, ("auto", "vector"))
     if request.wrappers:
         raise InputError(f"wrappers: are Gymnasium's; {request.env_id} is not made of its parts")
     with constructor_of(request.env_id):
@@ -195,7 +195,7 @@ def _native(make: Callable[..., Envs], backend: str, request: _Request) -> Envs:
 
 def _parallel(several: Maker, backend: str, request: _Request) -> Envs:
     """All copies in one, where somebody wrote them so; else one after the other."""
-    choose("backend", backend, ("auto", "vector", "sync"))
+    check_choice("backend", backend, ("auto", "vector", "sync"))
     if request.wrappers or request.autoreset == "same_step":
         raise InputError(
             "wrappers, autoreset: are Gymnasium's; this environment has several agents"

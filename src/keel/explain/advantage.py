@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from keel.errors import InputError, choose
+from keel.errors import InputError, check_choice
 from keel.explain.explanation import Explanation, Table, number
 from keel.explain.figures import BLUE, GREEN, GREY, INK, ORANGE, tidy
 from keel.explain.inputs import check_finite, check_same_length
@@ -43,7 +43,7 @@ def explain_advantage(
     for name, share in (("gamma", gamma), ("lam", lam)):
         if not 0.0 <= share <= 1.0:
             raise InputError(f"{name}: expected a number from 0 to 1, got {share:g}")
-    choose("end", end, ("terminated", "truncated", "running"))
+    check_choice("end", end, ("terminated", "truncated", "running"))
     reward, value = (torch.tensor(x, dtype=torch.float64) for x in (rewards, values))
 
     def advantages(trace: float) -> Tensor:

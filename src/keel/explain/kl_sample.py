@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from keel.errors import InputError, choose
+from keel.errors import InputError, check_choice
 from keel.explain.explanation import Explanation, Table, number
 from keel.explain.inputs import check_names
 from keel.explain.kl_estimates import Estimate, estimate_from
@@ -100,7 +100,7 @@ def _known(name: str, labels: Sequence[str]) -> str:
         raise InputError(
             f"sample: {name!r} is not one of {', '.join(labels)}; name the outcomes with --names"
         )
-    return choose("sample", name, labels)
+    return check_choice("sample", name, labels)
 
 
 def _rounded(log_p: Tensor, log_q: Tensor, digits: int) -> Estimate:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from keel.errors import InputError, choose
+from keel.errors import InputError, check_choice
 from keel.explain.explanation import Explanation, Table, bits, number
 from keel.explain.figures import BLUE, GREEN, GREY, INK, ORANGE, tidy
 from keel.explain.inputs import check_finite, check_mask, check_names
@@ -121,7 +121,7 @@ def _read(
     terms: Terms,
 ) -> _Terms:
     """Check the input, and return it as tensors; what a mask leaves out may hold any number."""
-    choose("terms", terms, FORMULAS)
+    check_choice("terms", terms, FORMULAS)
     if not values:
         raise InputError("terms: empty; a sequence needs at least one token")
     counts = check_mask("mask", mask, "tokens", len(values))

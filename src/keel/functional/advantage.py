@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from keel.errors import InputError, ShapeError, choose
+from keel.errors import InputError, ShapeError, check_choice
 from keel.functional._shapes import expect_rank, expect_same, expect_shape
 
 Normalisation = Literal["none", "batch", "global", "group", "robust"]
@@ -224,7 +224,7 @@ def normalise(
     A batch (or group) of one row, or of equal rows, becomes zeros. Rows with weight 0 become 0 and
     touch nothing. `floor` bounds the scale from below; `clamp` bounds the result.
     """
-    choose("method", method, ("none", "batch", "global", "group", "robust"))
+    check_choice("method", method, ("none", "batch", "global", "group", "robust"))
     expect_same("advantage", tuple(advantage.shape), weight=weight, group=group)
     if method == "group" and group is None:
         raise InputError("group: method 'group' needs the group of every row")

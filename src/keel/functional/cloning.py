@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from keel.errors import InputError, choose
+from keel.errors import InputError, check_choice
 
 CloningKind = Literal["plain", "filtered", "weighted"]
 KINDS = ("plain", "filtered", "weighted")
@@ -36,7 +36,7 @@ def cloning_weight(
       regression (Peng et al. 2019, arXiv 1910.00177); dividing by the root mean square of A frees
       the temperature β of the reward's units (MARWIL, Wang et al. 2018).
     """
-    choose("kind", kind, KINDS)
+    check_choice("kind", kind, KINDS)
     if not temperature > 0.0 or not cap > 0.0:
         raise InputError(
             f"temperature, cap: expected numbers above 0, got {temperature:g} and {cap:g}"

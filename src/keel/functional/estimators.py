@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from keel.errors import EstimatorWarning, InputError, choose
+from keel.errors import EstimatorWarning, InputError, check_choice
 from keel.functional._shapes import expect_same
 from keel.functional.divergence import exp_minus_linear
 
@@ -51,7 +51,7 @@ VERL_MAX_LOG_RATIO, VERL_MAX_KL = 20.0, 10.0
 def canonical(name: str) -> str:
     """k1, k2, k3, abs, low_var_kl, a loss form or `full`, for any of the names in use."""
     name = ALIASES.get(name, name)
-    return choose("estimator", name, (*ESTIMATORS, LOW_VAR_KL, *LOSS_FORMS, EXACT))
+    return check_choice("estimator", name, (*ESTIMATORS, LOW_VAR_KL, *LOSS_FORMS, EXACT))
 
 
 def k1(log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from keel.errors import InputError, choose
+from keel.errors import InputError, check_choice
 from keel.functional._shapes import expect_rank, expect_same, expect_shape
 
 Reduction = Literal[
@@ -37,7 +37,7 @@ def denominator(
     | `seq-mean-token-sum`, `seq-mean-token-mean` | the number of sequences with any weight |
     | `constant` | that number × `constant` (Dr.GRPO 2025: the longest permitted answer) |
     """
-    choose("reduction", reduction, REDUCTIONS)
+    check_choice("reduction", reduction, REDUCTIONS)
     if (reduction == "constant") != (constant is not None):
         raise InputError("constant: goes with reduction 'constant', and is needed there")
     if reduction == "token-mean":
@@ -67,7 +67,7 @@ def aggregate(
     `denominator(weight of the full minibatch, …)` as `denominator_of_batch` to combine
     micro-batches by adding them.
     """
-    choose("reduction", reduction, REDUCTIONS)
+    check_choice("reduction", reduction, REDUCTIONS)
     expect_same("x", tuple(x.shape), weight=weight)
     weight = torch.ones_like(x) if weight is None else weight.to(x.dtype)
     if denominator_of_batch is None:

@@ -35,7 +35,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from keel.errors import InputError, choose
+from keel.errors import InputError, check_choice
 from keel.functional import (
     Ratio,
     aggregate,
@@ -160,7 +160,7 @@ def policy_loss(
 
     Tensors are `[B, L]`; `rollout_is_weights` correct for a sampler that differs from the trainer.
     """
-    surrogate_of = POLICY_LOSSES[choose("policy loss", name, POLICY_LOSSES)]
+    surrogate_of = POLICY_LOSSES[check_choice("policy loss", name, POLICY_LOSSES)]
     if config is None:
         raise InputError(f"{PREFIX}{name}: config is missing; verl's actor passes its own")
     mask = response_mask.to(log_prob.dtype)
@@ -183,7 +183,7 @@ def mean_loss(
     `info` is its `global_batch_info`; without it the denominator is that of this `mask` `[B, L]`.
     Ranks are averaged afterwards, so the denominator is divided by their number.
     """
-    reduction = MODES[choose("loss_agg_mode", mode, MODES)]
+    reduction = MODES[check_choice("loss_agg_mode", mode, MODES)]
     ranks = info.get("dp_size") or 1
     constant = None
     if reduction == "constant":
@@ -215,7 +215,7 @@ def advantage(
 
     The score of an answer is the sum of its rewards; `index` `[B]` names the prompt of each.
     """
-    compare = ADVANTAGES[choose("advantage", name, ADVANTAGES)]
+    compare = ADVANTAGES[check_choice("advantage", name, ADVANTAGES)]
     if index is None:
         raise InputError(f"{PREFIX}{name}: needs the prompt of every answer (uid), got none")
     score = token_level_rewards.sum(-1)
@@ -241,7 +241,7 @@ ADVANTAGES: Mapping[str, Callable[[Tensor, Tensor, int], Tensor]] = {
 
 def kl(name: str, log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
     """The estimate `name` of KL(π‖π_ref) `[B, L]`: a term of the loss where π has a gradient."""
-    choose("KL estimate", name, KL_FORMS)
+    check_choice("KL estimate", name, KL_FORMS)
     place = kl_loss if log_prob.requires_grad else kl_reward
     return place(name, log_prob, ref_log_prob)
 

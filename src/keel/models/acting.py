@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from keel.models.agent import Agent
-from keel.models.networks import Outputs, Separate
+from keel.models.networks import Outputs, SeparateActorCritic
 from keel.models.sampling import Array
 from keel.types import Tree
 
@@ -41,7 +41,7 @@ def make_actor(agent: Agent, params: Tensor) -> Act:
     network = agent.network
     if agent.memory:
         return _remembering_actor(agent, params)
-    if isinstance(network, Separate) and network.is_small:
+    if isinstance(network, SeparateActorCritic) and network.is_small:
         if agent.members == (0,):
             return _compiled_actor(agent, network, params[0])
         if agent.groups > 1:
@@ -49,7 +49,7 @@ def make_actor(agent: Agent, params: Tensor) -> Act:
     return _torch_actor(agent, params)
 
 
-def _compiled_actors(agent: Agent, network: Separate, params: Tensor) -> Act:
+def _compiled_actors(agent: Agent, network: SeparateActorCritic, params: Tensor) -> Act:
     """One after the other: each has its own parameters, and its own column of `[N, A, …]`."""
     (key,) = network.encoder.shapes
     acts = [_compiled_actor(agent, network, row) for row in agent.of_agents(params)]
@@ -65,7 +65,7 @@ def _compiled_actors(agent: Agent, network: Separate, params: Tensor) -> Act:
     return act
 
 
-def _compiled_actor(agent: Agent, network: Separate, params: Tensor) -> Act:
+def _compiled_actor(agent: Agent, network: SeparateActorCritic, params: Tensor) -> Act:
     from keel.models import kernels  # numba is a second and 100 MB, which others need not pay
 
     (key,) = network.encoder.shapes

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from keel.errors import InputError
 from keel.keys import MASK
-from keel.models import returns
+from keel.models import popart
 from keel.models.critics import Critic, Scalar
 from keel.models.distributions import Dist
-from keel.models.items import FEATURES, ITEMS, LEGAL, Choosing
-from keel.models.memory import CRITIC, STARTS
-from keel.models.networks import Outputs, Part, Separate
+from keel.models.networks import Outputs, Part, SeparateActorCritic
 from keel.models.parts import SeparateJoined
+from keel.models.pointer import FEATURES, ITEMS, LEGAL, PointerActorCritic
+from keel.models.recurrent import CRITIC, STARTS
 from keel.types import Tree
 
 
@@ -108,7 +108,7 @@ class Agent:
         # frozen as a whole, and learns as a whole
         parameters = {k: p for k, p in everything.items() if p.requires_grad} or everything
         if self.critic.normalised:
-            parameters[returns.NAME] = nn.Parameter(torch.tensor(returns.FRESH))
+            parameters[popart.NAME] = nn.Parameter(torch.tensor(popart.FRESH))
         self.layout = Layout(tuple(parameters), tuple(p.shape for p in parameters.values()))
         self.initial = torch.cat([p.detach().reshape(-1) for p in parameters.values()])[None]
         self.network = network.requires_grad_(False)
@@ -140,9 +140,9 @@ class Agent:
         if self.groups == 1:
             return self._one(params[0], obs, part)
         params = self.of_agents(params)
-        if isinstance(self.network, Choosing | SeparateJoined):
+        if isinstance(self.network, PointerActorCritic | SeparateJoined):
             return self._one_by_one(params, obs, part)
-        if isinstance(self.network, Separate):
+        if isinstance(self.network, SeparateActorCritic):
             return self._stacked(params, obs, part)
 
         def given(row: Tensor, seen: Tree) -> tuple[Tensor, ...]:
@@ -156,7 +156,7 @@ class Agent:
     def _stacked(self, params: Tensor, obs: Tree, part: Part) -> Outputs:
         """Batched products by hand: `vmap` takes twice the time for each of many small operations,
         and leaves agents strided where their products want them one after the other."""
-        assert isinstance(self.network, Separate)
+        assert isinstance(self.network, SeparateActorCritic)
         seen = {key: x.movedim(1, 0).contiguous() for key, x in obs.items()}
         policy, value, _ = self.network.pure(self.layout.unstack(params), seen, part)
         return Outputs(
@@ -182,9 +182,9 @@ class Agent:
 
     def outputs_of(self, tree: Tree, obs: Tree, part: Part = "both") -> Outputs:
         """The same from parameters by name; what is not asked for needs none."""
-        if isinstance(self.network, Separate | Choosing):
+        if isinstance(self.network, SeparateActorCritic | PointerActorCritic):
             return self.network.pure(tree, obs, part)
-        tree = {name: x for name, x in tree.items() if name != returns.NAME}
+        tree = {name: x for name, x in tree.items() if name != popart.NAME}
         result: Outputs = torch.func.functional_call(self.network, tree, (obs, part))
         return result
 
@@ -232,7 +232,7 @@ class Agent:
 
         Of one group; the trunk is frozen.
         """
-        if isinstance(self.network, Choosing):
+        if isinstance(self.network, PointerActorCritic):
             return self.network.critic_view(obs)
         tree = self.layout.unflatten(params[0].detach())
         trunk = {k.removeprefix("trunk."): x for k, x in tree.items() if k.startswith("trunk.")}
@@ -246,7 +246,7 @@ class Agent:
     def critic_outputs(self, own: Tensor, inputs: Tree) -> Tensor:
         """Raw outputs `[*lead, Q]` of the critic's own parameters `[1, C]` on `critic_inputs`."""
         named = self.critic_layout.unflatten(own[0])
-        tree = {k.removeprefix("critic."): x for k, x in named.items() if k != returns.NAME}
+        tree = {k.removeprefix("critic."): x for k, x in named.items() if k != popart.NAME}
         given: list[Tensor | None] = [
             inputs[key] for key in (FEATURES, ITEMS, LEGAL) if key in inputs
         ]
@@ -277,13 +277,13 @@ class Agent:
         value = self.critic.value(raw)
         if not self.critic.normalised:
             return value
-        return returns.in_reward(self.of_agents(params), value)
+        return popart.in_reward(self.of_agents(params), value)
 
     def target_of(self, params: Tensor, target: Tensor) -> Tensor:
         """A target in units of reward as the critic is to learn it."""
         if not self.critic.normalised:
             return target
-        return returns.in_units(self.of_agents(params), target)
+        return popart.in_units(self.of_agents(params), target)
 
     def evaluate(self, params: Tensor, obs: Tree, temperature: float | Tensor = 1.0) -> Evaluation:
         """Policy and value at every row, in one pass."""

@@ -25,21 +25,21 @@ from keel.models.distributions import (
     MultiCategorical,
     SquashedGaussian,
 )
-from keel.models.items import Choosing
-from keel.models.memory import Recurrent, Tower
 from keel.models.networks import (
     CNN,
     MLP,
     Branch,
-    Branched,
     Flatten,
     Head,
     Image,
     Projection,
-    Separate,
+    SeparateActorCritic,
+    SharedActorCritic,
     convolutions_for,
 )
 from keel.models.parts import JoinedEncoder, SeparateJoined, Spaces, spaces_of
+from keel.models.pointer import PointerActorCritic
+from keel.models.recurrent import Recurrent, Tower
 
 
 def build_agent(
@@ -87,7 +87,9 @@ def build_agent(
     elif kind == "items":
         network = _choosing(shapes, shapes, classes, dist, values, config, generator)
     else:
-        network = Separate(encoder, config.hidden, config.activation, head, values, generator)
+        network = SeparateActorCritic(
+            encoder, config.hidden, config.activation, head, values, generator
+        )
     if config.state_std and isinstance(dist, Gaussian | SquashedGaussian):
         _start_std(network, config.log_std)
     return Agent(network, dist, critic=returns)
@@ -125,7 +127,7 @@ def _build_many(
             views = parts.of(list(seen)), parts.of(list(known))
             made = _joined_apart(*views, _head(dist, config), returns.outputs, config, generator)
         else:
-            made = Separate(
+            made = SeparateActorCritic(
                 Flatten(seen, classes),
                 config.hidden,
                 config.activation,
@@ -188,11 +190,11 @@ def _choosing(
     values: int,
     config: Network,
     generator: torch.Generator,
-) -> Choosing:
+) -> PointerActorCritic:
     key = _items(seen, dist)
     assert key is not None
     rest = {k: v for k, v in seen.items() if k != key}
-    return Choosing(
+    return PointerActorCritic(
         Flatten(rest, classes),
         key,
         (seen[key][0], seen[key][1]),
@@ -239,7 +241,7 @@ def _seeing(
         last = MLP((width, outputs), "relu", generator, gain)
         return last if config.share else nn.Sequential(seen, last)
 
-    return Branched(image, trunk, branch(head.outputs, 0.01), branch(values, 1.0), head)
+    return SharedActorCritic(image, trunk, branch(head.outputs, 0.01), branch(values, 1.0), head)
 
 
 def _joined(
@@ -270,7 +272,7 @@ def _joined(
         )
     actor = behind(MLP((width, *config.hidden, head.outputs), act, generator, 0.01))
     critic = behind(MLP((width, *config.hidden, values), act, generator, 1.0))
-    return Branched(parts.flatten(), trunk, actor, critic, head)
+    return SharedActorCritic(parts.flatten(), trunk, actor, critic, head)
 
 
 def _joined_apart(
@@ -294,7 +296,7 @@ def _joined_apart(
 
 def _decoupled(
     encoder: Flatten, head: Head, values: int, config: Network, generator: torch.Generator
-) -> Branched:
+) -> SharedActorCritic:
     """Note 004: a shared projection, then branches of their own."""
     width = config.hidden[-1]
 
@@ -304,7 +306,7 @@ def _decoupled(
         )
 
     trunk = Projection(encoder.size, config.features, width, generator)
-    return Branched(encoder, trunk, branch(head.outputs, 0.01), branch(values, 1.0), head)
+    return SharedActorCritic(encoder, trunk, branch(head.outputs, 0.01), branch(values, 1.0), head)
 
 
 def _remembering(

@@ -17,8 +17,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import rms_norm
 
 from keel.models import compiling
-from keel.models.abreast import abreast, is_plain, shared_out, threads
 from keel.models.decoding_lean import LOOPS_UP_TO
+from keel.models.parallel import is_plain, parallel_for, parallel_map, threads
 
 Arrays = tuple[np.ndarray, ...]
 
@@ -164,7 +164,7 @@ def _forward(
         pass_layers.forward(rows.numpy(), *scene.arguments(), arrays, kept, memories)
         return kept, memories
 
-    return abreast(through, _pieces(x, scenes), len(scenes))
+    return parallel_map(through, _pieces(x, scenes), len(scenes))
 
 
 _SPARE: list[np.ndarray] = []
@@ -224,7 +224,7 @@ class _Layers(torch.autograd.Function):
             return to_weights
 
         pieces = list(zip(_pieces(to_x, ctx.scenes), all_kept, strict=True))
-        first, *others = abreast(back, pieces, len(pieces))
+        first, *others = parallel_map(back, pieces, len(pieces))
         for kept, _ in all_kept:
             _give_back(kept)
         for other in others:
@@ -293,7 +293,7 @@ def generate(
         )  # fmt: skip
         used.append(room)
 
-    shared_out(write, rows, ROWS_ABREAST)
+    parallel_for(write, rows, ROWS_ABREAST)
     for room in used:
         _give_back(room)
     return found

@@ -24,7 +24,6 @@ from torch.nn import functional as F
 
 from keel.errors import InputError, ShapeError
 from keel.functional._shapes import expect_same, expect_shape
-from keel.models.abreast import shared_out
 from keel.models.decoding_lean import (
     Angles,
     Lean,
@@ -34,6 +33,7 @@ from keel.models.decoding_lean import (
     new_cache,
     prompt_mask,
 )
+from keel.models.parallel import parallel_for
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -245,7 +245,7 @@ class LeanDecoder:
                     everything[part], *arrays, angles, cache[part], starts[part], rows.filled, dials
                 )
 
-        shared_out(through, len(x), ROWS_ABREAST)
+        parallel_for(through, len(x), ROWS_ABREAST)
 
     def _select(self, index: Tensor) -> None:
         filled = self._rows.filled

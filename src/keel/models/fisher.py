@@ -17,7 +17,7 @@ from keel.keys import MASK
 from keel.models.agent import Agent
 from keel.models.distributions import Categorical, Gaussian
 from keel.models.linearised import linear_policy
-from keel.models.networks import Separate
+from keel.models.networks import SeparateActorCritic
 from keel.types import Tree
 
 Product = Callable[[Tensor], Tensor]
@@ -29,7 +29,7 @@ def fisher_product(
     """v ↦ (F + damping) v for the policy's parameters `[P]`; F is the weighted mean over `obs`."""
     network = agent.network
     if (
-        isinstance(network, Separate)
+        isinstance(network, SeparateActorCritic)
         and network.is_small
         and policy.device.type == "cpu"
         and type(agent.dist) in (Categorical, Gaussian)  # others may have a Fisher of their own
@@ -42,7 +42,7 @@ def fisher_product(
 
 def _compiled(
     agent: Agent,
-    network: Separate,
+    network: SeparateActorCritic,
     policy: Tensor,
     obs: Tree,
     weight: Tensor,

@@ -17,10 +17,10 @@ from torch.nn.functional import linear
 
 from keel.errors import InputError
 from keel.models import compiled_pass, shared_prefix
-from keel.models.abreast import threads
 from keel.models.agent import Agent, Evaluation
 from keel.models.critics import Scalar
 from keel.models.networks import Outputs, Part
+from keel.models.parallel import threads
 from keel.models.vocabulary import HEAD, Vocabulary
 from keel.types import Tree
 
@@ -158,7 +158,7 @@ class TokenAgent(Agent):
 
     @property
     def workers(self) -> int:
-        """How many threads take rows abreast: on the CPU all, where a pass leaves the modules as
+        """Threads that take rows in parallel: on the CPU all, where a pass leaves the modules as
         they are and compiled loops do not share the rows themselves."""
         alone = self.initial.device.type == "cpu" and self._stateless
         return threads() if alone and not self.by_loops else 1

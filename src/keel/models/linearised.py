@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from keel.functional.natural import Linear, linearise
 from keel.keys import MASK
 from keel.models.agent import Agent
-from keel.models.memory import torch_operations
-from keel.models.networks import CNN, MLP, Branched
+from keel.models.networks import CNN, MLP, SharedActorCritic
+from keel.models.recurrent import torch_operations
 from keel.types import Tree
 
 
@@ -69,7 +69,7 @@ class _Stage(NamedTuple):
 def _stages(agent: Agent) -> list[_Stage] | None:
     """The layers of a policy that is a CNN with a linear head; None for any other."""
     network = agent.network
-    if not isinstance(network, Branched) or network.head.log_std is not None:
+    if not isinstance(network, SharedActorCritic) or network.head.log_std is not None:
         return None
     trunk, actor = network.trunk, network.actor
     if isinstance(trunk, CNN) and isinstance(actor, MLP):

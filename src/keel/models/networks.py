@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from keel.errors import InputError, choose
+from keel.errors import InputError, check_choice
 from keel.keys import ENCODING, FIRST_ENCODING, MASK
 from keel.types import Tree
 
@@ -44,12 +44,12 @@ class Outputs(NamedTuple):
     value: Tensor | None
     """`[*lead, Q]`: raw critic output"""
     memory: Tree | None = None
-    """the states after every row, of networks that remember (`keel.models.memory`)"""
+    """the states after every row, of networks that remember (`keel.models.recurrent`)"""
 
 
 def activation(name: Activation) -> Callable[[Tensor], Tensor]:
     """The non-linearity; tanh as 2·sigmoid(2x) − 1, which costs half as much on a CPU."""
-    choose("activation", name, ("tanh", "relu", "gelu"))
+    check_choice("activation", name, ("tanh", "relu", "gelu"))
     if name == "tanh":
         return lambda x: 2.0 * torch.sigmoid(2.0 * x) - 1.0
     return torch.relu if name == "relu" else nn.functional.gelu
@@ -269,7 +269,7 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.baddbmm(bias[:, None], x, weight.mT)
 
 
-class Separate(nn.Module):
+class SeparateActorCritic(nn.Module):
     """Actor and critic with nothing in common: two MLPs.
 
     The critic sees what the actor does, or more (`critic_encoder`).
@@ -318,7 +318,7 @@ class Separate(nn.Module):
         return Outputs(policy, value)
 
 
-class Branched(nn.Module):
+class SharedActorCritic(nn.Module):
     """A trunk that may be nothing, and two branches: actor and critic.
 
     With a CNN for a trunk the usual choice for pixels; with `Projection` that of note 004.

@@ -21,7 +21,7 @@ from keel.functional.vocabulary import (
     expect_comparable,
     vocabulary_comparison,
 )
-from keel.models.abreast import is_plain, shared_out
+from keel.models.parallel import is_plain, parallel_for
 from keel.types import Tree
 
 HIDDEN, HEAD = "hidden", "head"
@@ -119,5 +119,5 @@ def _by_loops(sides: tuple[Tensor, Tensor, Tensor, Tensor], action: Tensor) -> T
         vocabulary_loops.comparison(*rows, tokens[part], out)
         found[:, part] = out
 
-    shared_out(compare, len(tokens), ROWS_ABREAST)
+    parallel_for(compare, len(tokens), ROWS_ABREAST)
     return TokenComparison(*(torch.from_numpy(x).reshape(action.shape) for x in found))

@@ -24,7 +24,7 @@ from keel.regions.measure import (
 )
 from keel.regions.objective import Objective
 from keel.regions.stepper import POLICY, OptimizerState, Step
-from keel.rollout.batch import Rows, Targets
+from keel.rollout.batch import Rows, TargetFunction
 from keel.types import HyperParams, UpdateReport
 
 
@@ -43,7 +43,7 @@ class Region(Protocol):
         agent: Agent,
         state: OptimizerState,
         rows: Rows,
-        targets: Targets,
+        targets: TargetFunction,
         hparams: HyperParams,
         rng: torch.Generator,
         step: Step,
@@ -80,7 +80,7 @@ class Certified:
         agent: Agent,
         state: OptimizerState,
         rows: Rows,
-        targets: Targets,
+        targets: TargetFunction,
         hparams: HyperParams,
         rng: torch.Generator,
         step: Step,

@@ -23,8 +23,8 @@ from keel.regions.measure import Bounded, behaviour_at, chunks, group_mean
 from keel.regions.objective import Objective
 from keel.regions.stepper import OptimizerState, Step, initial_opt_state
 from keel.rollout.batch import (
-    Learned,
     Rows,
+    TargetFunction,
     Targets,
     of_members,
     take,
@@ -76,7 +76,7 @@ class TRPO:
         agent: Agent,
         state: OptimizerState,
         rows: Rows,
-        targets: Targets,
+        targets: TargetFunction,
         hparams: HyperParams,
         rng: torch.Generator,
         step: Step,
@@ -104,7 +104,7 @@ class TRPO:
         agent: Agent,
         state: OptimizerState,
         rows: Rows,
-        learned: Learned,
+        learned: Targets,
         hparams: HyperParams,
         rng: torch.Generator,
         step: Step,

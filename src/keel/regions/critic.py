@@ -15,7 +15,7 @@ from keel.regions.faults import BAD_STEPS, not_finite
 from keel.regions.measure import chunks
 from keel.regions.objective import Batch, Statistics
 from keel.regions.stepper import OptimizerState, Step
-from keel.rollout.batch import Learned, Rows, in_order
+from keel.rollout.batch import Rows, Targets, in_order
 from keel.types import HyperParams
 
 
@@ -72,7 +72,7 @@ class CriticFit:
         agent: Agent,
         opt_state: OptimizerState,
         rows: Rows,
-        learned: Learned,
+        learned: Targets,
         hparams: HyperParams,
         rng: torch.Generator,
         step: Step,
@@ -140,7 +140,7 @@ def _expect_finite(told: Tensor, params: Tensor, batch: Batch) -> None:
     raise not_finite(what, skipped, params, seen)
 
 
-def _critic_batch(agent: Agent, params: Tensor, rows: Rows, learned: Learned) -> Batch:
+def _critic_batch(agent: Agent, params: Tensor, rows: Rows, learned: Targets) -> Batch:
     parts = chunks(rows) if agent.shares else [slice(None)]  # a trunk's pass needs room
     seen = [agent.critic_inputs(params, {k: x[p] for k, x in rows.obs.items()}) for p in parts]
     return Batch(

@@ -18,10 +18,10 @@ from torch import Tensor
 from keel.keys import MASK
 from keel.models.agent import Agent
 from keel.models.distributions import Categorical, Gaussian
-from keel.models.networks import Separate
+from keel.models.networks import SeparateActorCritic
 from keel.regions.objective import Batch, Objective, Statistics
 from keel.regions.stepper import BETAS, EPSILON, OptimizerState, Step, StepResult
-from keel.rollout.batch import Shown
+from keel.rollout.batch import DemoBatch
 from keel.types import HPARAM_INDEX, Tree
 
 NO_MASK = np.empty((0, 0), bool)
@@ -34,7 +34,7 @@ def fits(agent: Agent, objective: Objective) -> bool:
     return (
         agent.members == (0,)
         and agent.initial.device.type == "cpu"
-        and isinstance(network, Separate)
+        and isinstance(network, SeparateActorCritic)
         and isinstance(agent.dist, Categorical | Gaussian)
         and network.critic_encoder is network.encoder
         and len(network.encoder.shapes) == 1
@@ -107,7 +107,7 @@ class _Gradient:
 
         self._kernels = kernels
         network = agent.network
-        assert isinstance(network, Separate)
+        assert isinstance(network, SeparateActorCritic)
         (self._key,) = network.encoder.shapes
         self._objective = objective
         measures = {"exact": kernels.EXACT, "k1": kernels.K1, "k3": kernels.K3}
@@ -225,7 +225,7 @@ class _Gradient:
         self._kernel = self._kernels.categorical_gradient
         self._acted = action, behaviour["logits"].numpy(), _mask(rows.obs)
 
-    def _unpack_shown(self, shown: Shown) -> _Shown:
+    def _unpack_shown(self, shown: DemoBatch) -> _Shown:
         from keel.models import kernels_imitation
 
         obs = shown.obs[self._key].numpy()

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from keel.models.agent import Agent
-from keel.models.items import FEATURES
-from keel.models.networks import Separate
+from keel.models.networks import SeparateActorCritic
+from keel.models.pointer import FEATURES
 from keel.regions.critic import CriticObjective
 from keel.regions.objective import Batch, Statistics
 from keel.regions.stepper import BETAS, EPSILON, OptimizerState, StepResult
@@ -24,7 +24,7 @@ def fits(agent: Agent, objective: CriticObjective) -> bool:
     """Whether this step can be taken by the compiled loops."""
     network = agent.network
     return (
-        isinstance(network, Separate)
+        isinstance(network, SeparateActorCritic)
         and agent.initial.device.type == "cpu"
         and network.critic.is_small
         and objective.value_clip is None
@@ -43,7 +43,7 @@ class DenseCriticStep:
         from keel.models.kernels_returns import as_numbers
 
         network = agent.network
-        assert isinstance(network, Separate)
+        assert isinstance(network, SeparateActorCritic)
         self._pass = critic_sweep
         self._sizes = network.critic.sizes
         tanh = network.critic.act_name == "tanh"

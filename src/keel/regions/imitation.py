@@ -15,18 +15,20 @@ from torch import Tensor
 
 from keel.models.agent import Agent
 from keel.regions.measure import chunks
-from keel.rollout.batch import Rows, Shown, wiped
+from keel.rollout.batch import DemoBatch, Rows, wiped
 from keel.types import HyperParams
 
 
-def cloning_loss(agent: Agent, params: Tensor, shown: Shown, temperature: float | Tensor) -> Tensor:
+def cloning_loss(
+    agent: Agent, params: Tensor, shown: DemoBatch, temperature: float | Tensor
+) -> Tensor:
     """`[1]`: −log π of what was shown, weighted, averaged over what is real."""
     policy = agent.policy(params, shown.obs, temperature)
     log_prob = agent.dist.log_prob(policy, shown.action)
     return -(shown.weight * log_prob).sum().reshape(1) / shown.real.sum().clamp(min=1.0)
 
 
-def mean_cloning_loss(agent: Agent, params: Tensor, shown: Shown, temperature: float) -> float:
+def mean_cloning_loss(agent: Agent, params: Tensor, shown: DemoBatch, temperature: float) -> float:
     """The same over all that was shown, piece by piece."""
     total = shown.real.sum().clamp(min=1.0)
     with torch.no_grad():
@@ -35,8 +37,8 @@ def mean_cloning_loss(agent: Agent, params: Tensor, shown: Shown, temperature: f
     return (torch.cat(sums).double().sum() / total).item()
 
 
-def _part(shown: Shown, part: slice) -> Shown:
-    return Shown({key: x[part] for key, x in shown.obs.items()}, *(x[part] for x in shown[1:]))
+def _part(shown: DemoBatch, part: slice) -> DemoBatch:
+    return DemoBatch({key: x[part] for key, x in shown.obs.items()}, *(x[part] for x in shown[1:]))
 
 
 class Pull(NamedTuple):

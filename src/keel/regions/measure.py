@@ -10,10 +10,10 @@ from torch import Tensor
 
 from keel.functional import Ratio, policy_ratio
 from keel.functional.divergence import exp_minus_linear
-from keel.models.abreast import abreast
 from keel.models.agent import Agent
+from keel.models.parallel import parallel_map
 from keel.models.vocabulary import HEAD, Vocabulary
-from keel.rollout.batch import Rows, Shown
+from keel.rollout.batch import DemoBatch, Rows
 from keel.types import Tree
 
 CHUNK = 4096
@@ -33,7 +33,7 @@ class Measurement(NamedTuple):
 
 def measure(agent: Agent, params: Tensor, rows: Rows, temperature: float) -> Measurement:
     """Evaluate the policy once on every row."""
-    parts = abreast(
+    parts = parallel_map(
         lambda index: _measure(agent, params, rows, index, temperature),
         chunks(rows, agent.workers),
         agent.workers,
@@ -58,7 +58,7 @@ def exact_kl(agent: Agent, params: Tensor, rows: Rows, temperature: float) -> Te
         return agent.dist.kl(old, agent.policy(params, seen, temperature))
 
     with torch.no_grad():
-        parts = abreast(part, chunks(rows, agent.workers), agent.workers)
+        parts = parallel_map(part, chunks(rows, agent.workers), agent.workers)
     return group_mean(torch.cat(parts), rows)
 
 
@@ -93,12 +93,12 @@ class Bounded:
         return self.agent.worst(kl).cpu()
 
 
-def shown_kl(agent: Agent, old: Tensor, new: Tensor, shown: Shown, temperature: float) -> float:
+def shown_kl(agent: Agent, old: Tensor, new: Tensor, shown: DemoBatch, temperature: float) -> float:
     """Mean exact KL(old‖new) on the demonstrated states, which the rollout's does not bound."""
     return kl_between(agent, (old, shown), (new, shown), temperature).double().mean().item()
 
 
-Side = tuple[Tensor, Rows | Shown]
+Side = tuple[Tensor, Rows | DemoBatch]
 """Parameters, and the rows whose observations they are shown."""
 
 
@@ -182,7 +182,7 @@ def _measure(
     )
 
 
-def chunks(rows: Rows | Shown, workers: int = 1) -> list[slice]:
+def chunks(rows: Rows | DemoBatch, workers: int = 1) -> list[slice]:
     """All rows, piece by piece, with something to do for all `workers`."""
     pixels = any(x.ndim - rows.weight.ndim >= 3 for x in rows.obs.values())
     count = rows.weight.shape[0]

@@ -14,7 +14,7 @@ from keel.functional import surrogate as surrogates
 from keel.functional.ratio import MAX_LOG_RATIO
 from keel.models.agent import Agent
 from keel.regions.imitation import cloning_loss
-from keel.rollout.batch import Shown, take, take_rows
+from keel.rollout.batch import DemoBatch, take, take_rows
 from keel.types import HPARAM_INDEX, Tree
 
 SurrogateName = Literal["clip", "symmetric", "unclipped"]
@@ -32,7 +32,7 @@ class Batch(NamedTuple):
     old_value: Tensor
     """the critic's raw outputs before the update, `[R, *rest, Q]`"""
     weight: Tensor
-    shown: Shown | None = None
+    shown: DemoBatch | None = None
 
     def take(self, index: Tensor, real: Tensor) -> Batch:
         """Some rows; `real` is 0 for padding.

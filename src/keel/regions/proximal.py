@@ -16,7 +16,7 @@ from keel.regions.imitation import Limit, Pull, cloning_metrics, pull
 from keel.regions.objective import Batch, Objective, Statistics
 from keel.regions.penalties import check_penalties
 from keel.regions.stepper import OptimizerState, Step, StepResult, initial_opt_state
-from keel.rollout.batch import Rows, Targets, minibatches, wiped
+from keel.rollout.batch import Rows, TargetFunction, minibatches, wiped
 from keel.types import HyperParams, Tree, UpdateReport
 
 EarlyStop = Literal["off", "minibatch", "epoch"]
@@ -55,7 +55,7 @@ class PPO:
         agent: Agent,
         state: OptimizerState,
         rows: Rows,
-        targets: Targets,
+        targets: TargetFunction,
         hparams: HyperParams,
         rng: torch.Generator,
         step: Step,
@@ -140,7 +140,7 @@ class PPO:
 
 
 def _batch(
-    agent: Agent, rows: Rows, targets: Targets, params: Tensor, before: Batch | None
+    agent: Agent, rows: Rows, targets: TargetFunction, params: Tensor, before: Batch | None
 ) -> Batch:
     """All rows with what they teach; the value clip is around the values of the first epoch."""
     with torch.no_grad():

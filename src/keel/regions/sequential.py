@@ -13,7 +13,7 @@ from keel.regions.certify import Region
 from keel.regions.measure import measure
 from keel.regions.objective import Objective
 from keel.regions.stepper import OptimizerState, Step
-from keel.rollout.batch import Learned, Rows, Targets, of_members
+from keel.rollout.batch import Rows, TargetFunction, Targets, of_members
 from keel.types import HyperParams, UpdateReport
 
 
@@ -41,7 +41,7 @@ class HAPPO:
         agent: Agent,
         state: OptimizerState,
         rows: Rows,
-        targets: Targets,
+        targets: TargetFunction,
         hparams: HyperParams,
         rng: torch.Generator,
         step: Step,
@@ -72,13 +72,13 @@ class _Lesson:
     """What the agents of one row learn, by a critic that is where it is by now."""
 
     rows: Rows
-    targets: Targets
+    targets: TargetFunction
     params: Tensor
     row: int
     who: tuple[int, ...]
     weight: Tensor
 
-    def __call__(self, params: Tensor) -> Learned:
+    def __call__(self, params: Tensor) -> Targets:
         everybody = self.params.clone()
         everybody[self.row] = params[0]
         _, learned = of_members(self.rows, self.targets(everybody), self.who)
@@ -86,9 +86,9 @@ class _Lesson:
         return learned._replace(advantage=learned.advantage * weight)
 
 
-def _nothing(rows: Rows) -> Learned:
+def _nothing(rows: Rows) -> Targets:
     empty = torch.zeros_like(rows.log_prob)
-    return Learned(empty, empty, empty[..., None])
+    return Targets(empty, empty, empty[..., None])
 
 
 def _joined(agent: Agent, reports: list[UpdateReport]) -> UpdateReport:

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from keel.models.abreast import abreast
 from keel.models.agent import Agent
+from keel.models.parallel import parallel_map
 from keel.regions.objective import Batch, Statistics
 from keel.types import HPARAM_INDEX
 
@@ -75,7 +75,7 @@ def make_step(
 
     `objective` may take the critic's parameters alone: then these are all there are. With `micro`
     the gradient is added up over that many rows at a time, for models whose activations are large,
-    with several `workers` over pieces that are taken abreast; the objective then says what all of
+    with several `workers` over pieces taken in parallel; the objective then says what all of
     them are divided by (`denominator`).
     """
     # `torch.compile` captures `func.grad` and not `autograd.grad`; eagerly the latter is faster.
@@ -110,7 +110,7 @@ def make_step(
             gradient, parts = torch.zeros_like(opt_state.params), []
             pieces = batch.split(size)
             for begin in range(0, len(pieces), workers):  # gradients of a few pieces at a time
-                for added, seen in abreast(
+                for added, seen in parallel_map(
                     lambda piece: differentiate(total_of(piece), opt_state.params),
                     pieces[begin : begin + workers],
                     workers,

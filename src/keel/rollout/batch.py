@@ -16,7 +16,7 @@ from torch import Tensor
 from keel.types import Rollout, Tree
 
 
-class Shown(NamedTuple):
+class DemoBatch(NamedTuple):
     """Demonstrated steps `[R, …]` that an update imitates, one beside every row of its rollout."""
 
     obs: Tree
@@ -28,9 +28,9 @@ class Shown(NamedTuple):
     real: Tensor
     """`[R]`: 0 for padding, else 1; the loss is a mean over these"""
 
-    def take(self, index: Tensor, real: Tensor) -> Shown:
+    def take(self, index: Tensor, real: Tensor) -> DemoBatch:
         """Some rows."""
-        return Shown(
+        return DemoBatch(
             take(self.obs, index),
             take_rows(self.action, index),
             take_rows(self.weight, index) * real,
@@ -57,7 +57,7 @@ class Rows:
     log_prob: Tensor
     weight: Tensor
     group_axis: int | None
-    shown: Shown | None = None
+    shown: DemoBatch | None = None
     """what others did, to be imitated beside"""
     sampled: Sampled | None = None
     """None: as the update has it"""
@@ -166,7 +166,7 @@ def mapped(rows: Rows, function: Callable[[Tensor], Tensor]) -> Rows:
     )
 
 
-class Learned(NamedTuple):
+class Targets(NamedTuple):
     """What an update learns from, in the order of `rows_of`."""
 
     advantage: Tensor
@@ -177,14 +177,14 @@ class Learned(NamedTuple):
     """what the critic said itself, its raw outputs `[R, *rest, Q]`"""
 
 
-def of_members(rows: Rows, learned: Learned, agents: Sequence[int]) -> tuple[Rows, Learned]:
+def of_members(rows: Rows, learned: Targets, agents: Sequence[int]) -> tuple[Rows, Targets]:
     """What some agents saw and did, of rows `[R, A, …]`, as rows of a single one: `[R·K, …]`."""
 
     def own(x: Tensor) -> Tensor:
         return x[:, agents[0]] if len(agents) == 1 else x[:, [*agents]].flatten(0, 1)
 
-    return mapped(rows, own), Learned(*map(own, learned))
+    return mapped(rows, own), Targets(*map(own, learned))
 
 
-Targets = Callable[[Tensor], Learned]
+TargetFunction = Callable[[Tensor], Targets]
 """Parameters `[G, P]` to advantages and targets `[R, *rest]`; called per update or per epoch."""

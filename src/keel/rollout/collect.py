@@ -17,7 +17,7 @@ from keel.keys import MASK
 from keel.models.acting import Acted, blank_memory, make_actor
 from keel.models.agent import Agent
 from keel.models.distributions import Categorical
-from keel.models.memory import STARTS
+from keel.models.recurrent import STARTS
 from keel.models.sampling import Array, draw_noise, sample, to_env
 from keel.types import Rollout
 

@@ -19,7 +19,7 @@ from keel.functional import cloning_weight, gae
 from keel.keys import MASK
 from keel.models.agent import Agent
 from keel.models.sampling import from_env
-from keel.rollout.batch import Shown
+from keel.rollout.batch import DemoBatch
 from keel.rollout.demos import Demos, check_fits, load_demos, only
 from keel.rollout.minari_data import from_minari
 
@@ -41,7 +41,7 @@ def open_demos(name: str, episodes: int | None = None) -> Demos:
 
 
 @dataclass(frozen=True)
-class Lessons:
+class DemoDataset:
     """All that was shown, ready to be sampled from."""
 
     obs: Obs
@@ -61,7 +61,7 @@ class Lessons:
         return len(self.reward)
 
 
-def open_lessons(config: Cloning, envs: Envs, agent: Agent, seen: Obs) -> Lessons:
+def open_demo_dataset(config: Cloning, envs: Envs, agent: Agent, seen: Obs) -> DemoDataset:
     """Read demonstrations and hold them against what the policy can see and do.
 
     `seen` are observations of the run: those of its keys, a mask among them, are learned from.
@@ -75,7 +75,7 @@ def open_lessons(config: Cloning, envs: Envs, agent: Agent, seen: Obs) -> Lesson
     action = from_env(agent.dist, demos.action)
     if action.dtype.kind == "f":
         action = action.astype(np.float32)
-    return Lessons(
+    return DemoDataset(
         obs={key: np.asarray(x) for key, x in demos.obs.items() if key in seen},
         action=torch.from_numpy(np.ascontiguousarray(action)),
         reward=demos.reward,
@@ -85,8 +85,8 @@ def open_lessons(config: Cloning, envs: Envs, agent: Agent, seen: Obs) -> Lesson
     )
 
 
-def show(
-    lessons: Lessons,
+def sample_demos(
+    lessons: DemoDataset,
     agent: Agent,
     params: Tensor,
     count: int,
@@ -96,7 +96,7 @@ def show(
     gamma: float,
     see: Callable[[Obs], Obs],
     worth: Callable[[Array], Array],
-) -> tuple[Shown, dict[str, float]]:
+) -> tuple[DemoBatch, dict[str, float]]:
     """`count` steps, drawn anew, with their weights; and what there is to say about them.
 
     Args:
@@ -127,11 +127,11 @@ def show(
         else:
             metrics["train/bc_share_at_cap"] = found.at_cap.item()
     action = lessons.action[index].to(device)
-    return Shown(obs, action, weight, torch.ones(count, device=device)), metrics
+    return DemoBatch(obs, action, weight, torch.ones(count, device=device)), metrics
 
 
 def _returns(
-    lessons: Lessons,
+    lessons: DemoDataset,
     agent: Agent,
     params: Tensor,
     gamma: float,

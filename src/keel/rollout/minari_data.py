@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from keel.envs.spaces import action_layout, observation_layout
-from keel.errors import InputError, need
+from keel.errors import InputError, import_extra
 from keel.rollout.demos import Demos, check_whole
 
 
 def from_minari(dataset: str, episodes: int | None = None) -> Demos:
     """The first `episodes`, or all, of a data set that is on this machine."""
-    minari = need("minari", "minari")
+    minari = import_extra("minari", "minari")
     try:
         found = minari.load_dataset(dataset)
     except (FileNotFoundError, ValueError, KeyError) as error:

@@ -15,11 +15,11 @@ from keel.errors import InputError
 from keel.functional import Advantages, gae, normalise
 from keel.imports import import_function
 from keel.keys import GROUP
-from keel.models import returns
+from keel.models import popart
 from keel.models.agent import Agent
 from keel.models.critics import Histogram, Quantile, Scalar, calibration, draw
-from keel.models.memory import CRITIC, STARTS
-from keel.rollout.batch import Learned, as_rows, obs_rows
+from keel.models.recurrent import CRITIC, STARTS
+from keel.rollout.batch import Targets, as_rows, obs_rows
 from keel.rollout.faults import interleaved
 from keel.types import Rollout
 
@@ -32,7 +32,7 @@ def compute_targets(
     value: Tensor | None = None,
     rng: torch.Generator | None = None,
     interleave: bool = False,
-) -> tuple[Learned, dict[str, float]]:
+) -> tuple[Targets, dict[str, float]]:
     """Advantages and targets with the critic at `params`, as `rows_of` orders them; statistics.
 
     `value` `[T, N]` saves a pass where the values of the rollout are already known. With `rng` a
@@ -64,7 +64,7 @@ def compute_targets(
         aim = agent.target_of(params, target)
         statistics |= calibration(agent.critic, said.rows[counted], aim[counted])
     learned = {"advantage": scaled.advantage, "target": target, "raw": said.rows}
-    return Learned(**as_rows(learned, rollout)), statistics
+    return Targets(**as_rows(learned, rollout)), statistics
 
 
 def group_function(config: Advantage) -> Callable[..., Any] | None:
@@ -167,7 +167,7 @@ def _sampled(
 
     def sample(raw: Tensor) -> Tensor:
         drawn = draw(critic, raw, rng)
-        return returns.in_reward(agent.of_agents(params), drawn) if critic.normalised else drawn
+        return popart.in_reward(agent.of_agents(params), drawn) if critic.normalised else drawn
 
     rows, last = sample(said.rows), sample(said.last)
     # what follows a row is the next row: one sample for both, but for truncated episodes

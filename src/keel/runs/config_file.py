@@ -14,7 +14,7 @@ import yaml
 from keel.errors import InputError
 from keel.runs.errors import RunError, RunWarning
 from keel.runs.files import read_regular
-from keel.runs.sealed import CHECKSUM
+from keel.runs.manifest import CHECKSUM
 
 CONFIG, RECORD = "config.yaml", "run.json"
 MAX_BRACKETS = 1000

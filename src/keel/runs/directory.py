@@ -27,8 +27,8 @@ from keel.runs.damage import describe_missing
 from keel.runs.environment import describe_environment
 from keel.runs.errors import RunError, RunWarning
 from keel.runs.files import is_disk_full, read_regular, replace_file, write_synced
+from keel.runs.manifest import dump_checked, is_intact
 from keel.runs.resume import check_config
-from keel.runs.sealed import dump_checked, is_intact
 
 ENVIRONMENT = "environment.json"
 METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"

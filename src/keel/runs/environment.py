@@ -17,7 +17,7 @@ from typing import Any
 from keel import __version__
 from keel.resources import cores
 from keel.runs.errors import RunWarning
-from keel.runs.sealed import is_intact
+from keel.runs.manifest import is_intact
 
 PACKAGES = ("torch", "numpy", "gymnasium", "safetensors", "envpool", "ale-py", "mujoco")
 

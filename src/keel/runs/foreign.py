@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from keel.errors import InputError, need
+from keel.errors import InputError, import_extra
 from keel.runs.csv_columns import Columns, read_columns
 from keel.runs.damage import describe_lines
 from keel.runs.errors import RunError
@@ -211,8 +211,8 @@ Points = dict[str, list[tuple[int, float, float]]]
 
 def _scalars(path: Path) -> tuple[Points, list[str]]:
     """Read every scalar up to the first damage of the file, and say where that is."""
-    loader = need("tensorboard.backend.event_processing.event_file_loader", "tensorboard")
-    util = need("tensorboard.util.tensor_util", "tensorboard")
+    loader = import_extra("tensorboard.backend.event_processing.event_file_loader", "tensorboard")
+    util = import_extra("tensorboard.util.tensor_util", "tensorboard")
     points: Points = {}
     events = strange = 0
     try:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from keel.errors import choose
+from keel.errors import check_choice
 from keel.runs.catalogue import imitation, language, learning, natural, outcome, trust_region
 from keel.runs.catalogue.metric import SOURCES, Alias, Metric
 
@@ -69,7 +69,7 @@ def metric(name: str) -> Metric:
     if name.startswith("env/"):
         return REGISTRY["env/*"]
     found = REGISTRY.get(name) or REGISTRY.get(name.rpartition("/")[0])
-    return found or REGISTRY[choose("metric", name, REGISTRY)]
+    return found or REGISTRY[check_choice("metric", name, REGISTRY)]
 
 
 def canonical(name: str, source: str) -> Canonical | None:
@@ -77,7 +77,7 @@ def canonical(name: str, source: str) -> Canonical | None:
 
     RLlib's module ids become agents: `learners/industry/entropy` is `train/entropy/industry`.
     """
-    exact, patterns = _ALIASES[choose("source", source, SOURCES)]
+    exact, patterns = _ALIASES[check_choice("source", source, SOURCES)]
     name = name.removeprefix("ray/tune/")
     if name in exact:
         return exact[name]

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from keel.errors import choose, need
+from keel.errors import check_choice, import_extra
 from keel.runs.errors import RunWarning
 
 
@@ -27,9 +27,9 @@ class TensorBoard:
     """Event files in `run/tensorboard`; needs neither torch nor tensorflow."""
 
     def __init__(self, run: Path, config: Mapping[str, Any]) -> None:
-        writer = need("tensorboard.summary.writer.event_file_writer", "tensorboard")
-        self._event = need("tensorboard.compat.proto.event_pb2", "tensorboard").Event
-        self._summary = need("tensorboard.compat.proto.summary_pb2", "tensorboard").Summary
+        writer = import_extra("tensorboard.summary.writer.event_file_writer", "tensorboard")
+        self._event = import_extra("tensorboard.compat.proto.event_pb2", "tensorboard").Event
+        self._summary = import_extra("tensorboard.compat.proto.summary_pb2", "tensorboard").Summary
         self._writer = writer.EventFileWriter(str(run / "tensorboard"))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -50,7 +50,7 @@ class WeightsAndBiases:
     """A run of the project `keel`, named as here."""
 
     def __init__(self, run: Path, config: Mapping[str, Any]) -> None:
-        wandb = need("wandb", "wandb")
+        wandb = import_extra("wandb", "wandb")
         self._run = wandb.init(project="keel", name=_title(run), dir=str(run), config=dict(config))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -66,7 +66,7 @@ class Trackio:
     """A run of the project `keel`, named as here."""
 
     def __init__(self, run: Path, config: Mapping[str, Any]) -> None:
-        self._trackio = need("trackio", "trackio")
+        self._trackio = import_extra("trackio", "trackio")
         self._trackio.init(project="keel", name=_title(run), config=dict(config))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -119,15 +119,15 @@ SINKS: Mapping[str, Callable[[Path, Mapping[str, Any]], Sink]] = {
 
 def open_sinks(names: Iterable[str], run: Path, config: Mapping[str, Any] | None = None) -> Sinks:
     """The sinks of these names for one run; a missing extra is one line that says how to get it."""
-    return Sinks([SINKS[choose("sink", name, SINKS)](run, config or {}) for name in names])
+    return Sinks([SINKS[check_choice("sink", name, SINKS)](run, config or {}) for name in names])
 
 
 def require_sinks(names: Iterable[str]) -> None:
     """Raise now, before anything is created, what `open_sinks` would raise for want of an extra."""
     modules = {"tensorboard": "tensorboard.summary.writer.event_file_writer"}
     for name in names:
-        choose("sink", name, SINKS)
-        need(modules.get(name, name), name)
+        check_choice("sink", name, SINKS)
+        import_extra(modules.get(name, name), name)
 
 
 def _title(run: Path) -> str:

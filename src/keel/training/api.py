@@ -10,7 +10,7 @@ from keel.config import from_dict, read, to_dict
 from keel.errors import InputError
 from keel.presets import preset, preset_for
 from keel.runs.config_file import warn_if_changed
-from keel.training.keeping import Progress
+from keel.training.persist import Progress
 from keel.training.runner import start
 from keel.training.state import TrainState
 from keel.trust import require_trust, texts_in

@@ -25,17 +25,17 @@ from torch import Tensor
 
 from keel import __version__
 from keel.errors import InputError, KeelError
-from keel.runs import plain
+from keel.runs import strict_json
 from keel.runs.directory import CHECKPOINTS
 from keel.runs.files import is_disk_full, replace_file, sync_folder, write_synced
-from keel.runs.sealed import (
+from keel.runs.manifest import (
     MANIFEST,
-    SealError,
+    IntegrityError,
     dump_checked,
+    dump_manifest,
     is_intact,
     read_files,
     read_manifest,
-    seal,
 )
 from keel.runs.tensorfile import check_header
 
@@ -117,10 +117,10 @@ def save(
         **more,
         WEIGHTS: _serialise(weights),
         STATE: _serialise(tensors),
-        DATA: plain.dump(data),
+        DATA: strict_json.dump(data),
     }
     header = {"schema": SCHEMA, "keel": __version__, "step": step}
-    contents[MANIFEST] = seal(contents, header)
+    contents[MANIFEST] = dump_manifest(contents, header)
     needed = sum(map(len, contents.values()))
     with _typed(root, needed):
         root.mkdir(exist_ok=True)  # not its parents: a run that vanished is an error
@@ -261,7 +261,7 @@ def _target(root: Path, pointer: str) -> int | None:
     """Return the step that a pointer names; None if there is none, or (a warning) it is damaged."""
     path = root / f"{pointer}.json"
     try:
-        record = plain.load(path.read_bytes())
+        record = strict_json.load(path.read_bytes())
         step = record.get("step") if is_intact(record) else None
     except FileNotFoundError:
         return None
@@ -312,7 +312,7 @@ def _read(folder: Path) -> Checkpoint:
         manifest = read_manifest(folder)
         schema, step = manifest.get("schema"), manifest.get("step")
         if not (isinstance(schema, int) and isinstance(step, int) and _name(step) in folder.name):
-            raise SealError(f"{MANIFEST} does not belong to this folder")
+            raise IntegrityError(f"{MANIFEST} does not belong to this folder")
         if schema > SCHEMA:
             raise NewerSchemaError(
                 f"{folder}: written by keel {manifest.get('keel')} in schema {schema}; this is "
@@ -320,7 +320,7 @@ def _read(folder: Path) -> Checkpoint:
             )
         contents = read_files(folder, manifest, (WEIGHTS, STATE, DATA))
         weights, tensors = (safetensors.torch.load(contents[name]) for name in (WEIGHTS, STATE))
-        found = Checkpoint(step, weights, tensors, plain.load(contents[DATA]), folder)
+        found = Checkpoint(step, weights, tensors, strict_json.load(contents[DATA]), folder)
     except (ValueError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{folder}: {error}") from error
     return _migrate(found, schema)

@@ -19,7 +19,7 @@ from keel.envs import AtariOptions, Envs, ObsNormaliser, Step, lead, time_limit
 from keel.keys import MASK
 from keel.models.acting import blank_memory, make_actor
 from keel.models.agent import Agent
-from keel.models.memory import STARTS
+from keel.models.recurrent import STARTS
 from keel.models.sampling import draw_noise, mode, sample, to_env
 from keel.training.signals import stop_requested
 

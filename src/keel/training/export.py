@@ -32,10 +32,10 @@ from keel.envs import MissingExtraError
 from keel.errors import InputError, KeelError
 from keel.keys import MASK
 from keel.models.distributions import Bernoulli, Gaussian, MultiCategorical, SquashedGaussian
-from keel.models.memory import ACTOR, STARTS, Recurrent
-from keel.models.returns import NAME as UNITS
+from keel.models.popart import NAME as UNITS
+from keel.models.recurrent import ACTOR, STARTS, Recurrent
 from keel.models.sampling import mode, to_env
-from keel.training.inspect import Policy
+from keel.training.policy import Policy
 from keel.types import Tree
 
 MEMORY, NEXT_MEMORY = "memory", "next_memory"

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from keel.config import Config, check
 from keel.envs import ObsNormaliser, RewardNormaliser
-from keel.models.returns import moved_units
+from keel.models.popart import rescale_critic
 from keel.regions.controllers import Outcome
 from keel.regions.measure import group_moments
-from keel.rollout.batch import Learned, Rows, Sampled, rows_of
+from keel.rollout.batch import Rows, Sampled, Targets, rows_of
 from keel.rollout.collect import Collected
 from keel.rollout.faults import broken
-from keel.rollout.imitation import show
+from keel.rollout.imitation import sample_demos
 from keel.rollout.targets import compute_targets
 from keel.runs.catalogue.imitation import DOMINATES
 from keel.training.regions import scheduled
@@ -97,7 +97,7 @@ def iterate(
     first: list[Tensor] = []
     sampling = session.shuffle if config.critic.targets == "sampled" else None
 
-    def targets(params: Tensor) -> Learned:
+    def targets(params: Tensor) -> Targets:
         known = None if noted else acted  # later epochs ask the critic as it is then
         learned, statistics = compute_targets(
             session.agent,
@@ -125,7 +125,7 @@ def iterate(
     )
     if session.agent.critic.normalised:
         opt_state = opt_state._replace(
-            params=moved_units(session.agent, opt_state.params, *group_moments(first[0], rows))
+            params=rescale_critic(session.agent, opt_state.params, *group_moments(first[0], rows))
         )
     ended = time.perf_counter()
     returns = (*state.returns, *collected.episodes.returns.tolist())[-WINDOW:]
@@ -226,7 +226,7 @@ def _with_demonstrations(
         bound = config.envs.clip_reward
         return counted if bound is None else np.clip(counted, -bound, bound)
 
-    shown, told = show(
+    shown, told = sample_demos(
         lessons,
         session.agent,
         state.opt_state.params,

@@ -30,8 +30,8 @@ from keel.training.checkpoint import (
     save,
 )
 from keel.training.evaluate import evaluate, longest_episode
-from keel.training.keeping import Progress, Watch, keep, owes_evaluation
 from keel.training.loop import run
+from keel.training.persist import Progress, Watch, owes_evaluation, persist
 from keel.training.session import Session, atari_options, initial_state, open_session
 from keel.training.state import TrainState, arrays, pack, unpack
 from keel.trust import remember, require_trust
@@ -222,7 +222,7 @@ def _drive(
         for envs in (session.envs, *evaluators):
             envs.close()
 
-    return keep(
+    return persist(
         run(session, state),
         state,
         directory,

@@ -17,7 +17,7 @@ class Seeds(NamedTuple):
     evaluation: int
 
 
-def spread(seed: int) -> Seeds:
+def derive_seeds(seed: int) -> Seeds:
     """Five independent seeds from one, by numpy's SeedSequence."""
     states = np.random.SeedSequence(seed).generate_state(len(Seeds._fields), np.uint32)
     return Seeds(*(int(state) for state in states))

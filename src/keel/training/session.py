@@ -21,14 +21,14 @@ from keel.envs.space_data import Interface
 from keel.envs.spaces import reserved_key
 from keel.errors import InputError
 from keel.keys import ENCODING, GROUP
-from keel.models.abreast import set_threads
 from keel.models.acting import make_actor
 from keel.models.agent import Agent
 from keel.models.build import build_agent
 from keel.models.devices import find_device
-from keel.models.items import Choosing
 from keel.models.networks import CNN
+from keel.models.parallel import set_threads
 from keel.models.parts import spaces_of
+from keel.models.pointer import PointerActorCritic
 from keel.regions import dense, dense_critic
 from keel.regions.certify import Certified, Region
 from keel.regions.constraint import TRPO
@@ -41,10 +41,10 @@ from keel.regions.stepper import Loss, Step, make_step, without_adam
 from keel.resources import cores, expect_memory, keep_memory
 from keel.rollout.collect import Collector
 from keel.rollout.faults import learner
-from keel.rollout.imitation import Lessons, open_lessons
+from keel.rollout.imitation import DemoDataset, open_demo_dataset
 from keel.rollout.targets import check_groups, group_function
 from keel.training.regions import build_controllers, build_region, initial_hparams
-from keel.training.seeding import Seeds, spread
+from keel.training.seeding import Seeds, derive_seeds
 from keel.training.state import TrainState
 
 COMPILE_PAYS = 12_000
@@ -72,7 +72,7 @@ class Session:
     """what was decided automatically: backend, compile, threads, device"""
     learner: Agent
     """as the update has it: the agent, unless a fault is asked for"""
-    lessons: Lessons | None = None
+    lessons: DemoDataset | None = None
     """demonstrations, if there are any"""
     encoding: int = ENCODING
     """how observations become numbers"""
@@ -85,7 +85,7 @@ def open_session(config: Config, encoding: int = ENCODING) -> Session:
         config: of the run.
         encoding: how observations become numbers, for a run that an older Keel began.
     """
-    seeds, device = spread(config.seed), find_device(config.device)
+    seeds, device = derive_seeds(config.seed), find_device(config.device)
     group_function(config.advantage)  # whether there is one, before anything is made
     envs = make_envs(
         config.env,
@@ -126,7 +126,7 @@ def open_session(config: Config, encoding: int = ENCODING) -> Session:
         collector.begin(collector.obs)
         lessons = None
         if config.bc.demos:
-            lessons = open_lessons(config.bc, envs, agent, collector.obs)
+            lessons = open_demo_dataset(config.bc, envs, agent, collector.obs)
         make_actor(agent, agent.initial)  # loads the libraries it needs, whose threads are set now
         if pixels:
             keep_memory()
@@ -280,7 +280,7 @@ def _compile(config: Config, agent: Agent, region: Region, device: torch.device)
     """Whether torch should compile the step: not where our own loops take it, not for sequences
     (unrolled, they compile for minutes), not for CNNs, which are bound by arithmetic, and not where
     every minibatch has another shape."""
-    ragged = isinstance(agent.network, Choosing)
+    ragged = isinstance(agent.network, PointerActorCritic)
     if ragged and config.compile == "on":
         raise InputError("compile: a network of items has no fixed shapes; leave it at auto")
     if config.compile != "auto":

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from keel.config import Config, from_dict
-from keel.errors import InputError, KeelError, need
+from keel.errors import InputError, KeelError, import_extra
 from keel.runs import RunError, lock
 from keel.runs.directory import has_trained
 from keel.runs.resume import nested
@@ -64,7 +64,7 @@ class Found:
 
 def open_study(tuning: Tuning) -> Any:
     """The study in its folder, which goes on where it stopped; a file of plain JSON lines."""
-    optuna = need("optuna", "tune")
+    optuna = import_extra("optuna", "tune")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     check_space(tuning)
     journal = tuning.folder / JOURNAL
@@ -91,7 +91,7 @@ def take_over(tuning: Tuning) -> Any:
     Half a line at the end of the journal is cut off, its lock is removed, and trials that nobody
     trains any more count as failed.
     """
-    optuna = need("optuna", "tune")
+    optuna = import_extra("optuna", "tune")
     check_space(tuning)
     journal = tuning.folder / JOURNAL
     try:
@@ -174,7 +174,7 @@ def is_hopeless(trials: Sequence[Found]) -> bool:
 
 def _finish(study: Any, tuning: Tuning, trial: Any) -> Any:
     """Train a trial and record how it ended."""
-    optuna = need("optuna", "tune")
+    optuna = import_extra("optuna", "tune")
     states = optuna.trial.TrialState
     try:
         score = _train(tuning, trial)
@@ -208,7 +208,7 @@ def _train(tuning: Tuning, trial: Any) -> float | None:
 
     Raises `TrialPruned` where it is not worth going on.
     """
-    optuna = need("optuna", "tune")
+    optuna = import_extra("optuna", "tune")
     settings = {name: _suggest(trial, name, place) for name, place in tuning.space.items()}
     trial.set_user_attr("settings", settings)
     config = from_dict(nested(settings), tuning.base)

@@ -42,7 +42,7 @@ def test_a_game_is_filmed_in_colour_and_is_the_game_that_was_played(
     run: Path, tmp_path: Path
 ) -> None:
     from keel.apps.atari import film_game
-    from keel.training.inspect import evaluate_policy, open_policy
+    from keel.training.policy import evaluate_policy, open_policy
 
     policy = open_policy(run)
     score = film_game(policy, tmp_path / "game.gif", seed=3)
@@ -58,7 +58,7 @@ def test_a_game_is_filmed_in_colour_and_is_the_game_that_was_played(
 
 def test_an_evaluation_is_of_whole_games_and_unclipped(run: Path) -> None:
     """A lost life ends an episode for the learner, but five of them are one game."""
-    from keel.training.inspect import evaluate_policy, open_policy
+    from keel.training.policy import evaluate_policy, open_policy
 
     policy = open_policy(run)
     assert policy.config.atari.episodic_life

@@ -27,7 +27,7 @@ from keel.apps.demonstrations import (
 from keel.cli import main
 from keel.errors import InputError, KeelError
 from keel.rollout.demos import joined, only
-from keel.training.inspect import open_policy
+from keel.training.policy import open_policy
 
 
 def lean(obs: np.ndarray) -> int:

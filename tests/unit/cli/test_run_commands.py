@@ -138,7 +138,7 @@ def test_a_video_that_cannot_be_written_is_told_before_anything_is_played(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
-    monkeypatch.setattr("keel.training.inspect.open_policy", lambda *_, **__: pytest.fail("opened"))
+    monkeypatch.setattr("keel.training.policy.open_policy", lambda *_, **__: pytest.fail("opened"))
     status, out, err = answer(capsys, "evaluate", run, "--video", "x.mp4")
     assert (status, out) == (2, "")
     assert 'pip install "keel-rl[video]"' in err

@@ -14,7 +14,7 @@ from keel.config import Critic as CriticConfig
 from keel.config import Network, from_dict
 from keel.errors import InputError
 from keel.functional import value as losses
-from keel.models import returns
+from keel.models import popart
 from keel.models.agent import Agent
 from keel.models.build import build_agent
 from keel.models.critics import Critic, Histogram, Quantile, Scalar, calibration, lower_mean
@@ -176,7 +176,7 @@ def test_new_units_leave_what_is_said_as_it_was(kind: str, more: dict[str, str],
     before = agent.value(agent.initial, obs)
     params = agent.initial
     for mean, std in ((100.0, 30.0), (-5.0, 2.0), (-5.0, 2.0)):
-        params = returns.moved_units(agent, params, torch.tensor([mean]), torch.tensor([std**2]))
+        params = popart.rescale_critic(agent, params, torch.tensor([mean]), torch.tensor([std**2]))
         assert torch.allclose(agent.value(params, obs), before, rtol=1e-4, atol=1e-3)
     assert params[0, -1] == 3.0
 
@@ -186,24 +186,24 @@ def test_units_are_the_mean_and_spread_of_all_targets_at_first():
     agent = agent_for("quantile")
     params = agent.initial
     for mean in (0.0, 10.0):
-        params = returns.moved_units(agent, params, torch.tensor([mean]), torch.tensor([1.0]))
+        params = popart.rescale_critic(agent, params, torch.tensor([mean]), torch.tensor([1.0]))
     shift, scale, _ = params[0, -3:].tolist()
     assert shift == pytest.approx(5.0)
     assert scale == pytest.approx(math.sqrt(26.0))
     x = torch.tensor([12.0])
-    assert torch.allclose(returns.in_reward(params, returns.in_units(params, x)), x)
+    assert torch.allclose(popart.in_reward(params, popart.in_units(params, x)), x)
 
 
 def test_returns_that_do_not_vary_keep_the_scale():
     agent = agent_for("quantile")
-    params = returns.moved_units(agent, agent.initial, torch.tensor([7.0]), torch.tensor([0.0]))
+    params = popart.rescale_critic(agent, agent.initial, torch.tensor([7.0]), torch.tensor([0.0]))
     assert params[0, -3:].tolist() == [7.0, 1.0, 1.0]
 
 
 def test_a_scalar_critic_has_no_units_unless_asked():
-    assert returns.NAME not in agent_for("scalar").layout.names
-    assert agent_for("scalar", normalise="on").layout.names[-1] == returns.NAME
-    assert agent_for("quantile", normalise="off").layout.names[-1] != returns.NAME
+    assert popart.NAME not in agent_for("scalar").layout.names
+    assert agent_for("scalar", normalise="on").layout.names[-1] == popart.NAME
+    assert agent_for("quantile", normalise="off").layout.names[-1] != popart.NAME
 
 
 def test_the_policy_starts_as_with_a_scalar_critic():

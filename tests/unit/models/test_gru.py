@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from keel.models.memory import Memory
+from keel.models.recurrent import Memory
 
 
 def by_cells(memory: Memory, x: Tensor, state: Tensor, starts: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from gymnasium import spaces
 from keel.config import Agents, Network
 from keel.errors import InputError
 from keel.models.build import build_agent, sharing
-from keel.models.items import Pooled, Scorer
+from keel.models.pointer import Pooled, Scorer
 
 OBSERVATION = spaces.Dict(
     {

@@ -16,7 +16,7 @@ from keel.models.agent import Agent
 from keel.models.build import build_agent
 from keel.models.fisher import fisher_product
 from keel.models.linearised import linear_policy
-from keel.models.memory import ACTOR, CRITIC, STARTS
+from keel.models.recurrent import ACTOR, CRITIC, STARTS
 
 VECTOR = spaces.Box(-1.0, 1.0, (5,))
 PIXELS = spaces.Box(0, 255, (4, 84, 84), np.uint8)
@@ -89,7 +89,7 @@ def double_backward(
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_fisher_vector_product_is_that_of_double_backward(name: str) -> None:
-    from keel.models.memory import torch_operations
+    from keel.models.recurrent import torch_operations
 
     agent, policy, obs = make(name)
     vector = torch.randn(policy.shape, generator=torch.Generator().manual_seed(2))

@@ -13,7 +13,7 @@ from keel.config import Advantage, Network, from_dict
 from keel.envs import make_envs
 from keel.models.agent import Agent
 from keel.models.build import build_agent
-from keel.models.memory import ACTOR, CRITIC, STARTS, Memory, torch_operations
+from keel.models.recurrent import ACTOR, CRITIC, STARTS, Memory, torch_operations
 from keel.regions.gate import check_replay
 from keel.regions.measure import exact_kl
 from keel.rollout.batch import rows_of

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from keel.models.agent import Agent
 from keel.models.distributions import Categorical, Dist, Gaussian
-from keel.models.networks import Flatten, Head, Separate
+from keel.models.networks import Flatten, Head, SeparateActorCritic
 from keel.regions.certify import Certified
 from keel.regions.objective import Objective
 from keel.regions.proximal import PPO
 from keel.regions.stepper import OptimizerState, Step, initial_opt_state, make_step
-from keel.rollout.batch import Learned, Rows, Targets
+from keel.rollout.batch import Rows, TargetFunction, Targets
 from keel.types import HyperParams, UpdateReport
 
 FEATURES = 5
@@ -28,7 +28,7 @@ class Setting:
 
     agent: Agent
     rows: Rows
-    targets: Targets
+    targets: TargetFunction
     opt_state: OptimizerState
 
     def update(
@@ -69,7 +69,7 @@ def build(lead: tuple[int, ...], groups: int = 1, dist: Dist | None = None) -> S
     dist = dist or Categorical(3)
     log_std = torch.zeros(2) if isinstance(dist, Gaussian) else None
     outputs = 2 if isinstance(dist, Gaussian) else dist.outputs
-    network = Separate(
+    network = SeparateActorCritic(
         Flatten({"obs": (FEATURES,)}, {}), (16,), "tanh", Head(outputs, log_std), 1, generator
     )
     agent = Agent(network, dist, groups)
@@ -92,7 +92,7 @@ def build(lead: tuple[int, ...], groups: int = 1, dist: Dist | None = None) -> S
         group_axis=1 if groups > 1 else None,
     )
     return Setting(
-        agent, rows, lambda _: Learned(advantage, target, value), initial_opt_state(params)
+        agent, rows, lambda _: Targets(advantage, target, value), initial_opt_state(params)
     )
 
 

@@ -23,7 +23,7 @@ from keel.models.distributions import Categorical
 from keel.regions.constraint import TRPO, Problem
 from keel.regions.objective import Objective
 from keel.regions.stepper import initial_opt_state
-from keel.rollout.batch import Learned, Rows
+from keel.rollout.batch import Rows, Targets
 from keel.training.regions import build_region
 from keel.types import HyperParams
 
@@ -49,7 +49,7 @@ def bandit() -> Setting:
     log_prob = agent.dist.log_prob(behaviour, action)
     rows = Rows(obs, behaviour, action, log_prob, torch.ones(10), group_axis=None)
     advantage = torch.tensor([0.1] * 9 + [-0.9])
-    learned = Learned(advantage, torch.ones(10), torch.zeros(10, 1))
+    learned = Targets(advantage, torch.ones(10), torch.zeros(10, 1))
     return Setting(agent, rows, lambda _: learned, initial_opt_state(params))
 
 

@@ -20,7 +20,7 @@ from keel.regions.gate import ConsistencyError
 from keel.regions.measure import exact_kl
 from keel.regions.objective import Objective
 from keel.regions.stepper import OptimizerState, make_step
-from keel.rollout.batch import Learned, Rows
+from keel.rollout.batch import Rows, Targets
 from keel.types import HyperParams, UpdateReport
 
 from .conftest import SHAPES, Setting, build
@@ -322,7 +322,7 @@ def test_stacked_agents_take_the_steps_they_would_take_alone(agents: Setting) ->
             weight=agents.rows.weight[:, group],
             group_axis=None,
         )
-        lesson = Learned(*(x[:, group] for x in learned))
+        lesson = Targets(*(x[:, group] for x in learned))
         own = OptimizerState(*(x[group : group + 1] for x in agents.opt_state))
         alone = Setting(agents.agent.alone(), rows, lambda _, lesson=lesson: lesson, own)
         single, _ = update(alone, REGION, HyperParams(max_kl=0.01))

@@ -18,7 +18,7 @@ from keel.models.build import build_agent
 from keel.regions import dense
 from keel.regions.objective import Batch, Objective
 from keel.regions.stepper import OptimizerState, initial_opt_state, make_step
-from keel.rollout.batch import Shown
+from keel.rollout.batch import DemoBatch
 from keel.types import HyperParams
 
 ROWS, MINIBATCH = 24, 16
@@ -138,11 +138,11 @@ def test_equals_autograd(
     both(agent, objective, batch_for(agent, seed), hparams)
 
 
-def shown_for(agent: Agent, seed: int) -> Shown:
+def shown_for(agent: Agent, seed: int) -> DemoBatch:
     generator = torch.Generator().manual_seed(seed)
     discrete = "logits" in agent.policy(agent.initial, {"obs": torch.zeros(1, 5)})
     weight = torch.rand(ROWS, generator=generator) * (torch.arange(ROWS) % 4 > 0)
-    return Shown(
+    return DemoBatch(
         {"obs": torch.randn(ROWS, 5, generator=generator)},
         torch.randint(3, (ROWS,), generator=generator)
         if discrete

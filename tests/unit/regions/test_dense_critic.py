@@ -10,7 +10,7 @@ from gymnasium import spaces
 from keel.config import Critic, Network
 from keel.models.agent import Agent
 from keel.models.build import build_agent
-from keel.models.items import FEATURES
+from keel.models.pointer import FEATURES
 from keel.regions import dense_critic
 from keel.regions.critic import CriticObjective, Sweeping, _sweep
 from keel.regions.objective import Batch

@@ -28,7 +28,7 @@ from keel.regions.measure import exact_kl, shown_kl
 from keel.regions.objective import Batch, Objective
 from keel.regions.proximal import PPO
 from keel.regions.stepper import OptimizerState, make_step
-from keel.rollout.batch import Shown
+from keel.rollout.batch import DemoBatch
 from keel.types import HyperParams, UpdateReport
 
 from .conftest import FEATURES, Setting, build
@@ -36,13 +36,13 @@ from .conftest import FEATURES, Setting, build
 ROWS = 96
 
 
-def shown_for(setting: Setting, seed: int = 1) -> Shown:
+def shown_for(setting: Setting, seed: int = 1) -> DemoBatch:
     generator = torch.Generator().manual_seed(seed)
     obs = {"obs": torch.randn(ROWS, FEATURES, generator=generator)}
     action = torch.zeros(ROWS, dtype=torch.long)
     if isinstance(setting.agent.dist, Gaussian):
         action = torch.randn(ROWS, 2, generator=generator)
-    return Shown(obs, action, torch.rand(ROWS, generator=generator), torch.ones(ROWS))
+    return DemoBatch(obs, action, torch.rand(ROWS, generator=generator), torch.ones(ROWS))
 
 
 @pytest.fixture(params=["categorical", "gaussian"])
@@ -74,7 +74,7 @@ def test_the_loss_is_that_of_torch():
     """Cross-entropy, weighted; two of the four rows are padding or worth nothing."""
     setting = build((ROWS,))
     obs = {"obs": torch.randn(4, FEATURES, generator=torch.Generator().manual_seed(5))}
-    shown = Shown(
+    shown = DemoBatch(
         obs,
         torch.tensor([0, 2, 1, 1]),
         torch.tensor([1.0, 3.0, 0.0, 0.0]),
@@ -92,7 +92,7 @@ def test_the_loss_is_that_of_torch():
 def test_the_objective_adds_it_with_its_coefficient(taught: Setting):
     hparams = HyperParams(bc_coef=0.7)
 
-    def loss(params: Tensor, bc_coef: float, shown: Shown | None) -> Tensor:
+    def loss(params: Tensor, bc_coef: float, shown: DemoBatch | None) -> Tensor:
         learned = taught.targets(params)
         rows = taught.rows
         batch = Batch(
@@ -140,7 +140,7 @@ def test_what_teaches_the_same_has_cosine_one():
     setting = build((ROWS,))
     rows = setting.rows
     advantage = setting.targets(setting.opt_state.params).advantage
-    shown = Shown(rows.obs, rows.action, rows.weight * advantage, rows.weight)
+    shown = DemoBatch(rows.obs, rows.action, rows.weight * advantage, rows.weight)
     found = pull(
         setting.agent,
         setting.opt_state.params,

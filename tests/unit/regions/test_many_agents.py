@@ -15,7 +15,7 @@ from keel.regions.measure import exact_kl, group_mean, measure
 from keel.regions.proximal import PPO
 from keel.regions.sequential import HAPPO
 from keel.regions.stepper import OptimizerState, initial_opt_state, make_step
-from keel.rollout.batch import Learned, Rows, of_members
+from keel.rollout.batch import Rows, Targets, of_members
 from keel.types import HyperParams, UpdateReport
 
 from .conftest import SMALL, Setting
@@ -128,7 +128,7 @@ def test_in_sequence_the_bound_holds_too(agents: Setting) -> None:
 def test_of_members_keeps_rows_together() -> None:
     x = torch.arange(12).reshape(4, 3).float()
     rows = Rows({"obs": x[..., None]}, {}, x, x, torch.ones(4, 3), 1)
-    found, learned = of_members(rows, Learned(x, x, x[..., None]), (0, 2))
+    found, learned = of_members(rows, Targets(x, x, x[..., None]), (0, 2))
     assert found.action.tolist() == [0, 2, 3, 5, 6, 8, 9, 11]
     assert found.group_axis is None
     assert learned.raw.shape == (8, 1)

@@ -14,7 +14,7 @@ from keel.regions.faults import NumericError
 from keel.regions.objective import Batch, Objective
 from keel.regions.proximal import PPO
 from keel.regions.stepper import OptimizerState, StepResult
-from keel.rollout.batch import Learned, minibatches
+from keel.rollout.batch import Targets, minibatches
 from keel.types import HyperParams
 
 from .conftest import SMALL, Setting, build
@@ -40,7 +40,7 @@ def test_rows_of_weight_0_change_nothing_whatever_they_hold(setting: Setting) ->
     learned = setting.targets(setting.opt_state.params)
     dead = setting.rows.weight == 0
     advantage, target = (torch.where(dead, torch.nan, x) for x in learned[:2])
-    poisoned = Learned(advantage, target, torch.where(dead[..., None], torch.nan, learned.raw))
+    poisoned = Targets(advantage, target, torch.where(dead[..., None], torch.nan, learned.raw))
     log_prob = torch.where(dead, torch.inf, setting.rows.log_prob)
     obs = {"obs": torch.where(dead[..., None], torch.nan, setting.rows.obs["obs"])}
     sick = replace(
@@ -124,7 +124,7 @@ def test_agents_learn_as_if_they_were_alone(agents: Setting) -> None:
                 weight=agents.rows.weight[:, index],
                 group_axis=None,
             ),
-            targets=lambda _, i=index: Learned(*(x[:, i] for x in learned)),
+            targets=lambda _, i=index: Targets(*(x[:, i] for x in learned)),
             opt_state=initial_opt_state(agents.opt_state.params[index : index + 1]),
         )
         single, _ = alone.update(SMALL, HyperParams(learning_rate=1e-2))
@@ -210,9 +210,9 @@ def test_the_value_clip_is_around_the_critics_own_values() -> None:
     setting = build((12,))
     calls = iter(range(10))
 
-    def targets(params: Tensor) -> Learned:
+    def targets(params: Tensor) -> Targets:
         shift = float(next(calls))
-        return Learned(torch.randn(12), torch.zeros(12), torch.arange(12.0)[:, None] + shift)
+        return Targets(torch.randn(12), torch.zeros(12), torch.arange(12.0)[:, None] + shift)
 
     step = setting.step(PPO())
 

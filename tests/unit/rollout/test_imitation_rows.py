@@ -17,7 +17,7 @@ from keel.models.agent import Agent
 from keel.models.build import build_agent
 from keel.models.sampling import from_env, to_env
 from keel.rollout.demos import Demos, check_fits, save_demos
-from keel.rollout.imitation import open_demos, open_lessons, show
+from keel.rollout.imitation import open_demo_dataset, open_demos, sample_demos
 
 
 def demos(**changes: object) -> Demos:
@@ -70,9 +70,9 @@ def test_a_fingerprint_is_of_the_content():
 
 def test_rows_are_drawn_from_what_was_shown(tmp_path, envs, agent):
     config = Cloning(demos=saved(tmp_path, demos()))
-    lessons = open_lessons(config, envs, agent, envs.reset(0))
+    lessons = open_demo_dataset(config, envs, agent, envs.reset(0))
     rng = torch.Generator().manual_seed(0)
-    shown, metrics = show(
+    shown, metrics = sample_demos(
         lessons,
         agent,
         agent.initial,
@@ -95,7 +95,7 @@ def test_advantages_are_returns_against_the_critic(tmp_path, envs, agent):
     on with the critic's value of its last state, V₄: 3 + V₄/2, before it 1 + that half again."""
     path = saved(tmp_path, demos())
     config = Cloning(demos=path, loss="filtered")
-    lessons = open_lessons(config, envs, agent, envs.reset(0))
+    lessons = open_demo_dataset(config, envs, agent, envs.reset(0))
     with torch.no_grad():
         value = agent.value(agent.initial, {"obs": torch.from_numpy(demos().obs["obs"])})
     last = 3.0 + 0.5 * value[4]
@@ -104,7 +104,7 @@ def test_advantages_are_returns_against_the_critic(tmp_path, envs, agent):
     )
     better = earned > value
     rng = torch.Generator().manual_seed(0)
-    shown, metrics = show(
+    shown, metrics = sample_demos(
         lessons, agent, agent.initial, 300, rng, config, gamma=0.5, see=dict, worth=lambda r: r
     )
     rows = (shown.obs["obs"][:, 0] / 4).long()
@@ -117,8 +117,8 @@ def test_advantages_are_returns_against_the_critic(tmp_path, envs, agent):
 
 def test_rewards_count_as_the_run_counts_them(tmp_path, envs, agent):
     config = Cloning(demos=saved(tmp_path, demos()), loss="filtered")
-    lessons = open_lessons(config, envs, agent, envs.reset(0))
-    shown, _ = show(
+    lessons = open_demo_dataset(config, envs, agent, envs.reset(0))
+    shown, _ = sample_demos(
         lessons,
         agent,
         agent.initial,
@@ -135,7 +135,7 @@ def test_rewards_count_as_the_run_counts_them(tmp_path, envs, agent):
 def test_what_the_policy_cannot_do_is_refused(tmp_path, envs, agent):
     path = saved(tmp_path, demos(action=np.array([0, 1, 2, 0, 1])))
     with pytest.raises(InputError, match="1 of 5 actions are outside"):
-        open_lessons(Cloning(demos=path), envs, agent, envs.reset(0))
+        open_demo_dataset(Cloning(demos=path), envs, agent, envs.reset(0))
 
 
 def test_what_a_mask_rules_out_is_refused(tmp_path, envs, agent):
@@ -143,7 +143,7 @@ def test_what_a_mask_rules_out_is_refused(tmp_path, envs, agent):
     mask[3, 0] = False
     path = saved(tmp_path, demos(obs={**demos().obs, "action_mask": mask}))
     with pytest.raises(InputError, match=r"ruled out by their action_mask.* 0 at step 3"):
-        open_lessons(Cloning(demos=path), envs, agent, envs.reset(0))
+        open_demo_dataset(Cloning(demos=path), envs, agent, envs.reset(0))
 
 
 MASKED = {
@@ -182,12 +182,12 @@ def test_a_mask_that_the_environment_gives_must_be_there(tmp_path, envs, agent):
     path = saved(tmp_path, demos())
     seen = {**envs.reset(0), "action_mask": np.ones((1, 2), bool)}
     with pytest.raises(InputError, match="no action_mask, which the environment gives"):
-        open_lessons(Cloning(demos=path), envs, agent, seen)
+        open_demo_dataset(Cloning(demos=path), envs, agent, seen)
 
 
 def test_a_mask_that_it_does_not_give_is_left_out(tmp_path, envs, agent):
     path = saved(tmp_path, demos(obs={**demos().obs, "action_mask": np.ones((5, 2), bool)}))
-    lessons = open_lessons(Cloning(demos=path), envs, agent, envs.reset(0))
+    lessons = open_demo_dataset(Cloning(demos=path), envs, agent, envs.reset(0))
     assert set(lessons.obs) == {"obs"}
 
 

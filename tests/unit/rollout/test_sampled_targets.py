@@ -12,7 +12,7 @@ from torch import Tensor
 
 from keel.config import Advantage, Critic, Network
 from keel.functional import gae
-from keel.models import returns
+from keel.models import popart
 from keel.models.agent import Agent
 from keel.models.build import build_agent
 from keel.models.critics import Histogram, Quantile, calibration
@@ -32,7 +32,7 @@ def setting(kind: Any) -> tuple[Agent, Rollout]:
     agent = build_agent(box, spaces.Discrete(2), Network(hidden=(16,)), 0, Critic(kind=kind))
     # units of its own, so that forgetting to translate would show
     moments = torch.tensor([3.0]), torch.tensor([4.0])
-    agent.initial = returns.moved_units(agent, agent.initial, *moments)
+    agent.initial = popart.rescale_critic(agent, agent.initial, *moments)
     ended = torch.rand(T, N, generator=generator) < 0.15
     cut = (torch.rand(T, N, generator=generator) < 0.15) & ~ended
     weight = torch.ones(T, N)
@@ -79,7 +79,7 @@ def test_their_spread_is_that_of_the_distribution_one_step_on():
     rng = torch.Generator().manual_seed(1)
     drawn = torch.stack([targets(agent, rollout, 0.0, rng) for _ in range(1500)])
     raw = agent.raw_value(agent.initial, rollout.obs)
-    spread = returns.in_reward(agent.initial, raw).std(-1, correction=0)
+    spread = popart.in_reward(agent.initial, raw).std(-1, correction=0)
     goes_on = ~rollout.terminated[:-1] & (rollout.weight[1:] > 0) & (rollout.weight[:-1] > 0)
     found = drawn.std(0)[:-1][goes_on]
     assert torch.allclose(found, 0.9 * spread[1:][goes_on], rtol=0.09)

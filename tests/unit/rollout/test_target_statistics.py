@@ -14,7 +14,7 @@ from keel.config import Advantage, Critic, Network
 from keel.models.agent import Agent
 from keel.models.build import build_agent
 from keel.models.distributions import Categorical
-from keel.models.networks import Flatten, Head, Separate
+from keel.models.networks import Flatten, Head, SeparateActorCritic
 from keel.rollout.targets import compute_targets
 from keel.types import Rollout
 
@@ -25,7 +25,9 @@ ALONE = build_agent(BOX, spaces.Discrete(2), Network(hidden=(4,)), 0, Critic())
 def pair() -> Agent:
     """Two agents with a network of their own each."""
     flatten, rng = Flatten({"obs": (2,)}, {}), torch.Generator().manual_seed(0)
-    return Agent(Separate(flatten, (4,), "tanh", Head(2, None), 1, rng), Categorical(2), 2)
+    return Agent(
+        SeparateActorCritic(flatten, (4,), "tanh", Head(2, None), 1, rng), Categorical(2), 2
+    )
 
 
 def statistics(

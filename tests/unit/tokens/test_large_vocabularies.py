@@ -14,7 +14,7 @@ from keel.regions.certify import Certified
 from keel.regions.proximal import PPO
 from keel.regions.stepper import initial_opt_state, make_step
 from keel.regions.token_objective import REFERENCE_HIDDEN, TokenObjective
-from keel.rollout.batch import Learned
+from keel.rollout.batch import Targets
 from keel.rollout.tokens import Sampling, complete
 from keel.types import HyperParams
 
@@ -56,8 +56,8 @@ def test_sampling_learning_and_certifying_stay_below_the_bound() -> None:
     step = make_step(learner, objective, group_axis=None, max_grad_norm=1.0, compiled=False)
     advantage = torch.where(torch.arange(12) % 2 == 0, 1.0, -1.0)[:, None] * rows.weight
 
-    def targets(params: Tensor) -> Learned:
-        return Learned(advantage, torch.zeros_like(advantage), torch.zeros(*advantage.shape, 1))
+    def targets(params: Tensor) -> Targets:
+        return Targets(advantage, torch.zeros_like(advantage), torch.zeros(*advantage.shape, 1))
 
     whole = int(rows.weight.sum()) * WORDS
     with LargestTensor() as largest:

@@ -16,7 +16,7 @@ from token_toys import completions, gpt2, moved, qwen
 from torch import Tensor
 
 from keel.apps.language import session as sessions
-from keel.apps.language.advantages import lesson
+from keel.apps.language.advantages import token_targets
 from keel.apps.language.loop import Iteration, initial_state, iterate
 from keel.apps.language.preflight import preflight
 from keel.apps.language.session import Session, build_objective, open_session
@@ -90,7 +90,7 @@ def test_the_penalty_in_the_reward_is_beta_times_k1() -> None:
     gap = seen.found.log_prob - session.agent.dist.log_prob(policy, seen.found.action)
     later = torch.where(counts, gap, 0.0).flip(1).cumsum(1).flip(1)
     expected = seen.score[:, None] - 0.5 * later
-    torch.testing.assert_close(seen.lesson.raw[counts], expected[counts], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(seen.targets.raw[counts], expected[counts], rtol=1e-4, atol=1e-4)
     assert gap[counts].abs().max() > 0.1
 
 
@@ -212,8 +212,8 @@ def test_tool_text_has_no_weight_in_an_update(
     expected = seen.found.written if masking else seen.found.there
     assert torch.equal(seen.rows.weight, expected)
     assert bool((seen.found.written != seen.found.there).any())
-    assert not seen.lesson.advantage[expected == 0].any()
-    assert not seen.lesson.target[expected == 0].any()
+    assert not seen.targets.advantage[expected == 0].any()
+    assert not seen.targets.target[expected == 0].any()
 
 
 def test_the_kl_to_the_reference_is_that_of_tokens_that_count(
@@ -253,7 +253,7 @@ def test_tool_text_does_not_discount(algo: str) -> None:
     for between in (0, 1, 3):
         weight = torch.tensor([[1.0, *[0.0] * between, 1.0]])
         nothing = torch.zeros_like(weight)
-        raw = lesson(config, torch.tensor([1.0]), weight, nothing, nothing).raw
+        raw = token_targets(config, torch.tensor([1.0]), weight, nothing, nothing).raw
         assert raw[weight > 0].tolist() == [0.5, 1.0]
 
 

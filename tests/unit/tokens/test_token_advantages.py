@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keel.apps.language.advantages import lesson, token_rewards
+from keel.apps.language.advantages import token_rewards, token_targets
 from keel.apps.language.config import from_dict
 from keel.apps.language.loop import _likeliest
 from keel.rollout.tokens import Sampling
@@ -39,7 +39,7 @@ def test_a_clamp_bounds_what_is_learned_and_not_what_is_told() -> None:
     """The scores 1 and 0 are half above and half below their mean."""
     score, zero = torch.tensor([1.0, 0.0]), torch.zeros(2, 2)
     weight = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
-    found = lesson(config("dr_grpo", clamp=0.25), score, weight, zero, zero)
+    found = token_targets(config("dr_grpo", clamp=0.25), score, weight, zero, zero)
     assert found.advantage.tolist() == [[0.25, 0.0], [-0.25, 0.0]]
     assert found.raw.tolist() == [[0.5, 0.0], [-0.5, 0.0]]
 
@@ -51,8 +51,8 @@ def test_a_completion_that_could_not_be_scored_is_not_there(algo: str) -> None:
     weight[2] = 0.0
     score, nothing = torch.tensor([1.0, 0.0, 99.0]), torch.zeros(3, 2)
     for cost in (nothing, penalty):
-        found = lesson(config(algo, group=3), score, weight, cost, nothing)
-        alone = lesson(config(algo), score[:2], weight[:2], cost[:2], nothing[:2])
+        found = token_targets(config(algo, group=3), score, weight, cost, nothing)
+        alone = token_targets(config(algo), score[:2], weight[:2], cost[:2], nothing[:2])
         torch.testing.assert_close(found.advantage[:2], alone.advantage)
         assert found.advantage[2].tolist() == [0.0, 0.0]
 
@@ -69,7 +69,7 @@ def test_a_completion_that_could_not_be_scored_is_not_there(algo: str) -> None:
 def test_groups_by_hand(algo: str, expected: list[float]) -> None:
     score = torch.tensor([1.0, 0.0, 1.0, 1.0])
     weight, zero = torch.ones(4, 3), torch.zeros(4, 3)
-    found = lesson(config(algo), score, weight, zero, zero, torch.full((4,), 0.25))
+    found = token_targets(config(algo), score, weight, zero, zero, torch.full((4,), 0.25))
     assert found.advantage[:, 0].tolist() == pytest.approx(expected)
     assert torch.equal(found.advantage, found.advantage[:, :1].expand(-1, 3))
 
@@ -78,9 +78,9 @@ def test_a_penalty_in_the_reward_counts_by_sequence_or_by_token() -> None:
     weight = torch.tensor([[1.0, 1.0], [1.0, 1.0]])
     penalty = torch.tensor([[0.1, 0.2], [0.0, 0.0]])
     zero = torch.zeros(2, 2)
-    found = lesson(config("dr_grpo"), torch.tensor([1.0, 1.0]), weight, penalty, zero)
+    found = token_targets(config("dr_grpo"), torch.tensor([1.0, 1.0]), weight, penalty, zero)
     assert found.advantage[:, 0].tolist() == pytest.approx([-0.15, 0.15])
-    raw = lesson(config("reinforce_pp"), torch.tensor([1.0, 1.0]), weight, penalty, zero).raw
+    raw = token_targets(config("reinforce_pp"), torch.tensor([1.0, 1.0]), weight, penalty, zero).raw
     assert raw.tolist() == [pytest.approx([0.7, 0.8]), pytest.approx([1.0, 1.0])]
 
 
@@ -88,7 +88,9 @@ def test_ppo_is_gae_along_the_tokens() -> None:
     """γ = 1, λ = ½: δ₂ = 1 − 0.4, δ₁ = 0.4 − 0.2, A₁ = δ₁ + ½·δ₂."""
     weight = torch.ones(1, 2)
     value = torch.tensor([[0.2, 0.4]])
-    found = lesson(config("ppo", lam=0.5), torch.tensor([1.0]), weight, torch.zeros(1, 2), value)
+    found = token_targets(
+        config("ppo", lam=0.5), torch.tensor([1.0]), weight, torch.zeros(1, 2), value
+    )
     assert found.raw.tolist() == [pytest.approx([0.5, 0.6])]
     assert found.target.tolist() == [pytest.approx([0.7, 1.0])]
 
@@ -103,14 +105,14 @@ def test_inserting_tool_text_anywhere_changes_nothing(algo: str, seed: int) -> N
     weight[:, 3:] = (torch.rand(rows, 2, generator=rng) > 0.5).double()
     penalty, value = torch.rand(2, rows, length, generator=rng).double().unbind(0)
     score, greedy = torch.rand(2, rows, generator=rng).double().unbind(0)
-    plain = lesson(config(algo), score, weight, penalty, value, greedy)
+    plain = token_targets(config(algo), score, weight, penalty, value, greedy)
     places = [torch.randperm(length + 3, generator=rng)[:length].sort().values for _ in range(rows)]
     index = torch.stack(places)
 
     def spread(x: torch.Tensor, fill: float) -> torch.Tensor:
         return torch.full((rows, length + 3), fill).double().scatter(1, index, x)
 
-    wide = lesson(
+    wide = token_targets(
         config(algo), score, spread(weight, 0.0), spread(penalty, 7.0), spread(value, -9.0), greedy
     )
     counts = weight > 0

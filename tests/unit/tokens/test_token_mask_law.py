@@ -11,7 +11,7 @@ import torch
 from test_token_runs import count_vowels, sharp, tiny
 from torch import Tensor
 
-from keel.apps.language.advantages import lesson
+from keel.apps.language.advantages import token_targets
 from keel.apps.language.loop import Iteration, initial_state, iterate
 from keel.apps.language.rewards import Scores
 from keel.apps.language.session import Session, open_session
@@ -36,8 +36,8 @@ def test_what_tokens_of_weight_0_hold_changes_no_advantage(algo: str, junk: floa
     score, greedy = torch.rand(2, 4, generator=rng).unbind(0)
     config = tiny(algo=algo, sample={"group": 2}, advantage={"gamma": 0.9, "lam": 0.7})
     dead, gone = weight == 0, weight.sum(1) == 0
-    clean = lesson(config, score, weight, penalty, value, greedy)
-    spoilt = lesson(
+    clean = token_targets(config, score, weight, penalty, value, greedy)
+    spoilt = token_targets(
         config,
         torch.where(gone, junk, score),
         weight,
@@ -115,7 +115,7 @@ def test_what_tokens_of_weight_0_hold_changes_no_update(
     before, after = clean.sampled.before, clean.state.opt_state.params
     assert not torch.equal(before, after)
     assert torch.equal(spoilt.state.opt_state.params, after)
-    for ours, theirs in zip(spoilt.sampled.lesson, clean.sampled.lesson, strict=True):
+    for ours, theirs in zip(spoilt.sampled.targets, clean.sampled.targets, strict=True):
         assert torch.equal(ours, theirs)
     trained = [
         {k: x for k, x in iteration.metrics.items() if k.startswith("train/")}

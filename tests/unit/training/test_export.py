@@ -19,7 +19,7 @@ from keel.models.build import build_agent
 from keel.models.sampling import mode, to_env
 from keel.training import export
 from keel.training.export import ExportError, export_onnx, run_onnx
-from keel.training.inspect import Policy
+from keel.training.policy import Policy
 
 BOX = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 MIXED = spaces.Dict({"kind": spaces.Discrete(4), "place": spaces.Box(-9.0, 9.0, (2,), np.float32)})

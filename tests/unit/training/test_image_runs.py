@@ -15,8 +15,8 @@ from keel.config import Config, from_dict
 from keel.envs import EnvWarning, names
 from keel.runs.environment import read_choices
 from keel.training.export import export_onnx
-from keel.training.inspect import evaluate_policy, open_policy
 from keel.training.loop import train
+from keel.training.policy import evaluate_policy, open_policy
 from keel.training.runner import Progress, resume, start
 
 

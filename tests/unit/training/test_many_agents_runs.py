@@ -16,8 +16,8 @@ from keel.regions.gate import ConsistencyError
 from keel.runs.metrics import metric
 from keel.runs.reader import read_metrics
 from keel.training.checkpoint import load
-from keel.training.inspect import evaluate_policy, open_policy
 from keel.training.loop import train
+from keel.training.policy import evaluate_policy, open_policy
 from keel.training.runner import start
 
 WHO = ("industry", "education", "council")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from keel.config import Config, from_dict
 from keel.keys import MASK
-from keel.models.memory import STARTS
+from keel.models.recurrent import STARTS
 from keel.rollout.collect import Collected
 from keel.training.loop import iterate
 from keel.training.session import Session, initial_state, open_session

@@ -11,8 +11,8 @@ import numpy as np
 
 from keel.envs import Envs, Obs, Step
 from keel.training.evaluate import Score
-from keel.training.film import Camera, check_video_path, film
-from keel.training.inspect import Policy, check_trusted, make_like
+from keel.training.policy import Policy, check_trusted, make_like
+from keel.training.video import Camera, check_video_path, record_video
 
 FRAMES = 60.0
 """A second of the console."""
@@ -64,4 +64,4 @@ def film_game(policy: Policy, path: Path, *, deterministic: bool = False, seed: 
     shown = make_like(unguarded, 1, seed, sticky=0.0, colour=True)
     twins = Twins(seen, shown)
     camera = Camera(twins, lambda _: twins.picture, rate=FRAMES / skip)
-    return film(policy, path, deterministic=deterministic, seed=seed, camera=camera)
+    return record_video(policy, path, deterministic=deterministic, seed=seed, camera=camera)

@@ -15,10 +15,10 @@ from keel.envs import Envs, make_envs
 from keel.errors import InputError, KeelError
 from keel.keys import MASK
 from keel.models.acting import blank_memory, make_actor
-from keel.models.memory import STARTS
+from keel.models.recurrent import STARTS
 from keel.models.sampling import draw_noise, mode, sample, to_env
 from keel.rollout.demos import Demos
-from keel.training.inspect import Policy, make_for
+from keel.training.policy import Policy, make_for
 
 Array = NDArray[Any]
 Act = Callable[[dict[str, Array], bool], Array]

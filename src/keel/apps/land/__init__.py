@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from keel.apps.land.env import LandDev, parallel_env
     from keel.apps.land.games import Games
     from keel.apps.land.maps import HELD_OUT, draw_map, held_out, map_seeds
+    from keel.apps.land.observations import Sight, look, worth
     from keel.apps.land.optimum import Optimum, find_optimum, replay
     from keel.apps.land.picture import draw_city, write_city, write_film
     from keel.apps.land.report import Report, held_out_gap, percent_of_optimum, play
     from keel.apps.land.rules import FULL, SMALL, Rules, Trade, make_rules, note_000
-    from keel.apps.land.sight import Sight, look, worth
 
 _NAMES = {
     "arrays": ("Month",),

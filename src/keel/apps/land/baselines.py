@@ -12,8 +12,8 @@ import numpy as np
 
 from keel.apps.land.arrays import Array, Month
 from keel.apps.land.games import Games
+from keel.apps.land.observations import worth
 from keel.apps.land.rules import Rules
-from keel.apps.land.sight import worth
 from keel.errors import InputError
 
 Baseline = Callable[[Games, np.random.Generator], Array]

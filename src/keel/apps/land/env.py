@@ -14,9 +14,9 @@ from keel.apps.land.arrays import Array
 from keel.apps.land.chronicle import Chronicle
 from keel.apps.land.games import Games
 from keel.apps.land.maps import MapSet, map_seeds
+from keel.apps.land.observations import OWN, PARCEL, Sight, look, state_names
 from keel.apps.land.rules import Rules, make_rules
-from keel.apps.land.sight import OWN, PARCEL, Sight, look, state_names
-from keel.errors import InputError, choose, need
+from keel.errors import InputError, check_choice, import_extra
 
 Obs = dict[str, Array]
 
@@ -44,9 +44,9 @@ class LandDev(Base):  # type: ignore[misc]
     def __init__(
         self, rules: Rules, maps: MapSet = "train", render_mode: str | None = None
     ) -> None:
-        choose("maps", maps, ("train", "held_out"))
+        check_choice("maps", maps, ("train", "held_out"))
         if render_mode is not None:
-            choose("render_mode", render_mode, ("rgb_array",))
+            check_choice("render_mode", render_mode, ("rgb_array",))
         self.metadata: dict[str, Any] = {
             "name": "LandDev-v0",
             "render_modes": ["rgb_array"],
@@ -181,7 +181,7 @@ def parallel_env(
 
     Example: `parallel_env(agents=4, welfare=0.5, maps="held_out", reward="npv")`.
     """
-    need("pettingzoo", "multi-agent")
+    import_extra("pettingzoo", "multi-agent")
     if rules is None:
         rules = make_rules(variant, agents, **changes)
     elif changes or agents is not None or variant != "full":

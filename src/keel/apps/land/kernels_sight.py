@@ -1,6 +1,6 @@
 """What developers and the critic see, compiled: written once a month for every game.
 
-Features stand in the order in which `keel.apps.land.sight` names them.
+Features stand in the order in which `keel.apps.land.observations` names them.
 """
 
 # Every function is compiled: numba's decorator has no types, and signatures would say nothing.

@@ -14,7 +14,7 @@ from keel.errors import InputError
 from keel.keys import MASK
 from keel.models.acting import make_actor
 from keel.models.sampling import draw_noise, mode, sample
-from keel.training.inspect import Policy
+from keel.training.policy import Policy
 
 
 def rules_of(policy: Policy) -> Rules:

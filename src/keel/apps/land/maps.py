@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from keel.apps.land import kernels_maps
 from keel.apps.land.arrays import World, blank_world
 from keel.apps.land.rules import Rules
-from keel.errors import InputError, choose
+from keel.errors import InputError, check_choice
 
 HELD_OUT = 1_000_000
 """Maps from this seed on are for judging only: training never draws them."""
@@ -41,7 +41,7 @@ def check_seeds(seeds: NDArray[np.int64]) -> Seeds:
 
 def map_seeds(maps: str, count: int, rng: np.random.Generator) -> Seeds:
     """`[count]` seeds drawn from the maps for training, or from those held out."""
-    low = HELD_OUT if choose("maps", maps, ("train", "held_out")) == "held_out" else 0
+    low = HELD_OUT if check_choice("maps", maps, ("train", "held_out")) == "held_out" else 0
     return rng.integers(low, low + HELD_OUT, count)
 
 

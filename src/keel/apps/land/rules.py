@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from keel.errors import InputError, choose
+from keel.errors import InputError, check_choice
 
 SIZES = ("S", "M", "L")
 LEAST_LEVEL = (3, 4, 5)
@@ -152,7 +152,7 @@ class Rules:
         for name in ("welfare", "least_income"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise InputError(f"{name}: expected 0 to 1, got {getattr(self, name)}")
-        choose("reward", self.reward, ("npv", "legacy"))
+        check_choice("reward", self.reward, ("npv", "legacy"))
         if self.reward == "legacy" and self.scale not in LEGACY_SCALES:
             known = ", ".join(f"{scale:g}" for scale in LEGACY_SCALES)
             raise InputError(f"scale: note 000 knew {known}, got {self.scale:g}")
@@ -208,16 +208,16 @@ def make_rules(
         >>> make_rules(agents=("industry", "housing"), welfare=0.5).names
         ('industry', 'housing')
     """
-    rules = VARIANTS[choose("variant", variant, VARIANTS)]
+    rules = VARIANTS[check_choice("variant", variant, VARIANTS)]
     unknown = set(changes) - set(asdict(rules))
     if unknown:
-        choose("option", sorted(unknown)[0], asdict(rules))
+        check_choice("option", sorted(unknown)[0], asdict(rules))
     if changes.get("reward") == "legacy":
         changes.setdefault("scale", LEGACY_SCALES[-1])
     if isinstance(agents, int):
         changes["trades"] = tuple(TRADES.values())[:agents]
     elif agents is not None:
-        changes["trades"] = tuple(TRADES[choose("agents", name, TRADES)] for name in agents)
+        changes["trades"] = tuple(TRADES[check_choice("agents", name, TRADES)] for name in agents)
     return replace(rules, **changes)
 
 

@@ -12,9 +12,9 @@ from keel.apps.land.arrays import Array
 from keel.apps.land.env import parallel_env
 from keel.apps.land.games import Games
 from keel.apps.land.maps import MapSet, map_seeds
+from keel.apps.land.observations import OWN, PARCEL, look, state_names
 from keel.apps.land.report import gini
 from keel.apps.land.rules import SIZES, Rules, make_rules
-from keel.apps.land.sight import OWN, PARCEL, look, state_names
 from keel.envs.protocol import Autoreset, Obs, Saved, Step
 from keel.keys import AGENT, MASK, STATE
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from keel.training.keeping import Progress
+    from keel.training.persist import Progress
 
 __all__ = ["train_language"]
 

@@ -18,7 +18,7 @@ from keel.functional import (
 )
 
 
-class Lesson(NamedTuple):
+class TokenTargets(NamedTuple):
     """What an update learns from, `[R, L]` each."""
 
     advantage: Tensor
@@ -37,14 +37,14 @@ def token_rewards(score: Tensor, weight: Tensor, penalty: Tensor) -> Tensor:
     return torch.where(counts, -penalty, 0.0) + torch.where(ends, score[:, None], 0.0)
 
 
-def lesson(
+def token_targets(
     config: Language,
     score: Tensor,
     weight: Tensor,
     penalty: Tensor,
     value: Tensor,
     baseline: Tensor | None = None,
-) -> Lesson:
+) -> TokenTargets:
     """Advantages of completions `[R, L]` with scores `[R]`.
 
     `penalty` is what every token costs (β times the KL to the reference), `value` what the critic
@@ -63,7 +63,7 @@ def lesson(
             raw = reward_to_go(reward.T, never.T, gamma=rules.gamma, weight=weight.T).T
             target = nothing
         scaled = normalise(raw, "batch", weight=weight, clamp=rules.clamp).advantage
-        return Lesson(scaled, target, raw)
+        return TokenTargets(scaled, target, raw)
     total = score - torch.where(counts, penalty, 0.0).sum(1)
     keys = torch.arange(len(score), device=score.device) // group
     groups = len(score) // group
@@ -80,4 +80,4 @@ def lesson(
     bound = rules.clamp
     clamped = own if bound is None else own.clamp(-bound, bound)
     spread = torch.where(counts, clamped[:, None], 0.0)
-    return Lesson(spread, nothing, torch.where(counts, own[:, None], 0.0))
+    return TokenTargets(spread, nothing, torch.where(counts, own[:, None], 0.0))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from keel.config import named_values
 from keel.config.checks import check_numbers
 from keel.config.schema import SINKS
-from keel.errors import InputError, choose
+from keel.errors import InputError, check_choice
 
 if TYPE_CHECKING:
     from keel.apps.language.config import Language
@@ -31,9 +31,9 @@ def check(config: Language) -> None:
         if share > 1.0:
             raise InputError(f"{path}: expected a number from 0 to 1, got {share:g}")
     for name in config.sinks:
-        choose("log", name, SINKS)
+        check_choice("log", name, SINKS)
     named_values(config.task_options, "task_options")
-    choose("algo", config.algo, ALGORITHMS)
+    check_choice("algo", config.algo, ALGORITHMS)
     if config.algo in ("grpo", "rloo", "dr_grpo") and config.sample.group < 2:
         raise InputError(
             f"sample.group: {config.algo} compares the completions of a prompt with each other and "

@@ -14,7 +14,7 @@ from keel.errors import InputError
 from keel.runs.config_file import read_config
 from keel.runs.directory import find_run
 from keel.training.checkpoint import check_shapes
-from keel.training.inspect import load_checkpoint
+from keel.training.policy import load_checkpoint
 
 
 def judge_run(

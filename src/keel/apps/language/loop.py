@@ -13,9 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from keel.apps.language.advantages import Lesson, lesson
+from keel.apps.language.advantages import TokenTargets, token_targets
 from keel.apps.language.config import Language
-from keel.apps.language.ledger import Reference, compare_with, reference_metrics, spending
+from keel.apps.language.kl_accounting import (
+    Reference,
+    compare_with,
+    kl_spent_metrics,
+    reference_metrics,
+)
 from keel.apps.language.session import Session
 from keel.apps.language.tasks import Example, prompts
 from keel.functional import explained_variance, kl_reward
@@ -23,7 +28,7 @@ from keel.regions.controllers import Controller, Outcome, ProportionalPenalty
 from keel.regions.measure import chunks
 from keel.regions.stepper import OptimizerState, initial_opt_state
 from keel.regions.token_objective import IMPORTANCE, REFERENCE, REFERENCE_HIDDEN
-from keel.rollout.batch import Learned, Rows
+from keel.rollout.batch import Rows, Targets
 from keel.rollout.tokens import Completions, Sampling
 from keel.types import HyperParams, UpdateReport
 
@@ -65,7 +70,7 @@ class Sampled:
     texts: list[str]
     found: Completions
     score: Tensor
-    lesson: Lesson
+    targets: TokenTargets
     rows: Rows
     before: Tensor
     """parameters `[1, P]` that sampled"""
@@ -154,13 +159,13 @@ def iterate(session: Session, state: State) -> Iteration:
     penalty = torch.zeros_like(weight)
     if reference is not None and config.kl.place in ("reward", "both"):
         penalty = hparams.kl_coef * kl_reward(config.kl.reward, found.log_prob, reference.log_prob)
-    learned: list[Lesson] = []
+    learned: list[TokenTargets] = []
 
-    def targets(now: Tensor) -> Learned:
+    def targets(now: Tensor) -> Targets:
         raw = _values(session, now, rows)
         value = torch.where(weight > 0, raw[..., 0], 0.0)
-        learned.append(lesson(config, score, weight, penalty, value, baseline))
-        return Learned(learned[-1].advantage, learned[-1].target, raw)
+        learned.append(token_targets(config, score, weight, penalty, value, baseline))
+        return Targets(learned[-1].advantage, learned[-1].target, raw)
 
     region, step = session.region(session.objective(None if reference is None else reference.head))
     scored = time.perf_counter()
@@ -194,7 +199,7 @@ def iterate(session: Session, state: State) -> Iteration:
         **_completion_metrics(session, asked, texts, found, score, valid, scores),
         **report.metrics,
         **_advantage_metrics(learned[0], weight, config),
-        **spending(state.spent, report, found, weight),
+        **kl_spent_metrics(state.spent, report, found, weight),
         **(reference_metrics(reference, found, weight) if reference is not None else {}),
         "train/rollbacks": float(state.rollbacks),
         "train/learning_rate": hparams.learning_rate,
@@ -341,7 +346,7 @@ def _informative(score: Tensor, valid: Tensor, group: int) -> float:
     return (high > low).float().mean().item()
 
 
-def _advantage_metrics(found: Lesson, weight: Tensor, config: Language) -> dict[str, float]:
+def _advantage_metrics(found: TokenTargets, weight: Tensor, config: Language) -> dict[str, float]:
     counts = weight > 0
     raw = found.raw[counts]
     told = {

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from keel.errors import InputError, need
+from keel.errors import InputError, import_extra
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -36,7 +36,7 @@ def load_pretrained(place: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBa
     Raises:
         InputError: the folder holds no model, or opening it would run code from it.
     """
-    transformers = need("transformers", "language")
+    transformers = import_extra("transformers", "language")
     check_folder(place)
     local = {"local_files_only": True, "trust_remote_code": False}
     try:

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keel.apps.language.tasks.protocol import Example
-from keel.errors import InputError, KeelError, choose
+from keel.errors import InputError, KeelError, check_choice
 from keel.imports import import_function
 
 RewardFunction = Callable[[Example, str], float]
@@ -182,7 +182,7 @@ def _weights(
     if weights is None:
         return dict.fromkeys(functions, 1.0)
     for name, weight in weights.items():
-        choose("weight of reward", name, functions)
+        check_choice("weight of reward", name, functions)
         if not math.isfinite(weight):
             raise InputError(f"weight of reward {name!r}: expected a finite number, got {weight}")
     missing = [name for name in functions if name not in weights]

@@ -36,7 +36,7 @@ from keel.runs.directory import RunDirectory, find_run, run_name
 from keel.runs.files import replace_file
 from keel.runs.sinks import require_sinks
 from keel.training.checkpoint import Checkpoint, check_shapes, save
-from keel.training.keeping import Progress, Watch, keep
+from keel.training.persist import Progress, Watch, persist
 from keel.training.runner import announced, load_for_resume
 from keel.trust import remember, require_trust
 from keel.types import HyperParams
@@ -162,7 +162,7 @@ def _drive(
         best = max(now.best_return, told[SCORE])
         return now.replace(best_return=best), told
 
-    ended: State = yield from keep(
+    ended: State = yield from persist(
         watched(),
         state,
         directory,

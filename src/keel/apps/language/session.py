@@ -17,18 +17,18 @@ from keel.apps.language.rewards import Overlong, Rewards, load_function
 from keel.apps.language.tasks import Example, Task, held_out, task_named, true_score
 from keel.apps.language.tokenizer import build_tokenizer, encode
 from keel.apps.language.tools import ToolLoop, tool_loop
-from keel.errors import InputError, need
+from keel.errors import InputError, import_extra
 from keel.functional.reduce import Reduction
-from keel.models.abreast import set_threads
 from keel.models.devices import find_device
 from keel.models.language import TokenAgent
+from keel.models.parallel import set_threads
 from keel.regions.certify import Certified
 from keel.regions.proximal import PPO
 from keel.regions.stepper import Step, make_step
 from keel.regions.token_objective import Covariance, TokenObjective
 from keel.resources import cores, expect_memory
 from keel.rollout.tokens import Completions, Sampling, complete
-from keel.training.seeding import Seeds, spread
+from keel.training.seeding import Seeds, derive_seeds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -160,12 +160,14 @@ def open_session(
 
     `task` and `tokenizer` may be of your own making; the tokenizer is that of a model that is made.
     """
-    need("transformers", "language")
-    seeds = spread(config.seed)
+    import_extra("transformers", "language")
+    seeds = derive_seeds(config.seed)
     device = find_device(config.device)
     threads = config.threads or cores()
     set_threads(threads, torch_alone=False)
-    need("scipy.linalg.cython_blas", "language")  # loaded now, so that its threads can be set
+    import_extra(
+        "scipy.linalg.cython_blas", "language"
+    )  # loaded now, so that its threads can be set
     threadpool_limits(1, user_api="blas")  # a decoder's products are small: a second one spins
     task = task_named(config.task, **task_options(config)) if task is None else task
     held_out(task, config.evaluation.prompts)  # whether there are so many, before work begins
@@ -210,7 +212,7 @@ def load_model(
     config: Language, seed: int, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model and its tokenizer: those of a folder, or small ones that are made."""
-    transformers = need("transformers", "language")
+    transformers = import_extra("transformers", "language")
     transformers.utils.logging.disable_progress_bar()
     settings = config.model
     if settings.path:
@@ -219,7 +221,7 @@ def load_model(
         tokenizer = build_tokenizer() if tokenizer is None else tokenizer
         model = make_model(config, len(tokenizer), seed)
     if settings.lora_rank:
-        peft = need("peft", "language")
+        peft = import_extra("peft", "language")
         adapters = peft.LoraConfig(
             r=settings.lora_rank,
             lora_alpha=settings.lora_alpha,
@@ -233,7 +235,7 @@ def load_model(
 
 def make_model(config: Language, vocabulary: int, seed: int) -> PreTrainedModel:
     """A small model from its configuration, with weights that depend on the seed alone."""
-    transformers = need("transformers", "language")
+    transformers = import_extra("transformers", "language")
     settings = config.model
     kinds = {
         "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),

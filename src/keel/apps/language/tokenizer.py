@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from keel.apps.language.tasks.protocol import CHARACTERS, TAGS
-from keel.errors import InputError, need
+from keel.errors import InputError, import_extra
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -37,7 +37,10 @@ def build_tokenizer(
         '<search>a b'
     """
     _check(characters, specials)
-    library, transformers = need("tokenizers", "language"), need("transformers", "language")
+    library, transformers = (
+        import_extra("tokenizers", "language"),
+        import_extra("transformers", "language"),
+    )
     names = [*CONTROLS, *specials, *characters]
     backend = library.Tokenizer(
         library.models.WordLevel({name: i for i, name in enumerate(names)}, unk_token=UNKNOWN)

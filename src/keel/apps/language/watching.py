@@ -22,7 +22,7 @@ def token_table(session: Session, last: Iteration, params: Tensor, path: Path) -
     hparams = last.state.hparams
     agent = session.agent.sampled_by(seen.before)
     measured = measure(agent, params, seen.rows, hparams.temperature)
-    advantage, ratio = seen.lesson.advantage, measured.ratio.ratio
+    advantage, ratio = seen.targets.advantage, measured.ratio.ratio
     over = (advantage > 0) & (ratio > 1.0 + hparams.clip_high)
     under = (advantage < 0) & (ratio < 1.0 - hparams.clip_low)
     clipped = (over | under) & torch.tensor(session.config.region.clip is not None)

@@ -15,10 +15,18 @@ if TYPE_CHECKING:
     from keel.apps.serving.cluster import Cluster, Replica, equal_cluster
     from keel.apps.serving.fidelity import Fidelity, compare
     from keel.apps.serving.judging import Gain, Headroom, gain, headroom, judge
-    from keel.apps.serving.playing import HONEST, ROUTERS, Conditions, Played, foresee, play, replay
     from keel.apps.serving.results import Objective, Report, latencies, summarise
     from keel.apps.serving.scorer import Scorer, load_scorer
-    from keel.apps.serving.settings import SETTINGS, Scene, Setting, draw, held_out, make_setting
+    from keel.apps.serving.settings import SETTINGS, Scenario, Setting, draw, held_out, make_setting
+    from keel.apps.serving.simulate import (
+        HONEST,
+        ROUTERS,
+        Conditions,
+        Trace,
+        clairvoyant,
+        replay,
+        simulate,
+    )
     from keel.apps.serving.synthetic import Synthetic, synthesise
     from keel.apps.serving.tables import FORMS, Tables, closed_form, load_tables
     from keel.apps.serving.workload import Workload, load_workload, make_workload
@@ -28,10 +36,10 @@ _NAMES = {
     "cluster": ("Cluster", "Replica", "equal_cluster"),
     "fidelity": ("Fidelity", "compare"),
     "judging": ("Gain", "Headroom", "gain", "headroom", "judge"),
-    "playing": ("HONEST", "ROUTERS", "Conditions", "Played", "foresee", "play", "replay"),
+    "playing": ("HONEST", "ROUTERS", "Conditions", "Trace", "clairvoyant", "simulate", "replay"),
     "results": ("Objective", "Report", "latencies", "summarise"),
     "scorer": ("Scorer", "load_scorer"),
-    "settings": ("SETTINGS", "Scene", "Setting", "draw", "held_out", "make_setting"),
+    "settings": ("SETTINGS", "Scenario", "Setting", "draw", "held_out", "make_setting"),
     "synthetic": ("Synthetic", "synthesise"),
     "tables": ("FORMS", "Tables", "closed_form", "load_tables"),
     "workload": ("Workload", "load_workload", "make_workload"),
@@ -48,21 +56,21 @@ __all__ = [
     "Gain",
     "Headroom",
     "Objective",
-    "Played",
     "Replica",
     "Report",
-    "Scene",
+    "Scenario",
     "Scorer",
     "Setting",
     "Synthetic",
     "Tables",
+    "Trace",
     "Weights",
     "Workload",
+    "clairvoyant",
     "closed_form",
     "compare",
     "draw",
     "equal_cluster",
-    "foresee",
     "gain",
     "headroom",
     "held_out",
@@ -73,8 +81,8 @@ __all__ = [
     "load_workload",
     "make_setting",
     "make_workload",
-    "play",
     "replay",
+    "simulate",
     "summarise",
     "synthesise",
 ]

@@ -15,7 +15,7 @@ SOURCES = (
     *sorted(HERE.glob("kernels*.py")),
     HERE / "arrays.py",
     HERE / "fields.py",
-    HERE / "sight.py",  # its constants are compiled in
+    HERE / "observations.py",  # its constants are compiled in
     Path(__file__),
 )
 compiled = keeping(SOURCES)

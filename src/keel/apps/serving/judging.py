@@ -11,10 +11,10 @@ from scipy.stats import t as student
 
 from keel.apps.serving.arrays import Weights
 from keel.apps.serving.many import Many
-from keel.apps.serving.playing import HONEST, Played, foresee, play
 from keel.apps.serving.results import Report, summarise
 from keel.apps.serving.scorer import Scorer
-from keel.apps.serving.settings import Scene, Setting, draw
+from keel.apps.serving.settings import Scenario, Setting, draw
+from keel.apps.serving.simulate import HONEST, Trace, clairvoyant, simulate
 from keel.errors import InputError
 
 LEARNED = "policy"
@@ -28,7 +28,7 @@ MEASURES: dict[str, Measure] = {
     "end_to_end": lambda report: report.end_to_end.mean,
     "ttft_p99": lambda report: report.ttft.p99,
 }
-DrawScene = Callable[[Setting, int], Scene]
+DrawScene = Callable[[Setting, int], Scenario]
 """A scene by its seed; clusters, lengths and prefixes no larger than the setting has them."""
 OnProgress = Callable[[float, str], None]
 """Called with how many more traces are done, and by which router."""
@@ -59,10 +59,10 @@ def judge(
     return reports
 
 
-def _play_scene(scene: Scene, name: str, seed: int) -> Played:
+def _play_scene(scene: Scenario, name: str, seed: int) -> Trace:
     if name in CLAIRVOYANTS:
-        return foresee(scene.cluster, scene.workload, scene.conditions, CLAIRVOYANTS[name])
-    return play(scene.cluster, scene.workload, name, scene.conditions, seed)
+        return clairvoyant(scene.cluster, scene.workload, scene.conditions, CLAIRVOYANTS[name])
+    return simulate(scene.cluster, scene.workload, name, scene.conditions, seed)
 
 
 def learned(

@@ -33,7 +33,7 @@ from keel.apps.serving.kernels_batch import (
     push_back,
 )
 from keel.apps.serving.kernels_cache import forget_prefixes, keep_prefix
-from keel.apps.serving.sight import PACE_DOWN, PACE_UP
+from keel.apps.serving.observations import PACE_DOWN, PACE_UP
 
 GRAIN, MOST_KV = 64, 4096
 SHARED_KEYS = 1.1

@@ -25,7 +25,7 @@ from keel.apps.serving.kernels_route import (
     observe,
     strike,
 )
-from keel.apps.serving.sight import UNKNOWN_PACE
+from keel.apps.serving.observations import UNKNOWN_PACE
 
 
 @inner
@@ -78,7 +78,7 @@ def telemetry_of(c, many):
 
 @outer
 def see(now, prompt, view, replicas, request, mask):
-    """The numbers of `keel.apps.serving.sight`."""
+    """The numbers of `keel.apps.serving.observations`."""
     count = len(view.ints[f.V_UP])
     paces, known, total, living = 0.0, 0, 0.0, 0
     for r in range(count):

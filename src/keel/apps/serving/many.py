@@ -23,11 +23,11 @@ from keel.apps.serving.arrays import (
     blank_view,
     idle_replicas,
 )
-from keel.apps.serving.playing import Played, telemetry_of
-from keel.apps.serving.settings import PREFIX_BLOCK, Scene, Setting, draw
-from keel.apps.serving.sight import REPLICA, REQUEST
+from keel.apps.serving.observations import REPLICA, REQUEST
+from keel.apps.serving.settings import PREFIX_BLOCK, Scenario, Setting, draw
+from keel.apps.serving.simulate import Trace, telemetry_of
 from keel.apps.serving.windows import most_prefixes
-from keel.models.abreast import abreast
+from keel.models.parallel import parallel_map
 
 ABREAST = 16
 """Clusters from which on a second thread pays."""
@@ -74,7 +74,7 @@ class Many:
             np.ones((count, setting.replicas), bool),
         )
 
-    def begin(self, cluster: int, scene: Scene, seed: int) -> None:
+    def begin(self, cluster: int, scene: Scenario, seed: int) -> None:
         """A new trace through a new cluster."""
         c, workload = cluster, scene.workload
         _, plan = scene.cluster.arrays()
@@ -103,7 +103,7 @@ class Many:
         """Up to the arrival of the request at hand; `seen` tells what there is to see."""
         from keel.apps.serving.kernels_many import look_many
 
-        self._abreast(lambda part: look_many(part, *self._everything()), clusters)
+        self._in_parallel(lambda part: look_many(part, *self._everything()), clusters)
 
     def step(self, action: Ints) -> Floats:
         """Send the requests at hand, and look at the next ones.
@@ -114,7 +114,7 @@ class Many:
         from keel.apps.serving.kernels_many import step_many
 
         cost, everything = np.zeros(self.count), self._everything()
-        self._abreast(
+        self._in_parallel(
             lambda part: step_many(part, action, self.weights, cost, *everything), self.all
         )
         return cost
@@ -137,10 +137,10 @@ class Many:
                 self.replicas, self.spare, weight,
             )  # fmt: skip
 
-        self._abreast(run, self.all)
+        self._in_parallel(run, self.all)
         return weight
 
-    def played(self, cluster: int, router: str) -> Played:
+    def played(self, cluster: int, router: str) -> Trace:
         """A trace that has ended."""
         own = {
             name: (x if name == "prefix_block" else x[cluster])
@@ -150,7 +150,7 @@ class Many:
         replicas = {name: x[cluster][:size] for name, x in found._asdict().items()}
         replicas["ints"] = found.ints[cluster][:, :size]
         replicas["times"] = found.times[cluster][:, :size]
-        return Played(router, Requests(**own), Replicas(**replicas))
+        return Trace(router, Requests(**own), Replicas(**replicas))
 
     def save(self) -> dict[str, np.ndarray]:
         """Everything that goes on."""
@@ -179,9 +179,9 @@ class Many:
         }  # fmt: skip
         return found | plain
 
-    def _abreast(self, run: Callable[[Ints], None], clusters: Ints) -> None:
+    def _in_parallel(self, run: Callable[[Ints], None], clusters: Ints) -> None:
         workers = torch.get_num_threads() if len(clusters) >= ABREAST else 1
-        abreast(run, np.array_split(clusters, workers), workers)
+        parallel_map(run, np.array_split(clusters, workers), workers)
 
 
 def _room(setting: Setting) -> int:

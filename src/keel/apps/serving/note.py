@@ -15,7 +15,7 @@ import numpy as np
 
 from keel.apps.serving import fields as f
 from keel.apps.serving.arrays import Floats, Ints, Replicas, Requests
-from keel.errors import InputError, choose
+from keel.errors import InputError, check_choice
 
 Mode = Literal["hybrid", "instant", "delta"]
 MODES = ("hybrid", "instant", "delta")
@@ -60,7 +60,7 @@ class NoteReward:
     changes since the last decision"""
 
     def __post_init__(self) -> None:
-        choose("mode", self.mode, MODES)
+        check_choice("mode", self.mode, MODES)
         if self.unpaid < 0:
             raise InputError(f"unpaid: expected a number of decisions, or 0, got {self.unpaid}")
 

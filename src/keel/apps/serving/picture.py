@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from keel.apps.serving import fields as f
-from keel.apps.serving.playing import Played
 from keel.apps.serving.results import last_moment, latencies
+from keel.apps.serving.simulate import Trace
 from keel.look import BLUE, GREEN, GREY, INK, ORANGE, new_figure, tidy
 from keel.runs.drawing import write_png
 
@@ -17,7 +17,7 @@ COLOURS = (BLUE, ORANGE, GREEN, INK, GREY)
 STYLES = ("-", "--", ":")
 
 
-def write_timeline(played: Played, path: Path) -> None:
+def write_timeline(played: Trace, path: Path) -> None:
     """Requests that wait and that run at every replica, over time."""
     requests, count = played.requests, played.replicas.ints.shape[1]
     figure = new_figure(9.6, 1.3 + 1.15 * count)
@@ -47,7 +47,7 @@ def write_timeline(played: Played, path: Path) -> None:
     write_png(figure, path)
 
 
-def write_latencies(many: Sequence[Played], path: Path) -> None:
+def write_latencies(many: Sequence[Trace], path: Path) -> None:
     """The share of requests that had their first token, and their last, within a time."""
     figure = new_figure(9.6, 3.8)
     panels = figure.subplots(1, 2)

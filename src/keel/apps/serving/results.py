@@ -10,7 +10,7 @@ import numpy as np
 
 from keel.apps.serving import fields as f
 from keel.apps.serving.arrays import Floats
-from keel.apps.serving.playing import Played
+from keel.apps.serving.simulate import Trace
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Report:
         return asdict(self)
 
 
-def summarise(played: Played, objective: Objective | None = None) -> Report:
+def summarise(played: Trace, objective: Objective | None = None) -> Report:
     """Everything at a glance."""
     objective = objective or Objective()
     requests, replicas = played.requests, played.replicas
@@ -108,14 +108,14 @@ def summarise(played: Played, objective: Objective | None = None) -> Report:
     )
 
 
-def last_moment(played: Played) -> float:
+def last_moment(played: Trace) -> float:
     """Return when the last request was finished or, where none was, when the last one arrived."""
     finished = played.requests.times[f.Q_FINISHED]
     finished = finished[np.isfinite(finished)]
     return float(finished.max() if finished.size else played.requests.times[f.Q_ARRIVAL].max())
 
 
-def latencies(played: Played) -> tuple[Floats, Floats, Floats]:
+def latencies(played: Trace) -> tuple[Floats, Floats, Floats]:
     """To the first token, per token after it (NaN if there is but one), and to the end; `[N]`."""
     requests = played.requests
     ttft = requests.times[f.Q_FIRST_TOKEN] - requests.times[f.Q_ARRIVAL]

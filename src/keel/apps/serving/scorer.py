@@ -1,6 +1,6 @@
 """A trained router on its own: numbers of replicas in, scores out, in tens of microseconds.
 
-The network of `keel.models.items` scores every replica by itself: it does not care how many there
+The network of `keel.models.pointer` scores every replica by itself: it does not care how many there
 are. Here it is three matrix products of numpy, for evaluation and for live routing; a test holds it
 to the agent's own logits.
 """
@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from keel.apps.serving.sight import REPLICA, REQUEST
+from keel.apps.serving.observations import REPLICA, REQUEST
 from keel.errors import InputError
-from keel.training.inspect import Policy
+from keel.training.policy import Policy
 
 Weights = NDArray[np.float32]
 NAMES = {
@@ -87,6 +87,6 @@ def make_scorer(tree: Mapping[str, Weights], activation: str) -> Scorer:
 
 def load_scorer(run: Path, checkpoint: str | int | None = None) -> Scorer:
     """Of a run's folder."""
-    from keel.training.inspect import open_policy
+    from keel.training.policy import open_policy
 
     return scorer_of(open_policy(run, checkpoint))

@@ -8,12 +8,12 @@ from typing import Any, Literal
 import numpy as np
 
 from keel.apps.serving.cluster import Cluster, Replica
-from keel.apps.serving.playing import Conditions
+from keel.apps.serving.simulate import Conditions
 from keel.apps.serving.synthetic import Synthetic, synthesise
 from keel.apps.serving.tables import FORMS, closed_form
 from keel.apps.serving.windows import served_well, window
 from keel.apps.serving.workload import Workload
-from keel.errors import InputError, choose
+from keel.errors import InputError, check_choice
 
 Span = tuple[float, float]
 """Between these, by chance."""
@@ -70,8 +70,8 @@ class Setting:
     """heuristics are told how fast replicas are"""
 
     def __post_init__(self) -> None:
-        choose("model", self.model, FORMS)
-        choose("lengths", self.lengths, (*UNIT_RATE, "any"))
+        check_choice("model", self.model, FORMS)
+        check_choice("lengths", self.lengths, (*UNIT_RATE, "any"))
         if self.replicas < 1 or self.requests < 2:
             raise InputError("setting: expected at least one replica and two requests")
         if self.fewest is not None and not 1 <= self.fewest <= self.replicas:
@@ -109,15 +109,15 @@ at once. `router`: what a router is trained on, from nothing of that to all of i
 
 def make_setting(name: str, **changes: Any) -> Setting:
     """A named one, with changes."""
-    setting = SETTINGS[choose("setting", name, SETTINGS)]
+    setting = SETTINGS[check_choice("setting", name, SETTINGS)]
     known = {field.name for field in fields(Setting)}
     for key in changes:
-        choose("setting", key, known)
+        check_choice("setting", key, known)
     return replace(setting, **changes)
 
 
 @dataclass(frozen=True)
-class Scene:
+class Scenario:
     """One cluster, one trace, and what is known of them."""
 
     cluster: Cluster
@@ -125,7 +125,7 @@ class Scene:
     conditions: Conditions
 
 
-def draw(setting: Setting, seed: int) -> Scene:
+def draw(setting: Setting, seed: int) -> Scenario:
     """By chance; the same for the same seed."""
     rng = np.random.default_rng([seed, 3])
     tables = _tables(setting.model)
@@ -157,7 +157,7 @@ def draw(setting: Setting, seed: int) -> Scene:
         known_speeds=setting.known_speeds,
         failures=_failures(setting.failing, count, float(workload.arrival[-1]), rng),
     )
-    return Scene(Cluster(replicas), workload, conditions)
+    return Scenario(Cluster(replicas), workload, conditions)
 
 
 def _drawn(

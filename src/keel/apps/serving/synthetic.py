@@ -8,7 +8,7 @@ import numpy as np
 
 from keel.apps.serving.arrays import Floats, Ints
 from keel.apps.serving.workload import Workload, make_workload
-from keel.errors import InputError, choose
+from keel.errors import InputError, check_choice
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Synthetic:
     prefix_block: int = 64
 
     def __post_init__(self) -> None:
-        choose("lengths", self.lengths, LENGTHS)
+        check_choice("lengths", self.lengths, LENGTHS)
         if self.count < 1 or not 0.0 < self.rate < np.inf or not 0.0 <= self.sessions < 1.0:
             raise InputError("synthetic: expected count ≥ 1, rate > 0 and 0 ≤ sessions < 1")
         if self.burst < 0.0 or not self.wander > 0.0 or self.shared < 0 or self.prefix_block < 1:

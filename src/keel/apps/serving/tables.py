@@ -14,7 +14,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from keel.errors import InputError, choose
+from keel.errors import InputError, check_choice
 
 GRAIN = 64
 """Tokens of KV cache between two entries."""
@@ -141,7 +141,7 @@ an H100's links carry half again as many. Memory: nine tenths of the device less
 
 def closed_form(name: str) -> Tables:
     """Tables of a model and device that have a closed form."""
-    form = FORMS[choose("model", name, FORMS)]
+    form = FORMS[check_choice("model", name, FORMS)]
     m0, m1, c0, c1, p = form.linear
     tokens = np.arange(MOST_TOKENS + 1, dtype=np.float64)
     linear = ((m0 + m1 * tokens) ** p + (c0 + c1 * tokens) ** p) ** (1.0 / p)

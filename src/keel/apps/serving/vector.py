@@ -23,11 +23,11 @@ from keel.apps.serving.note import (
     measured,
     score,
 )
+from keel.apps.serving.observations import REPLICA, REQUEST
 from keel.apps.serving.results import summarise
 from keel.apps.serving.settings import Setting, draw, held_out, make_setting, training_seed
-from keel.apps.serving.sight import REPLICA, REQUEST
 from keel.envs.protocol import Autoreset, Obs, Saved, Step
-from keel.errors import InputError, choose
+from keel.errors import InputError, check_choice
 from keel.keys import MASK
 
 Reward = Literal["latency", "counterfactual", "note-004"]
@@ -64,8 +64,8 @@ class ServingEnvs:
         refresh: float = 0.0,
         weights: Weights = Weights(),  # noqa: B008
     ) -> None:
-        self.reward_kind = choose("reward", reward, REWARDS)
-        self.scenes = choose("scenes", scenes, ("train", "held-out"))
+        self.reward_kind = check_choice("reward", reward, REWARDS)
+        self.scenes = check_choice("scenes", scenes, ("train", "held-out"))
         if setting.disturbed and reward != "counterfactual":
             raise InputError(
                 "disturbed: only reward=counterfactual tells what a choice is worth that somebody "
@@ -254,7 +254,7 @@ def vector_env(
     parameters are those `before` or `after` the note. The weights are those of a second until the
     end, another until the first token, and of a lost request."""
     weights = make_weights(weight_end, weight_first, weight_lost)
-    rules = VERSIONS[choose("note", note, VERSIONS)]
+    rules = VERSIONS[check_choice("note", note, VERSIONS)]
     names = {field.name for field in fields(NoteReward)}
     own = {name: changes.pop(name) for name in list(changes) if name in names}
     return ServingEnvs(

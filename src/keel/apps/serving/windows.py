@@ -9,8 +9,8 @@ import numpy as np
 
 from keel.apps.serving import fields as f
 from keel.apps.serving.cluster import equal_cluster
-from keel.apps.serving.playing import play
 from keel.apps.serving.results import last_moment
+from keel.apps.serving.simulate import simulate
 from keel.apps.serving.tables import closed_form
 from keel.apps.serving.workload import Workload, load_workload, make_workload
 from keel.errors import InputError
@@ -57,7 +57,7 @@ def served_well(path: str, model: str) -> float:
     some = trace(path)
     prompt, output = some.prompt[:SAMPLE], some.output[:SAMPLE]
     at_once = make_workload(np.zeros(len(prompt)), prompt, output)
-    played = play(equal_cluster(closed_form(model), 1), at_once, "round-robin")
+    played = simulate(equal_cluster(closed_form(model), 1), at_once, "round-robin")
     if (played.requests.ints[f.Q_LOST] != 0).all():
         raise InputError(f"{path}: a replica of {model} has memory for none of its requests")
     return WELL * len(at_once) / last_moment(played)

@@ -20,9 +20,9 @@ from keel.apps.land.baselines import (
 )
 from keel.apps.land.games import Games
 from keel.apps.land.maps import held_out
+from keel.apps.land.observations import worth
 from keel.apps.land.report import play
 from keel.apps.land.rules import FULL, SMALL, make_rules
-from keel.apps.land.sight import worth
 from keel.errors import InputError
 
 RNG = np.random.default_rng(0)

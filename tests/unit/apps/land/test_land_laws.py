@@ -14,9 +14,9 @@ from land_toys import Event, audit
 from keel.apps.land.arrays import World
 from keel.apps.land.baselines import play_out, random_legal, wait
 from keel.apps.land.games import Games
+from keel.apps.land.observations import look, worth
 from keel.apps.land.report import net_present_value
 from keel.apps.land.rules import FULL, SMALL, TRADES, Rules
-from keel.apps.land.sight import look, worth
 from keel.errors import InputError
 
 SEEDS = st.integers(0, 2**40)

@@ -8,8 +8,8 @@ from land_toys import build, flat, wishes
 
 from keel.apps.land.baselines import greedy_roi, random_legal
 from keel.apps.land.games import Games
+from keel.apps.land.observations import OWN, PARCEL, PRIVATE, Sight, look, state_names, worth
 from keel.apps.land.rules import FULL, SMALL, Rules, make_rules, note_000
-from keel.apps.land.sight import OWN, PARCEL, PRIVATE, Sight, look, state_names, worth
 
 S, M, L = range(3)
 

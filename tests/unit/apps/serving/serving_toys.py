@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from keel.apps.serving.sight import follow
+from keel.apps.serving.observations import follow
 from keel.apps.serving.tables import Tables, make_tables
 from keel.apps.serving.workload import Workload
 

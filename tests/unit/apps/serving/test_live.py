@@ -35,8 +35,8 @@ from keel.apps.serving.live.backends import (
 )
 from keel.apps.serving.live.choosing import Chooser, Guards, burdens, reference_odds, see
 from keel.apps.serving.live.prompts import Prefixes, Prompt, read_prompt
-from keel.apps.serving.playing import ROUTERS
-from keel.apps.serving.sight import REPLICA, REQUEST
+from keel.apps.serving.observations import REPLICA, REQUEST
+from keel.apps.serving.simulate import ROUTERS
 from keel.cli import main
 from keel.cli.route import Route
 from keel.errors import InputError
@@ -607,7 +607,7 @@ def test_a_run_on_something_else_is_told(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = SimpleNamespace(path="runs/x", config=SimpleNamespace(env="CartPole-v1"))
-    monkeypatch.setattr("keel.training.inspect.open_policy", lambda run, checkpoint: other)
+    monkeypatch.setattr("keel.training.policy.open_policy", lambda run, checkpoint: other)
     told = complaint(capsys, "--backends", A, "--policy", "runs/x")
     assert "runs/x: was trained on CartPole-v1, not on serving" in told
 

@@ -18,9 +18,9 @@ from keel.apps.serving import fields as f
 from keel.apps.serving.cluster import Cluster, Replica, equal_cluster
 from keel.apps.serving.kernels_draw import conversations, wandering
 from keel.apps.serving.kernels_route import VIDUR, scattered, score, speed_of
-from keel.apps.serving.playing import HONEST, ROUTERS, Conditions, foresee, play, replay
 from keel.apps.serving.results import Objective, latencies, summarise
 from keel.apps.serving.settings import draw, held_out, make_setting
+from keel.apps.serving.simulate import HONEST, ROUTERS, Conditions, clairvoyant, replay, simulate
 from keel.apps.serving.synthetic import Synthetic, synthesise
 from keel.apps.serving.tables import FORMS, closed_form, load_tables
 from keel.apps.serving.workload import load_workload, make_workload
@@ -33,12 +33,12 @@ def trace():
 
 
 def mean_latency(cluster, workload, router, conditions=None) -> float:
-    return summarise(play(cluster, workload, router, conditions)).end_to_end.mean
+    return summarise(simulate(cluster, workload, router, conditions)).end_to_end.mean
 
 
 def test_round_robin_takes_turns() -> None:
     workload = make_workload(np.arange(8) * 0.01, [10] * 8, [2] * 8)
-    found = play(equal_cluster(toy_tables(), 4), workload, "round-robin")
+    found = simulate(equal_cluster(toy_tables(), 4), workload, "round-robin")
     assert found.requests.ints[f.Q_REPLICA].tolist() == [0, 1, 2, 3] * 2
 
 
@@ -46,19 +46,19 @@ def test_least_outstanding_breaks_ties_by_chance_and_vidurs_does_not() -> None:
     """Requests that are over before the next one comes: all replicas are always idle."""
     workload = make_workload(np.arange(400) * 10.0, [10] * 400, [2] * 400)
     cluster = equal_cluster(toy_tables(), 4)
-    fair = summarise(play(cluster, workload, "least-outstanding"))
+    fair = summarise(simulate(cluster, workload, "least-outstanding"))
     assert max(fair.shares) < 0.35
     assert min(fair.shares) > 0.15
-    assert summarise(play(cluster, workload, "vidur-lor")).shares == (1.0, 0.0, 0.0, 0.0)
+    assert summarise(simulate(cluster, workload, "vidur-lor")).shares == (1.0, 0.0, 0.0, 0.0)
 
 
 def test_vidurs_counts_waiting_requests_only() -> None:
     """Everything is admitted at once, so nothing ever waits: all go to the first replica."""
     workload = make_workload(np.arange(20) * 0.001, [40] * 20, [50] * 20)
     cluster = equal_cluster(toy_tables(), 4)
-    broken = summarise(play(cluster, workload, "vidur-lor")).shares
+    broken = summarise(simulate(cluster, workload, "vidur-lor")).shares
     assert broken[0] > 0.5
-    assert max(summarise(play(cluster, workload, "least-outstanding")).shares) < 0.35
+    assert max(summarise(simulate(cluster, workload, "least-outstanding")).shares) < 0.35
 
 
 def test_tokens_to_read_count_prompts_that_are_being_read() -> None:
@@ -67,7 +67,7 @@ def test_tokens_to_read_count_prompts_that_are_being_read() -> None:
     workload = make_workload([0.0, 1e-4, 2e-4], [2_000, 40, 40], [40, 40, 40])
     cluster = equal_cluster(toy_tables(), 2)
     for seed in range(8):
-        where = play(cluster, workload, "token-work", seed=seed).requests.ints[f.Q_REPLICA]
+        where = simulate(cluster, workload, "token-work", seed=seed).requests.ints[f.Q_REPLICA]
         assert (where[1:] != where[0]).all()
 
 
@@ -76,9 +76,9 @@ def test_a_crowded_replica_tells_a_slower_pace() -> None:
     writes, and the pace of a request that was alone at first rises."""
     arrival = [0.0, *(0.02 + 0.004 * np.arange(200))]
     cluster = equal_cluster(closed_form("llama-2-7b-a100"), 1)
-    alone = play(cluster, make_workload([0.0], [100], [300]), "random").replicas
+    alone = simulate(cluster, make_workload([0.0], [100], [300]), "random").replicas
     crowd = make_workload(arrival, [100] + [900] * 200, [300] + [2] * 200)
-    crowded = play(cluster, crowd, "random").replicas
+    crowded = simulate(cluster, crowd, "random").replicas
     assert crowded.times[f.R_PACE, 0] > 2.0 * alone.times[f.R_PACE, 0]
 
 
@@ -131,8 +131,8 @@ def test_lost_reports_are_older(trace) -> None:
 
 def test_the_same_seed_is_the_same_trace(trace) -> None:
     cluster, old = equal_cluster(toy_tables(), 3), Conditions(interval=0.3, dropped=0.2)
-    one, other = (play(cluster, trace, "power-of-two", old, seed=5) for _ in range(2))
-    third = play(cluster, trace, "power-of-two", old, seed=6)
+    one, other = (simulate(cluster, trace, "power-of-two", old, seed=5) for _ in range(2))
+    third = simulate(cluster, trace, "power-of-two", old, seed=6)
     np.testing.assert_array_equal(one.requests.times, other.requests.times)
     assert (one.requests.ints[f.Q_REPLICA] != third.requests.ints[f.Q_REPLICA]).any()
 
@@ -140,7 +140,7 @@ def test_the_same_seed_is_the_same_trace(trace) -> None:
 def test_one_who_knows_the_future_is_better_than_all(trace) -> None:
     cluster = Cluster(tuple(Replica(toy_tables(), speed=s) for s in (2.0, 1.0, 0.5)))
     best = min(mean_latency(cluster, trace, name) for name in HONEST)
-    assert summarise(foresee(cluster, trace)).end_to_end.mean < best
+    assert summarise(clairvoyant(cluster, trace)).end_to_end.mean < best
 
 
 def plain(kernel: Any) -> Callable[..., float]:
@@ -218,7 +218,7 @@ def test_the_least_recently_used_blocks_go_first(seed: int, count: int, often: f
 def test_sticky_finds_what_is_cached() -> None:
     workload = synthesise(Synthetic(count=300, rate=5.0, sessions=0.8, shared=4), 1)
     cluster = Cluster(tuple(Replica(toy_tables(), cache=2_000) for _ in range(4)))
-    hits = {name: summarise(play(cluster, workload, name)).cache_hits for name in ROUTERS}
+    hits = {name: summarise(simulate(cluster, workload, name)).cache_hits for name in ROUTERS}
     assert hits["sticky"] > 1.3 * hits["round-robin"]
     assert hits["cache-work"] > 1.2 * hits["round-robin"]
 
@@ -230,7 +230,7 @@ def test_a_replica_that_dies_loses_what_it_has_and_gets_nothing_until_it_is_back
     workload = make_workload(np.arange(100) * 0.05, [200] * 100, [100] * 100)
     failures = ((1.0, 0, False), (3.0, 0, True))
     cluster = equal_cluster(toy_tables(), 2)
-    found = play(cluster, workload, "least-outstanding", Conditions(failures=failures)).requests
+    found = simulate(cluster, workload, "least-outstanding", Conditions(failures=failures)).requests
     at_first = found.ints[f.Q_REPLICA] == 0
     arrival = found.times[f.Q_ARRIVAL]
     down = (arrival > 1.0) & (arrival < 3.0)
@@ -246,15 +246,17 @@ def test_a_replica_that_dies_as_a_request_comes_does_not_get_it() -> None:
     cluster = equal_cluster(toy_tables(), 2)
     for at, replica in ((0.5, 1), (1.0, 1), (1.5, 0)):
         conditions = Conditions(failures=((at, 0, False),))
-        found = play(cluster, workload, "vidur-lor", conditions).requests
+        found = simulate(cluster, workload, "vidur-lor", conditions).requests
         assert found.ints[f.Q_REPLICA, 1] == replica
 
 
 def test_queues_have_an_end_and_so_has_patience() -> None:
     workload = make_workload(np.zeros(30), [500] * 30, [20] * 30)
-    short = summarise(play(Cluster((Replica(toy_tables()),), queue=5), workload, "random"))
+    short = summarise(simulate(Cluster((Replica(toy_tables()),), queue=5), workload, "random"))
     assert short.turned_away > 0
-    tired = summarise(play(Cluster((Replica(toy_tables()),), patience=0.02), workload, "random"))
+    tired = summarise(
+        simulate(Cluster((Replica(toy_tables()),), patience=0.02), workload, "random")
+    )
     assert tired.gave_up > 0
     assert tired.dropped == tired.gave_up
     assert tired.slo <= 1.0 - tired.dropped / 30 + 1e-9

@@ -18,11 +18,11 @@ from keel.apps.serving.gym import ServingVectorEnv
 from keel.apps.serving.judging import gain, headroom, judge
 from keel.apps.serving.many import Many
 from keel.apps.serving.note import AFTER, BEFORE, cold_values, fresh_memory, score
-from keel.apps.serving.playing import play, replay
+from keel.apps.serving.observations import REPLICA
 from keel.apps.serving.results import Report, summarise
 from keel.apps.serving.scorer import make_scorer
 from keel.apps.serving.settings import draw, held_out, make_setting
-from keel.apps.serving.sight import REPLICA
+from keel.apps.serving.simulate import replay, simulate
 from keel.apps.serving.tables import closed_form
 from keel.apps.serving.vector import LATENCY_SCALE, vector_env
 from keel.cli import main
@@ -298,7 +298,8 @@ def test_a_replica_that_is_down_cannot_be_chosen() -> None:
 def test_a_heuristic_can_be_shown(tmp_path: Path) -> None:
     """Recorded, imitated, and the KL from it measured, by what the core has for demonstrations."""
     demos = str(tmp_path / "demos")
-    assert main(["demos", "record", "serving", "--policy", "keel.apps.serving.sight:local_count",
+    heuristic = "keel.apps.serving.observations:local_count"
+    assert main(["demos", "record", "serving", "--policy", heuristic,
                  "--episodes", "2", "--out", demos]) == 0  # fmt: skip
     assert main(["train", "serving", "--runs", str(tmp_path), "--name", "r", "--quiet",
                  "--total-steps", "256", "--rollout-steps", "16", "--envs.num", "8",
@@ -401,7 +402,7 @@ def test_replaying_by_the_command_line(tmp_path: Path, capsys: pytest.CaptureFix
         num_blocks=tables.blocks,
     )
     scene = draw(make_setting("equal", requests=50), 0)
-    played = play(equal_cluster(tables, 4), scene.workload, "round-robin").requests
+    played = simulate(equal_cluster(tables, 4), scene.workload, "round-robin").requests
     rows = [
         f"{played.times[f.Q_ARRIVAL, i]!r},{scene.workload.prompt[i]},{scene.workload.output[i]},"
         f"{i % 4},{played.times[f.Q_FIRST_TOKEN, i] - played.times[f.Q_ARRIVAL, i]!r},"
@@ -429,7 +430,7 @@ def test_a_setting_that_cannot_be_is_refused(changes, message: str) -> None:
 
 def test_reports_are_plain_data() -> None:
     scene = draw(make_setting("equal", requests=30), 1)
-    report = summarise(play(scene.cluster, scene.workload, "random"))
+    report = summarise(simulate(scene.cluster, scene.workload, "random"))
     json.dumps(report.to_dict(), allow_nan=False)
 
 

@@ -15,9 +15,9 @@ from keel.apps.serving import fields as f
 from keel.apps.serving.cluster import Cluster, Replica
 from keel.apps.serving.kernels_many import see
 from keel.apps.serving.many import Many
-from keel.apps.serving.playing import Conditions, replay
-from keel.apps.serving.settings import Scene, draw, make_setting
-from keel.apps.serving.sight import REPLICA
+from keel.apps.serving.observations import REPLICA
+from keel.apps.serving.settings import Scenario, draw, make_setting
+from keel.apps.serving.simulate import Conditions, replay
 from keel.apps.serving.workload import Workload, make_workload
 
 TABLES = toy_tables()
@@ -197,7 +197,7 @@ def scene_of(
         [0, 1, 2] * count, 64,
     )  # fmt: skip
     conditions = Conditions(interval=interval, dropped=dropped)
-    many.begin(0, Scene(draw(setting, 0).cluster, workload, conditions), seed=3)
+    many.begin(0, Scenario(draw(setting, 0).cluster, workload, conditions), seed=3)
     many.look(many.all)
     return many
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from keel.apps.language.config import Language, from_dict
 from keel.config import read
-from keel.errors import choose
+from keel.errors import check_choice
 
 FOLDER = Path(__file__).parent
 
@@ -18,7 +18,7 @@ def names() -> list[str]:
 
 def path_of(name: str) -> Path:
     """Return the file of a preset."""
-    return FOLDER / f"{choose('preset', name, names())}.yaml"
+    return FOLDER / f"{check_choice('preset', name, names())}.yaml"
 
 
 def preset(name: str) -> Language:

@@ -29,7 +29,7 @@ from keel.apps.language.tasks.streams import (
     segments,
     warmup_data,
 )
-from keel.errors import choose
+from keel.errors import check_choice
 
 __all__ = [
     "CHARACTERS",
@@ -61,8 +61,8 @@ def task_named(name: str, /, **options: Any) -> Task:
         >>> task_named("lookup", hops=2).max_new_tokens
         27
     """
-    make = TASKS[choose("task", name, TASKS)]
+    make = TASKS[check_choice("task", name, TASKS)]
     known = [field.name for field in dataclasses.fields(make)]  # type: ignore[arg-type]
     for option in options:
-        choose(f"option of task {name}", option, known)
+        check_choice(f"option of task {name}", option, known)
     return make(**options)

@@ -16,7 +16,7 @@ import numpy as np
 
 from keel.apps.language.tasks.draws import check_lengths, draw_text
 from keel.apps.language.tasks.protocol import MARKER, Example, after_marker
-from keel.errors import choose
+from keel.errors import check_choice
 
 Chain = Literal["short", "long"]
 CHAINS = ("short", "long")
@@ -34,7 +34,7 @@ class Parity:
 
     def __post_init__(self) -> None:
         check_lengths(self.name, self.shortest, self.longest, 64)
-        choose(f"{self.name}.chain", self.chain, CHAINS)
+        check_choice(f"{self.name}.chain", self.chain, CHAINS)
 
     @property
     def max_new_tokens(self) -> int:

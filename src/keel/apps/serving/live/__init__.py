@@ -11,6 +11,6 @@
 
 from __future__ import annotations
 
-from keel.errors import need
+from keel.errors import import_extra
 
-need("aiohttp", "serving")
+import_extra("aiohttp", "serving")

@@ -1,6 +1,6 @@
 """Which backend gets a request: the policy's choice, and guards that hold it to a heuristic.
 
-The policy sees the numbers it was trained on (`keel.apps.serving.sight`), here in numpy. Its
+The policy sees the numbers it was trained on (`keel.apps.serving.observations`), here in numpy. Its
 distribution over backends, and that of the reference, are added up over a window of decisions; the
 KL between the two sums says how far the policy has moved traffic away from where the reference
 would have it. (Decision by decision the KL of a policy that knows what it wants would be large even
@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from keel.apps.serving import fields as f
 from keel.apps.serving.arrays import Floats, View, blank_view
-from keel.apps.serving.playing import HONEST
-from keel.apps.serving.sight import REPLICA, REQUEST, UNKNOWN_PACE
-from keel.errors import InputError, choose
+from keel.apps.serving.observations import REPLICA, REQUEST, UNKNOWN_PACE
+from keel.apps.serving.simulate import HONEST
+from keel.errors import InputError, check_choice
 
 log = logging.getLogger("keel.route")
 
@@ -48,7 +48,7 @@ WHY = {
 
 
 def see(view: View, prompt: int, now: float) -> tuple[Numbers, Numbers]:
-    """The numbers of `keel.apps.serving.sight`, as `kernels_many.see` makes them for training."""
+    """Make the numbers of `observations.py` as `kernels_many.see` does for training."""
     ints, times = view.ints, view.times
     outstanding = ints[f.V_WAITING] + ints[f.V_RUNNING] + ints[f.V_SENT]
     up, known = ints[f.V_UP] == 1, times[f.V_PACE] > 0.0
@@ -181,7 +181,7 @@ class Chooser:
     clock: Callable[[], float] = time.perf_counter
 
     def __post_init__(self) -> None:
-        choose("--reference", self.reference, HONEST)
+        check_choice("--reference", self.reference, HONEST)
         width, length = self.count, self.guards.window
         self.wanted, self.expected, self.taken = (Window(length, width) for _ in range(3))
         self.episodes: Counter[str] = Counter()

@@ -15,9 +15,9 @@ import numpy as np
 
 from keel.config import options
 from keel.envs import Envs, Obs, Step, make_envs
-from keel.errors import InputError, KeelError, need
+from keel.errors import InputError, KeelError, import_extra
 from keel.training.evaluate import Score
-from keel.training.inspect import Policy, check_seed, check_spaces, check_trusted, run_episodes
+from keel.training.policy import Policy, check_seed, check_spaces, check_trusted, run_episodes
 
 VIDEOS = (".gif", ".mp4")
 MAX_FRAMES, MAX_SIDE = 1500, 320
@@ -39,15 +39,15 @@ def check_video_path(path: Path) -> None:
 def _check_encoder() -> None:
     """Raise unless the packages of the extra `video`, and the program they call, are there."""
     try:
-        need("imageio", "video")
-        need("imageio_ffmpeg", "video").get_ffmpeg_exe()
+        import_extra("imageio", "video")
+        import_extra("imageio_ffmpeg", "video").get_ffmpeg_exe()
     except (InputError, RuntimeError) as error:
         raise InputError(
             f"--video: .mp4 cannot be written: {_first_line(error)}; .gif needs nothing more"
         ) from error
 
 
-def film(
+def record_video(
     policy: Policy,
     path: Path,
     *,

@@ -1,4 +1,4 @@
-"""Pieces of a pass abreast: threads that compute alone, each on rows of its own.
+"""Pieces of a pass in parallel: threads that compute alone, each on rows of its own.
 
 An operation of a small model takes a fraction of a millisecond, and torch's threads meet after each
 of them. Threads that take half of the rows through the whole pass meet once. There are as many as
@@ -19,7 +19,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-POOL = "keel-abreast"
+POOL = "keel-parallel"
 """How the names of our threads begin."""
 
 Piece = TypeVar("Piece")
@@ -37,7 +37,7 @@ def set_threads(count: int, *, torch_alone: bool) -> None:
 
 
 def threads() -> int:
-    """How many threads may take pieces abreast; in such a thread, one."""
+    """How many threads may take pieces in parallel; in such a thread, one."""
     own = threading.current_thread().name.startswith(POOL)
     return 1 if own else (_SHARING or [torch.get_num_threads()])[0]
 
@@ -48,7 +48,7 @@ def _alone_after_fork() -> None:
     _threads.cache_clear()
 
 
-def abreast(
+def parallel_map(
     function: Callable[[Piece], Result], pieces: Sequence[Piece], workers: int
 ) -> list[Result]:
     """The function of every piece, in their order; it must not change what others read."""
@@ -63,11 +63,11 @@ def abreast(
     return list(_threads(workers).map(run, pieces))
 
 
-def shared_out(function: Callable[[slice], None], rows: int, at_least: int) -> None:
+def parallel_for(function: Callable[[slice], None], rows: int, at_least: int) -> None:
     """The function of all rows, a slice for each thread if there are so many rows."""
     workers = threads() if rows >= at_least else 1
     size = max(1, -(-rows // workers))
-    abreast(function, [slice(i, i + size) for i in range(0, rows, size)], workers)
+    parallel_map(function, [slice(i, i + size) for i in range(0, rows, size)], workers)
 
 
 def is_plain(x: Tensor) -> bool:

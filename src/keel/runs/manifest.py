@@ -10,18 +10,18 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from keel.runs import plain
+from keel.runs import strict_json
 from keel.runs.tensorfile import check_header
 
 MANIFEST, CHECKSUM = "manifest.json", "checksum"
 MAX_MANIFEST = 64 * 1024
 
 
-class SealError(ValueError):
+class IntegrityError(ValueError):
     """Why a folder is not what its manifest says."""
 
 
-def seal(contents: Mapping[str, bytes], header: Mapping[str, Any]) -> bytes:
+def dump_manifest(contents: Mapping[str, bytes], header: Mapping[str, Any]) -> bytes:
     """The manifest of `contents`, with the fields of `header` beside the list of files."""
     files = {
         name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
@@ -32,7 +32,7 @@ def seal(contents: Mapping[str, bytes], header: Mapping[str, Any]) -> bytes:
 
 def dump_checked(record: Mapping[str, Any]) -> bytes:
     """Return strict JSON of `record` with its own checksum, so that a flipped bit is noticed."""
-    return plain.dump({**record, CHECKSUM: _checksum(record)})
+    return strict_json.dump({**record, CHECKSUM: _checksum(record)})
 
 
 def is_intact(record: Mapping[str, Any]) -> bool:
@@ -41,19 +41,19 @@ def is_intact(record: Mapping[str, Any]) -> bool:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest, if it is undamaged; a `SealError` if not."""
+    """The manifest, if it is undamaged; a `IntegrityError` if not."""
     if folder.is_symlink():
-        raise SealError("it is a symbolic link")
+        raise IntegrityError("it is a symbolic link")
     with _open(folder, MANIFEST) as file:
         content = file.read(MAX_MANIFEST + 1)
     if len(content) > MAX_MANIFEST:
-        raise SealError(f"{MANIFEST} has more than {MAX_MANIFEST} bytes")
+        raise IntegrityError(f"{MANIFEST} has more than {MAX_MANIFEST} bytes")
     try:
-        manifest = plain.load(content)
+        manifest = strict_json.load(content)
     except ValueError as error:
-        raise SealError(f"{MANIFEST}: {error}") from error
+        raise IntegrityError(f"{MANIFEST}: {error}") from error
     if CHECKSUM not in manifest or not is_intact(manifest):
-        raise SealError(f"{MANIFEST} is damaged: its checksum differs")
+        raise IntegrityError(f"{MANIFEST} is damaged: its checksum differs")
     return manifest
 
 
@@ -64,13 +64,13 @@ def read_files(folder: Path, manifest: Mapping[str, Any], names: Iterable[str]) 
     """
     files = manifest.get("files")
     if not isinstance(files, dict):
-        raise SealError(f"{MANIFEST} lists no files")
+        raise IntegrityError(f"{MANIFEST} lists no files")
     for name in files:
         if Path(name).name != name or "\\" in name or name in ("", ".", ".."):
-            raise SealError(f"{MANIFEST} names {name!r}, which is no file of this folder")
+            raise IntegrityError(f"{MANIFEST} names {name!r}, which is no file of this folder")
     missing = set(names) - set(files)
     if missing:
-        raise SealError(f"{MANIFEST} lists {sorted(files)}, and not {sorted(missing)}")
+        raise IntegrityError(f"{MANIFEST} lists {sorted(files)}, and not {sorted(missing)}")
     return {name: _read(folder, name, entry) for name, entry in files.items()}
 
 
@@ -79,16 +79,16 @@ def _read(folder: Path, name: str, entry: Any) -> bytes:
     with _open(folder, name) as file:
         actual = os.fstat(file.fileno()).st_size
         if actual != size:
-            raise SealError(f"{name} has {actual} bytes instead of {size}")
+            raise IntegrityError(f"{name} has {actual} bytes instead of {size}")
         if name.endswith(".safetensors"):
             try:
                 check_header(file, actual)
             except ValueError as error:
-                raise SealError(f"{name} is not a sound safetensors file: {error}") from error
+                raise IntegrityError(f"{name} is not a sound safetensors file: {error}") from error
             file.seek(0)
         content = file.read(actual)
     if hashlib.sha256(content).hexdigest() != digest:
-        raise SealError(f"{name} is damaged: its SHA-256 differs")
+        raise IntegrityError(f"{name} is damaged: its SHA-256 differs")
     return content
 
 
@@ -97,14 +97,14 @@ def _open(folder: Path, name: str) -> BinaryIO:
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     path = folder / name
     if path.is_symlink():
-        raise SealError(f"{name} is a symbolic link")
+        raise IntegrityError(f"{name} is a symbolic link")
     try:
         descriptor = os.open(path, flags | getattr(os, "O_BINARY", 0))
     except OSError as error:
-        raise SealError(f"{name}: {error.strerror}") from error
+        raise IntegrityError(f"{name}: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise SealError(f"{name} is not a regular file")
+        raise IntegrityError(f"{name} is not a regular file")
     return os.fdopen(descriptor, "rb")
 
 

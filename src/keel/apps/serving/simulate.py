@@ -20,7 +20,7 @@ from keel.apps.serving.arrays import (
 )
 from keel.apps.serving.cluster import Cluster
 from keel.apps.serving.workload import Workload
-from keel.errors import InputError, choose
+from keel.errors import InputError, check_choice
 
 ROUTERS = {
     "random": "any replica",
@@ -66,7 +66,7 @@ class Conditions:
 
 
 @dataclass(frozen=True)
-class Played:
+class Trace:
     """A trace that went through a cluster."""
 
     router: str
@@ -85,7 +85,7 @@ def telemetry_of(conditions: Conditions, workload: Workload, seed: int) -> Telem
     )
 
 
-def replay(cluster: Cluster, workload: Workload, chosen: Sequence[int] | Ints) -> Played:
+def replay(cluster: Cluster, workload: Workload, chosen: Sequence[int] | Ints) -> Trace:
     """Send every request to the replica that was chosen for it."""
     from keel.apps.serving import kernels
 
@@ -98,20 +98,20 @@ def replay(cluster: Cluster, workload: Workload, chosen: Sequence[int] | Ints) -
     clock, plan = cluster.arrays()
     requests, replicas = workload.requests(), idle_replicas(plan, workload.universe)
     kernels.replay(where, clock, plan, requests, replicas)
-    return Played("replay", requests, replicas)
+    return Trace("replay", requests, replicas)
 
 
-def play(
+def simulate(
     cluster: Cluster,
     workload: Workload,
     router: str,
     conditions: Conditions | None = None,
     seed: int = 0,
-) -> Played:
+) -> Trace:
     """Let a router choose; everything random is drawn from `seed`."""
     from keel.apps.serving import kernels_route
 
-    kind = list(ROUTERS).index(choose("router", router, ROUTERS))
+    kind = list(ROUTERS).index(check_choice("router", router, ROUTERS))
     conditions = conditions or Conditions()
     _check_failures(conditions, cluster)
     clock, plan = cluster.arrays()
@@ -129,15 +129,15 @@ def play(
         blank_view(len(cluster)),
         np.array([seed], dtype=np.uint64),
     )
-    return Played(router, requests, replicas)
+    return Trace(router, requests, replicas)
 
 
-def foresee(
+def clairvoyant(
     cluster: Cluster,
     workload: Workload,
     conditions: Conditions | None = None,
     weights: Weights = Weights(),  # noqa: B008
-) -> Played:
+) -> Trace:
     """The choices of one who knows all lengths, speeds and caches, and plays every future.
 
     What it does not know are the requests that are still to come, so it is no bound in the strict
@@ -164,7 +164,7 @@ def foresee(
         conditions.strikes(),
         index,
     )
-    return Played("clairvoyant", requests, replicas)
+    return Trace("clairvoyant", requests, replicas)
 
 
 def _alone(plan: Plan, r: int) -> Plan:

@@ -75,7 +75,7 @@ def owes_evaluation(run: Path, step: int) -> bool:
     return line is not None and line["step"] == step and SCORE not in line
 
 
-def keep(
+def persist(
     loop: Generator[Any, None, Any],
     state: Any,
     directory: RunDirectory,

@@ -141,7 +141,7 @@ def _chosen(items: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor, Tensor
     return rows, index, items.flatten(0, 1).index_select(0, index)
 
 
-class Choosing(nn.Module):
+class PointerActorCritic(nn.Module):
     """An actor that scores items, and a critic: of the same items, or of the state alone, which is
     many times cheaper.
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from keel.functional import k1, k2, k3
-from keel.models.abreast import abreast
 from keel.models.language import TokenAgent
+from keel.models.parallel import parallel_map
 from keel.models.vocabulary import HEAD, HIDDEN, Vocabulary
 from keel.regions.measure import chunks
 from keel.rollout.tokens import Completions
@@ -55,7 +55,7 @@ def compare_with(
         told = dist.compare(own, other, found.action[index])
         return other[HIDDEN], told.log_prob, told.kl
 
-    parts = abreast(piece, chunks(rows, agent.workers), agent.workers)
+    parts = parallel_map(piece, chunks(rows, agent.workers), agent.workers)
     hidden, log_prob, exact = (torch.cat(x) for x in zip(*parts, strict=True))
     counted = torch.where(weight > 0, exact.double(), 0.0).sum().item()
     tokens = max(1.0, (weight > 0).sum().item())
@@ -86,7 +86,7 @@ def reference_metrics(reference: Reference, found: Completions, weight: Tensor) 
     return told
 
 
-def spending(
+def kl_spent_metrics(
     spent: float, report: UpdateReport, found: Completions, weight: Tensor
 ) -> dict[str, float]:
     """What this update cost, and all of them together; and what lies between sampler and policy.

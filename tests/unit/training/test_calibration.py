@@ -10,8 +10,8 @@ import pytest
 import keel
 from keel.cli import main
 from keel.errors import InputError
-from keel.training.forecast import Forecast, Record, _returns, forecast
-from keel.training.inspect import open_policy
+from keel.training.calibration import Calibration, Record, _returns, measure_calibration
+from keel.training.policy import open_policy
 
 
 def columns(*values: float) -> np.ndarray:
@@ -41,7 +41,7 @@ def test_returns_by_hand():
 def test_shares_and_coverage_by_hand():
     """Quantiles at 10, 50 and 90 % of 0, 1, 2: returns −1, 0.5, 1.5 and 3."""
     predicted = np.tile([0.0, 1.0, 2.0], (4, 1))
-    found = Forecast(
+    found = Calibration(
         np.array([-1.0, 0.5, 1.5, 3.0]), predicted, np.array([0.1, 0.5, 0.9]), np.ones(4, bool)
     )
     assert found.shares.tolist() == [0.25, 0.5, 0.75]
@@ -51,7 +51,7 @@ def test_shares_and_coverage_by_hand():
 def test_the_picture_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     settings = {"critic": {"kind": "hl_gauss"}, "total_steps": 2048, "evaluation": {"episodes": 2}}
     *_, last = keel.train("CartPole-v1", runs=tmp_path, **settings)
-    found = forecast(open_policy(last.path), steps=200)
+    found = measure_calibration(open_policy(last.path), steps=200)
     assert found.predicted.shape == (len(found.realised), 32)
     picture = tmp_path / "forecast.png"
     assert main(["evaluate", str(last.path), "--episodes", "2", "--calibration", str(picture)]) == 0
@@ -63,4 +63,4 @@ def test_a_scalar_critic_has_no_forecast(tmp_path: Path):
     settings = {"total_steps": 2048, "evaluation": {"episodes": 2}}
     *_, last = keel.train("CartPole-v1", runs=tmp_path, **settings)
     with pytest.raises(InputError, match="knows the mean only"):
-        forecast(open_policy(last.path))
+        measure_calibration(open_policy(last.path))

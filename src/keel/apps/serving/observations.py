@@ -48,7 +48,7 @@ one that does nothing but read must not look as fast as it was when it was idle.
 def local_count(obs: Mapping[str, NDArray[np.float32]]) -> int:
     """A router to imitate: fewest outstanding, of those that are up.
 
-    `keel demos record serving --policy keel.apps.serving.sight:local_count --out DIR` records it.
+    Recorded by `--policy keel.apps.serving.observations:local_count` of `keel demos record`.
     """
     return _least(obs["replicas"][:, REPLICA.index("outstanding")], obs)
 

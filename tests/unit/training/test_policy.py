@@ -18,12 +18,12 @@ from PIL import Image
 from keel.config import Checkpoints, Config, Envs, Evaluation, Network, Region
 from keel.errors import InputError, KeelError
 from keel.runs import RunError, read_metrics
-from keel.training import film as films
+from keel.training import video
 from keel.training.checkpoint import CheckpointError, load
-from keel.training.film import film
-from keel.training.inspect import evaluate_policy, find_run, open_policy
+from keel.training.policy import evaluate_policy, find_run, open_policy
 from keel.training.runner import start
-from keel.training.seeding import spread
+from keel.training.seeding import derive_seeds
+from keel.training.video import record_video
 
 LENGTH = 5
 
@@ -87,7 +87,7 @@ def lamp(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_checkpoint_evaluates_to_what_training_wrote(pendulum: Path) -> None:
     """Parameters and normaliser come back whole, or a return would differ."""
     metrics = read_metrics(pendulum)
-    seed = spread(0).evaluation
+    seed = derive_seeds(0).evaluation
     known = np.isfinite(metrics["eval/return_mean"])
     steps, returns = metrics.step[known][::3], metrics["eval/return_mean"][known][::3]
     assert len(steps) >= 2
@@ -155,7 +155,7 @@ def test_weights_of_another_network_are_an_error_with_both_shapes(
 
 
 def test_a_film_has_the_reset_and_every_step(lamp: Path, tmp_path: Path) -> None:
-    score = film(open_policy(lamp), tmp_path / "lamp.gif")
+    score = record_video(open_policy(lamp), tmp_path / "lamp.gif")
     assert score.returns == [float(LENGTH)]
     with Image.open(tmp_path / "lamp.gif") as picture:
         assert picture.n_frames == LENGTH + 1
@@ -170,7 +170,7 @@ def test_a_film_has_the_reset_and_every_step(lamp: Path, tmp_path: Path) -> None
 
 def test_a_film_shows_the_environment_with_its_options(tmp_path: Path) -> None:
     run = train(tmp_path / "runs", "KeelLamp-v0", 128, options="dim=true, max_episode_steps=3")
-    film(open_policy(run), tmp_path / "dim.gif")
+    record_video(open_policy(run), tmp_path / "dim.gif")
     with Image.open(tmp_path / "dim.gif") as picture:
         assert picture.n_frames == 4
         picture.seek(3)
@@ -186,10 +186,10 @@ def test_what_a_film_lacks_is_one_line(
         (tmp_path / "nowhere" / "x.gif", r"folder .* does not exist"),
     ):
         with pytest.raises(InputError, match=message):
-            film(policy, path)
+            record_video(policy, path)
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     with pytest.raises(InputError) as error:
-        films.check_video_path(tmp_path / "x.mp4")
+        video.check_video_path(tmp_path / "x.mp4")
     assert str(error.value) == (
         '--video: .mp4 cannot be written: video is not installed: pip install "keel-rl[video]"; '
         ".gif needs nothing more"
@@ -202,19 +202,19 @@ def test_what_a_film_lacks_is_one_line(
     monkeypatch.setitem(sys.modules, "imageio", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", broken)
     with pytest.raises(InputError, match=r"No ffmpeg exe could be found\.; \.gif"):
-        films.check_video_path(tmp_path / "x.mp4")
+        video.check_video_path(tmp_path / "x.mp4")
 
 
 def test_an_mp4_has_every_frame(lamp: Path, tmp_path: Path) -> None:
     imageio = pytest.importorskip("imageio.v2")
     pytest.importorskip("imageio_ffmpeg")
-    film(open_policy(lamp), tmp_path / "lamp.mp4")
+    record_video(open_policy(lamp), tmp_path / "lamp.mp4")
     assert len(list(imageio.get_reader(tmp_path / "lamp.mp4"))) == LENGTH + 1
 
 
 def test_a_renderer_that_fails_is_one_line_and_leaves_no_file(tmp_path: Path) -> None:
     run = train(tmp_path / "runs", "KeelBrokenLamp-v0", 128)
     with pytest.raises(KeelError) as error:
-        film(open_policy(run), tmp_path / "x.gif")
+        record_video(open_policy(run), tmp_path / "x.gif")
     assert str(error.value) == "KeelBrokenLamp-v0: cannot be rendered: a lamp"
     assert [p.name for p in tmp_path.iterdir()] == ["runs"]

@@ -12,13 +12,13 @@ import torch
 from keel.errors import InputError, KeelError
 from keel.keys import MASK
 from keel.look import BLUE, GREEN, GREY, INK, ORANGE, new_figure, tidy
-from keel.models import returns
+from keel.models import popart
 from keel.models.acting import make_actor
 from keel.models.critics import Histogram, Quantile
 from keel.models.sampling import draw_noise, sample, to_env
 from keel.runs.drawing import write_png
 from keel.training.evaluate import EvaluationStopped
-from keel.training.inspect import Policy, make_for
+from keel.training.policy import Policy, make_for
 from keel.training.signals import stop_requested
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Record(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Forecast:
+class Calibration:
     """Of `n` steps, played as in training; in the units of the reward."""
 
     realised: Values
@@ -76,7 +76,7 @@ class Forecast:
         return found
 
 
-def forecast(policy: Policy, *, seed: int = 0, steps: int = STEPS) -> Forecast:
+def measure_calibration(policy: Policy, *, seed: int = 0, steps: int = STEPS) -> Calibration:
     """Play, and note what was said and what came of it, where that is known in the end."""
     agent, critic = policy.agent, policy.agent.critic
     if not isinstance(critic, Quantile | Histogram):
@@ -101,7 +101,7 @@ def forecast(policy: Policy, *, seed: int = 0, steps: int = STEPS) -> Forecast:
             tree = {key: torch.from_numpy(np.array(x)) for key, x in seen.items()}
             with torch.no_grad():
                 raw = agent.raw_value(policy.params, tree)
-                said.append(returns.in_reward(policy.params, critic.quantiles(raw)).numpy()
+                said.append(popart.in_reward(policy.params, critic.quantiles(raw)).numpy()
                             if critic.normalised else critic.quantiles(raw).numpy())  # fmt: skip
             noise = draw_noise(agent.dist, (ENVS,), rng)
             action = sample(agent.dist, output, seen.get(MASK), 1.0, noise)
@@ -122,7 +122,7 @@ def forecast(policy: Policy, *, seed: int = 0, steps: int = STEPS) -> Forecast:
     if not whole.any():
         raise KeelError(f"{policy.config.env}: no return is known after {steps:,} steps")
     scale = policy.reward_scale
-    return Forecast(
+    return Calibration(
         realised=scale * realised[whole],
         predicted=scale * quantiles[whole],
         levels=critic.levels(torch.zeros(1, dtype=torch.float64)).numpy(),
@@ -161,7 +161,7 @@ def _returns(
     return total, known, first & ~record.ignored
 
 
-def draw_forecast(found: Forecast, title: str, path: Path) -> None:
+def draw_calibration(found: Calibration, title: str, path: Path) -> None:
     """Calibration, the distribution at the start of episodes, and single forecasts, as PNG."""
     figure = new_figure(13.0, 4.4)
     left, middle, right = figure.subplots(1, 3)

@@ -41,7 +41,7 @@ def _units(params: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     return (shift[0], scale[0]) if len(params) == 1 else (shift, scale)
 
 
-def moved_units(agent: Agent, params: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+def rescale_critic(agent: Agent, params: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     """The parameters after an update whose targets had this mean and variance, `[A]` each."""
     mean, variance = _pooled(agent, mean, variance)
     shift, scale, seen = params[:, -len(FRESH) :].unbind(1)

@@ -9,29 +9,29 @@ import threading
 import pytest
 import torch
 
-from keel.models.abreast import abreast, set_threads, shared_out, threads
+from keel.models.parallel import parallel_for, parallel_map, set_threads, threads
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_results_come_in_the_order_of_the_pieces(workers: int) -> None:
-    assert abreast(lambda x: x * x, list(range(7)), workers) == [x * x for x in range(7)]
+    assert parallel_map(lambda x: x * x, list(range(7)), workers) == [x * x for x in range(7)]
 
 
 def test_pieces_are_taken_at_the_same_time() -> None:
     meet = threading.Barrier(2, timeout=20.0)  # a single thread would wait for ever
-    abreast(lambda _: meet.wait(), [0, 1], 2)
+    parallel_map(lambda _: meet.wait(), [0, 1], 2)
 
 
 @pytest.mark.parametrize("learning", [True, False])
 def test_whether_gradients_are_kept_is_the_callers_choice(learning: bool) -> None:
     with torch.set_grad_enabled(learning):
-        seen = abreast(lambda _: torch.is_grad_enabled(), [0, 1], 2)
+        seen = parallel_map(lambda _: torch.is_grad_enabled(), [0, 1], 2)
     assert seen == [learning, learning]
 
 
 def test_each_computes_alone_and_the_caller_as_before() -> None:
     torch.set_num_threads(3)
-    assert abreast(lambda _: torch.get_num_threads(), [0, 1, 2, 3], 4) == [1, 1, 1, 1]
+    assert parallel_map(lambda _: torch.get_num_threads(), [0, 1, 2, 3], 4) == [1, 1, 1, 1]
     assert torch.get_num_threads() == 3
 
 
@@ -39,19 +39,19 @@ def test_each_computes_alone_and_the_caller_as_before() -> None:
 def test_rows_are_shared_out_if_there_are_enough(rows: int, pieces: list[int]) -> None:
     torch.set_num_threads(2)
     seen = []
-    shared_out(lambda part: seen.append((part.start, len(range(rows)[part]))), rows, at_least=4)
+    parallel_for(lambda part: seen.append((part.start, len(range(rows)[part]))), rows, at_least=4)
     assert [size for _, size in sorted(seen)] == pieces
 
 
 def test_an_error_reaches_the_caller() -> None:
     with pytest.raises(ZeroDivisionError):
-        abreast(lambda x: 1 // x, [1, 0], 2)
+        parallel_map(lambda x: 1 // x, [1, 0], 2)
 
 
 def test_rows_may_be_shared_while_torch_computes_alone() -> None:
     set_threads(3, torch_alone=True)
     assert (threads(), torch.get_num_threads()) == (3, 1)
-    assert abreast(lambda _: threads(), [0, 1], 2) == [1, 1]  # no threads of threads
+    assert parallel_map(lambda _: threads(), [0, 1], 2) == [1, 1]  # no threads of threads
     set_threads(2, torch_alone=False)
     assert (threads(), torch.get_num_threads()) == (2, 2)
 
@@ -59,9 +59,9 @@ def test_rows_may_be_shared_while_torch_computes_alone() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_child_that_was_forked_does_not_wait_for_threads_of_its_parent() -> None:
     set_threads(2, torch_alone=True)
-    abreast(lambda x: x, [0, 1], 2)
+    parallel_map(lambda x: x, [0, 1], 2)
     child = multiprocessing.get_context("fork").Process(
-        target=lambda: shared_out(lambda _: None, 100, at_least=1)
+        target=lambda: parallel_for(lambda _: None, 100, at_least=1)
     )
     child.start()
     child.join(20.0)
