@@ -181,7 +181,7 @@ def draw(found: dict[str, list[dict[str, Any]]]) -> None:
         axes.set_ylim(0.0, 1.15 * axes.get_ylim()[1])
     searches.set_ylim(-0.03, 1.05)
     returns.set_xlim(left=0.0)
-    returns.legend(frameon=False, fontsize=9, loc="lower right")
+    returns.legend(frameon=False, fontsize=9, loc="upper left")
     returns.set_title(
         "Breakout by TRPO: training return (lines), evaluations of 30 games (dots)",
         loc="left", fontsize=12, fontweight="bold", color=INK, pad=12,
@@ -225,7 +225,7 @@ def render(found: dict[str, list[dict[str, Any]]]) -> str:
         "",
         "The TRPO paper reports 10.8 (single path) and 34.2 (vine). Ours are two fresh seeds of "
         "the preset `breakout-trpo`, as it is, from the first step to the last: one thread each, "
-        "both at a time on two cores.",
+        "both at a time on two cores that had other work beside them.",
         "",
         *_judged(),
         "## Milestones",
