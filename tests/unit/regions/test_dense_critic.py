@@ -72,6 +72,19 @@ def test_a_gradient_that_is_not_finite_moves_nothing() -> None:
     assert result.optimum is begin
 
 
+@pytest.mark.parametrize(("moves", "rows"), [(False, ROWS), (True, 0)])
+def test_a_step_that_is_stopped_or_has_no_rows_moves_nothing(moves: bool, rows: int) -> None:
+    agent, begin, batch = make("tanh")
+    step = dense_critic.DenseCriticStep(agent, max_grad_norm=1.0)
+    index, real = torch.arange(ROWS), (torch.arange(ROWS) < rows).float()
+    active = torch.tensor([moves])
+    result = step(begin, batch, index, real, Knobs(learning_rate=1e-2).tensor(), active)
+    torch.testing.assert_close(result.optimum, begin, rtol=0, atol=0)
+    assert result.applied.tolist() == [moves]
+    assert result.gradient_norm.tolist() == [0.0]
+    assert result.statistics.value_loss.tolist() == [0.0]
+
+
 def test_what_does_not_fit_is_left_to_autograd() -> None:
     agent, _, _ = make("gelu")
     assert not dense_critic.fits(agent, CriticObjective())
