@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from keel.regions.gate import GATE, ConsistencyError, _slack, check_replay, repl
 from keel.regions.measure import exact_kl
 from keel.regions.objective import Objective
 from keel.regions.proximal import Proximal
-from keel.rollout.batch import Sampled
+from keel.rollout.batch import Rows, Sampled
 from keel.types import Knobs
 
 from .conftest import SHAPES, SMALL, Setting, build
@@ -249,6 +250,23 @@ def test_a_log_prob_may_differ_by_rounding_and_a_row_that_does_not_count_in_any_
     rows = replace(rows, log_prob=rows.log_prob - GATE / 2, behaviour=behaviour, weight=weight)
     gap = check_replay(steps.agent, steps.optimum.params, rows, 1.0, enforce=True)
     assert gap == pytest.approx(GATE / 2, rel=0.01)
+
+
+@pytest.mark.parametrize(("gap", "refused"), [(GATE, False), (1.01 * GATE, True)])
+def test_a_log_prob_may_differ_by_exactly_what_is_allowed(gap: float, refused: bool) -> None:
+    """The only legal action has a log-prob of 0."""
+    logits = torch.tensor([[0.0, -torch.inf], [0.0, -torch.inf]])
+    agent: Any = SimpleNamespace(
+        workers=1, groups=1, dist=Categorical(2), policy=lambda *_: {"logits": logits}
+    )
+    stored = torch.tensor([0.0, -gap])
+    action = torch.zeros(2, dtype=torch.int64)
+    rows = Rows({}, {"logits": logits}, action, stored, torch.ones(2), None)
+    if refused:
+        with pytest.raises(ConsistencyError):
+            check_replay(agent, torch.zeros(1, 1), rows, 1.0, enforce=True)
+    else:
+        assert check_replay(agent, torch.zeros(1, 1), rows, 1.0, enforce=True) > 0.0
 
 
 def test_the_gap_of_a_minibatch_is_that_of_the_rows_that_count(steps: Setting) -> None:

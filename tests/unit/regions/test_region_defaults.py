@@ -21,6 +21,9 @@ from keel.regions.imitation import Limit
 from keel.regions.ladder import TemperatureLadder
 from keel.regions.objective import Objective
 from keel.regions.proximal import Proximal
+from keel.regions.sequential import Sequential
+from keel.regions.supervised import Likelihood
+from keel.regions.token_objective import TokenObjective
 from keel.training.regions import build_controllers, build_region
 
 MUTABLE = {Problem}
@@ -42,9 +45,15 @@ def classes() -> list[type[Any]]:
 def test_a_part_of_an_update_is_a_value(kind: type[Any]) -> None:
     """Two runs may share it: nothing in it can be set."""
     part = object.__new__(kind)
-    for field in fields(kind):
+    for name in ("anything", *(field.name for field in fields(kind))):
         with pytest.raises(FrozenInstanceError):
-            setattr(part, field.name, None)
+            setattr(part, name, None)
+
+
+def test_equal_parts_are_equal() -> None:
+    assert Likelihood() == Likelihood()
+    assert TokenObjective() == TokenObjective()
+    assert Sequential(Proximal()) == Sequential(Proximal())
 
 
 def same(part: Any, configured: Any, *names: str) -> None:
