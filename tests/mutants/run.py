@@ -69,7 +69,8 @@ def mutate(
     again = given.again and bool(samples)
     if again and not current:
         sys.exit(f"mutants: {module} has changed since its survivors were recorded")
-    only = [place(x) for y in current.values() for x in y["survivors"]] if again else None
+    recorded = [x for sample in current.values() for x in sample["survivors"]]
+    only = [place(x) for x in recorded if not is_equivalent(module, x)] if again else None
     if only == []:
         return samples
     generated = generate(given.tool, path, module, given.sample, given.seed, only)
@@ -82,7 +83,8 @@ def mutate(
     ]
     print(f"{module}: {len(outcomes)} mutants in {time.perf_counter() - began:.0f} s", flush=True)
     if again:
-        return {**samples, **{seed: tried_again(x, survivors) for seed, x in current.items()}}
+        killed = [x for x in only or [] if x not in map(place, survivors)]
+        return {**samples, **{seed: without(x, killed) for seed, x in current.items()}}
     fresh = {
         "sha256": digest,
         "mutants": generated["count"],
@@ -99,10 +101,9 @@ def place(mutant: dict[str, Any]) -> list[Any]:
     return [mutant["operator"], mutant["occurrence"]]
 
 
-def tried_again(sample: Sample, survivors: list[dict[str, Any]]) -> Sample:
-    """Return a sample with those of its survivors that still survive."""
-    places = [place(mutant) for mutant in survivors]
-    return {**sample, "survivors": [x for x in sample["survivors"] if place(x) in places]}
+def without(sample: Sample, killed: list[list[Any]]) -> Sample:
+    """Return a sample without those of its survivors that are killed by now."""
+    return {**sample, "survivors": [x for x in sample["survivors"] if place(x) not in killed]}
 
 
 def generate(
