@@ -88,7 +88,10 @@ def test_a_loss_that_is_not_finite_stops_the_run_at_once() -> None:
     target = learned.target.clone()
     target[int((setting.rows.weight > 0).nonzero()[5])] = torch.inf
     setting.targets = lambda _: learned._replace(target=target)
-    message = r"the critic's loss is not finite .*not finite in the minibatch: target;"
+    message = (
+        r"the critic's loss is not finite .*not finite in the minibatch: target; "
+        r"its largest number is inf \(target\), the largest parameter 0\.\d+"
+    )
     with pytest.raises(NumericError, match=message) as caught:
         fit(setting, CriticFit(epochs=1, minibatch=96))
     assert torch.equal(caught.value.tensors["target"], target)

@@ -89,9 +89,10 @@ def test_a_long_rollout_is_measured_in_pieces_that_are_put_together() -> None:
 
 
 def test_moments_by_hand() -> None:
-    """1, 2 and 4 with weights 1, 1 and 2: a mean of 11/4, a mean square of 37/4; 9 has none."""
+    """0.1, 0.2 and 0.4 with weights 1, 1 and 2: a mean of 1.1/4, a mean square of 0.37/4; 9 has no
+    weight."""
     weight, nothing = torch.tensor([1.0, 1.0, 2.0, 0.0]), torch.zeros(4)
     rows = Rows({}, {}, nothing, nothing, weight, None)
-    mean, variance = group_moments(torch.tensor([1.0, 2.0, 4.0, 9.0]), rows)
-    assert mean.item() == pytest.approx(11 / 4)
-    assert variance.item() == pytest.approx(37 / 4 - (11 / 4) ** 2)
+    mean, variance = group_moments(torch.tensor([0.1, 0.2, 0.4, 9.0]), rows)
+    assert mean.item() == pytest.approx(1.1 / 4)
+    assert variance.item() == pytest.approx(0.37 / 4 - (1.1 / 4) ** 2)
