@@ -52,6 +52,10 @@ CLUSTERS: dict[str, tuple[Cluster, dict[str, Any]]] = {
     "vllm": (Cluster((Replica(TABLES),), order="vllm"), {"prompt": 900}),
     "grouped queries": (Cluster((Replica(GROUPED, speed=2.0),)), {}),
     "little memory": (Cluster((Replica(TABLES, blocks=40),)), {"prompt": 200, "output": 150}),
+    "little memory, vllm": (
+        Cluster((Replica(TABLES, blocks=40),), order="vllm"),
+        {"prompt": 200, "output": 150},
+    ),
     "a watermark": (
         Cluster((Replica(TABLES, blocks=40),), watermark=0.3),
         {"prompt": 200, "output": 100},
