@@ -146,6 +146,15 @@ def test_the_alarm_of_ratios_of_which_none_is_finite(bad: int, share: float, ala
     assert told["warn/ratio_all_nonfinite"] == alarm
 
 
+def test_a_step_whose_kl_is_the_bound_itself_is_kept_whole() -> None:
+    setting = uniform(1)
+    after = moved(setting, 1.0)
+    _, free = certified(setting, after, Knobs(max_kl=1.0), (1.0,))
+    same, report = certified(setting, after, Knobs(max_kl=free.kl_requested.item()), (1.0,))
+    assert report.verdict == "accepted"
+    assert torch.equal(same.params, after.params)
+
+
 def test_nothing_is_kept_of_parameters_that_are_not_finite() -> None:
     """0·∞ is not a number, and a step of which nothing is kept is none."""
     setting = uniform(3)

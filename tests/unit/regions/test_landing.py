@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -88,3 +89,8 @@ def test_a_kl_that_is_larger_for_a_shorter_step_shortens_it_further() -> None:
         return BOUND * (0.97 if length <= 0.1 else 3.0 if length < 1.0 else 2.0)
 
     assert _land(kl_at, BOUND) <= 0.1
+
+
+def test_a_length_without_a_finite_kl_is_halved() -> None:
+    """Finite, and at the bound, from 0.3 of the step on: ½ is not, ¼ is."""
+    assert _land(lambda length: 0.97 * BOUND if length <= 0.3 else math.inf, BOUND) == 0.25
