@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from keel.errors import KeelError
 from keel.models.distributions import Categorical, Gaussian
 from keel.regions.certify import Certified
+from keel.regions.faults import NumericError
 from keel.regions.gate import GATE, ConsistencyError, _slack, check_replay, replay_gap
 from keel.regions.measure import exact_kl
 from keel.regions.objective import Objective
@@ -267,6 +268,34 @@ def test_a_log_prob_may_differ_by_exactly_what_is_allowed(gap: float, refused: b
             check_replay(agent, torch.zeros(1, 1), rows, 1.0, enforce=True)
     else:
         assert check_replay(agent, torch.zeros(1, 1), rows, 1.0, enforce=True) > 0.0
+
+
+@pytest.mark.parametrize(("shift", "refused"), [(1e-4, False), (2e-4, True)])
+def test_the_kl_of_a_narrow_gaussian_may_differ_by_the_square_of_its_rounding(
+    shift: float, refused: bool
+) -> None:
+    """σ = 1e-3 is allowed ten times the log-ratio, and a hundred times the KL: 1e-4·100 = 0.01.
+    Means that are 1e-4 apart have a KL of ½·0.1² = 0.005, and 2e-4 one of 0.02; half-way between
+    them both give an action the same log-prob."""
+    log_std = torch.tensor([[1e-3]]).log()
+    now = {"mean": torch.zeros(1, 1), "log_std": log_std}
+    sampled = {"mean": torch.full((1, 1), shift), "log_std": log_std}
+    dist = Gaussian(1)
+    agent: Any = SimpleNamespace(workers=1, groups=1, dist=dist, policy=lambda *_: now)
+    action = torch.full((1, 1), shift / 2)
+    rows = Rows({}, sampled, action, dist.log_prob(sampled, action), torch.ones(1), None)
+    if refused:
+        with pytest.raises(ConsistencyError):
+            check_replay(agent, torch.zeros(1, 1), rows, 1.0, enforce=True)
+    else:
+        assert check_replay(agent, torch.zeros(1, 1), rows, 1.0, enforce=True) < 1e-3
+
+
+def test_a_policy_that_gives_nan_is_no_other_policy(steps: Setting) -> None:
+    params = torch.full_like(steps.optimum.params, torch.nan)
+    message = r"the policy's output is not finite \(steps skipped, none applied: 0\)"
+    with pytest.raises(NumericError, match=message):
+        check_replay(steps.agent, params, steps.rows, 1.0, enforce=True)
 
 
 def test_the_gap_of_a_minibatch_is_that_of_the_rows_that_count(steps: Setting) -> None:

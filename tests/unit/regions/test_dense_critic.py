@@ -56,7 +56,7 @@ def test_both_give_the_same_parameters(act: str, norm: float, critic: str) -> No
     for _ in range(3):
         a = by_hand(ours, batch, index, real, knobs, active)
         b = by_autograd(theirs, batch, index, real, knobs, active)
-        torch.testing.assert_close(a.statistics.value_loss, b.statistics.value_loss)
+        torch.testing.assert_close(a.statistics, b.statistics)
         torch.testing.assert_close(a.gradient_norm, b.gradient_norm, rtol=1e-4, atol=1e-7)
         torch.testing.assert_close(a.optimum, b.optimum, rtol=1e-3, atol=2e-5)
         ours, theirs = a.optimum, b.optimum

@@ -96,3 +96,12 @@ def test_moments_by_hand() -> None:
     mean, variance = group_moments(torch.tensor([0.1, 0.2, 0.4, 9.0]), rows)
     assert mean.item() == pytest.approx(1.1 / 4)
     assert variance.item() == pytest.approx(0.37 / 4 - (1.1 / 4) ** 2)
+
+
+@pytest.mark.parametrize(("value", "count"), [(0.1, 3), (0.7, 7), (2.7, 3), (0.5, 4)])
+def test_no_variance_is_negative(value: float, count: int) -> None:
+    """Of equal numbers it is 0, and rounding may not take it below."""
+    nothing = torch.zeros(count)
+    rows = Rows({}, {}, nothing, nothing, torch.ones(count), None)
+    _, variance = group_moments(torch.full((count,), value, dtype=torch.float64), rows)
+    assert 0.0 <= variance.item() < 1e-14
