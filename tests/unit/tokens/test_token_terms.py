@@ -193,6 +193,19 @@ def test_the_token_with_the_largest_covariance_inside_loses_its_gradient() -> No
     assert told.clip_fraction.item() == pytest.approx(2 / 6)
 
 
+@pytest.mark.parametrize("end", ["low", "high"])
+def test_both_ends_of_the_range_belong_to_it(end: str) -> None:
+    """The only token inside has a covariance of exactly that end."""
+    batch, logits = together(4.0)
+    log_prob, _ = AGENT.dist.both(AGENT.policy(logits, batch.obs), batch.action)
+    together_now = covariances(log_prob, batch.advantage, batch.weight)
+    largest, smallest = together_now.max().item(), together_now.min().item()
+    ends = {"low": (largest, 9.0), "high": (0.0, smallest)}[end]
+    objective = TokenObjective(value_coef=0.0, covariance=Covariance("clip", 0.01, *ends))
+    _, gradient, _ = evaluated(objective, batch, logits)
+    assert gradient.any(-1).sum() == 1
+
+
 def test_the_tokens_with_the_largest_covariance_are_held_by_their_log_ratio() -> None:
     """2·|0.1| on the two of 6, over six tokens."""
     batch, logits = together(0.5, 4.0, 6.0)

@@ -115,6 +115,27 @@ def test_a_replica_is_the_plain_one(name: str, seed: int) -> None:
     assert not played.requests.ints[f.Q_HELD].any()
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_cache_whose_blocks_are_used_again_and_again_is_the_plain_one(seed: int) -> None:
+    """Two prompts come nine times in ten: most uses on record are of blocks that were used since,
+    and have to be tidied up before the record is full."""
+    rng, count = np.random.default_rng(seed), 120
+    keys = np.where(rng.random(count) < 0.9, rng.integers(0, 2, count), rng.integers(2, 9, count))
+    chains = [[int(key) * 4 + k for k in range(rng.integers(1, 5))] for key in keys]
+    first = np.cumsum([0, *map(len, chains)])
+    workload = make_workload(
+        np.arange(count) * 1.0,
+        [16 * len(chain) + 5 for chain in chains],
+        [1] * count,
+        first,
+        [name for chain in chains for name in chain],
+        16,
+    )
+    cluster = Cluster((Replica(TABLES, cache=10),))
+    _, calls = plain_replay(cluster, workload, [0] * count)
+    expect_same(replay(cluster, workload, [0] * count), calls)
+
+
 def test_every_rule_is_met_somewhere() -> None:
     """Or the test above would say less than it seems to."""
     seen: dict[str, set[int]] = {"lost": set(), "restarts": set(), "hit": set()}
@@ -331,6 +352,25 @@ def test_chance_chooses_among_those_that_are_up(router: str) -> None:
     counts = np.bincount(where[f.Q_REPLICA], minlength=3)
     assert counts[1] == 0
     assert abs(counts[0] - 100) < 30  # four standard deviations of √(200/4) = 7.1
+
+
+@pytest.mark.parametrize("router", ["power-of-two", "random"])
+def test_the_only_one_that_is_up_gets_all(router: str) -> None:
+    cluster = Cluster((Replica(TABLES),) * 3)
+    workload = make_workload(np.arange(40) * 1.0, [8] * 40, [1] * 40)
+    failures = ((0.0, 0, False), (0.0, 2, False))
+    chosen = play(cluster, workload, router, Conditions(failures=failures)).requests.ints
+    assert set(chosen[f.Q_REPLICA].tolist()) == {1}
+
+
+@pytest.mark.parametrize("router", ["power-of-two", "random", "local-count"])
+def test_where_none_is_up_any_is_taken_and_the_request_is_lost(router: str) -> None:
+    cluster = Cluster((Replica(TABLES),) * 3)
+    workload = make_workload(np.arange(60) * 1.0, [8] * 60, [1] * 60)
+    failures = tuple((0.0, r, False) for r in range(3))
+    ints = play(cluster, workload, router, Conditions(failures=failures)).requests.ints
+    assert set(ints[f.Q_REPLICA].tolist()) == {0, 1, 2}
+    assert set(ints[f.Q_LOST].tolist()) == {3}
 
 
 def test_the_better_of_two_is_the_one_with_fewer() -> None:
