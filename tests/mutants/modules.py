@@ -96,17 +96,19 @@ MODULES: dict[str, list[str]] = {
     **{
         f"apps/serving/{name}.py": [
             f"{SERVING}/test_plain_cluster.py",
+            f"{SERVING}/test_plain_routers.py",
             f"{SERVING}/test_serving_numbers.py",
         ]
         for name in ("kernels", "kernels_batch", "kernels_cache", "kernels_many")
     },
     "apps/serving/kernels_route.py": [
         f"{SERVING}/test_plain_cluster.py",
+        f"{SERVING}/test_plain_routers.py",
         f"{SERVING}/test_serving_numbers.py",
         f"{SERVING}/test_routers.py",
     ],
     "apps/serving/kernels_draw.py": [
-        f"{SERVING}/test_plain_cluster.py",
+        f"{SERVING}/test_plain_routers.py",
         f"{SERVING}/test_routers.py",
     ],
 }

@@ -7,13 +7,16 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
+from keel.apps.serving import fields as f
 from keel.apps.serving.cluster import Cluster
+from keel.apps.serving.playing import Played
 from keel.apps.serving.sight import follow
 from keel.apps.serving.tables import Tables
-from keel.apps.serving.workload import Workload
+from keel.apps.serving.workload import Workload, make_workload
 
 BLOCK = 16
 TURNED_AWAY, GAVE_UP, FAILED = 1, 2, 3
@@ -307,3 +310,38 @@ def extra_cost(replica: PlainReplica, x: Call, weights: tuple[float, float, floa
         return total
 
     return cost(with_it=True) - cost(with_it=False)
+
+
+def random_workload(
+    seed: int,
+    count: int = 10,
+    *,
+    gap: float = 0.01,
+    prompt: int = 300,
+    output: int = 40,
+    block: int = 16,
+) -> Workload:
+    """Prompts of up to `prompt` tokens; those of a kind share some of their first blocks."""
+    rng = np.random.default_rng(seed)
+    arrival = np.cumsum(rng.exponential(gap, count))
+    prompts, outputs = rng.integers(1, prompt, count), rng.integers(1, output, count)
+    kinds, shared = rng.integers(0, 3, count), rng.integers(0, 9, count)
+    chains = [
+        [int(kind) * 100 + k if k < both else 1000 * i + k for k in range(int(length) // block)]
+        for i, (kind, both, length) in enumerate(zip(kinds, shared, prompts, strict=True))
+    ]
+    first = np.cumsum([0, *map(len, chains)])
+    names = np.unique(np.array([x for chain in chains for x in chain]), return_inverse=True)[1]
+    return make_workload(arrival, prompts, outputs, first, names, block)
+
+
+def column(calls: list[Call], name: str) -> list[Any]:
+    return [getattr(x, name) for x in calls]
+
+
+def expect_same(played: Played, calls: list[Call]) -> None:
+    ints, times = played.requests.ints, played.requests.times
+    for row, name in ((f.Q_LOST, "lost"), (f.Q_RESTARTS, "restarts"), (f.Q_HIT, "hit")):
+        assert ints[row].tolist() == column(calls, name), name
+    for row, name in ((f.Q_FIRST_TOKEN, "first"), (f.Q_FINISHED, "end")):
+        np.testing.assert_allclose(times[row], column(calls, name), rtol=1e-9, err_msg=name)
