@@ -38,7 +38,7 @@ test-slow: $(READY) ## the long tests, marked `slow`
 	@$(BIN)/python -m pytest -m slow tests
 
 mutants: $(READY) $(MUTANTS_READY) ## small changes of the mathematics that no test notices (ONLY=functional/reduce SAMPLE=40)
-	@$(BIN)/python tests/mutants/run.py --tool $(MUTANTS)/bin --only "$(ONLY)" $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(AGAIN),--again)
+	@$(BIN)/python tests/mutants/run.py --tool $(MUTANTS)/bin --only "$(ONLY)" $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) $(if $(AGAIN),--again)
 
 $(MUTANTS_READY): tests/mutants/requirements.txt
 	@echo "Preparing $(MUTANTS) ..."

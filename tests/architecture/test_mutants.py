@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "keel"
-PARTS = ("modules", "generate", "report", "functions")
+PARTS = ("modules", "generate", "report", "functions", "forked")
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +73,37 @@ def test_what_runs_at_import_is_no_part_of_a_body(parts: dict[str, ModuleType]) 
     spans = functions.function_spans(source)
     found = [functions.span_of(spans, line) for line in range(1, 9)]
     assert found == [None] * 7 + [range(6, 9)]
+
+
+def test_a_mutant_of_a_function_that_no_test_calls_survives(
+    parts: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    forked, path = parts["forked"], tmp_path / "some.py"
+    session = forked.Session({"path": str(path)}, sys.stdout)
+    session.items = {}
+    status = session.run({"source": "def f():\n    return 2\n"}, [], {}, -1)
+    assert forked.outcome_of(status) == forked.SURVIVED
+
+
+def sample(tried: int, survived_first: int, survived: int) -> dict[str, object]:
+    survivors = [{"before": "", "after": str(n)} for n in range(survived)]
+    counts = {"mutants": 100, "tried": tried, "timeouts": 0, "survived_first": survived_first}
+    return {**counts, "survivors": survivors}
+
+
+def test_the_table_has_the_first_samples_and_the_last_ones(parts: dict[str, ModuleType]) -> None:
+    """Two modules: of the first samples 10 of 20 and 18 of 20 were killed, of the second one's last
+    9 of 10; a module that was sampled once says nothing of the tests of today. All but 1 of the 50
+    are killed now."""
+    report = {
+        "functional/ratio.py": {"0": sample(20, 10, 1)},
+        "functional/reduce.py": {"0": sample(20, 2, 0), "2": sample(10, 1, 0)},
+    }
+    rows = {line.split("|")[1].strip(): line for line in parts["report"].table(report).splitlines()}
+    cells = [x.strip() for x in rows["**functional**"].split("|")[2:-1]]
+    assert cells[:5] == ["200", "50", "13", "1", "0"]
+    assert [x.split(" ")[0] for x in cells[5:]] == ["70.0%", "90.0%", "98.0%"]
+    assert rows["`functional/ratio.py`"].split("|")[8].strip() == "–"
 
 
 def test_the_interval_of_a_share(parts: dict[str, ModuleType]) -> None:

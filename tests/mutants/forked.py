@@ -206,8 +206,8 @@ class Session:
             give_code(functions, mutant["source"], self.job["path"])
         except (KeyError, ValueError):  # another closure, say: the changed file must be imported
             return STATUS_UNSURE
-        items = [self.items[test] for test in limits]
-        for item, following in zip(items, [*items[1:], None], strict=True):
+        items = [self.items[test] for test in limits]  # none where no test calls the function
+        for item, following in itertools.zip_longest(items, items[1:]):
             signal.setitimer(signal.ITIMER_PROF, limits[item.nodeid])
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if self.failed is not None:

@@ -21,37 +21,56 @@ FUNCTIONAL = {
     "vocabulary": [f"{UNIT}/functional/test_vocabulary.py", f"{LAWS}/test_vocabulary_laws.py"],
     "walk_back": [f"{UNIT}/functional/test_walk_back.py"],
 }
+DEFAULTS = "test_region_defaults.py"
 REGIONS = {
-    "balance": ["test_imitation.py"],
-    "certify": ["test_certified_numbers.py", "test_certified.py"],
-    "constraint": ["test_constraint.py", "test_stabiliser.py", "test_imitation.py"],
+    "balance": ["test_imitation.py", DEFAULTS],
+    "certify": ["test_certified_numbers.py", "test_certified.py", DEFAULTS],
+    "constraint": [
+        "test_landing.py",
+        "test_constraint.py",
+        "test_stabiliser.py",
+        "test_imitation.py",
+        DEFAULTS,
+    ],
     "controllers": [
         "test_controllers.py",
         "../tokens/test_token_controller.py",
         "test_stabiliser.py",
         "test_imitation.py",
+        DEFAULTS,
     ],
-    "critic": ["test_constraint.py", "test_dense_critic.py"],
+    "critic": ["test_critic_fit.py", "test_dense_critic.py", "test_constraint.py", DEFAULTS],
     "dense": ["test_dense.py"],
     "dense_critic": ["test_dense_critic.py"],
-    "diagnosis": ["test_certified.py", "test_many_agents.py"],
-    "faults": ["test_proximal.py"],
+    "diagnosis": ["test_diagnosis.py", "test_certified.py", "test_many_agents.py"],
+    "faults": ["test_critic_fit.py", "test_proximal.py"],
     "gate": ["test_certified.py", "test_many_agents.py"],
-    "imitation": ["test_imitation.py"],
-    "ladder": ["test_ladder.py"],
+    "imitation": ["test_imitation.py", DEFAULTS],
+    "ladder": ["test_ladder.py", DEFAULTS],
     "measure": [
         "test_kl_metrics.py",
         "test_certified_numbers.py",
         "test_certified.py",
         "test_many_agents.py",
     ],
-    "objective": ["test_proximal.py", "test_dense.py"],
+    "objective": ["test_proximal.py", "test_penalties.py", "test_dense.py", DEFAULTS],
     "penalties": ["test_penalties.py"],
-    "proximal": ["test_early_stop.py", "test_proximal.py"],
-    "sequential": ["test_many_agents.py"],
-    "stepper": ["test_proximal.py", "test_dense.py"],
-    "supervised": ["test_imitation.py"],
-    "token_objective": ["../tokens/test_token_objective.py"],
+    "proximal": [
+        "test_early_stop.py",
+        "test_proximal.py",
+        "test_penalties.py",
+        "test_imitation.py",
+        DEFAULTS,
+    ],
+    "sequential": ["test_many_agents.py", DEFAULTS],
+    "stepper": [
+        "test_micro_batches.py",
+        "test_without_adam.py",
+        "test_proximal.py",
+        "test_dense.py",
+    ],
+    "supervised": ["../tokens/test_token_terms.py", DEFAULTS],
+    "token_objective": ["../tokens/test_token_terms.py", DEFAULTS],
 }
 SERVING = f"{UNIT}/apps/serving"
 MODULES: dict[str, list[str]] = {
@@ -61,28 +80,36 @@ MODULES: dict[str, list[str]] = {
         for name, tests in REGIONS.items()
     },
     "rollout/targets.py": [
-        f"{UNIT}/rollout/test_{name}.py"
-        for name in (
-            "target_groups",
-            "target_statistics",
-            "inserted_rows",
-            "collect",
-            "sampled_targets",
-        )
+        *(
+            f"{UNIT}/rollout/test_{name}.py"
+            for name in (
+                "target_groups",
+                "target_statistics",
+                "inserted_rows",
+                "collect",
+                "sampled_targets",
+            )
+        ),
+        f"{UNIT}/models/test_memory.py",
     ],
     "apps/language/advantages.py": [f"{UNIT}/tokens/test_token_advantages.py"],
     **{
         f"apps/serving/{name}.py": [
+            f"{SERVING}/test_plain_cluster.py",
+            f"{SERVING}/test_plain_routers.py",
             f"{SERVING}/test_serving_numbers.py",
-            f"{SERVING}/test_replica.py",
-            f"{SERVING}/test_routers.py",
         ]
-        for name in ("kernels", "kernels_batch", "kernels_cache", "kernels_route")
+        for name in ("kernels", "kernels_batch", "kernels_cache", "kernels_many")
     },
-    "apps/serving/kernels_draw.py": [f"{SERVING}/test_routers.py"],
-    "apps/serving/kernels_many.py": [
+    "apps/serving/kernels_route.py": [
+        f"{SERVING}/test_plain_cluster.py",
+        f"{SERVING}/test_plain_routers.py",
         f"{SERVING}/test_serving_numbers.py",
-        f"{SERVING}/test_serving_envs.py",
+        f"{SERVING}/test_routers.py",
+    ],
+    "apps/serving/kernels_draw.py": [
+        f"{SERVING}/test_plain_routers.py",
+        f"{SERVING}/test_routers.py",
     ],
 }
 """Modules below `src/keel`, and the test files that are theirs, the quickest first."""

@@ -1,4 +1,9 @@
-"""What `make mutants` keeps: `docs/data/mutants.json`, and its table in `docs/data/mutants.md`."""
+"""What `make mutants` keeps: `docs/data/mutants.json`, and its table in `docs/data/mutants.md`.
+
+The report has the samples of every module by the seed that drew them, in the order of the seeds.
+Tests are written for the survivors of a sample: how many mutants the tests of today notice is
+estimated by the last sample, as it was when first tried.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +18,8 @@ from modules import MODULES, group_of
 
 EQUIVALENT = Path(__file__).with_name("equivalent.yaml")
 NORMAL_95 = 1.959963984540054
+Sample = dict[str, Any]
+"""Mutants of one module that were drawn together, and which of them survive."""
 GROUPS = list(dict.fromkeys(map(group_of, MODULES)))
 
 
@@ -30,7 +37,12 @@ class Tally(NamedTuple):
         return Tally(*(a + b for a, b in zip(self, other, strict=True)))
 
     @property
-    def killed(self) -> int:
+    def first(self) -> int:
+        """How many a test noticed when they were first tried."""
+        return self.tried - self.survived_first
+
+    @property
+    def now(self) -> int:
         return self.tried - self.survived
 
     @property
@@ -57,17 +69,18 @@ def read_report(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-def write_report(path: Path, module: str, entry: dict[str, Any]) -> None:
-    """Put one module's entry into the report, modules in the order of `MODULES`."""
-    report = {**read_report(path), module: entry}
+def write_report(path: Path, module: str, samples: dict[str, Sample]) -> None:
+    """Put one module's samples into the report, modules in the order of `MODULES`."""
+    samples = {seed: samples[seed] for seed in sorted(samples, key=int)}
+    report = {**read_report(path), module: samples}
     ordered = {name: report[name] for name in MODULES if name in report}
     path.write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def tally(module: str, entry: dict[str, Any]) -> Tally:
-    survivors = entry["survivors"]
+def tally(module: str, sample: Sample) -> Tally:
+    survivors = sample["survivors"]
     equivalent = sum(is_equivalent(module, mutant) for mutant in survivors)
-    counts = (entry[name] for name in ("mutants", "tried", "timeouts", "survived_first"))
+    counts = (sample[name] for name in ("mutants", "tried", "timeouts", "survived_first"))
     return Tally(*counts, len(survivors), equivalent)
 
 
@@ -82,32 +95,47 @@ def wilson(killed: int, tried: int) -> tuple[float, float]:
     return middle - half, middle + half
 
 
-def table(report: dict[str, Any]) -> str:
+def table(report: dict[str, dict[str, Sample]]) -> str:
     """Return the groups, then the modules, as a table of Markdown."""
-    tallies = {module: tally(module, entry) for module, entry in report.items()}
+    tallies = {
+        module: [tally(module, sample) for sample in samples.values()]
+        for module, samples in report.items()
+    }
     groups = {
-        group: sum((x for name, x in tallies.items() if group_of(name) == group), Tally())
-        for group in GROUPS
+        group: [x for module, x in tallies.items() if group_of(module) == group] for group in GROUPS
     }
     rows = [
-        *(row(f"**{group}**", x) for group, x in groups.items() if x.tried),
-        row("**all**", sum(tallies.values(), Tally())),
-        *(row(f"`{module}`", x) for module, x in tallies.items()),
+        *(row(f"**{group}**", x) for group, x in groups.items() if x),
+        row("**all**", list(tallies.values())),
+        *(row(f"`{module}`", [x]) for module, x in tallies.items()),
     ]
-    head = "| | mutants | tried | survived at first | survive | equivalent | killed first | now |"
-    return "\n".join([head, "|---" + "|---:" * 7 + "|", *rows]) + "\n"
+    head = (
+        "| | mutants | tried | survived at first | survive | equivalent"
+        " | first sample | last sample | now |"
+    )
+    return "\n".join([head, "|---" + "|---:" * 8 + "|", *rows]) + "\n"
 
 
-def row(name: str, x: Tally) -> str:
-    """Return a row, with both shares of the mutants that a test could notice.
+def row(name: str, modules: list[list[Tally]]) -> str:
+    """Return a row of modules, each with its samples: counts of all samples, then three shares.
 
-    Only the first is a sample of the module, and has an interval where not all were tried: tests
-    that were added since were written for these very mutants.
+    They are of the mutants that a test could notice: of the first samples and of the last ones when
+    these were tried first, and of all samples now. A module that was sampled once has no last.
     """
-    killed = x.tried - x.survived_first
-    first, now = (f"{n / x.able:.1%}" if x.able else "–" for n in (killed, x.killed))
-    if x.able and x.tried < x.mutants:
-        low, high = wilson(killed, x.able)
-        first += f" ({low:.0%}–{high:.0%})"
-    counts = (x.mutants, x.tried, x.survived_first, x.survived, x.equivalent)
-    return f"| {name} | " + " | ".join(f"{n:,}" for n in counts) + f" | {first} | {now} |"
+    every = sum((x for samples in modules for x in samples), Tally())
+    first = sum((samples[0] for samples in modules), Tally())
+    last = sum((samples[-1] for samples in modules if len(samples) > 1), Tally())
+    mutants = sum(samples[-1].mutants for samples in modules)
+    counts = (mutants, every.tried, every.survived_first, every.survived, every.equivalent)
+    now = f"{every.now / every.able:.1%}" if every.able else "–"
+    cells = [name, *(f"{n:,}" for n in counts), share_at_first(first), share_at_first(last), now]
+    return "| " + " | ".join(cells) + " |"
+
+
+def share_at_first(x: Tally) -> str:
+    """Return the share killed when first tried, with its interval where not all were tried."""
+    if not x.able:
+        return "–"
+    low, high = wilson(x.first, x.able)
+    interval = f" ({low:.0%}–{high:.0%})" if x.tried < x.mutants else ""
+    return f"{x.first / x.able:.1%}{interval}"

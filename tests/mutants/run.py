@@ -21,7 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from modules import MODULES, without_jit
-from report import is_equivalent, read_report, table, write_report
+from report import Sample, is_equivalent, read_report, table, write_report
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
@@ -39,9 +39,9 @@ def main() -> None:
     if not given.table:
         with Forks() as forks:
             for module in chosen:
-                entry = mutate(module, given, forks, read_report(report_file).get(module))
-                write_report(report_file, module, entry)
-                tell(module, entry)
+                samples = mutate(module, given, forks, read_report(report_file).get(module, {}))
+                write_report(report_file, module, samples)
+                tell(module, samples)
     text = table(read_report(report_file))
     (DATA / "mutants.md").write_text(text, encoding="utf-8")
     print(text)
@@ -59,32 +59,51 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def mutate(module: str, given: argparse.Namespace, forks: Forks, before: Any) -> dict[str, Any]:
-    """Try mutants of one module, and return what the report keeps of them."""
+def mutate(
+    module: str, given: argparse.Namespace, forks: Forks, samples: dict[str, Sample]
+) -> dict[str, Sample]:
+    """Try mutants of one module, and return its samples by seed, as the report keeps them."""
     path = ROOT / "src" / "keel" / module
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-    again = given.again and before is not None
-    if again and before["sha256"] != digest:
+    current = {seed: x for seed, x in samples.items() if x["sha256"] == digest}
+    again = given.again and bool(samples)
+    if again and not current:
         sys.exit(f"mutants: {module} has changed since its survivors were recorded")
-    only = [[x["operator"], x["occurrence"]] for x in before["survivors"]] if again else None
-    found = generate(given.tool, path, module, given.sample, given.seed, only)
+    recorded = [x for sample in current.values() for x in sample["survivors"]]
+    only = [place(x) for x in recorded if not is_equivalent(module, x)] if again else None
+    if only == []:
+        return samples
+    generated = generate(given.tool, path, module, given.sample, given.seed, only)
     began = time.perf_counter()
-    outcomes = forks.try_all(module, found["mutants"], given.slowest)
+    outcomes = forks.try_all(module, generated["mutants"], given.slowest)
     survivors = [
         {key: mutant[key] for key in ("operator", "occurrence", "line", "before", "after")}
-        for mutant, outcome in zip(found["mutants"], outcomes, strict=True)
+        for mutant, outcome in zip(generated["mutants"], outcomes, strict=True)
         if outcome == "survived"
     ]
     print(f"{module}: {len(outcomes)} mutants in {time.perf_counter() - began:.0f} s", flush=True)
-    timeouts = outcomes.count("timeout")
-    return {
+    if again:
+        killed = [x for x in only or [] if x not in map(place, survivors)]
+        return {**samples, **{seed: without(x, killed) for seed, x in current.items()}}
+    fresh = {
         "sha256": digest,
-        "mutants": found["count"],
-        "tried": before["tried"] if again else len(outcomes),
-        "timeouts": before["timeouts"] + timeouts if again else timeouts,
-        "survived_first": before["survived_first"] if again else len(survivors),
+        "mutants": generated["count"],
+        "tried": len(outcomes),
+        "timeouts": outcomes.count("timeout"),
+        "survived_first": len(survivors),
         "survivors": survivors,
     }
+    return {**samples, str(given.seed): fresh}
+
+
+def place(mutant: dict[str, Any]) -> list[Any]:
+    """Return what names a mutant of a module."""
+    return [mutant["operator"], mutant["occurrence"]]
+
+
+def without(sample: Sample, killed: list[list[Any]]) -> Sample:
+    """Return a sample without those of its survivors that are killed by now."""
+    return {**sample, "survivors": [x for x in sample["survivors"] if place(x) not in killed]}
 
 
 def generate(
@@ -159,18 +178,19 @@ def fresh_tree() -> None:
     shutil.copy(ROOT / "pyproject.toml", TREE)
 
 
-def tell(module: str, entry: dict[str, Any]) -> None:
-    """Print the survivors with what was changed, and how many there were."""
-    for mutant in entry["survivors"]:
-        if not is_equivalent(module, mutant):
+def tell(module: str, samples: dict[str, Sample]) -> None:
+    """Print the survivors with what was changed, and how many there were of each sample."""
+    for seed, sample in samples.items():
+        survivors = sample["survivors"]
+        unexplained = [mutant for mutant in survivors if not is_equivalent(module, mutant)]
+        for mutant in unexplained:
             print(f"\n{module}:{mutant['line']} {mutant['operator']}")
             print("  -", mutant["before"], "\n  +", mutant["after"])
-    equivalent = sum(is_equivalent(module, mutant) for mutant in entry["survivors"])
-    print(
-        f"\n{module}: {len(entry['survivors'])} of {entry['tried']} mutants survived,"
-        f" {equivalent} of them equivalent\n",
-        flush=True,
-    )
+        print(
+            f"\n{module}, seed {seed}: {len(survivors)} of {sample['tried']} mutants survived,"
+            f" {len(survivors) - len(unexplained)} of them equivalent\n",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -190,6 +190,16 @@ def test_group_baselines_and_that_equal_or_lonely_scores_say_nothing(baseline, f
     assert_close(result, rows(*first_group, 0, 0, 0, dtype=dtype))
 
 
+@pytest.mark.parametrize("baseline", [grpo, dr_grpo, rloo])
+def test_a_row_without_weight_gets_nothing_and_is_not_there_for_its_group(baseline):
+    """Scores 1 and 3, and a 100 that does not count."""
+    score, group = torch.tensor([1.0, 100.0, 3.0]), torch.zeros(3, dtype=torch.long)
+    counted = torch.tensor([0, 2])
+    advantage = baseline(score, group, 1, weight=torch.tensor([1.0, 0.0, 1.0]))
+    torch.testing.assert_close(advantage[counted], baseline(score[counted], group[counted], 1))
+    assert advantage[1] == 0.0
+
+
 def test_reinforce_pp_divides_by_the_deviation_of_the_whole_batch():
     assert_close(reinforce_pp(rows(1, 2, 3)), rows(-1, 0, 1))
     assert_close(reinforce_pp(rows(1, 2, 3), torch.tensor([0, 0, 0])), rows(-1, 0, 1))

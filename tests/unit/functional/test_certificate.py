@@ -112,6 +112,7 @@ def test_a_gradient_that_nothing_explains_is_said_to_be_so(monkeypatch: pytest.M
 
 def test_one_seed_one_certificate():
     assert certificate(policies=2, seed=3) == certificate(policies=2, seed=3)
+    assert certificate(policies=2) == certificate(policies=2, seed=0)
     assert certificate(policies=2, seed=3) != certificate(policies=2, seed=4)
 
 

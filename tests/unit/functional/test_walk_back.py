@@ -55,6 +55,12 @@ def test_a_share_whose_kl_is_the_bound_itself_is_kept() -> None:
     assert result.kl.item() == 0.01
 
 
+def test_a_share_whose_kl_is_half_of_the_bound_is_enough() -> None:
+    seen = iter([0.04, 0.005])
+    result = alone(lambda _: next(seen), bound=0.01)
+    assert (result.kl.item(), result.evaluations) == (0.005, 2)
+
+
 def test_a_kl_that_never_holds_rolls_back() -> None:
     result = alone(lambda share: 1.0 if share > 0 else 0.0, bound=0.01)
     assert (result.fraction.item(), result.kl.item()) == (0.0, 0.0)

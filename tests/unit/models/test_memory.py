@@ -142,11 +142,17 @@ def test_targets_bootstrap_from_remembered_values() -> None:
     torch.testing.assert_close(targets.target.T[counted], expected[counted])
 
 
-def test_a_truncated_episode_goes_on_from_its_own_memory() -> None:
-    """Same-step autoreset keeps the final observation apart: V there continues the sequence."""
+@pytest.mark.parametrize("at_the_end", [False, True])
+def test_a_truncated_episode_goes_on_from_its_own_memory(at_the_end: bool) -> None:
+    """Same-step autoreset keeps the final observation apart: V there continues the sequence, in
+    the last row of a rollout too."""
     agent, rollout = collect("critic", "same_step")
     ended = rollout.terminated.clone()
     fields = {**vars(rollout), "terminated": torch.zeros_like(ended), "truncated": ended}
+    if at_the_end:
+        ended[-1, 1] = True
+        final = {key: x[:1] for key, x in fields["final_obs"].items()}
+        fields |= {"final_obs": final, "final_index": torch.tensor([39 * 3 + 1])}
     rollout = Rollout(**fields)
     assert rollout.final_obs is not None
     assert rollout.final_index is not None
@@ -154,8 +160,8 @@ def test_a_truncated_episode_goes_on_from_its_own_memory() -> None:
     row, column = divmod(int(rollout.final_index[0]), 3)
     assert rollout.memory is not None
     upto = {k: x[: row + 1, column : column + 1].transpose(0, 1) for k, x in rollout.obs.items()}
-    final = rollout.final_obs["obs"][0][None, None]
-    longer = {"obs": torch.cat([upto["obs"], final], 1)}
+    last = rollout.final_obs["obs"][0][None, None]
+    longer = {"obs": torch.cat([upto["obs"], last], 1)}
     longer[STARTS] = torch.cat([upto[STARTS], torch.zeros(1, 1, dtype=torch.bool)], 1)
     longer |= {key: x[column : column + 1] for key, x in rollout.memory.items()}
     value = agent.value(agent.initial, longer)[0, -1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,11 +15,12 @@ from hypothesis import strategies as st
 from keel.errors import KeelError
 from keel.models.distributions import Categorical, Gaussian
 from keel.regions.certify import Certified
+from keel.regions.faults import NumericError
 from keel.regions.gate import GATE, ConsistencyError, _slack, check_replay, replay_gap
 from keel.regions.measure import exact_kl
 from keel.regions.objective import Objective
 from keel.regions.proximal import PPO
-from keel.rollout.batch import Sampled
+from keel.rollout.batch import Rows, Sampled
 from keel.types import HyperParams
 
 from .conftest import SHAPES, SMALL, Setting, build
@@ -249,6 +251,51 @@ def test_a_log_prob_may_differ_by_rounding_and_a_row_that_does_not_count_in_any_
     rows = replace(rows, log_prob=rows.log_prob - GATE / 2, behaviour=behaviour, weight=weight)
     gap = check_replay(steps.agent, steps.opt_state.params, rows, 1.0, enforce=True)
     assert gap == pytest.approx(GATE / 2, rel=0.01)
+
+
+@pytest.mark.parametrize(("gap", "refused"), [(GATE, False), (1.01 * GATE, True)])
+def test_a_log_prob_may_differ_by_exactly_what_is_allowed(gap: float, refused: bool) -> None:
+    """The only legal action has a log-prob of 0."""
+    logits = torch.tensor([[0.0, -torch.inf], [0.0, -torch.inf]])
+    agent: Any = SimpleNamespace(
+        workers=1, groups=1, dist=Categorical(2), policy=lambda *_: {"logits": logits}
+    )
+    stored = torch.tensor([0.0, -gap])
+    action = torch.zeros(2, dtype=torch.int64)
+    rows = Rows({}, {"logits": logits}, action, stored, torch.ones(2), None)
+    if refused:
+        with pytest.raises(ConsistencyError):
+            check_replay(agent, torch.zeros(1, 1), rows, 1.0, enforce=True)
+    else:
+        assert check_replay(agent, torch.zeros(1, 1), rows, 1.0, enforce=True) > 0.0
+
+
+@pytest.mark.parametrize(("shift", "refused"), [(1e-4, False), (2e-4, True)])
+def test_the_kl_of_a_narrow_gaussian_may_differ_by_the_square_of_its_rounding(
+    shift: float, refused: bool
+) -> None:
+    """σ = 1e-3 is allowed ten times the log-ratio, and a hundred times the KL: 1e-4·100 = 0.01.
+    Means that are 1e-4 apart have a KL of ½·0.1² = 0.005, and 2e-4 one of 0.02; half-way between
+    them both give an action the same log-prob."""
+    log_std = torch.tensor([[1e-3]]).log()
+    now = {"mean": torch.zeros(1, 1), "log_std": log_std}
+    sampled = {"mean": torch.full((1, 1), shift), "log_std": log_std}
+    dist = Gaussian(1)
+    agent: Any = SimpleNamespace(workers=1, groups=1, dist=dist, policy=lambda *_: now)
+    action = torch.full((1, 1), shift / 2)
+    rows = Rows({}, sampled, action, dist.log_prob(sampled, action), torch.ones(1), None)
+    if refused:
+        with pytest.raises(ConsistencyError):
+            check_replay(agent, torch.zeros(1, 1), rows, 1.0, enforce=True)
+    else:
+        assert check_replay(agent, torch.zeros(1, 1), rows, 1.0, enforce=True) < 1e-3
+
+
+def test_a_policy_that_gives_nan_is_no_other_policy(steps: Setting) -> None:
+    params = torch.full_like(steps.opt_state.params, torch.nan)
+    message = r"the policy's output is not finite \(steps skipped, none applied: 0\)"
+    with pytest.raises(NumericError, match=message):
+        check_replay(steps.agent, params, steps.rows, 1.0, enforce=True)
 
 
 def test_the_gap_of_a_minibatch_is_that_of_the_rows_that_count(steps: Setting) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from keel.functional import policy_ratio, ratio_report
 from keel.models.agent import Agent
-from keel.regions.certify import Certified, _warnings
+from keel.regions.certify import Certified, _interpolate, _warnings
 from keel.regions.objective import Objective
 from keel.regions.stepper import OptimizerState, initial_opt_state
 from keel.types import HyperParams, UpdateReport
@@ -136,6 +136,40 @@ def test_alarms_of_ratios_and_that_their_thresholds_are_none() -> None:
     assert all(math.isnan(x) for x in alarms(100.0, 0.01, 5.0))
     assert alarms(100.5, 1.0, 5.5) == (100.5, 1.0, 5.5)
     assert alarms(1.0, 0.009, 5.5) == (1.0, 0.009, 5.5)
+
+
+@pytest.mark.parametrize(("bad", "share", "alarm"), [(0, 0.0, 0.0), (1, 0.5, 0.0), (2, 1.0, 1.0)])
+def test_the_alarm_of_ratios_of_which_none_is_finite(bad: int, share: float, alarm: float) -> None:
+    old = torch.where(torch.arange(2) < bad, torch.nan, 0.0)
+    told = _warnings(ratio_report(policy_ratio(torch.zeros(2), old)))
+    assert told["error/non_finite_ratio_frac"] == share
+    assert told["warn/ratio_all_nonfinite"] == alarm
+
+
+def test_a_step_whose_kl_is_the_bound_itself_is_kept_whole() -> None:
+    setting = uniform(1)
+    after = moved(setting, 1.0)
+    _, free = certified(setting, after, HyperParams(max_kl=1.0), (1.0,))
+    same, report = certified(setting, after, HyperParams(max_kl=free.kl_requested.item()), (1.0,))
+    assert report.verdict == "accepted"
+    assert torch.equal(same.params, after.params)
+
+
+def test_nothing_is_kept_of_parameters_that_are_not_finite() -> None:
+    """0·∞ is not a number, and a step of which nothing is kept is none."""
+    setting = uniform(3)
+    old, columns = setting.opt_state.params, setting.agent.policy_columns
+    new = torch.stack([torch.full_like(old[0], x) for x in (torch.inf, torch.nan, 4.0)])
+    after = _interpolate(setting.agent, old, new, torch.tensor([0.0, 0.0, 0.25]))
+    assert (after[:, columns] == torch.tensor([[0.0], [0.0], [1.0]])).all()
+
+
+def test_the_seconds_of_certification_are_told() -> None:
+    """Of what was measured, once and again where it was walked back: not a minute, not nothing."""
+    setting = uniform(1)
+    for bound in (1.0, 0.02):
+        _, report = certified(setting, moved(setting, 1.0), HyperParams(max_kl=bound), (1.0,))
+        assert 0.0 < report.metrics["time/certify_seconds"] < 60.0
 
 
 def test_a_ratio_at_the_edge_of_the_clip_range_is_not_outside() -> None:

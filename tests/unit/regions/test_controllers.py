@@ -44,6 +44,26 @@ def test_rate_and_clip_turn_outside_of_half_and_twice_the_target(kl: float, fact
     assert (clip.clip_low, clip.clip_high) == pytest.approx((0.1 * factor, 0.2 * factor))
 
 
+@pytest.mark.parametrize(
+    ("kl", "before", "after"),
+    [
+        (0.16, 0.5, 1.0),
+        (0.15, 0.5, 0.5),
+        (0.07, 0.5, 0.5),
+        (0.06, 0.5, 0.25),
+        (0.0, 1.5e-4, 1e-4),
+        (9.0, 80.0, 100.0),
+    ],
+)
+def test_a_penalty_doubles_above_one_and_a_half_times_the_target(
+    kl: float, before: float, after: float
+) -> None:
+    """And is halved below 0.1 / 1.5 = 0.0667, between 1e-4 and 100."""
+    assert turned(AdaptivePenalty(0.1), kl, HyperParams(kl_coef=before)).kl_coef == pytest.approx(
+        after
+    )
+
+
 def test_a_pulse_doubles_the_temperature_every_eight_updates() -> None:
     rule, hparams = TemperaturePulses(), HyperParams()
     state, seen = rule.init(), []

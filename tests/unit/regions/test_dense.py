@@ -272,6 +272,29 @@ def test_a_critic_with_a_learning_rate_of_its_own() -> None:
     both(agent, Objective(), batch_for(agent, 5), HyperParams(critic_factor=3.0))
 
 
+def test_minibatches_of_several_sizes() -> None:
+    """A step keeps its room to work in; a minibatch that needs more or less gets its own."""
+    agent = agent_for("discrete")
+    batch = batch_for(agent, 8)
+    by_hand = dense.make_dense_step(agent, Objective(), max_grad_norm=0.5)
+    by_autograd = make_step(agent, Objective(), group_axis=None, max_grad_norm=0.5, compiled=False)
+    active, hparams = torch.ones(1, dtype=torch.bool), HyperParams().tensor()
+    opt_state = initial_opt_state(agent.initial)
+    for size in (4, ROWS, 4, 9):
+        index, real = torch.arange(size), torch.ones(size)
+        a = by_hand(opt_state, batch, index, real, hparams, active)
+        b = by_autograd(opt_state, batch, index, real, hparams, active)
+        torch.testing.assert_close(a.gradient_norm, b.gradient_norm, rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(a.opt_state, b.opt_state, rtol=1e-3, atol=2e-5)
+
+
+def test_without_an_entropy_bonus() -> None:
+    """Neither loss nor gradient has one, whatever the coefficient."""
+    agent = agent_for("discrete")
+    batch = batch_for(agent, 9)
+    both(agent, Objective(entropy_bonus=False), batch, HyperParams(entropy_coef=0.02))
+
+
 def test_a_log_std_at_its_bound_has_no_gradient() -> None:
     agent = agent_for("box", log_std=3.0)  # the bound is 2
     batch = batch_for(agent, 6, shift=0.0)

@@ -56,7 +56,7 @@ def test_both_give_the_same_parameters(act: str, norm: float, critic: str) -> No
     for _ in range(3):
         a = by_hand(ours, batch, index, real, hparams, active)
         b = by_autograd(theirs, batch, index, real, hparams, active)
-        torch.testing.assert_close(a.statistics.value_loss, b.statistics.value_loss)
+        torch.testing.assert_close(a.statistics, b.statistics)
         torch.testing.assert_close(a.gradient_norm, b.gradient_norm, rtol=1e-4, atol=1e-7)
         torch.testing.assert_close(a.opt_state, b.opt_state, rtol=1e-3, atol=2e-5)
         ours, theirs = a.opt_state, b.opt_state
@@ -72,6 +72,19 @@ def test_a_gradient_that_is_not_finite_moves_nothing() -> None:
     )
     assert not result.applied.any()
     assert result.opt_state is begin
+
+
+@pytest.mark.parametrize(("moves", "rows"), [(False, ROWS), (True, 0)])
+def test_a_step_that_is_stopped_or_has_no_rows_moves_nothing(moves: bool, rows: int) -> None:
+    agent, begin, batch = make("tanh")
+    step = dense_critic.DenseCriticStep(agent, max_grad_norm=1.0)
+    index, real = torch.arange(ROWS), (torch.arange(ROWS) < rows).float()
+    active = torch.tensor([moves])
+    result = step(begin, batch, index, real, HyperParams(learning_rate=1e-2).tensor(), active)
+    torch.testing.assert_close(result.opt_state, begin, rtol=0, atol=0)
+    assert result.applied.tolist() == [moves]
+    assert result.gradient_norm.tolist() == [0.0]
+    assert result.statistics.value_loss.tolist() == [0.0]
 
 
 def test_what_does_not_fit_is_left_to_autograd() -> None:

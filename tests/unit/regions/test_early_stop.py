@@ -25,6 +25,8 @@ class Scripted:
 
     kls: list[tuple[float, ...]]
     active: list[list[bool]] = field(default_factory=list)
+    norms: tuple[float, ...] = ()
+    """of the gradients; 0 without"""
 
     def __call__(
         self,
@@ -40,7 +42,8 @@ class Scripted:
         zero = torch.zeros_like(kl)
         statistics = Statistics(*(zero for _ in Statistics._fields))._replace(kl=kl)
         moved = OptimizerState(*(x + active[:, None].to(x.dtype) for x in opt_state))
-        return StepResult(moved, statistics, zero, active)
+        norm = zero + (self.norms[len(self.active) - 1] if self.norms else 0.0)
+        return StepResult(moved, statistics, norm, active)
 
 
 def update(
@@ -130,3 +133,12 @@ def test_a_kl_of_exactly_one_and_a_half_times_the_target_stops_nothing(
     after, report = update(step, early_stop, epochs=2, groups=1, target_kl=1 / 64)
     assert steps_taken(after) == [4.0]
     assert torch.isnan(torch.tensor(report.metrics["train/early_stop_kl"]))
+
+
+def test_gradients_count_as_clipped_above_their_limit() -> None:
+    """Of norms ¼, ½, 1 and 2 against a limit of ½ two are above it; their mean is 15/16."""
+    step = Scripted([(QUIET,)] * 4, norms=(0.25, 0.5, 1.0, 2.0))
+    _, report = update(step, "off", epochs=2, groups=1)
+    assert report.metrics["train/gradient_clipped"] == 0.5
+    assert report.metrics["train/gradient_norm"] == pytest.approx(15 / 16)
+    assert report.metrics["train/non_finite_gradients"] == 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -21,6 +22,7 @@ from keel.regions.imitation import (
     Limit,
     Pull,
     cloning_loss,
+    cloning_metrics,
     mean_cloning_loss,
     pull,
 )
@@ -87,6 +89,34 @@ def test_the_loss_is_that_of_torch():
     torch.testing.assert_close(found, expected.reshape(1))
     whole = mean_cloning_loss(setting.agent, setting.opt_state.params, shown, 1.0)
     assert whole == pytest.approx(expected.item())
+
+
+def test_where_nothing_is_real_nothing_is_cloned():
+    """A minibatch may be padding only: a loss of 0 with a gradient of 0, not 0/0."""
+    setting = build((ROWS,))
+    shown = shown_for(setting)._replace(weight=torch.zeros(ROWS), real=torch.zeros(ROWS))
+    leaf = setting.opt_state.params.clone().requires_grad_()
+    loss = cloning_loss(setting.agent, leaf, shown, 1.0)
+    (gradient,) = torch.autograd.grad(loss.sum(), leaf)
+    assert loss.tolist() == [0.0]
+    assert not gradient.any()
+    assert mean_cloning_loss(setting.agent, setting.opt_state.params, shown, 1.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("policy_norm", "cloning_norm", "ratio"),
+    [(2.0, 3.0, 0.75), (1.0, 3.0, 1.5), (0.0, 3.0, math.inf), (0.0, 0.0, math.nan), (2.0, 0.0, 0)],
+)
+def test_how_hard_demonstrations_pull_by_hand(
+    policy_norm: float, cloning_norm: float, ratio: float
+):
+    """coef·‖cloning‖ / ‖policy‖ with a coefficient of ½; beside no gradient it is infinite, and of
+    nothing beside nothing there is no ratio. Losses of 4 and −2: |½·4| / |−2| = 1."""
+    pulled = Pull(torch.zeros(1), policy_norm, cloning_norm, 0.1)
+    metrics = cloning_metrics(pulled, HyperParams(bc_coef=0.5), policy_loss=-2.0, bc_loss=4.0)
+    assert metrics["train/bc_gradient_ratio"] == pytest.approx(ratio, nan_ok=True)
+    assert metrics["train/bc_ppo_ratio"] == pytest.approx(1.0)
+    assert metrics["train/bc_gradient_norm"] == cloning_norm
 
 
 def test_the_objective_adds_it_with_its_coefficient(taught: Setting):
@@ -313,6 +343,19 @@ def test_a_steady_conflict_is_seen_within_ten_updates():
     for _ in range(10):
         state, hparams = rule(state, outcome(bc_cosine=-0.95), hparams)
     assert hparams.bc_coef < 0.5
+
+
+def test_trust_by_hand():
+    """After n updates with a cosine of −1 its mean is −m and its mean square m = 1 − 0.95ⁿ. That is
+    conflict where m > 3·√(m·0.05/1.95), so for m > 9/39 = 0.231: of six updates (m = 0.265), not of
+    five (0.226). One of +1 makes the mean −0.202 and the square 0.302; 3·√(0.302/39) = 0.264."""
+    rule = CloningTrust(2.0)
+    state, hparams = rule.init(), KNOBS
+    coefs = []
+    for cosine in (-1.0, -1.0, -1.0, -1.0, -1.0, -1.0, 1.0):
+        state, hparams = rule(state, outcome(bc_cosine=cosine), hparams)
+        coefs.append(hparams.bc_coef)
+    assert coefs == pytest.approx([2.0, 2.0, 2.0, 2.0, 2.0, 2.0 * 0.8, 2.0 * 0.8 * 1.05])
 
 
 def test_a_nan_in_rows_that_do_not_count_reaches_no_gradient(taught: Setting):

@@ -8,8 +8,19 @@ import pytest
 import torch
 
 from keel.functional import policy_ratio
-from keel.regions.measure import Measurement, chunks, kl_metrics
+from keel.regions.measure import (
+    CHUNK,
+    Measurement,
+    chunks,
+    exact_kl,
+    group_moments,
+    kl_between,
+    kl_metrics,
+    measure,
+)
 from keel.rollout.batch import Rows
+
+from .conftest import build
 
 
 def test_the_estimates_by_hand() -> None:
@@ -55,3 +66,42 @@ def test_images_are_measured_in_small_pieces(shape: tuple[int, ...], pieces: lis
     obs = {"obs": torch.zeros(1000, *shape)}
     rows = Rows(obs, {}, torch.zeros(1000, dtype=torch.int64), weight, weight, None)
     assert [len(weight[part]) for part in chunks(rows)] == pieces
+
+
+def test_a_long_rollout_is_measured_in_pieces_that_are_put_together() -> None:
+    """Row by row what the distributions give at once, of two pieces."""
+    setting = build((CHUNK + 50,))
+    params = setting.opt_state.params * 1.1
+    with torch.no_grad():
+        now = setting.agent.policy(params, setting.rows.obs)
+    dist, old = setting.agent.dist, setting.rows.behaviour
+    measured = measure(setting.agent, params, setting.rows, 1.0)
+    torch.testing.assert_close(measured.kl, dist.kl(old, now), rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(measured.kl_reverse, dist.kl(now, old), rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(measured.entropy, dist.entropy(now), rtol=1e-4, atol=1e-6)
+    weight = setting.rows.weight.double()
+    mean = (dist.kl(old, now).double() * weight).sum() / weight.sum()
+    measured_mean = exact_kl(setting.agent, params, setting.rows, 1.0)
+    assert measured_mean.item() == pytest.approx(mean.item(), rel=1e-4)
+    before = (setting.opt_state.params, setting.rows)
+    between = kl_between(setting.agent, before, (params, setting.rows), 1.0)
+    torch.testing.assert_close(between, dist.kl(old, now), rtol=1e-4, atol=1e-7)
+
+
+def test_moments_by_hand() -> None:
+    """0.1, 0.2 and 0.4 with weights 1, 1 and 2: a mean of 1.1/4, a mean square of 0.37/4; 9 has no
+    weight."""
+    weight, nothing = torch.tensor([1.0, 1.0, 2.0, 0.0]), torch.zeros(4)
+    rows = Rows({}, {}, nothing, nothing, weight, None)
+    mean, variance = group_moments(torch.tensor([0.1, 0.2, 0.4, 9.0]), rows)
+    assert mean.item() == pytest.approx(1.1 / 4)
+    assert variance.item() == pytest.approx(0.37 / 4 - (1.1 / 4) ** 2)
+
+
+@pytest.mark.parametrize(("value", "count"), [(0.1, 3), (0.7, 7), (2.7, 3), (0.5, 4)])
+def test_no_variance_is_negative(value: float, count: int) -> None:
+    """Of equal numbers it is 0, and rounding may not take it below."""
+    nothing = torch.zeros(count)
+    rows = Rows({}, {}, nothing, nothing, torch.ones(count), None)
+    _, variance = group_moments(torch.full((count,), value, dtype=torch.float64), rows)
+    assert 0.0 <= variance.item() < 1e-14

@@ -40,6 +40,27 @@ def test_the_bound_decides_by_hand() -> None:
     assert temperatures(ladder, [1.0, 2.0, 3.0])[-1] == 4.0
 
 
+def test_a_block_counts_by_the_mean_of_its_returns() -> None:
+    """Blocks of two updates: 1 and 3, then 8 and none, then 1 and 1. Means 2, 8, 1, of which those
+    before fade by 0.9 each time: weights 0.81, 0.9, 1."""
+    ladder = TemperatureLadder(interval=2, magnitude=4.0)
+    state, hparams = ladder.init(), HyperParams()
+    for value in (1.0, 3.0, 8.0, math.nan, 1.0, 1.0):
+        state, hparams = ladder(state, Outcome(kl=0.0, return_mean=value), hparams)
+    weights = [state[f"weight{rung}"] for rung in range(3)]
+    totals = [state[f"total{rung}"] for rung in range(3)]
+    assert weights == pytest.approx([0.81, 0.9, 1.0])
+    assert totals == pytest.approx([0.81 * 2.0, 0.9 * 8.0, 1.0])
+    assert (state["since"], state["sum"], state["count"]) == (0.0, 0.0, 0.0)
+
+
+def test_a_rung_whose_best_is_long_ago_is_judged_by_its_mean() -> None:
+    """Of returns 10, 9 and 0 the first two go on: after 10 again, weights 1.729, 0.81 and 0.9 have
+    means 10, 9, 0: 10 + 10·√(log 3.439/1.729) = 18.5, 9 + 10·√(1.235/0.81) = 21.3, 11.7."""
+    ladder = TemperatureLadder(interval=1, magnitude=4.0)
+    assert temperatures(ladder, [10.0, 9.0, 0.0, 10.0])[-2:] == [1.0, 2.0]
+
+
 def test_a_rung_that_was_forgotten_is_tried_again() -> None:
     """The best rung is taken again and again, and the weights of the others fade."""
     ladder = TemperatureLadder(interval=1, magnitude=4.0)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from keel.models.agent import Agent
 from keel.regions.certify import Certified
 from keel.regions.gate import ConsistencyError
 from keel.regions.measure import exact_kl, group_mean, measure
+from keel.regions.objective import Objective
 from keel.regions.proximal import PPO
 from keel.regions.sequential import HAPPO
 from keel.regions.stepper import OptimizerState, initial_opt_state, make_step
@@ -92,22 +95,88 @@ def sequentially(agents: Setting, seed: int = 0) -> tuple[OptimizerState, Update
     )
 
 
-def test_in_sequence_each_learns_from_what_those_before_it_became(agents: Setting) -> None:
+@pytest.mark.parametrize("members", [(0, 1, 2), (0, 1, 0), (0, 0, 0)])
+def test_in_sequence_each_learns_from_what_those_before_it_became(
+    agents: Setting, members: tuple[int, ...]
+) -> None:
     """The same by hand: a permutation, and a product of ratios on the advantages."""
-    found, _ = sequentially(agents)
+    agents = sharing(agents, members)
+    after, _ = sequentially(agents)
     rng = torch.Generator().manual_seed(0)
-    order = torch.randperm(3, generator=rng).tolist()
+    order = torch.randperm(agents.agent.groups, generator=rng).tolist()
     learned, hparams = agents.targets(agents.opt_state.params), HyperParams(learning_rate=0.01)
     weight, step, alone = torch.ones(96), single_step(agents, SMALL), agents.agent.alone()
-    for a in order:
-        rows, own = of_members(agents.rows, learned, (a,))
-        taught = own._replace(advantage=own.advantage * weight)
-        start = OptimizerState(*(x[a : a + 1] for x in agents.opt_state))
-        after, _ = SMALL.update(alone, start, rows, lambda _, x=taught: x, hparams, rng, step)
-        assert torch.equal(found.params[a], after.params[0])
-        ratio = measure(alone, after.params, rows, 1.0).ratio
-        weight = weight * torch.where(rows.weight > 0, ratio.ratio, 1.0)
+    for row in order:
+        who = agents.agent.who(row)
+        rows, own = of_members(agents.rows, learned, who)
+        taught = own._replace(advantage=own.advantage * weight.repeat_interleave(len(who)))
+        start = OptimizerState(*(x[row : row + 1] for x in agents.opt_state))
+        single, _ = SMALL.update(alone, start, rows, lambda _, x=taught: x, hparams, rng, step)
+        assert torch.equal(after.params[row], single.params[0])
+        ratio = measure(alone, single.params, rows, 1.0).ratio
+        moved = torch.where(rows.weight > 0, ratio.ratio, 1.0)
+        weight = weight * moved.reshape(96, len(who)).prod(1)
     assert not torch.allclose(weight, torch.ones(96))
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """A region that moves nothing, and reports what it is told to, one agent after the other."""
+
+    reports: Iterator[tuple[Literal["accepted", "rejected"], str, float]]
+    objective: Objective = field(default_factory=Objective)
+
+    def init(self, agent: Agent) -> OptimizerState:
+        return initial_opt_state(agent.initial)
+
+    def update(
+        self, agent: Agent, state: OptimizerState, *_: object, **__: object
+    ) -> tuple[OptimizerState, UpdateReport]:
+        verdict, reason, number = next(self.reports)
+        names = ("train/policy_loss", "train/gate_log_ratio", "error/non_finite_ratio_count")
+        metrics = dict.fromkeys(names, number)
+        zero = torch.zeros(1, dtype=torch.float64)
+        return state, UpdateReport(zero, zero, zero + number, verdict, reason, metrics)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "verdict", "reason"),
+    [
+        (("rejected", "rejected", "rejected"), "rejected", "no_gradient"),
+        (("rejected", "accepted", "rejected"), "accepted", "no_gradient"),
+        (("accepted", "accepted", "accepted"), "accepted", ""),
+    ],
+)
+def test_in_sequence_reports_are_put_together(
+    agents: Setting, verdicts: tuple[Any, ...], verdict: str, reason: str
+) -> None:
+    """Means of what was measured (1 + 2 + 6 is 9), the largest gap of the gate, sums of counts; it
+    was rejected if every agent's step was."""
+    numbers = (1.0, 2.0, 6.0)
+    reasons = ("no_gradient" if x == "rejected" else "" for x in verdicts)
+    scripted = Scripted(zip(verdicts, reasons, numbers, strict=True))
+    nothing: Any = None
+    rng = torch.Generator().manual_seed(0)
+    inputs = (
+        agents.agent,
+        agents.opt_state,
+        agents.rows,
+        agents.targets,
+        HyperParams(),
+        rng,
+        nothing,
+    )
+    after, report = HAPPO(scripted).update(*inputs)
+    assert torch.equal(after.params, agents.opt_state.params)
+    assert (report.verdict, report.reason) == (verdict, reason)
+    assert report.metrics["train/policy_loss"] == pytest.approx(3.0)
+    assert report.metrics["train/gate_log_ratio"] == 6.0
+    assert report.metrics["error/non_finite_ratio_count"] == pytest.approx(9.0)
+    order = torch.randperm(3, generator=torch.Generator().manual_seed(0))
+    own = torch.empty(3, dtype=torch.float64)
+    own[order] = torch.tensor(numbers, dtype=torch.float64)
+    assert torch.equal(report.agents["train/policy_loss"], own)
+    assert torch.equal(report.alpha, own)
 
 
 def test_in_sequence_the_bound_holds_too(agents: Setting) -> None:

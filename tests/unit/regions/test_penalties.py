@@ -13,7 +13,7 @@ from keel.errors import InputError
 from keel.models.distributions import SquashedGaussian
 from keel.regions.certify import Certified
 from keel.regions.objective import Batch, Objective, Statistics
-from keel.regions.penalties import DeadPenaltyError
+from keel.regions.penalties import DeadPenaltyError, check_penalties
 from keel.types import HPARAM_INDEX, HyperParams
 
 from .conftest import SMALL, Setting, build
@@ -54,6 +54,46 @@ def test_penalties_with_a_gradient_pass(setting: Setting) -> None:
         setting.update(region, PENALISED)
 
 
+@pytest.mark.parametrize("coef", [1.0, -1.0, 0.5])
+def test_it_says_what_the_loss_is_without_the_penalty_and_with_it(
+    steps: Setting, coef: float
+) -> None:
+    """2 without, and 2 + 3·coef with it, at any parameters."""
+
+    def loss(
+        agent: Any, params: Tensor, batch: Batch, hparams: Tensor, group_axis: int | None
+    ) -> tuple[Tensor, None]:
+        return 2.0 + 0.0 * params.sum(1) + 3.0 * hparams[HPARAM_INDEX["kl_coef"]], None
+
+    message = rf"\(2 without, {2.0 + 3.0 * coef:.4g} with it\)"
+    with pytest.raises(DeadPenaltyError, match=message):
+        check_penalties(*inputs(steps, loss), HyperParams(kl_coef=coef), None)
+
+
+def test_a_penalty_that_is_cut_off_far_away_passes(steps: Setting) -> None:
+    """A KL that counts up to 0.01: it is looked at near the policy that sampled, where it has a
+    gradient."""
+    plain = Objective(penalise=True)
+
+    def loss(
+        agent: Any, params: Tensor, batch: Batch, hparams: Tensor, group_axis: int | None
+    ) -> tuple[Tensor, Statistics]:
+        nothing = HyperParams().tensor()
+        value, statistics = plain(agent, params, batch, nothing, group_axis)
+        kl = agent.dist.kl(batch.behaviour, agent.policy(params, batch.obs)).mean()
+        return value + hparams[HPARAM_INDEX["kl_coef"]] * kl.clamp(max=0.01), statistics
+
+    check_penalties(*inputs(steps, loss), HyperParams(kl_coef=0.5), None)
+
+
+def inputs(setting: Setting, loss: Any) -> tuple[Any, Any, Tensor, Batch]:
+    learned, rows = setting.targets(setting.opt_state.params), setting.rows
+    batch = Batch(
+        rows.obs, rows.behaviour, rows.action, rows.log_prob, *learned[:2], learned.raw, rows.weight
+    )
+    return setting.agent, loss, setting.opt_state.params, batch
+
+
 def test_it_is_looked_at_once_in_a_run(steps: Setting) -> None:
     later = replace(steps, opt_state=steps.opt_state._replace(steps=steps.opt_state.steps + 1.0))
     later.update(Certified(replace(SMALL, objective=WithNumber())), HyperParams(kl_coef=0.5))
@@ -66,11 +106,7 @@ def test_a_floor_needs_the_entropy_that_it_is_under() -> None:
 
 def test_a_floor_has_the_gradient_of_the_entropy_below_it_and_none_above(steps: Setting) -> None:
     """∂ [0.1·max(0, floor − H)] / ∂θ = −0.1·∂H/∂θ, as a bonus with the coefficient 0.1 has."""
-    learned = steps.targets(steps.opt_state.params)
-    rows = steps.rows
-    batch = Batch(
-        rows.obs, rows.behaviour, rows.action, rows.log_prob, *learned[:2], learned.raw, rows.weight
-    )
+    *_, batch = inputs(steps, None)
 
     def gradient(objective: Objective, hparams: HyperParams) -> Tensor:
         leaf = steps.opt_state.params.detach().requires_grad_()

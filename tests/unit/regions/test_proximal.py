@@ -36,6 +36,34 @@ def test_an_update_improves_the_surrogate(setting: Setting) -> None:
     assert report.metrics["train/epochs"] == 3.0
 
 
+def test_the_gate_measures_the_first_minibatch_before_any_step(setting: Setting) -> None:
+    """Later ones are replayed by a policy that has moved."""
+    _, report = setting.update(SMALL, HyperParams(learning_rate=1e-2))
+    assert report.metrics["train/gate_log_ratio"] < 1e-5
+
+
+def test_the_largest_log_ratio_of_every_agent(agents: Setting) -> None:
+    """Stored log-probs are off by 0.1, 0.2 and 0.3, one row of the second agent by 0.7."""
+    rows = agents.rows
+    shift = torch.tensor([0.1, 0.2, 0.3]).expand(96, 3).clone()
+    shift[17, 1] = -0.7
+    learned = agents.targets(agents.opt_state.params)
+    batch = Batch(
+        rows.obs,
+        rows.behaviour,
+        rows.action,
+        rows.log_prob + shift,
+        *(learned.advantage, learned.target, learned.raw),
+        torch.ones(96, 3),
+    )
+    _, statistics = Objective()(
+        agents.agent, agents.opt_state.params, batch, HyperParams().tensor(), 1
+    )
+    torch.testing.assert_close(
+        statistics.log_ratio_max, torch.tensor([0.1, 0.7, 0.3]), rtol=0, atol=1e-5
+    )
+
+
 def test_rows_of_weight_0_change_nothing_whatever_they_hold(setting: Setting) -> None:
     learned = setting.targets(setting.opt_state.params)
     dead = setting.rows.weight == 0

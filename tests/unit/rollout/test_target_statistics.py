@@ -101,3 +101,9 @@ def test_every_agent_has_its_own_explained_variance() -> None:
     assert told["train/explained_variance/a"] == pytest.approx(1.0)
     assert told["train/explained_variance/b"] == pytest.approx(9 / 13)
     assert told["train/explained_variance"] == pytest.approx(1 - 19 / 68)
+
+
+def test_the_spread_of_two_advantages() -> None:
+    """Rewards 3 and 1 over values of 0: a standard deviation of √2."""
+    two = statistics(ALONE, column(3.0, 1.0), torch.zeros(2, 1), torch.ones(2, 1))
+    assert two["train/advantage_raw_std"] == pytest.approx(math.sqrt(2.0))

@@ -172,6 +172,16 @@ def blocks_now(r, now, requests, replicas):
     return free
 
 
+@inner
+def has_room(r, requests, replicas, plan):
+    """Whether the first that waits could be admitted."""
+    q = replicas.ints[f.R_HEAD, r]
+    if q == NONE or replicas.ints[f.R_SIZE, r] + replicas.ints[f.R_ASIDE, r] >= plan.cap:
+        return False
+    need = blocks_of(requests.ints[f.Q_PREFILL, q])
+    return replicas.ints[f.R_FREE, r] - need >= plan.watermark[r]
+
+
 @outer
 def begin(r, now, clock, plan, requests, replicas):
     """The next iteration, and all that are like it; idle if there is nothing to do."""
@@ -192,6 +202,8 @@ def begin(r, now, clock, plan, requests, replicas):
     more = 0
     if decoding == size:
         nobody = replicas.ints[f.R_HEAD, r] == NONE or plan.patience == math.inf
+        if plan.order != 0 and has_room(r, requests, replicas, plan):
+            nobody = False  # who was restarted just now is admitted by the next iteration
         if replicas.ints[f.R_ASIDE, r] == 0 and nobody:
             more = stretch(r, total, requests, replicas)
     if decoding and replicas.times[f.R_PACE, r] == 0.0:

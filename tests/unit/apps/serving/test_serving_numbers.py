@@ -95,6 +95,28 @@ def test_paces_seconds_and_tokens_are_those_of_the_plain_simulation(
     assert found.ints[f.R_DONE_TOKENS, 0] == told["tokens"]
 
 
+# --- batches --------------------------------------------------------------------------------------
+
+
+def test_prompts_that_are_read_together_count_by_the_root_of_their_squares() -> None:
+    """Two prompts of one token come while a third is read: √(1 + 1) rounds to 1."""
+    first = 1e-3 * (TABLES.linear[64] + TABLES.prefill[0, 60])
+    both = 1e-3 * (TABLES.linear[8] + TABLES.prefill[0, 1])
+    workload = make_workload([0.0, first / 3, first / 2], [60, 1, 1], [1, 1, 1])
+    ends = replay(Cluster((Replica(TABLES),)), workload, [0] * 3).requests.times[f.Q_FINISHED]
+    assert ends.tolist() == pytest.approx([first, first + both, first + both])
+
+
+@pytest.mark.parametrize("order", ["sarathi", "vllm"])
+def test_memory_is_filled_up_to_its_watermark(order: str) -> None:
+    """Of 40 blocks 12 are left free: 447 tokens and the one that is written fill the other 28."""
+    cluster = Cluster((Replica(TABLES, blocks=40),), order=order, watermark=0.3)  # type: ignore[arg-type]
+    requests = replay(cluster, make_workload([0.0, 1.0], [447, 448], [1, 1]), [0, 0]).requests
+    assert requests.ints[f.Q_LOST].tolist() == [0, 1]
+    spent = 1e-3 * (TABLES.linear[448] + TABLES.prefill[0, 447])
+    assert requests.times[f.Q_FINISHED].tolist() == pytest.approx([spent, 1.0])
+
+
 # --- cached tokens --------------------------------------------------------------------------------
 
 
