@@ -35,7 +35,7 @@ _NAMES = {
     "picture": ("draw_city", "write_city", "write_film"),
     "report": ("Report", "held_out_gap", "percent_of_optimum", "play"),
     "rules": ("FULL", "SMALL", "Rules", "Trade", "make_rules", "note_000"),
-    "sight": ("Sight", "look", "worth"),
+    "observations": ("Sight", "look", "worth"),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -1,6 +1,6 @@
 """Replicas of language models, and routers that send requests to them.
 
-    from keel.apps.serving import closed_form, equal_cluster, play, summarise, synthesise, Synthetic
+    from keel.apps.serving import Synthetic, closed_form, equal_cluster, simulate, summarise
 
 Names are loaded when they are first used: numba is a second and 100 MB, which others need not pay.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from keel.apps.serving.results import Objective, Report, latencies, summarise
     from keel.apps.serving.scorer import Scorer, load_scorer
     from keel.apps.serving.settings import SETTINGS, Scenario, Setting, draw, held_out, make_setting
-    from keel.apps.serving.simulate import (
+    from keel.apps.serving.simulation import (
         HONEST,
         ROUTERS,
         Conditions,
@@ -36,7 +36,7 @@ _NAMES = {
     "cluster": ("Cluster", "Replica", "equal_cluster"),
     "fidelity": ("Fidelity", "compare"),
     "judging": ("Gain", "Headroom", "gain", "headroom", "judge"),
-    "playing": ("HONEST", "ROUTERS", "Conditions", "Trace", "clairvoyant", "simulate", "replay"),
+    "simulation": ("HONEST", "ROUTERS", "Conditions", "Trace", "clairvoyant", "simulate", "replay"),
     "results": ("Objective", "Report", "latencies", "summarise"),
     "scorer": ("Scorer", "load_scorer"),
     "settings": ("SETTINGS", "Scenario", "Setting", "draw", "held_out", "make_setting"),

@@ -13,7 +13,7 @@ from keel.apps.serving import fields as f
 from keel.apps.serving.arrays import Floats
 from keel.apps.serving.cluster import equal_cluster
 from keel.apps.serving.results import latencies
-from keel.apps.serving.simulate import replay
+from keel.apps.serving.simulation import replay
 from keel.apps.serving.tables import Tables
 from keel.apps.serving.workload import load_workload
 from keel.errors import InputError

@@ -14,7 +14,7 @@ from keel.apps.serving.many import Many
 from keel.apps.serving.results import Report, summarise
 from keel.apps.serving.scorer import Scorer
 from keel.apps.serving.settings import Scenario, Setting, draw
-from keel.apps.serving.simulate import HONEST, Trace, clairvoyant, simulate
+from keel.apps.serving.simulation import HONEST, Trace, clairvoyant, simulate
 from keel.errors import InputError
 
 LEARNED = "policy"

@@ -25,7 +25,7 @@ from keel.apps.serving.arrays import (
 )
 from keel.apps.serving.observations import REPLICA, REQUEST
 from keel.apps.serving.settings import PREFIX_BLOCK, Scenario, Setting, draw
-from keel.apps.serving.simulate import Trace, telemetry_of
+from keel.apps.serving.simulation import Trace, telemetry_of
 from keel.apps.serving.windows import most_prefixes
 from keel.models.parallel import parallel_map
 

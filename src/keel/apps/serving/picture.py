@@ -9,7 +9,7 @@ import numpy as np
 
 from keel.apps.serving import fields as f
 from keel.apps.serving.results import last_moment, latencies
-from keel.apps.serving.simulate import Trace
+from keel.apps.serving.simulation import Trace
 from keel.look import BLUE, GREEN, GREY, INK, ORANGE, new_figure, tidy
 from keel.runs.drawing import write_png
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from keel.apps.serving import fields as f
 from keel.apps.serving.arrays import Floats
-from keel.apps.serving.simulate import Trace
+from keel.apps.serving.simulation import Trace
 
 
 @dataclass(frozen=True)

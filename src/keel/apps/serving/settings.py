@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from keel.apps.serving.cluster import Cluster, Replica
-from keel.apps.serving.simulate import Conditions
+from keel.apps.serving.simulation import Conditions
 from keel.apps.serving.synthetic import Synthetic, synthesise
 from keel.apps.serving.tables import FORMS, closed_form
 from keel.apps.serving.windows import served_well, window

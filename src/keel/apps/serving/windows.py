@@ -10,7 +10,7 @@ import numpy as np
 from keel.apps.serving import fields as f
 from keel.apps.serving.cluster import equal_cluster
 from keel.apps.serving.results import last_moment
-from keel.apps.serving.simulate import simulate
+from keel.apps.serving.simulation import simulate
 from keel.apps.serving.tables import closed_form
 from keel.apps.serving.workload import Workload, load_workload, make_workload
 from keel.errors import InputError

@@ -14,7 +14,7 @@ import numpy as np
 from keel.apps.serving import fields as f
 from keel.apps.serving.cluster import Cluster
 from keel.apps.serving.observations import follow
-from keel.apps.serving.simulate import Trace
+from keel.apps.serving.simulation import Trace
 from keel.apps.serving.tables import Tables
 from keel.apps.serving.workload import Workload, make_workload
 

@@ -36,7 +36,7 @@ from keel.apps.serving.live.backends import (
 from keel.apps.serving.live.choosing import Chooser, Guards, burdens, reference_odds, see
 from keel.apps.serving.live.prompts import Prefixes, Prompt, read_prompt
 from keel.apps.serving.observations import REPLICA, REQUEST
-from keel.apps.serving.simulate import ROUTERS
+from keel.apps.serving.simulation import ROUTERS
 from keel.cli import main
 from keel.cli.route import Route
 from keel.errors import InputError

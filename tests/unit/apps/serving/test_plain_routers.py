@@ -22,7 +22,7 @@ from keel.apps.serving import fields as f
 from keel.apps.serving.arrays import Weights
 from keel.apps.serving.cluster import Cluster, Replica
 from keel.apps.serving.kernels_draw import conversations, wandering
-from keel.apps.serving.simulate import Conditions, clairvoyant, simulate
+from keel.apps.serving.simulation import Conditions, clairvoyant, simulate
 from keel.apps.serving.workload import Workload, make_workload
 
 TABLES = toy_tables()

@@ -10,7 +10,7 @@ from serving_toys import one_by_one, toy_tables
 
 from keel.apps.serving import fields as f
 from keel.apps.serving.cluster import Cluster, Replica, equal_cluster
-from keel.apps.serving.simulate import replay
+from keel.apps.serving.simulation import replay
 from keel.apps.serving.workload import make_workload
 from keel.errors import InputError
 

@@ -20,7 +20,7 @@ from keel.apps.serving.kernels_draw import conversations, wandering
 from keel.apps.serving.kernels_route import VIDUR, scattered, score, speed_of
 from keel.apps.serving.results import Objective, latencies, summarise
 from keel.apps.serving.settings import draw, held_out, make_setting
-from keel.apps.serving.simulate import HONEST, ROUTERS, Conditions, clairvoyant, replay, simulate
+from keel.apps.serving.simulation import HONEST, ROUTERS, Conditions, clairvoyant, replay, simulate
 from keel.apps.serving.synthetic import Synthetic, synthesise
 from keel.apps.serving.tables import FORMS, closed_form, load_tables
 from keel.apps.serving.workload import load_workload, make_workload

@@ -22,7 +22,7 @@ from keel.apps.serving.observations import REPLICA
 from keel.apps.serving.results import Report, summarise
 from keel.apps.serving.scorer import make_scorer
 from keel.apps.serving.settings import draw, held_out, make_setting
-from keel.apps.serving.simulate import replay, simulate
+from keel.apps.serving.simulation import replay, simulate
 from keel.apps.serving.tables import closed_form
 from keel.apps.serving.vector import LATENCY_SCALE, vector_env
 from keel.cli import main

@@ -17,7 +17,7 @@ from keel.apps.serving.kernels_many import see
 from keel.apps.serving.many import Many
 from keel.apps.serving.observations import REPLICA
 from keel.apps.serving.settings import Scenario, draw, make_setting
-from keel.apps.serving.simulate import Conditions, replay
+from keel.apps.serving.simulation import Conditions, replay
 from keel.apps.serving.workload import Workload, make_workload
 
 TABLES = toy_tables()

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from keel.apps.serving import fields as f
 from keel.apps.serving.arrays import Floats, View, blank_view
 from keel.apps.serving.observations import REPLICA, REQUEST, UNKNOWN_PACE
-from keel.apps.serving.simulate import HONEST
+from keel.apps.serving.simulation import HONEST
 from keel.errors import InputError, check_choice
 
 log = logging.getLogger("keel.route")
