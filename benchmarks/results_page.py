@@ -219,7 +219,7 @@ def learning(found: dict[str, Any], beside: dict[str, Any]) -> list[str]:
         "## Learning",
         "",
         "The final evaluation of the presets: ten whole episodes with the likeliest action "
-        "(CartPole: twenty). The interquartile mean over seeds (of three: their mean) has "
+        "(CartPole: twenty). The interquartile mean over seeds has "
         "Student's 95 % interval, the one of `keel compare`. The training return is that of the "
         "last 100 episodes, with exploration. Seeds 100 to 109 were never used to choose any of "
         "these presets, but CartPole's had been looked at before, when its preset was changed.",
@@ -294,8 +294,10 @@ def _against(peer: list[float], own: list[float]) -> tuple[str, str]:
 
 
 def _seeds(runs: list[dict[str, Any]]) -> str:
-    seeds = [run["seed"] for run in runs]
-    return f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else str(seeds[0])
+    seeds = sorted(run["seed"] for run in runs)
+    if len(seeds) > 2 and seeds == list(range(seeds[0], seeds[-1] + 1)):
+        return f"{seeds[0]} to {seeds[-1]}"
+    return ", ".join(map(str, seeds))
 
 
 def _named(key: str) -> str:
