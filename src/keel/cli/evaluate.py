@@ -158,9 +158,9 @@ def _calibrate(policy: Policy, path: Path, seed: int) -> float:
     """The share of returns inside the predicted 80 %; sampled actions, as the critic learned."""
     from keel.training.calibration import draw_calibration, measure_calibration
 
-    found = measure_calibration(policy, seed=seed)
-    draw_calibration(found, f"{policy.config.env}, {policy.path.parent.name}", path)
-    return found.coverage
+    calibration = measure_calibration(policy, seed=seed)
+    draw_calibration(calibration, f"{policy.config.env}, {policy.path.parent.name}", path)
+    return calibration.coverage
 
 
 def _text(result: Mapping[str, object]) -> str:

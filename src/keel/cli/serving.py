@@ -261,10 +261,10 @@ def _on_trace(options: Headroom) -> dict[str, list[Report]]:
     with _progress(options, len(HONEST) + len(CLAIRVOYANTS)) as progress:
         for name in (*HONEST, *CLAIRVOYANTS):
             if name in CLAIRVOYANTS:
-                played = clairvoyant(cluster, workload, None, CLAIRVOYANTS[name])
+                trace = clairvoyant(cluster, workload, None, CLAIRVOYANTS[name])
             else:
-                played = simulate(cluster, workload, name)
-            reports[name] = [summarise(played)]
+                trace = simulate(cluster, workload, name)
+            reports[name] = [summarise(trace)]
             progress.advance(1, name)
     return reports
 
@@ -280,11 +280,11 @@ def _draw(options: Headroom, best: str) -> None:
     else:
         scene = draw(_setting(options), held_out(1)[0])
         cluster, workload, conditions = scene.cluster, scene.workload, scene.conditions
-    shown = [simulate(cluster, workload, name, conditions) for name in ("round-robin", best)]
-    shown.append(clairvoyant(cluster, workload, conditions))
-    write_latencies(shown, options.png / "latencies.png")
-    for played in shown:
-        write_timeline(played, options.png / f"timeline-{played.router}.png")
+    traces = [simulate(cluster, workload, name, conditions) for name in ("round-robin", best)]
+    traces.append(clairvoyant(cluster, workload, conditions))
+    write_latencies(traces, options.png / "latencies.png")
+    for trace in traces:
+        write_timeline(trace, options.png / f"timeline-{trace.router}.png")
 
 
 def _told(found: dict[str, list[Report]]) -> dict[str, Any]:
