@@ -13,6 +13,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from keel.envs.atari import AtariEnvs, AtariOptions
+from keel.envs.atari_wrappers import PreprocessAtari
 from keel.envs.faults import EnvError, EnvWarning, constructor_of
 from keel.envs.guard import Guarded
 from keel.envs.lanes import Env
@@ -32,6 +33,7 @@ from keel.resources import cores, expect_memory
 
 Backend = Literal["auto", "vector", "sync", "async", "envpool", "ale"]
 BACKENDS = ("auto", "vector", "sync", "async", "envpool", "ale")
+ATARI_KWARGS = "env_kwargs: the ALE takes its options as atari=AtariOptions(…)"
 SMALLEST_ENV = 1024
 """Bytes that any environment takes at the very least."""
 LIGHT = ("gymnasium.envs.classic_control", "gymnasium.envs.toy_text")
@@ -113,7 +115,8 @@ def make_envs(
             thread for EnvPool's classics.
         timeout: seconds that a worker, or an environment in this process, may take for one step.
         restart_workers: how many dead or hung workers may be replaced before it is an error.
-        atari: how Atari games are shown.
+        atari: how Atari games are shown; with `wrappers` of your own they are as Gymnasium makes
+            them.
 
     Examples:
         >>> envs = make_envs("CartPole-v1", 2, seed=0)
@@ -252,7 +255,7 @@ def _ale(request: _Request) -> Envs:
     if game is None:
         raise InputError(f"backend: ale plays Atari games, not {request.env_id}")
     if request.kwargs:
-        raise InputError("env_kwargs: the ALE takes its options as atari=AtariOptions(…)")
+        raise InputError(ATARI_KWARGS)
     return AtariEnvs(game, request.num_envs, threads=request.threads, options=request.atari)
 
 
@@ -347,7 +350,12 @@ def _factory(request: _Request) -> EnvFactory:
     spec = _spec(request)
     if spec is None:
         raise unknown(request.env_id)
-    return EnvFactory(at_hand(spec), request.kwargs, request.wrappers)
+    if atari_game(request.env_id) is None or request.wrappers:
+        return EnvFactory(at_hand(spec), request.kwargs, request.wrappers)
+    if request.kwargs:
+        raise InputError(ATARI_KWARGS)
+    show = PreprocessAtari(request.atari)
+    return EnvFactory(at_hand(spec), show.kwargs(), (show,))
 
 
 def _is_slow(request: _Request) -> bool:

@@ -13,6 +13,7 @@ import pytest
 
 import keel.envs.make
 from keel.envs import (
+    AtariOptions,
     EnvError,
     EnvWarning,
     MissingExtraError,
@@ -20,6 +21,7 @@ from keel.envs import (
     UnsupportedSpaceError,
     make_envs,
 )
+from keel.envs.make import Backend
 from keel.errors import InputError
 
 env_toys.register_toys()
@@ -48,6 +50,31 @@ def test_an_alias_with_wrappers_is_the_plain_game() -> None:
     envs = make_envs("Pong", 1, seed=0, wrappers=[env_toys.Louder])
     assert envs.backend == "gymnasium sync"
     assert envs.reset(0)["obs"].shape == (1, 3, 210, 160)
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_games_that_gymnasium_steps_are_shown_as_the_ale_shows_them(backend: Backend) -> None:
+    pytest.importorskip("ale_py")
+    options = AtariOptions(frame_stack=3, size=42, noop_max=0)
+    shown = []
+    for each in ("ale", backend):
+        envs = make_envs("Breakout", 1, seed=0, backend=each, atari=options)
+        frames = [envs.reset(0)["obs"]]
+        frames += [envs.step(np.array([action])).obs["obs"] for action in (0, 2, 2, 2, 3)]
+        shown.append(frames)
+        envs.close()
+    for ale, gym in zip(*shown, strict=True):
+        assert gym.shape == ale.shape == (1, 3, 42, 42)
+    # the same paddle and the same ball in the last picture: both have pressed FIRE
+    assert np.abs(shown[0][-1][0, -1].astype(float) - shown[1][-1][0, -1]).mean() < 1.0
+
+
+def test_a_game_shown_otherwise_than_its_stepper_can_is_refused() -> None:
+    pytest.importorskip("ale_py")
+    with pytest.raises(InputError, match=r"episodic_life .* need backend ale or envpool"):
+        make_envs("Breakout", 1, seed=0, backend="sync", atari=AtariOptions(episodic_life=True))
+    with pytest.raises(InputError, match="takes its options as atari=AtariOptions"):
+        make_envs("Breakout", 1, seed=0, backend="sync", env_kwargs={"frameskip": 4})
 
 
 class BrokenVector:
