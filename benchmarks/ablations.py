@@ -1,6 +1,6 @@
 """The ablations that come with Keel: train them, and write what the pages say about them.
 
-    python -m benchmarks.ablations train --runs RUNS [--only note-001-clamp]
+    python -m benchmarks.ablations train --runs RUNS [--only log-ratio-clamp]
     python -m benchmarks.ablations gather --runs RUNS   tables and pictures into docs
     python -m benchmarks.ablations page                 judge kept scores again, write tables
 

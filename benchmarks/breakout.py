@@ -27,7 +27,11 @@ ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "docs" / "data" / "breakout"
 PAGE, PICTURE = ROOT / "docs" / "guide" / "breakout.md", ROOT / "docs" / "images" / "breakout.png"
 KEEL = str(Path(sys.executable).with_name("keel"))
-VERSIONS = {"V1": "note-002-v1", "V2": "note-002-v2", "ours": "breakout-trpo"}
+VERSIONS = {
+    "V1": "breakout-trpo-one-env",
+    "V2": "breakout-trpo-stabilized",
+    "ours": "breakout-trpo",
+}
 COLOURS = {"V1": GREY, "V2": ORANGE, "ours": BLUE}
 EXPECTED = {
     "V1": {"first point": 5e5, "mean 10": 3e6, "mean 50": math.nan, "mean 100": math.nan},

@@ -36,7 +36,7 @@ SETTINGS: dict[str, Any] = {
     "total_steps": 307_200,
     "rollout_steps": 64,
     "threads": 1,
-    "envs": {"num": 32, "normalise_reward": True},
+    "envs": {"num": 32, "normalize_reward": True},
     "network": {"share": False},
     "advantage": {"gamma": 0.99, "lam": 0.98, "normalise": "none"},
     "region": {
@@ -55,7 +55,7 @@ SETTINGS: dict[str, Any] = {
         "accept_ratio": 0.1,
         "land": False,
     },
-    "stabiliser": {"ls_fail_threshold": 0},
+    "stabilizer": {"ls_fail_threshold": 0},
     "explore": {"entropy_decay": 0.9995, "entropy_coef_min": 0.01},
 }
 """The second column of note 002's table, without its stabiliser, on CartPole."""

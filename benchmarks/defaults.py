@@ -55,8 +55,8 @@ METRIC = "eval/return_mean"
 SETTINGS = (
     "rollout_steps",
     "envs.num",
-    "envs.normalise_obs",
-    "envs.normalise_reward",
+    "envs.normalize_obs",
+    "envs.normalize_reward",
     "network.hidden",
     "network.log_std",
     "advantage.gamma",

@@ -4,7 +4,7 @@
     python -m benchmarks.land judge --runs RUNS [--maps 50]   into docs/data/land.json
     python -m benchmarks.land page                            tables and pictures from that
     python -m benchmarks.land causes --runs RUNS              picture of the ablation land-causes
-    python -m benchmarks.land scales --runs RUNS              of land-causes-note-scale, and tables
+    python -m benchmarks.land scales --runs RUNS              of land-causes-large-returns
     python -m benchmarks.land speed                           steps of agents a second
 
 Training may be interrupted: finished seeds are never trained twice, begun ones go on.

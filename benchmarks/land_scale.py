@@ -1,6 +1,6 @@
-"""Tables and a picture of the ablation land-causes-note-scale: note 000 at its own scales.
+"""Tables and a picture of the ablation land-causes-large-returns: note 000 at its own scales.
 
-keel ablate land-causes-note-scale --runs RUNS
+keel ablate land-causes-large-returns --runs RUNS
 python -m benchmarks.land scales --runs RUNS   into docs/data and docs/images
 """
 
@@ -22,7 +22,7 @@ from keel.runs.drawing import write_png
 from keel.runs.reader import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
-PLAN = "land-causes-note-scale"
+PLAN = "land-causes-large-returns"
 DATA, IMAGE = ROOT / "docs/data/land-note-scale.json", ROOT / "docs/images/note-000-scale.png"
 METRICS = {
     "exact KL": "train/kl_exact",

@@ -54,7 +54,7 @@ EXPERIMENTS: dict[str, tuple[str, ...]] = {
 CURVES = {
     "success": "rollout/success",
     "reward": "rollout/return_mean",
-    "kl_reference": "ledger/reference_token",
+    "kl_reference": "kl/reference_token",
     "kl_coef": "train/kl_coef",
     "kl_exact": "train/kl_exact",
 }

@@ -1,7 +1,7 @@
 """Note 004's router: what makes a largest share of 73 to 77 %, and what exploration does to it.
 
 `python -m benchmarks.serving note` and `explore` call it. One factor is changed at a time, from the
-preset `note-004-before`, and measured as the note's log has it: how often the commonest replica was
+preset `router-collapse`, and measured as the note's log has it: how often the commonest replica was
 chosen in a rollout. Runs are kept in memory only; finished seeds are never run twice.
 """
 
@@ -21,7 +21,7 @@ from keel.config.options import named_values, options_text
 from keel.presets import preset
 from keel.training.loop import train
 
-BEFORE, AFTER = "note-004-before", "note-004-after"
+BEFORE, AFTER = "router-collapse", "router-rebalanced"
 NOTE_SHARE = (0.73, 0.77)
 """Between these the note's largest share is."""
 METRICS = {

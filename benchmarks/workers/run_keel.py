@@ -24,8 +24,8 @@ def configuration(work) -> Config:
         envs=Envs(
             num=work.num_envs,
             backend=work.backend,
-            normalise_obs=work.normalise,
-            normalise_reward=work.normalise,
+            normalize_obs=work.normalise,
+            normalize_reward=work.normalise,
         ),
         network=Network(hidden=tuple(work.hidden), activation="tanh"),
         advantage=Advantage(gamma=work.gamma, lam=work.lam),

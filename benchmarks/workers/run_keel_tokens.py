@@ -1,4 +1,4 @@
-"""Keel on tokens, everything that is on by default (gate, certificate, ledger, metrics) left on."""
+"""Keel on tokens; gate, certificate, KL accounting and metrics are on, as by default."""
 
 import statistics
 import string

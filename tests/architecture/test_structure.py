@@ -46,7 +46,7 @@ MAY_IMPORT = {
     "presets": BASE | {"config"},
     "explain": FUNCTIONAL_AND_BASE | {"look"},
     "integrations": FUNCTIONAL_AND_BASE | {"runs"},
-    "compare": FUNCTIONAL_AND_BASE | {"runs", "look", "printing"},
+    "compare": FUNCTIONAL_AND_BASE | {"config", "runs", "look", "printing"},
     "ablate": TRAINING | {"training"},
     "tune": TRAINING | {"training"},
     "bench": TRAINING | {"training"},

@@ -27,7 +27,7 @@ TINY: dict[str, Any] = {
     "network": {"hidden": [8]},
     "region": {"minibatch": 32, "epochs": 1},
     "natural": {"accept_ratio": 1000.0, "backtrack_iters": 3},
-    "stabiliser": {"ls_fail_threshold": 2},
+    "stabilizer": {"ls_fail_threshold": 2},
 }
 
 

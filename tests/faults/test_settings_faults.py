@@ -30,7 +30,10 @@ def refused(args: tuple[str, ...], runs: Path, capsys: pytest.CaptureFixture[str
         (("CartPole-v1", "--threads", "1e8"), "threads: expected at most 1,024"),
         (("CartPole-v1", "--network.hidden", "1e9", "1e9"), "network: layers of 1,000,000,000 ×"),
         (("CartPole-v1", "--critic.kind", "quantile", "--critic.quantiles", "1e12"), "GiB are"),
-        (("CartPole-v1", "--network.memory", "both", "--network.memory-size", "1e7"), "GiB are"),
+        (
+            ("CartPole-v1", "--network.recurrent", "both", "--network.recurrent-size", "1e7"),
+            "GiB are",
+        ),
         (("CartPole-v1", "--network.kind", "decoupled", "--network.features", "1e12"), "GiB are"),
         (("CartPole-v1", "--total-steps", "1e300"), "total_steps: expected at most"),
         (("CartPole-v1", "--seed", "-1"), "seed: expected no negative number"),
@@ -58,7 +61,7 @@ def test_impossible_settings_are_one_line_and_create_nothing(
     assert message in refused(args, tmp_path / "runs", capsys)
 
 
-GROUPED = ("CartPole-v1", "--advantage.normalise", "group")
+GROUPED = ("CartPole-v1", "--advantage.normalize", "group")
 
 
 @pytest.mark.parametrize(
@@ -81,14 +84,14 @@ GROUPED = ("CartPole-v1", "--advantage.normalise", "group")
             "shutil:copy: must take the observations",
         ),
         (
-            ("CartPole-v1", "--advantage.normalise", "robust", "--advantage.group", "nope:f"),
+            ("CartPole-v1", "--advantage.normalize", "robust", "--advantage.group", "nope:f"),
             "advantage.group: nope:f: cannot be imported",
         ),
         (GROUPED, "the environment names no group; give info['group']"),
         (("nowhere_at_all:Env",), "nowhere_at_all"),
         (("nowhere_at_all:Env-v0",), "cannot import 'nowhere_at_all'"),
-        (("CartPole-v1", "--bc.demos", "minari:no/such/data-v0"), "no/such/data"),
-        (("CartPole-v1", "--bc.demos", "nowhere"), "nowhere"),
+        (("CartPole-v1", "--demos.path", "minari:no/such/data-v0"), "no/such/data"),
+        (("CartPole-v1", "--demos.path", "nowhere"), "nowhere"),
         (
             ("language", *SMALL, "--reward.functions", "nowhere_at_all:f"),
             "nowhere_at_all:f: cannot be imported",
@@ -115,7 +118,7 @@ def test_the_same_before_a_group_of_runs(
     command: tuple[str, ...], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     runs = tmp_path / "runs"
-    words = ["--advantage.normalise", "group", "--advantage.group", "nowhere_at_all:f"]
+    words = ["--advantage.normalize", "group", "--advantage.group", "nowhere_at_all:f"]
     assert main([*command, *words, "--runs", str(runs)]) == 2
     err = capsys.readouterr().err
     assert "advantage.group: nowhere_at_all:f: cannot be imported" in err

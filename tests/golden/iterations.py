@@ -53,7 +53,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     ),
     "gru": (
         *("CartPole-v1", *ENVS, *SMALL, "--rollout-steps", "32", "--region.minibatch", "2"),
-        *("--region.epochs", "2", "--network.memory", "both", "--network.memory-size", "8"),
+        *("--region.epochs", "2", "--network.recurrent", "both", "--network.recurrent-size", "8"),
     ),
     "trpo": ("HalfCheetah-v5", "--algo", "trpo", *ENVS, *UPDATE, *SMALL),
     "trpo-discrete": ("CartPole-v1", "--algo", "trpo", *ENVS, *UPDATE, *SMALL),
@@ -66,7 +66,7 @@ KINDS: dict[str, tuple[str, ...]] = {
         *("--agents.sharing", "none", "--agents.order", "sequential"),
     ),
     "mappo": ("simple_spread", *ENVS, *UPDATE, *SMALL),
-    "demos": ("MountainCar-v0", *ENVS, *UPDATE, *SMALL, "--bc.demos", DEMOS),
+    "demos": ("MountainCar-v0", *ENVS, *UPDATE, *SMALL, "--demos.path", DEMOS),
     "quantile": ("CartPole-v1", *ENVS, *UPDATE, *SMALL, "--critic.kind", "quantile"),
     "histogram": ("HalfCheetah-v5", *ENVS, *UPDATE, *SMALL, "--critic.kind", "hl_gauss"),
     "penalty": (

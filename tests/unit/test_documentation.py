@@ -92,7 +92,9 @@ def test_the_verdicts_of_published_ablations_follow_from_their_scores(path: Path
 
 def test_the_remedies_of_note_002_are_there() -> None:
     page = (ROOT / "docs" / "guide" / "trpo.md").read_text(encoding="utf-8")
-    assert len(re.findall(r"`keel train Breakout --preset note-002-v2 [^`]+`", page)) >= 4
+    assert (
+        len(re.findall(r"`keel train Breakout --preset breakout-trpo-stabilized [^`]+`", page)) >= 4
+    )
 
 
 def test_the_breakout_page_is_what_was_gathered() -> None:

@@ -53,7 +53,7 @@ def test_every_field_that_names_code_is_listed() -> None:
 
 
 DATA = {
-    "algo", "device", "tag", "log", "task", "task_options", "bc.demos", "model.path", "kl.reward",
+    "algo", "device", "tag", "log", "task", "task_options", "demos.path", "model.path", "kl.reward",
     "kl.loss",
 }  # fmt: skip
 """Texts that choose among Keel's own names, or name files that are read as data."""

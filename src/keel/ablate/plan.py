@@ -26,6 +26,14 @@ from keel.runs.metrics import metric
 from keel.runs.resume import nested
 
 FOLDER = Path(__file__).parent / "plans"
+RENAMED = {
+    "land-causes-note-scale": "land-causes-large-returns",
+    "note-001-clamp": "log-ratio-clamp",
+    "note-001-clamp-unbounded": "log-ratio-clamp-uncertified",
+    "note-001-kl": "early-stop-kl",
+    "note-001-normalisation": "advantage-normalization",
+}
+"""Names of plans in version 0.1, which still work."""
 KEYS = ("about", "env", "preset", "seeds", "settings", "vary", "variants", "watch", "stops")
 LAST = -1
 
@@ -75,7 +83,8 @@ def plan_named(word: str) -> Plan | None:
     """A plan from a YAML file or of those that come with Keel; None if `word` is neither."""
     if word.endswith((".yaml", ".yml")):
         return read_plan(Path(word))
-    return read_plan(FOLDER / f"{word}.yaml") if word in names() else None
+    name = RENAMED.get(word, word)
+    return read_plan(FOLDER / f"{name}.yaml") if name in names() else None
 
 
 def names() -> list[str]:

@@ -35,7 +35,7 @@ class Ablate:
     Cells that are finished are never trained twice: the same command goes on where it stopped.
     Other flags are those of `keel train`, and hold for all cells.
 
-    Examples: keel ablate note-001-clamp
+    Examples: keel ablate log-ratio-clamp
               keel ablate Hopper-v5 --vary region.max_log_ratio=20,10,5 --total-steps 3e5
     """
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import tyro
 
 from keel.config import read
+from keel.config.renamed import setting_name, setting_value
 from keel.errors import InputError
 from keel.printing import printable
 from keel.runs.config_file import warn_if_changed
@@ -26,14 +27,35 @@ SCIENTIFIC = re.compile(r"^\d+(\.\d+)?[eE]\+?\d+$")
 
 
 def translate(args: Sequence[str], aliases: Mapping[str, str] | None = None) -> list[str]:
-    """Return words with `--flag=value` split, aliases resolved, and 1e6 written out.
+    """Return words with `--flag=value` split, aliases and old names resolved, 1e6 written out.
 
     Args:
         args: Words of the command line.
         aliases: Settings by their other names, with hyphens.
     """
     known = aliases or {}
-    return [_whole(known.get(x.replace("_", "-"), x)) for x in split_flags(args)]
+    return rename_flags([_whole(known.get(x.replace("_", "-"), x)) for x in split_flags(args)])
+
+
+def rename_flags(words: Sequence[str]) -> list[str]:
+    """Return words with flags, and values after them, as they are called today.
+
+    Args:
+        words: Of a command line, flags and values apart.
+
+    Examples:
+        >>> rename_flags(["--network.kind", "items", "--bc.demos", "DIR"])
+        ['--network.kind', 'pointer', '--demos.path', 'DIR']
+    """
+    renamed: list[str] = []
+    setting = ""
+    for word in words:
+        if word.startswith("--"):
+            renamed.append(f"--{setting_name(word[2:])}")
+            setting = renamed[-1][2:].replace("-", "_")
+        else:
+            renamed.append(setting_value(setting, word))
+    return renamed
 
 
 def split_flags(args: Sequence[str]) -> list[str]:

@@ -46,17 +46,17 @@ ALIASES = {
     "--backtrack-iters": "--natural.backtrack-iters",
     "--backtrack-coeff": "--natural.backtrack-coeff",
     "--critic-train-iters": "--region.epochs",
-    "--ls-fail-threshold": "--stabiliser.ls-fail-threshold",
-    "--max-kl-decay": "--stabiliser.max-kl-decay",
-    "--min-max-kl": "--stabiliser.min-max-kl",
-    "--damping-growth": "--stabiliser.damping-growth",
-    "--max-damping": "--stabiliser.max-damping",
-    "--normalize-rewards": "--envs.normalise-reward",
+    "--ls-fail-threshold": "--stabilizer.ls-fail-threshold",
+    "--max-kl-decay": "--stabilizer.max-kl-decay",
+    "--min-max-kl": "--stabilizer.min-max-kl",
+    "--damping-growth": "--stabilizer.damping-growth",
+    "--max-damping": "--stabilizer.max-damping",
+    "--normalize-rewards": "--envs.normalize-reward",
     "--pulse-interval": "--explore.pulse-interval",
     "--pulse-magnitude": "--explore.pulse-magnitude",
     "--stagnation-threshold": "--explore.stagnation-threshold",
     "--stagnation-memory": "--explore.stagnation-memory",
-    "--bc-coef": "--bc.coef",
+    "--bc-coef": "--demos.coef",
 }
 """Other names of settings of `keel train ENV`."""
 
@@ -87,7 +87,7 @@ LANGUAGE_ALIASES = {
 PREFIX = "--p-p-o-global-scheduler-modular-config-"
 """What note 004's program puts before the names of its settings."""
 SWITCHES = {
-    "--adaptive-bc-coef": (("--bc.control", "adaptive"), ("--bc.control", "fixed")),
+    "--adaptive-bc-coef": (("--demos.control", "adaptive"), ("--demos.control", "fixed")),
     "--enable-dynamic-temperature": (("--explore.pulses",), ("--explore.no-pulses",)),
     "--enable-decoupled-ac": (("--network.kind", "decoupled"), ("--network.kind", "auto")),
 }
@@ -239,7 +239,7 @@ def _name_preset(words: list[str]) -> list[str]:
             f"{shown(SCHEDULER)}: only ppo_modular is trained, got {kind!r}; heuristics are judged "
             "by keel serving judge"
         )
-    return words if "--preset" in words else [*words, "--preset", "note-004-after"]
+    return words if "--preset" in words else [*words, "--preset", "router-rebalanced"]
 
 
 def _name_normalisation(words: list[str]) -> list[str]:
@@ -256,15 +256,15 @@ def _name_normalisation(words: list[str]) -> list[str]:
         if method not in (None, "batch"):
             raise InputError(
                 f"{shown(GROUP_NORM)}: {shown(NORMALIZE)} asks for {method!r}; say one of them, "
-                "or --advantage.normalise none|batch|group|robust"
+                "or --advantage.normalize none|batch|group|robust"
             )
         method = "global" if _truth(GROUP_NORM, grouped) else "group"
         reach = "over the whole batch" if method == "global" else "within groups"
         _tell(
             f"{shown(GROUP_NORM)} {grouped} normalises advantages {reach}, as in note 001 "
-            f"(--advantage.normalise {method})"
+            f"(--advantage.normalize {method})"
         )
-    return words if method is None else [*words, "--advantage.normalise", method]
+    return words if method is None else [*words, "--advantage.normalize", method]
 
 
 def _learning_rates(given: Mapping[str, str], rest: list[str], config: Config) -> list[str]:
@@ -317,7 +317,7 @@ def _reward_scale(value: str, config: Config) -> float:
     if config.env != "land":
         raise InputError(
             f"{shown(REWARD_SCALE)}: only land divides its rewards by a number; on {config.env} "
-            "use --envs.normalise-reward, which divides by the deviation of the return"
+            "use --envs.normalize-reward, which divides by the deviation of the return"
         )
     return _number(REWARD_SCALE, value)
 
@@ -334,7 +334,7 @@ def _parameter(flag: str, value: str, by_note: bool) -> float:
     if not by_note:
         raise InputError(
             f"{shown(flag)}: a parameter of note 004's reward, which is not in use; begin with "
-            "keel train serving --preset note-004-after"
+            "keel train serving --preset router-rebalanced"
         )
     return _number(flag, value)
 

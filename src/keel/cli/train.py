@@ -164,8 +164,8 @@ def _environment(args: list[str]) -> str:
 
 
 SHORT_HELP = (
-    "algo", "seed", "total_steps", "rollout_steps", "envs.num", "envs.normalise_obs",
-    "envs.normalise_reward", "network.hidden", "advantage.gamma", "advantage.lam", "region.max_kl",
+    "algo", "seed", "total_steps", "rollout_steps", "envs.num", "envs.normalize_obs",
+    "envs.normalize_reward", "network.hidden", "advantage.gamma", "advantage.lam", "region.max_kl",
     "region.clip", "region.epochs", "region.minibatch", "region.learning_rate",
     "explore.entropy_coef", "evaluation.every", "evaluation.episodes", "device", "log",
 )  # fmt: skip

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from keel.config.renamed import rename_settings, setting_name
 from keel.errors import InputError, KeelError
 from keel.printing import printable
 from keel.runs import MetricsTable, read_config, read_metrics
@@ -123,7 +124,7 @@ def _read(
 def _read_keel(path: Path, by: str, names: list[str]) -> Run:
     table = read_metrics(path, names)
     try:
-        config = dict(flat(read_config(path)))
+        config = dict(flat(rename_settings(read_config(path))))
     except KeelError:
         config = {}
     env = str(config.get("env", "")).rpartition(":")[2]  # without the module that registers it
@@ -140,6 +141,7 @@ def _group(path: Path, by: str, config: Mapping[str, Any]) -> str:
             return str(read_record(path).get("tag") or folder.parent.name)
         except KeelError:
             return folder.parent.name
+    by = setting_name(by)
     if by not in config:
         near = [name for name in config if name.rpartition(".")[2] == by.rpartition(".")[2]]
         hint = f"; did you mean {near[0]!r}?" if near else ""

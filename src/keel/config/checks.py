@@ -33,7 +33,7 @@ def check(config: Config) -> None:
         "region.max_grad_norm": config.region.max_grad_norm,
         "region.max_log_ratio": config.region.max_log_ratio,
         "network.features": config.network.features,
-        "network.memory_size": config.network.memory_size,
+        "network.recurrent_size": config.network.recurrent_size,
         "critic.reach": config.critic.reach,
         "critic.cvar": config.critic.cvar,
         "natural.cg_iters": config.natural.cg_iters,
@@ -41,9 +41,9 @@ def check(config: Config) -> None:
         "natural.fisher_fraction": config.natural.fisher_fraction,
         "atari.frame_skip": config.atari.frame_skip,
         "atari.frame_stack": config.atari.frame_stack,
-        "bc.temperature": config.bc.temperature,
-        "bc.cap": config.bc.cap,
-        "bc.max_ratio": config.bc.max_ratio,
+        "demos.temperature": config.demos.temperature,
+        "demos.cap": config.demos.cap,
+        "demos.max_ratio": config.demos.max_ratio,
         "explore.pulse_interval": config.explore.pulse_interval,
         "explore.pulse_magnitude": config.explore.pulse_magnitude,
         "faults.reward_gain": config.faults.reward_gain,
@@ -62,7 +62,7 @@ def check(config: Config) -> None:
         "natural.fisher_fraction": config.natural.fisher_fraction,
         "atari.sticky": config.atari.sticky,
         "natural.max_kl_hold": config.natural.max_kl_hold,
-        "bc.decay": config.bc.decay,
+        "demos.decay": config.demos.decay,
         "faults.epsilon_greedy": config.faults.epsilon_greedy,
     }
     for name, share in shares.items():
@@ -141,25 +141,25 @@ def _check_critic(config: Config) -> None:
 
 
 def _check_cloning(config: Config) -> None:
-    cloning = config.bc
-    if not cloning.demos:
+    cloning = config.demos
+    if not cloning.path:
         if changed := _changed(cloning):
-            raise InputError(f"bc.{changed}: needs demonstrations, --bc.demos DIR")
+            raise InputError(f"demos.{changed}: needs demonstrations, --demos.path DIR")
         return
-    if config.network.memory != "none":
+    if config.network.recurrent != "none":
         raise InputError(
-            "bc.demos: demonstrations are learned step by step, which a policy with memory "
-            "(network.memory) cannot; use --network.memory none"
+            "demos.path: demonstrations are learned step by step, which a policy with memory "
+            "(network.recurrent) cannot; use --network.recurrent none"
         )
     if cloning.episodes is not None and cloning.episodes < 1:
-        raise InputError(f"bc.episodes: expected at least 1, got {cloning.episodes}")
+        raise InputError(f"demos.episodes: expected at least 1, got {cloning.episodes}")
     if config.algo == "trpo" and cloning.steer == "loss":
         raise InputError(
-            "bc.steer: TRPO's surrogate loss is 0 before its one step, and no measure of anything; "
-            "use gradient"
+            "demos.steer: TRPO's surrogate loss is 0 before its one step, and no measure of "
+            "anything; use gradient"
         )
     if cloning.control == "fixed" and cloning.coef_min != type(cloning)().coef_min:
-        raise InputError("bc.coef_min: belongs to bc.control decay or adaptive")
+        raise InputError("demos.coef_min: belongs to demos.control decay or adaptive")
     belongs = {
         "temperature": ("loss", "weighted"),
         "cap": ("loss", "weighted"),
@@ -169,30 +169,31 @@ def _check_cloning(config: Config) -> None:
     for name, (switch, value) in belongs.items():
         given = getattr(cloning, name) != getattr(type(cloning)(), name)
         if given and getattr(cloning, switch) != value:
-            raise InputError(f"bc.{name}: belongs to bc.{switch} {value}")
+            raise InputError(f"demos.{name}: belongs to demos.{switch} {value}")
     if not cloning.coef > 0.0:
-        raise InputError(f"bc.coef: expected a number above 0, got {cloning.coef:g}")
+        raise InputError(f"demos.coef: expected a number above 0, got {cloning.coef:g}")
     if cloning.control != "fixed" and cloning.coef_min > cloning.coef:
         raise InputError(
-            f"bc.coef_min: expected at most bc.coef ({cloning.coef:g}), got {cloning.coef_min:g}"
+            f"demos.coef_min: expected at most demos.coef ({cloning.coef:g}), "
+            f"got {cloning.coef_min:g}"
         )
 
 
 def _check_trpo(config: Config) -> None:
-    natural, stabiliser, region = config.natural, config.stabiliser, config.region
+    natural, stabilizer, region = config.natural, config.stabilizer, config.region
     if not 0.0 < natural.backtrack_coeff < 1.0:
         raise InputError(
             "natural.backtrack_coeff: expected a number between 0 and 1, "
             f"got {natural.backtrack_coeff}"
         )
-    if not 0.0 < stabiliser.max_kl_decay <= 1.0:
+    if not 0.0 < stabilizer.max_kl_decay <= 1.0:
         raise InputError(
-            f"stabiliser.max_kl_decay: expected a factor up to 1, got {stabiliser.max_kl_decay}"
+            f"stabilizer.max_kl_decay: expected a factor up to 1, got {stabilizer.max_kl_decay}"
         )
-    if stabiliser.damping_growth < 1.0:
+    if stabilizer.damping_growth < 1.0:
         raise InputError(
-            "stabiliser.damping_growth: expected a factor of at least 1, "
-            f"got {stabiliser.damping_growth}"
+            "stabilizer.damping_growth: expected a factor of at least 1, "
+            f"got {stabilizer.damping_growth}"
         )
     if natural.max_kl_end is not None and not natural.max_kl_end > 0:
         raise InputError(f"natural.max_kl_end: expected a number above 0, got {natural.max_kl_end}")
@@ -202,7 +203,7 @@ def _check_trpo(config: Config) -> None:
             f"got {natural.max_kl_end:g}"
         )
     if config.algo == "ppo":
-        for part, given in (("natural", natural), ("stabiliser", stabiliser)):
+        for part, given in (("natural", natural), ("stabilizer", stabilizer)):
             changed = _changed(given)
             if changed:
                 raise InputError(f"{part}.{changed}: belongs to --algo trpo, this is ppo")

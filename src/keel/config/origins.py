@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from keel.config.renamed import setting_name
+
 DEFAULT = "default"
 
 
@@ -38,7 +40,7 @@ def dotted(settings: Mapping[str, Any], prefix: str = "") -> frozenset[str]:
     """
     names: set[str] = set()
     for key, value in settings.items():
-        name = f"{prefix}{key}".replace("-", "_")
+        name = setting_name(f"{prefix}{key}".replace("-", "_"))
         names |= dotted(value, f"{name}.") if isinstance(value, Mapping) else {name}
     return frozenset(names)
 

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar, Union
 
 from keel.config.checks import check
 from keel.config.options import OPTIONS, named_values, options_text
+from keel.config.renamed import rename_settings
 from keel.config.schema import Config
 from keel.config.values import describe, parse_yaml, read_text
 from keel.errors import InputError, similar
@@ -34,7 +35,7 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 def from_dict(data: Mapping[str, Any], base: Config | None = None) -> Config:
     """Strictly: every key must exist and have its type; what is missing comes from `base`."""
-    config = merged(base if base is not None else Config(), data, "")
+    config = merged(base if base is not None else Config(), rename_settings(data), "")
     check(config)
     return config
 
@@ -42,10 +43,10 @@ def from_dict(data: Mapping[str, Any], base: Config | None = None) -> Config:
 def anchored(config: Config) -> Config:
     """Return `config` with absolute paths of demonstrations and of a recorded trace, so that a run
     can be resumed from anywhere."""
-    demos = config.bc.demos
+    demos = config.demos.path
     if demos and not demos.startswith(MINARI):
-        cloning = dataclasses.replace(config.bc, demos=str(Path(demos).resolve()))
-        config = dataclasses.replace(config, bc=cloning)
+        cloning = dataclasses.replace(config.demos, path=str(Path(demos).resolve()))
+        config = dataclasses.replace(config, demos=cloning)
     named = options(config) if config.env == "serving" else {}
     if isinstance(trace := named.get("trace"), str):
         text = options_text({**named, "trace": str(Path(trace).resolve())}, OPTIONS)

@@ -25,9 +25,9 @@ class Envs:
     """Environments stepped together."""
     backend: Backend = "auto"
     """`auto` takes the fastest that is installed."""
-    normalise_obs: bool = False
+    normalize_obs: bool = False
     """Centre and scale observations by running moments, frozen through rollout and update."""
-    normalise_reward: bool = False
+    normalize_reward: bool = False
     """Divide rewards by the standard deviation of the discounted return."""
     clip_reward: float | None = None
     """Bound on the (normalised) reward."""
@@ -76,9 +76,9 @@ class Atari:
 class Network:
     """The shape of actor and critic."""
 
-    kind: Literal["auto", "mlp", "cnn", "decoupled", "items"] = "auto"
-    """`auto`: a CNN with shared trunk for pixels, else two MLPs. `items`: actions choose among the
-    rows of a matrix, each of which is scored by the same network."""
+    kind: Literal["auto", "mlp", "cnn", "decoupled", "pointer"] = "auto"
+    """`auto`: a CNN with shared trunk for pixels, else two MLPs. `pointer`: actions choose among
+    the rows of a matrix, each of which is scored by the same network."""
     hidden: tuple[int, ...] = (64, 64)
     """Widths of the hidden layers (MLP), or the width of the branches (decoupled)."""
     activation: Literal["tanh", "relu", "gelu"] = "tanh"
@@ -95,9 +95,9 @@ class Network:
     """`nature`: three convolutions (Mnih et al. 2015); `small`: two (2013), a third of the time."""
     share: bool = True
     """Whether actor and critic see pixels through one CNN, or each through its own."""
-    memory: Literal["none", "actor", "critic", "both"] = "none"
-    """Which of them remembers, by a GRU; minibatches are then whole sequences."""
-    memory_size: int = 64
+    recurrent: Literal["none", "actor", "critic", "both"] = "none"
+    """Which of them has a GRU; minibatches are then whole sequences."""
+    recurrent_size: int = 64
     """Width of the GRU."""
 
 
@@ -120,7 +120,7 @@ class Critic:
     reach: float = 8.0
     """The histogram covers ± this, in the critic's units: standard deviations of the return where
     returns are normalised."""
-    normalise: Literal["auto", "on", "off"] = "auto"
+    normalize: Literal["auto", "on", "off"] = "auto"
     """Learn returns in units of their own mean and spread; `auto`: all but `scalar` do."""
     targets: Literal["sampled", "mean"] = "sampled"
     """What the distribution is fitted to: samples of the return, which bootstrap from samples of
@@ -137,7 +137,7 @@ class Advantage:
     """Discount."""
     lam: float = 0.95
     """λ of GAE: 0 looks one step ahead, 1 to the end."""
-    normalise: Literal["none", "batch", "global", "group", "robust"] = "batch"
+    normalize: Literal["none", "batch", "global", "group", "robust"] = "batch"
     """Centre and scale advantages over the rollout: `batch` (or `global`) by mean and standard
     deviation, `robust` by median and quartiles, `group` within groups of rows."""
     group: str = ""
@@ -223,7 +223,7 @@ class Natural:
     """Each of them is this times the one before."""
     accept_ratio: float = 0.1
     """The least share of the predicted improvement that a step must bring."""
-    land: bool = True
+    rescale_to_kl: bool = True
     """Scale the step, up or down, to the exact KL bound; else as the quadratic model says."""
     max_kl_end: float | None = None
     """Where `region.max_kl` goes by the end of the run; `None` leaves it."""
@@ -234,7 +234,7 @@ class Natural:
 
 
 @dataclass(frozen=True)
-class Stabiliser:
+class Stabilizer:
     """Note 002: tighten the region after steps that failed, widen it again after recovery."""
 
     ls_fail_threshold: int = 20
@@ -281,14 +281,14 @@ class Explore:
 
 
 @dataclass(frozen=True)
-class Cloning:
-    """Behaviour cloning: learning from demonstrations, beside the run's own experience.
+class Demonstrations:
+    """Demonstrations: behaviour cloning beside the run's own experience.
 
     `coef` times the mean of −log π of what was shown is added to the loss of the policy, inside of
     the same trust region.
     """
 
-    demos: str = ""
+    path: str = ""
     """A folder that `keel demos record` wrote, or minari:ID; empty: no demonstrations."""
     episodes: int | None = None
     """Only so many of their episodes, the first."""
@@ -361,9 +361,9 @@ class Config:
     advantage: Advantage = field(default_factory=Advantage)
     region: Region = field(default_factory=Region)
     natural: Natural = field(default_factory=Natural)
-    stabiliser: Stabiliser = field(default_factory=Stabiliser)
+    stabilizer: Stabilizer = field(default_factory=Stabilizer)
     explore: Explore = field(default_factory=Explore)
-    bc: Cloning = field(default_factory=Cloning)
+    demos: Demonstrations = field(default_factory=Demonstrations)
     faults: Faults = field(default_factory=Faults)
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)

@@ -80,11 +80,11 @@ def build_agent(
         network = _seeing(key, eye, head, values, config, generator)
     elif kind == "cnn":
         network = _joined(parts, head, values, config, generator)
-    elif config.memory != "none":
+    elif config.recurrent != "none":
         network = _remembering(kind, encoder, head, values, config, generator)
     elif kind == "decoupled":
         network = _decoupled(encoder, head, values, config, generator)
-    elif kind == "items":
+    elif kind == "pointer":
         network = _choosing(shapes, shapes, classes, dist, values, config, generator)
     else:
         network = SeparateActorCritic(
@@ -107,10 +107,10 @@ def _build_many(
     """A network for every row of parameters; critics may see more than actors."""
     shapes, classes, _ = parts
     kind = _kind(config, {k: x for k, x in shapes.items() if k != STATE}, dist)
-    if kind not in ("mlp", "cnn", "items") or config.memory != "none":
+    if kind not in ("mlp", "cnn", "pointer") or config.recurrent != "none":
         raise InputError(
-            f"network: several agents have networks of kind mlp, cnn or items without memory, not "
-            f"{kind}" + ("" if config.memory == "none" else " with memory")
+            "network: several agents have networks of kind mlp, cnn or pointer without memory, "
+            f"not {kind}" + ("" if config.recurrent == "none" else " with memory")
         )
     rows, members = sharing(agents, many.sharing)
     hidden = {STATE} | (set() if len(rows) < len(agents) else {AGENT})
@@ -120,7 +120,7 @@ def _build_many(
         known = {STATE: shapes[STATE], **seen}
 
     def network() -> nn.Module:
-        if kind == "items":
+        if kind == "pointer":
             return _choosing(seen, known, classes, dist, returns.outputs, config, generator)
         made: nn.Module
         if kind == "cnn" or parts.of([STATE]).images:
@@ -165,7 +165,7 @@ def _kind(config: Network, shapes: dict[str, tuple[int, ...]], dist: Dist) -> st
             f"network.kind: a CNN needs an image, the observation is {shapes}; take "
             "`--network.kind mlp`"
         )
-    if config.kind == "items" and _items(shapes, dist) is None:
+    if config.kind == "pointer" and _items(shapes, dist) is None:
         raise InputError(
             "network.kind items: needs Discrete actions and one matrix in the observation, with as "
             f"many rows as there are items to choose from; this observation is {shapes}"
@@ -209,8 +209,8 @@ def _choosing(
 
 def build_critic(config: CriticConfig) -> Critic:
     """What the critic's outputs are to mean."""
-    normalised = config.normalise == "on" or (
-        config.normalise == "auto" and config.kind != "scalar"
+    normalised = config.normalize == "on" or (
+        config.normalize == "auto" and config.kind != "scalar"
     )
     if config.kind == "scalar":
         return Scalar(normalised=normalised)
@@ -233,7 +233,7 @@ def _seeing(
     image, width = Image(key), config.features
     trunk = eye() if config.share else nn.Identity()
     body = nn.Identity if config.share else eye
-    if config.memory != "none":
+    if config.recurrent != "none":
         return _recurrent(image, trunk, body, width, head, values, config, generator)
 
     def branch(outputs: int, gain: float) -> nn.Module:
@@ -258,7 +258,7 @@ def _joined(
     def behind(layers: nn.Module) -> nn.Module:
         return layers if config.share else nn.Sequential(encoders.pop(0), layers)
 
-    if config.memory != "none":
+    if config.recurrent != "none":
         sizes, gain = (width, *config.hidden), math.sqrt(2.0)
         return _recurrent(
             parts.flatten(),
@@ -344,7 +344,7 @@ def _recurrent(
     generator: torch.Generator,
 ) -> Recurrent:
     def tower(name: str, outputs: int, gain: float) -> Tower:
-        memory = config.memory_size if config.memory in (name, "both") else None
+        memory = config.recurrent_size if config.recurrent in (name, "both") else None
         return Tower(body(), width, outputs, memory, generator, gain)
 
     actor, critic = tower("actor", head.outputs, 0.01), tower("critic", values, 1.0)

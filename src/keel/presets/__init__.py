@@ -10,6 +10,13 @@ from keel.errors import InputError, similar
 FOLDER = Path(__file__).parent
 NAMED = {"serving": "router"}
 """Environments whose preset is called by what is trained on them."""
+RENAMED = {
+    "note-002-v1": "breakout-trpo-one-env",
+    "note-002-v2": "breakout-trpo-stabilized",
+    "note-004-before": "router-collapse",
+    "note-004-after": "router-rebalanced",
+}
+"""Names of presets in version 0.1, which still work."""
 
 
 def names() -> list[str]:
@@ -19,6 +26,7 @@ def names() -> list[str]:
 
 def path_of(name: str) -> Path:
     """Return the file of a preset."""
+    name = RENAMED.get(name, name)
     if name not in names():
         near = similar(name, names())
         hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(names())}"

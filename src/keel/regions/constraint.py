@@ -59,7 +59,7 @@ class TRPO:
     backtrack_iters: int = 10
     backtrack_coeff: float = 0.8
     accept_ratio: float = 0.1
-    land: bool = True
+    rescale_to_kl: bool = True
     entropy_accepted: bool = True
     """False is a deliberate bug: steps are aimed with the entropy bonus and accepted without"""
     objective: Objective = field(default_factory=Objective)
@@ -162,7 +162,7 @@ class TRPO:
                 tried[fraction] = problem.evaluate(problem.moved(full, fraction))
             return tried[fraction]
 
-        scale = _land(lambda x: evaluate(x)[1], max_kl) if self.land else 1.0
+        scale = _land(lambda x: evaluate(x)[1], max_kl) if self.rescale_to_kl else 1.0
         search = line_search(
             lambda fraction: evaluate(fraction * scale),
             expected=(gradient @ full).item() * scale,

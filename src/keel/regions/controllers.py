@@ -255,7 +255,7 @@ class Decay:
 
 
 @dataclass(frozen=True)
-class Stabiliser:
+class Stabilizer:
     """Tighten the trust region after `threshold` failed updates in a row (note 002), and recover.
 
     A failed update is one whose step was rejected, or brought less than `min_gain` of the

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from keel.config import MINARI, Cloning
+from keel.config import MINARI, Demonstrations
 from keel.envs import Envs, Obs
 from keel.errors import InputError
 from keel.functional import cloning_weight, gae
@@ -61,17 +61,17 @@ class DemoDataset:
         return len(self.reward)
 
 
-def open_demo_dataset(config: Cloning, envs: Envs, agent: Agent, seen: Obs) -> DemoDataset:
+def open_demo_dataset(config: Demonstrations, envs: Envs, agent: Agent, seen: Obs) -> DemoDataset:
     """Read demonstrations and hold them against what the policy can see and do.
 
     `seen` are observations of the run: those of its keys, a mask among them, are learned from.
     """
-    demos = open_demos(config.demos, config.episodes)
-    check_fits(demos, envs.observation_space, envs.action_space, config.demos)
+    demos = open_demos(config.path, config.episodes)
+    check_fits(demos, envs.observation_space, envs.action_space, config.path)
     if agent.groups > 1:
-        raise InputError("bc.demos: several agents at once cannot learn from demonstrations")
+        raise InputError("demos.path: several agents at once cannot learn from demonstrations")
     if MASK in seen and MASK not in demos.obs:
-        raise InputError(f"{config.demos}: no {MASK}, which the environment gives with every step")
+        raise InputError(f"{config.path}: no {MASK}, which the environment gives with every step")
     action = from_env(agent.dist, demos.action)
     if action.dtype.kind == "f":
         action = action.astype(np.float32)
@@ -91,7 +91,7 @@ def sample_demos(
     params: Tensor,
     count: int,
     rng: torch.Generator,
-    config: Cloning,
+    config: Demonstrations,
     *,
     gamma: float,
     see: Callable[[Obs], Obs],

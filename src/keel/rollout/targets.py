@@ -45,7 +45,7 @@ def compute_targets(
     group = group_of(rollout, config)
     scaled = normalise(
         raw.advantage,
-        config.normalise,
+        config.normalize,
         weight=rollout.weight,
         group=group,
         groups=1 if group is None else int(group.max()) + 1,
@@ -73,7 +73,7 @@ def group_function(config: Advantage) -> Callable[..., Any] | None:
     Raises:
         InputError: in one line, where it cannot be imported or called with observations.
     """
-    if not config.group or config.normalise not in ("group", "robust"):
+    if not config.group or config.normalize not in ("group", "robust"):
         return None
     try:
         return import_function(config.group, takes=["the observations"])
@@ -89,16 +89,16 @@ def check_groups(config: Advantage, keys: Collection[str], many: bool) -> None:
         keys: of the observations; the group that an environment's info names is among them.
         many: whether there are several agents, each of which is a group where no other is named.
     """
-    if config.normalise == "group" and not (config.group or many or GROUP in keys):
+    if config.normalize == "group" and not (config.group or many or GROUP in keys):
         raise InputError(
-            "advantage.normalise group: the environment names no group; give info['group'] "
+            "advantage.normalize group: the environment names no group; give info['group'] "
             "with every reset and step, or a function: --advantage.group module:function"
         )
 
 
 def group_of(rollout: Rollout, config: Advantage) -> Tensor | None:
     """The group of every row `[T, N]`, where advantages are normalised within groups."""
-    if config.normalise != "group" and not (config.normalise == "robust" and config.group):
+    if config.normalize != "group" and not (config.normalize == "robust" and config.group):
         return None
     function = group_function(config)
     if function is None:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from keel.errors import check_choice
 from keel.runs.catalogue import imitation, language, learning, natural, outcome, trust_region
 from keel.runs.catalogue.metric import SOURCES, Alias, Metric
+from keel.runs.old_names import metric_name
 
 __all__ = [
     "REGISTRY",
@@ -66,6 +67,7 @@ def metric(name: str) -> Metric:
 
     What an environment measures itself (`env/share_L`) has one entry for all: `env/*`.
     """
+    name = metric_name(name)
     if name.startswith("env/"):
         return REGISTRY["env/*"]
     found = REGISTRY.get(name) or REGISTRY.get(name.rpartition("/")[0])

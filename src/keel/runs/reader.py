@@ -16,6 +16,7 @@ from keel.runs.directory import METRICS, missing_lines
 from keel.runs.errors import RunError
 from keel.runs.files import write_file
 from keel.runs.line_checksum import damaged_lines
+from keel.runs.old_names import has_old_names, rename_metrics
 from keel.runs.writer import RESERVED
 
 if TYPE_CHECKING:
@@ -77,8 +78,10 @@ def _read_table(path: Path, names: Collection[str] | None) -> MetricsTable:
         data = path.read_bytes()
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror or error}") from error
-    if names is not None and (quick := _read_some(data, names)) is not None:
-        return quick
+    if names is not None and not has_old_names(data):
+        quick = _read_some(data, names)
+        if quick is not None:
+            return quick
     records, damaged = _records(data)
     steps = sorted(records)
     rows = [records[step] for step in steps]
@@ -197,7 +200,7 @@ def _records(data: bytes) -> tuple[dict[int, dict[str, Any]], _Damaged]:
     def bare(_: str) -> None:
         damaged.nonstandard += 1
 
-    lines = data.split(b"\n")
+    lines, old = data.split(b"\n"), has_old_names(data)
     changed = damaged_lines(lines)
     for i, line in enumerate(lines):
         if not line.strip():
@@ -212,7 +215,7 @@ def _records(data: bytes) -> tuple[dict[int, dict[str, Any]], _Damaged]:
             damaged.lines.append(i + 1)
             continue
         damaged.duplicates += step in records
-        records[step] = record
+        records[step] = rename_metrics(record) if old else record
     return records, damaged
 
 

@@ -232,7 +232,7 @@ def _with_demonstrations(
         state.opt_state.params,
         rows.count,
         session.shuffle,
-        config.bc,
+        config.demos,
         gamma=config.advantage.gamma,
         see=observations.apply if observations is not None else dict,
         worth=worth,

@@ -75,7 +75,7 @@ def open_policy(
     expected = agent.named(agent.initial)
     check_shapes(f"{loaded.path}: its weights and {config.env}", loaded.weights, expected)
     normaliser = None
-    if config.envs.normalise_obs:
+    if config.envs.normalize_obs:
         space, encoding = interface.observation_space, interface.encoding
         fresh = ObsNormaliser.for_space(space, encoding=encoding)
         normaliser = fresh.restore(arrays(loaded.tensors, "obs_normaliser/"))
@@ -109,7 +109,7 @@ def _interface(config: Config, checkpoint: Checkpoint, path: Path, trust_code: b
 
 
 def _reward_scale(config: Config, checkpoint: Checkpoint, agents: int) -> float:
-    if not config.envs.normalise_reward:
+    if not config.envs.normalize_reward:
         return 1.0
     rows = (config.envs.num, agents) if agents else (config.envs.num,)
     fresh = RewardNormaliser.for_envs(rows, config.advantage.gamma)

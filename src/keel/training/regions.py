@@ -14,7 +14,7 @@ from keel.regions.controllers import (
     AdaptiveRate,
     Controller,
     Decay,
-    Stabiliser,
+    Stabilizer,
     TemperaturePulses,
 )
 from keel.regions.critic import CriticFit, CriticObjective
@@ -38,7 +38,7 @@ def initial_hparams(config: Config) -> HyperParams:
         kl_coef=region.kl_coef,
         max_kl=region.max_kl,
         damping=config.natural.damping,
-        bc_coef=config.bc.coef if config.bc.demos else 0.0,
+        bc_coef=config.demos.coef if config.demos.path else 0.0,
         critic_factor=(
             1.0
             if region.critic_learning_rate is None
@@ -86,10 +86,11 @@ def build_region(config: Config) -> Certified:
         entropy_bonus=config.explore.entropy_coef > 0.0 or config.explore.entropy_floor is not None,
         entropy_floor=config.explore.entropy_floor,
     )
-    remembers = config.network.memory != "none"  # then a row is a sequence of `rollout_steps`
+    remembers = config.network.recurrent != "none"  # then a row is a sequence of `rollout_steps`
     minibatch = max(1, region.minibatch // config.rollout_steps) if remembers else region.minibatch
-    adaptive = config.bc.control == "adaptive" and config.bc.steer == "gradient"
-    limit = Limit(config.bc.coef, config.bc.max_ratio, config.bc.coef_min) if adaptive else None
+    demos = config.demos
+    adaptive = demos.control == "adaptive" and demos.steer == "gradient"
+    limit = Limit(demos.coef, demos.max_ratio, demos.coef_min) if adaptive else None
     if config.algo == "trpo":
         natural = config.natural
         constraint = TRPO(
@@ -98,7 +99,7 @@ def build_region(config: Config) -> Certified:
             backtrack_iters=natural.backtrack_iters,
             backtrack_coeff=natural.backtrack_coeff,
             accept_ratio=natural.accept_ratio,
-            land=natural.land,
+            rescale_to_kl=natural.rescale_to_kl,
             entropy_accepted=not config.faults.entropy_outside_acceptance,
             objective=objective,
             critic=CriticFit(
@@ -138,19 +139,19 @@ def build_controllers(config: Config) -> tuple[Controller, ...]:
         chosen.append(AdaptiveRate(region.target_kl))
     if region.adaptive_clip and region.target_kl is not None:
         chosen.append(AdaptiveClip(region.target_kl, initial_hparams(config).clip_high))
-    stabiliser = config.stabiliser
-    if config.algo == "trpo" and stabiliser.ls_fail_threshold:
+    stabilizer = config.stabilizer
+    if config.algo == "trpo" and stabilizer.ls_fail_threshold:
         chosen.append(
-            Stabiliser(
+            Stabilizer(
                 max_kl=region.max_kl,
                 damping=config.natural.damping,
-                threshold=stabiliser.ls_fail_threshold,
-                max_kl_decay=stabiliser.max_kl_decay,
-                min_max_kl=stabiliser.min_max_kl,
-                damping_growth=stabiliser.damping_growth,
-                max_damping=stabiliser.max_damping,
-                min_gain=stabiliser.min_gain,
-                recovery=stabiliser.recovery,
+                threshold=stabilizer.ls_fail_threshold,
+                max_kl_decay=stabilizer.max_kl_decay,
+                min_max_kl=stabilizer.min_max_kl,
+                damping_growth=stabilizer.damping_growth,
+                max_damping=stabilizer.max_damping,
+                min_gain=stabilizer.min_gain,
+                recovery=stabilizer.recovery,
             )
         )
     chosen += _cloning_controllers(config)
@@ -171,8 +172,8 @@ def build_controllers(config: Config) -> tuple[Controller, ...]:
 
 
 def _cloning_controllers(config: Config) -> list[Controller]:
-    cloning = config.bc
-    if not cloning.demos or cloning.control == "fixed":
+    cloning = config.demos
+    if not cloning.path or cloning.control == "fixed":
         return []
     if cloning.control == "decay":
         return [Decay("bc_coef", cloning.decay, cloning.coef_min)]

@@ -206,8 +206,8 @@ def _check_demos(session: Session, path: Path) -> None:
     before, now = read_choices(path).get("demos"), session.choices.get("demos")
     if before is not None and before != now:
         raise InputError(
-            f"bc.demos: {session.config.bc.demos} has changed since {path} began; put back what "
-            "was there, or start a new run"
+            f"demos.path: {session.config.demos.path} has changed since {path} began; put back "
+            "what was there, or start a new run"
         )
 
 

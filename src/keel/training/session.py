@@ -125,8 +125,8 @@ def open_session(config: Config, encoding: int = ENCODING) -> Session:
         check_groups(config.advantage, collector.obs, bool(envs.agents))
         collector.begin(collector.obs)
         lessons = None
-        if config.bc.demos:
-            lessons = open_demo_dataset(config.bc, envs, agent, collector.obs)
+        if config.demos.path:
+            lessons = open_demo_dataset(config.demos, envs, agent, collector.obs)
         make_actor(agent, agent.initial)  # loads the libraries it needs, whose threads are set now
         if pixels:
             keep_memory()
@@ -185,9 +185,9 @@ def atari_options(config: Config) -> AtariOptions:
 def _check_group_key(config: Config, envs: Envs) -> None:
     """Refuse to take a part of the observation for the groups that an environment's info names."""
     space, advantage = envs.observation_space, config.advantage
-    from_info = advantage.normalise == "group" and not advantage.group
+    from_info = advantage.normalize == "group" and not advantage.group
     if from_info and isinstance(space, spaces.Dict) and GROUP in space.spaces:
-        raise InputError(f"advantage.normalise group: {reserved_key(GROUP)}")
+        raise InputError(f"advantage.normalize group: {reserved_key(GROUP)}")
 
 
 def _expect_memory(config: Config, envs: Envs) -> None:
@@ -196,7 +196,7 @@ def _expect_memory(config: Config, envs: Envs) -> None:
         math.prod(part.shape or ()) * (part.dtype or np.dtype("f4")).itemsize
         for part in _parts(envs)
     )
-    row = (numbers * (3 if config.envs.normalise_obs else 1) + 128) * max(1, len(envs.agents))
+    row = (numbers * (3 if config.envs.normalize_obs else 1) + 128) * max(1, len(envs.agents))
     expect_memory(
         f"a rollout of {config.rollout_steps} steps × {config.envs.num} environments",
         row * config.batch,
@@ -221,8 +221,8 @@ def _expect_network(config: Config, envs: Envs) -> None:
     layers = sum(math.prod(pair) for pair in itertools.pairwise(hidden)) + sum(hidden)
     outputs = {"quantile": critic.quantiles, "scalar": 1}.get(critic.kind, critic.atoms)
     numbers = 2 * layers + hidden[-1] * outputs
-    if network.memory != "none":
-        numbers += 3 * network.memory_size * (network.memory_size + 1)
+    if network.recurrent != "none":
+        numbers += 3 * network.recurrent_size * (network.recurrent_size + 1)
     if network.kind == "decoupled":
         numbers += network.features * hidden[-1]
     elif any(len(part.shape or ()) == 3 for part in _parts(envs)):
@@ -245,12 +245,12 @@ def initial_state(session: Session) -> TrainState:
         controllers=tuple(controller.init() for controller in session.controllers),
         obs_normaliser=(
             ObsNormaliser.for_space(envs.observation_space, encoding=session.encoding)
-            if config.envs.normalise_obs
+            if config.envs.normalize_obs
             else None
         ),
         reward_normaliser=(
             RewardNormaliser.for_envs(lead(envs), config.advantage.gamma)
-            if config.envs.normalise_reward
+            if config.envs.normalize_reward
             else None
         ),
     )

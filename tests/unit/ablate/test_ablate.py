@@ -37,7 +37,7 @@ GRID = """
 env: CartPole-v1
 seeds: [3, 4]
 settings: {total_steps: 2048, envs: {num: 16}}
-vary: {region.max_log_ratio: [20, 10.0], advantage.normalise: [none, batch]}
+vary: {region.max_log_ratio: [20, 10.0], advantage.normalize: [none, batch]}
 """
 
 
@@ -50,13 +50,13 @@ def write(tmp_path: Path, text: str, name: str = "mine.yaml") -> Path:
 def test_a_grid_is_every_combination(tmp_path: Path):
     plan = read_plan(write(tmp_path, GRID))
     assert [cell.name for cell in plan.cells] == [
-        "max_log_ratio-20_normalise-none",
-        "max_log_ratio-20_normalise-batch",
-        "max_log_ratio-10_normalise-none",
-        "max_log_ratio-10_normalise-batch",
+        "max_log_ratio-20_normalize-none",
+        "max_log_ratio-20_normalize-batch",
+        "max_log_ratio-10_normalize-none",
+        "max_log_ratio-10_normalize-batch",
     ]
     config = plan.cells[2].config(plan.base, 4)
-    assert (config.region.max_log_ratio, config.advantage.normalise) == (10.0, "none")
+    assert (config.region.max_log_ratio, config.advantage.normalize) == (10.0, "none")
     assert (config.seed, config.envs.num, config.total_steps) == (4, 16, 2048)
     assert config.tag == plan.cells[2].name
 
@@ -148,7 +148,7 @@ def test_a_finished_cell_with_demonstrations_is_known_again(
     monkeypatch.chdir(tmp_path)
     save_demos(record_function("CartPole-v1", lean_away, 2, seed=0), Path("shown"))
     base = Config(env="CartPole-v1", total_steps=1024, rollout_steps=128)
-    plan = Plan("shown", base, (Cell("demos", {"bc.demos": "shown"}),), (0,))
+    plan = Plan("shown", base, (Cell("demos", {"demos.path": "shown"}),), (0,))
     (task,) = tasks_of(plan, tmp_path)
     subprocess.run(task.command(), check=True, capture_output=True)
     (again,) = tasks_of(plan, tmp_path)

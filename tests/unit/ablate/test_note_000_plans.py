@@ -17,7 +17,7 @@ FAULTS = {
     "interleaved": {"interleaved_gae": True},
     "descent": {"plain_descent": True},
 }
-PLAN = plan_named("land-causes-note-scale")
+PLAN = plan_named("land-causes-large-returns")
 assert PLAN is not None
 
 
@@ -32,7 +32,7 @@ def land_options(config: Config) -> dict[str, object]:
 def test_the_note_s_scales_are_shared_by_all() -> None:
     base = PLAN.base
     assert PLAN.seeds == (100, 101, 102, 103, 104)
-    assert (base.rollout_steps, base.advantage.normalise) == (20, "none")
+    assert (base.rollout_steps, base.advantage.normalize) == (20, "none")
     assert (base.region.max_grad_norm, base.region.learning_rate) == (NO_CLIPPING, 1e-4)
     assert (base.region.clip, base.explore.entropy_coef) == (0.2, 0.15)
     assert not base.region.gate
@@ -45,7 +45,7 @@ def test_the_note_s_scales_are_shared_by_all() -> None:
 @pytest.mark.parametrize("cell", PLAN.cells, ids=lambda cell: cell.name)
 def test_a_variant_is_what_its_name_says(cell: Cell) -> None:
     config, words = config_of(cell), cell.name
-    assert config.advantage.normalise == ("batch" if "batch" in words else "none")
+    assert config.advantage.normalize == ("batch" if "batch" in words else "none")
     assert config.region.max_grad_norm == (0.5 if words.endswith("-clipped") else NO_CLIPPING)
     expected = {k: v for name, set_ in FAULTS.items() if name in words for k, v in set_.items()}
     assert config.faults == Faults(**expected, reward_gain=30.0)
@@ -75,5 +75,5 @@ def test_every_pair_differs_by_the_normalisation_alone() -> None:
     assert len(pairs) == 10
     for name in pairs:
         without = dict(cells[name])
-        assert without.pop("advantage.normalise") == "batch"
+        assert without.pop("advantage.normalize") == "batch"
         assert without == cells[name.replace("batch", "none")]

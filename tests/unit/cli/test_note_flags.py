@@ -44,7 +44,10 @@ class Command(NamedTuple):
     """from which everything else comes"""
 
 
-V2 = {"program": "python train_optimized.py", "ours": "keel train Breakout --preset note-002-v2"}
+V2 = {
+    "program": "python train_optimized.py",
+    "ours": "keel train Breakout --preset breakout-trpo-stabilized",
+}
 TRAIN = {"program": "python train.py", "ours": "keel train CartPole-v1"}
 COMMANDS = [
     Command(
@@ -58,7 +61,7 @@ COMMANDS = [
         "001, test 3, no normalization",
         "python train.py --normalize_advantage=false --seed=$seed --tag=no_norm",
         **TRAIN,
-        settings={"advantage.normalise": "none", "seed": 42, "tag": "no_norm"},
+        settings={"advantage.normalize": "none", "seed": 42, "tag": "no_norm"},
         preset="CartPole",
     ),
     Command(
@@ -66,7 +69,7 @@ COMMANDS = [
         "python train.py --normalize_advantage=true --group_norm=true --seed=$seed "
         "--tag=global_norm",
         **TRAIN,
-        settings={"advantage.normalise": "global", "seed": 42, "tag": "global_norm"},
+        settings={"advantage.normalize": "global", "seed": 42, "tag": "global_norm"},
         preset="CartPole",
     ),
     Command(
@@ -74,19 +77,23 @@ COMMANDS = [
         "python train.py --normalize_advantage=true --group_norm=false --seed=$seed "
         "--tag=group_norm",
         **TRAIN,
-        settings={"advantage.normalise": "group", "seed": 42, "tag": "group_norm"},
+        settings={"advantage.normalize": "group", "seed": 42, "tag": "group_norm"},
         preset="CartPole",
     ),
     Command(
         "002, 8.1",
         "jupyter notebook train.ipynb",
         "jupyter notebook train.ipynb",
-        "keel train Breakout --preset note-002-v1",
+        "keel train Breakout --preset breakout-trpo-one-env",
         {},
-        "note-002-v1",
+        "breakout-trpo-one-env",
     ),
     Command(
-        "002, 8.2, default", "python train_optimized.py", **V2, settings={}, preset="note-002-v2"
+        "002, 8.2, default",
+        "python train_optimized.py",
+        **V2,
+        settings={},
+        preset="breakout-trpo-stabilized",
     ),
     Command(
         "002, 8.2, own",
@@ -103,28 +110,28 @@ COMMANDS = [
             "explore.entropy_coef": 0.05,
             "region.max_kl": 0.02,
         },
-        preset="note-002-v2",
+        preset="breakout-trpo-stabilized",
     ),
     Command(
         "002, 8.3, unstable",
         "python train_optimized.py --max_kl 0.01 --damping 0.1",
         **V2,
         settings={"region.max_kl": 0.01, "natural.damping": 0.1},
-        preset="note-002-v2",
+        preset="breakout-trpo-stabilized",
     ),
     Command(
         "002, 8.3, exploration",
         "python train_optimized.py --entropy_coef 0.08 --entropy_decay 0.9999",
         **V2,
         settings={"explore.entropy_coef": 0.08, "explore.entropy_decay": 0.9999},
-        preset="note-002-v2",
+        preset="breakout-trpo-stabilized",
     ),
     Command(
         "002, 8.3, memory",
         "python train_optimized.py --n_envs 4 --batch_size 64 --rollout_steps 256",
         **V2,
         settings={"envs.num": 4, "region.minibatch": 64, "rollout_steps": 256},
-        preset="note-002-v2",
+        preset="breakout-trpo-stabilized",
     ),
     Command(
         "002, 9.4",
@@ -141,9 +148,9 @@ COMMANDS = [
             "envs.num": 8,
             "region.max_kl": 0.02,
             "natural.damping": 0.05,
-            "stabiliser.ls_fail_threshold": 20,
+            "stabilizer.ls_fail_threshold": 20,
         },
-        preset="note-002-v2",
+        preset="breakout-trpo-stabilized",
     ),
     Command(
         "004",
@@ -191,7 +198,7 @@ COMMANDS = [
             "region.kl_coef": 0.2,
             "explore.pulses": True,
         },
-        "note-004-after",
+        "router-rebalanced",
     ),
 ]
 
@@ -281,7 +288,7 @@ def test_tags_end_at_the_next_flag() -> None:
 
 # --- one by one -----------------------------------------------------------------------------------
 
-NOTE_004 = ("serving", "--preset", "note-004-before")
+NOTE_004 = ("serving", "--preset", "router-collapse")
 
 
 @pytest.mark.parametrize(
@@ -290,20 +297,20 @@ NOTE_004 = ("serving", "--preset", "note-004-before")
         (("CartPole-v1", "--actor_lr", "5e-5"), {"region.learning_rate": 5e-5}),
         (("CartPole-v1", "--ent_coef", "0.08"), {"explore.entropy_coef": 0.08}),
         (("CartPole-v1", "--cliprange", "0.2"), {"region.clip": 0.2}),
-        (("CartPole-v1", "--normalize_advantage", "true"), {"advantage.normalise": "batch"}),
-        (("CartPole-v1", "--normalize-advantage"), {"advantage.normalise": "batch"}),
-        (("CartPole-v1", "--normalize_advantage", "False"), {"advantage.normalise": "none"}),
-        (("CartPole-v1", "--normalize-advantage", "robust"), {"advantage.normalise": "robust"}),
-        (("CartPole-v1", "--group_norm", "false"), {"advantage.normalise": "group"}),
+        (("CartPole-v1", "--normalize_advantage", "true"), {"advantage.normalize": "batch"}),
+        (("CartPole-v1", "--normalize-advantage"), {"advantage.normalize": "batch"}),
+        (("CartPole-v1", "--normalize_advantage", "False"), {"advantage.normalize": "none"}),
+        (("CartPole-v1", "--normalize-advantage", "robust"), {"advantage.normalize": "robust"}),
+        (("CartPole-v1", "--group_norm", "false"), {"advantage.normalize": "group"}),
         (
-            ("CartPole-v1", "--bc.demos", "shown", "--bc_coef", "0.5"),
-            {"bc.coef": 0.5, "bc.control": "adaptive"},
+            ("CartPole-v1", "--demos.path", "shown", "--bc_coef", "0.5"),
+            {"demos.coef": 0.5, "demos.control": "adaptive"},
         ),
         (
-            ("CartPole-v1", "--bc.demos", "shown", "--adaptive_bc_coef", "false"),
-            {"bc.control": "fixed"},
+            ("CartPole-v1", "--demos.path", "shown", "--adaptive_bc_coef", "false"),
+            {"demos.control": "fixed"},
         ),
-        (("CartPole-v1", "--bc.demos", "x", "--adaptive_bc_coef"), {"bc.control": "adaptive"}),
+        (("CartPole-v1", "--demos.path", "x", "--adaptive_bc_coef"), {"demos.control": "adaptive"}),
         ((*NOTE_004, "--enable_dynamic_temperature"), {"explore.pulses": True}),
         ((*NOTE_004, "--enable_dynamic_temperature=false"), {"explore.pulses": False}),
         (("CartPole-v1", "--enable_decoupled_ac"), {"network.kind": "decoupled"}),
@@ -317,7 +324,7 @@ def test_a_notes_name_sets_its_setting(
 ) -> None:
     found = in_force(capsys, "train", *words)
     assert {name: found[name]["value"] for name in settings} == settings
-    changed = settings.keys() - {"bc.control"}
+    changed = settings.keys() - {"demos.control"}
     assert all(found[name]["source"] == "flag" for name in changed)
 
 
@@ -378,7 +385,7 @@ def test_a_named_preset_goes_before_that_of_the_scheduler(
 ) -> None:
     words = [*NOTE_004, "--global_scheduler_config_type", "ppo_modular"]
     found = in_force(capsys, "train", *words)
-    assert found["explore.pulse_interval"]["source"] == "preset note-004-before"
+    assert found["explore.pulse_interval"]["source"] == "preset router-collapse"
 
 
 # --- what is refused, and what is told ------------------------------------------------------------
@@ -398,17 +405,17 @@ def test_ambiguous_names_are_unknown_without_the_note(
         (
             "serving --throughput_target 0.05",
             "--throughput_target: a parameter of note 004's reward, which is not in use; begin "
-            "with keel train serving --preset note-004-after",
+            "with keel train serving --preset router-rebalanced",
         ),
         (
-            "serving --preset note-004-after --latency_threshold six",
+            "serving --preset router-rebalanced --latency_threshold six",
             "--latency_threshold: expected a number, got 'six'",
         ),
-        ("serving --preset note-004-after --alpha", "--alpha: expected a value"),
+        ("serving --preset router-rebalanced --alpha", "--alpha: expected a value"),
         (
             "CartPole-v1 --reward_scale 3000",
             "--reward_scale: only land divides its rewards by a number; on CartPole-v1 use "
-            "--envs.normalise-reward, which divides by the deviation of the return",
+            "--envs.normalize-reward, which divides by the deviation of the return",
         ),
         (
             "Hopper-v5 --algo trpo --actor_lr 1e-4",
@@ -422,10 +429,10 @@ def test_ambiguous_names_are_unknown_without_the_note(
         (
             "CartPole-v1 --normalize_advantage=false --group_norm=true",
             "--group_norm: --normalize_advantage asks for 'none'; say one of them, or "
-            "--advantage.normalise none|batch|group|robust",
+            "--advantage.normalize none|batch|group|robust",
         ),
         ("CartPole-v1 --group_norm maybe", "--group_norm: expected true or false, got 'maybe'"),
-        ("CartPole-v1 --bc_coef 0.5", "bc.coef: needs demonstrations, --bc.demos DIR"),
+        ("CartPole-v1 --bc_coef 0.5", "demos.coef: needs demonstrations, --demos.path DIR"),
         (
             "serving --global_scheduler_config_type round_robin",
             "--global_scheduler_config_type: only ppo_modular is trained, got 'round_robin'; "
@@ -469,7 +476,7 @@ def test_one_learning_rate_twice_is_one(capsys: pytest.CaptureFixture[str]) -> N
         (
             ("CartPole-v1", "--group_norm", "true"),
             "keel: --group_norm true normalises advantages over the whole batch, as in note 001 "
-            "(--advantage.normalise global)",
+            "(--advantage.normalize global)",
         ),
         (
             (*NOTE_004, "--latency_penalty_scale", "5"),
@@ -509,7 +516,7 @@ def test_words_without_a_notes_name_are_left_alone() -> None:
 
 
 def test_ablate_and_tune_know_the_notes_names(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["serving", "--preset", "note-004-after", "--vary", "seed=1,2", "--dry-run"]
+    words = ["serving", "--preset", "router-rebalanced", "--vary", "seed=1,2", "--dry-run"]
     assert main(["ablate", *words, "--alpha", "0.3", "--enable_dynamic_temperature"]) == 0
     assert main(["ablate", "land-causes", "--dry-run", "--actor_lr", "1e-4"]) == 0
     capsys.readouterr()

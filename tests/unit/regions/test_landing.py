@@ -38,7 +38,7 @@ def test_the_step_of_the_quadratic_model(damping: float) -> None:
     """½·Δᵀ(F + λ)Δ is the bound; for a short step ½·ΔᵀFΔ is the exact KL."""
     setting = build((96,))
     bound = 1e-5
-    region = replace(REGION, land=False, cg_iters=100)
+    region = replace(REGION, rescale_to_kl=False, cg_iters=100)
     after, report = update(setting, region, HyperParams(max_kl=bound, damping=damping))
     assert report.metrics["train/step_fraction"] == 1.0
     moved = (after.params - setting.opt_state.params)[0, : setting.agent.critic_from].double()

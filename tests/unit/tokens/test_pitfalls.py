@@ -100,9 +100,9 @@ def test_beta_is_turned_by_the_exact_kl_in_its_unit(unit: str) -> None:
     k1, which may be negative, or the KL of the other unit, would not give that number."""
     kl = {"place": "loss", "loss": "full", "unit": unit, "horizon": 16.0}
     told = one_update(open_session(tiny(kl=kl)), away=0.1).metrics
-    per_token, per_sequence = (told[f"ledger/reference_{x}"] for x in ("token", "sequence"))
+    per_token, per_sequence = (told[f"kl/reference_{x}"] for x in ("token", "sequence"))
     assert per_sequence > 2.0 * per_token > 0.02
-    target = told[f"ledger/reference_{unit}"] / 1.1
+    target = told[f"kl/reference_{unit}"] / 1.1
     session = open_session(tiny(kl={**kl, "controller": "adaptive", "target": target}))
     beta = one_update(session, away=0.1).state.hparams.kl_coef
     assert beta == pytest.approx(0.01 * 1.05, rel=1e-4)
@@ -115,11 +115,11 @@ def test_nats_per_sequence_are_those_per_token_times_its_tokens() -> None:
     told, found = update.metrics, update.sampled.found
     tokens = found.written.sum().item() / len(found.written)
     kept = (found.log_prob - found.sampler_log_prob)[found.written > 0]
-    assert told["ledger/sampler_token"] == pytest.approx(-kept.mean().item(), rel=1e-4)
+    assert told["kl/sampler_token"] == pytest.approx(-kept.mean().item(), rel=1e-4)
     for name in ("sampler", "old"):
-        per_token = told[f"ledger/{name}_token"]
+        per_token = told[f"kl/{name}_token"]
         assert per_token > 0.0
-        assert told[f"ledger/{name}_sequence"] == pytest.approx(per_token * tokens, rel=1e-6)
+        assert told[f"kl/{name}_sequence"] == pytest.approx(per_token * tokens, rel=1e-6)
 
 
 # --- sampler and trainer --------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def test_the_reference_is_asked_at_the_temperature_of_the_policy() -> None:
     """An equal reference is at no distance, at any temperature (trl PR#3029)."""
     kl = {"place": "both", "loss": "full"}
     update = one_update(open_session(tiny(algo="ppo", kl=kl, sample={"temperature": 0.5})))
-    assert update.metrics["ledger/reference_token"] < 1e-6
+    assert update.metrics["kl/reference_token"] < 1e-6
     seen = update.sampled
     gap = (seen.found.log_prob - seen.reference.log_prob)[seen.found.written > 0]
     assert gap.abs().max() < 1e-4
@@ -226,9 +226,9 @@ def test_the_kl_to_the_reference_is_that_of_tokens_that_count(
     seen, told = update.sampled, update.metrics
     counts = seen.found.written > 0
     own = seen.reference.kl[counts]
-    assert told["ledger/reference_token"] == pytest.approx(own.mean().item(), rel=1e-4)
+    assert told["kl/reference_token"] == pytest.approx(own.mean().item(), rel=1e-4)
     per_sequence = own.sum().item() / len(counts)
-    assert told["ledger/reference_sequence"] == pytest.approx(per_sequence, rel=1e-4)
+    assert told["kl/reference_sequence"] == pytest.approx(per_sequence, rel=1e-4)
     everything = seen.reference.kl[seen.found.there > 0].mean().item()
     assert everything != pytest.approx(own.mean().item(), rel=1e-2)  # so the test can fail
 

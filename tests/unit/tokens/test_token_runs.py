@@ -144,9 +144,9 @@ def test_the_books_agree_with_the_policies() -> None:
     kl = (p.exp() * (p - q)).sum(-1)
     written = found.written > 0
     metrics = iteration.metrics
-    assert metrics["ledger/reference_token"] == pytest.approx(kl[written].mean().item(), rel=1e-4)
+    assert metrics["kl/reference_token"] == pytest.approx(kl[written].mean().item(), rel=1e-4)
     per_sequence = torch.where(written, kl, 0.0).sum(1).mean().item()
-    assert metrics["ledger/reference_sequence"] == pytest.approx(per_sequence, rel=1e-4)
+    assert metrics["kl/reference_sequence"] == pytest.approx(per_sequence, rel=1e-4)
     chosen = [x.gather(-1, found.action[..., None])[..., 0][written] for x in (p, q)]
     delta = (chosen[0] - chosen[1]).double()
     exact = kl[written].mean().item()

@@ -47,7 +47,7 @@ DRIFTING = "keel/Drifting-v0"
 if DRIFTING not in gymnasium.registry:
     gymnasium.register(DRIFTING, Drifting)  # type: ignore[arg-type]
 
-NORMALISED = {"envs": {"num": 4, "backend": "sync", "normalise_obs": True}}
+NORMALISED = {"envs": {"num": 4, "backend": "sync", "normalize_obs": True}}
 PULSES = {"explore": {"pulses": True, "pulse_interval": 2, "pulse_magnitude": 3.0}}
 LADDER = {"explore": {"hierarchical": True, "pulse_interval": 2, "pulse_magnitude": 3.0}}
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -14,7 +14,7 @@ from keel.apps.demonstrations import record_function, save_demos
 from keel.apps.demonstrations.experts import lean_away
 from keel.cli import main
 from keel.cli.live import plain_line
-from keel.config import Cloning, Config, check
+from keel.config import Config, Demonstrations, check
 from keel.errors import InputError
 from keel.training.loop import _cloning_metrics, train
 from keel.training.runner import resume, start
@@ -38,7 +38,7 @@ def config_for(demos: Path, algo: str = "ppo", **cloning: object) -> Config:
         rollout_steps=32,
         envs=replace(base.envs, num=16),
         region=replace(base.region, minibatch=256),
-        bc=Cloning(demos=str(demos), **cloning),  # type: ignore[arg-type]
+        bc=Demonstrations(demos=str(demos), **cloning),  # type: ignore[arg-type]
     )
 
 
@@ -103,7 +103,7 @@ def test_a_run_with_demonstrations_resumes_exactly(
     demos: Path, tmp_path: Path, algo: str, cloning: dict[str, str]
 ):
     config = config_for(demos, algo, **cloning)
-    envs = replace(config.envs, normalise_obs=True, normalise_reward=True)
+    envs = replace(config.envs, normalize_obs=True, normalize_reward=True)
     config = replace(config, envs=envs, evaluation=replace(config.evaluation, episodes=2))
     *_, whole = start(config, tmp_path, "whole")
     partial = start(config, tmp_path, "partial")
@@ -143,36 +143,36 @@ def test_demonstrations_must_not_change_under_a_run(demos: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"coef": 2.0}, "bc.coef: needs demonstrations"),
-        ({"demos": "x", "cap": 3.0}, "bc.cap: belongs to bc.loss weighted"),
-        ({"demos": "x", "decay": 0.5}, "bc.decay: belongs to bc.control decay"),
-        ({"demos": "x", "coef": 0.001}, "bc.coef_min: expected at most bc.coef"),
-        ({"demos": "x", "episodes": 0}, "bc.episodes: expected at least 1"),
-        ({"demos": "x", "control": "fixed", "coef_min": 0.5}, "bc.coef_min: belongs to"),
-        ({"demos": "x", "coef": 0.0}, "bc.coef: expected a number above 0"),
-        ({"demos": "x", "coef": -1.0}, "bc.coef: expected no negative"),
+        ({"coef": 2.0}, "demos.coef: needs demonstrations"),
+        ({"demos": "x", "cap": 3.0}, "demos.cap: belongs to demos.loss weighted"),
+        ({"demos": "x", "decay": 0.5}, "demos.decay: belongs to demos.control decay"),
+        ({"demos": "x", "coef": 0.001}, "demos.coef_min: expected at most demos.coef"),
+        ({"demos": "x", "episodes": 0}, "demos.episodes: expected at least 1"),
+        ({"demos": "x", "control": "fixed", "coef_min": 0.5}, "demos.coef_min: belongs to"),
+        ({"demos": "x", "coef": 0.0}, "demos.coef: expected a number above 0"),
+        ({"demos": "x", "coef": -1.0}, "demos.coef: expected no negative"),
     ],
 )
 def test_settings_without_effect_or_sense_are_refused(wrong: dict[str, object], says: str):
     with pytest.raises(InputError, match=says):
-        check(replace(CARTPOLE, bc=Cloning(**wrong)))  # type: ignore[arg-type]
+        check(replace(CARTPOLE, bc=Demonstrations(**wrong)))  # type: ignore[arg-type]
 
 
 def test_trpo_has_no_loss_to_steer_by():
     trpo = replace(presets.preset("default-trpo"), env="CartPole-v1")
     with pytest.raises(InputError, match="surrogate loss is 0"):
-        check(replace(trpo, bc=Cloning(demos="x", steer="loss")))
+        check(replace(trpo, bc=Demonstrations(demos="x", steer="loss")))
 
 
 def test_a_policy_with_memory_is_refused():
     network = replace(CARTPOLE.network, memory="actor")
     with pytest.raises(InputError, match=r"network\.memory none"):
-        check(replace(CARTPOLE, network=network, bc=Cloning(demos="x")))
+        check(replace(CARTPOLE, network=network, bc=Demonstrations(demos="x")))
 
 
 def test_missing_demonstrations_leave_nothing_behind(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["train", "CartPole-v1", "--bc.demos", "nowhere"]) != 0
+    assert main(["train", "CartPole-v1", "--demos.path", "nowhere"]) != 0
     assert "no demonstrations here" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
@@ -181,7 +181,8 @@ def test_from_the_command_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     expert = "keel.apps.demonstrations.experts:swing"
     assert main(["demos", "record", "MountainCar-v0", "--policy", expert, "--out", "car"]) == 0
-    words = "--total-steps 512 --bc.demos car --bc.loss weighted --bc.cap 5 --name car --json"
+    words = "--total-steps 512 --demos.path car --demos.loss weighted --demos.cap 5"
+    words += " --name car --json"
     assert main(["train", "MountainCar-v0", *words.split()]) == 0
     lines = (tmp_path / "runs/car/seed-0/metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[-1])["train/bc_coef"] > 0.0

@@ -32,7 +32,7 @@ def tiny(**changes: Any) -> Config:
             "total_steps": 64,
             "threads": 1,
             "rollout_steps": 16,
-            "envs": {"num": 2, "normalise_obs": True},
+            "envs": {"num": 2, "normalize_obs": True},
             "network": {"features": 8, "hidden": [8]},
             "region": {"minibatch": 16, "epochs": 2, "max_kl": 0.01, "learning_rate": 0.01},
             "evaluation": {"episodes": 1},
@@ -121,7 +121,7 @@ def test_a_run_on_images_says_what_it_takes_for_what_and_is_evaluated_and_export
 @pytest.mark.parametrize("agents", [{}, {"sharing": "all"}, {"critic": "own"}], ids=str)
 @pytest.mark.parametrize("changes", [{}, {"algo": "trpo"}], ids=str)
 def test_several_agents_see_images(agents: dict[str, str], changes: dict[str, Any]) -> None:
-    options = {"num": 2, "options": {"stated": True}, "normalise_obs": True}
+    options = {"num": 2, "options": {"stated": True}, "normalize_obs": True}
     config = tiny(env="image_toys:Pair", envs=options, agents=agents, **changes)
     for update in train(config):
         for name in ("left", "right"):

@@ -31,7 +31,7 @@ DEAD_AGENTS: dict[str, Any] = {
 VARIANTS: dict[str, dict[str, Any]] = {
     "autoreset rows": AUTORESET,
     "autoreset rows, normalised": AUTORESET
-    | {"envs": {"normalise_obs": True, "normalise_reward": True}},
+    | {"envs": {"normalize_obs": True, "normalize_reward": True}},
     "autoreset rows, advantages of every epoch": AUTORESET | {"advantage": {"recompute": True}},
     "autoreset rows, samples of the return": AUTORESET | {"critic": {"kind": "quantile"}},
     "autoreset rows, trpo": AUTORESET | {"algo": "trpo"},

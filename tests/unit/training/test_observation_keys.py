@@ -87,7 +87,7 @@ def test_a_part_called_group_is_not_taken_for_a_group() -> None:
     with pytest.raises(InputError) as error:
         list(train(settings))
     assert str(error.value) == (
-        "advantage.normalise group: observation 'group': Keel has a key of that name for itself; "
+        "advantage.normalize group: observation 'group': Keel has a key of that name for itself; "
         "rename it"
     )
 

@@ -62,7 +62,7 @@ def train(root: Path, env: str, steps: int = 512, options: str = "", **more) -> 
         env=env,
         total_steps=steps,
         rollout_steps=32,
-        envs=Envs(num=4, normalise_obs=True, options=options),
+        envs=Envs(num=4, normalize_obs=True, options=options),
         network=Network(hidden=(8,)),
         region=Region(minibatch=64, epochs=2, learning_rate=0.01),
         evaluation=Evaluation(every=128, episodes=3),

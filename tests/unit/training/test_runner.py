@@ -47,10 +47,10 @@ def finish(run: Iterator[Progress]) -> Progress:
     return last
 
 
-PENDULUM = {"env": "Pendulum-v1", "envs": {"normalise_obs": True, "normalise_reward": True}}
+PENDULUM = {"env": "Pendulum-v1", "envs": {"normalize_obs": True, "normalize_reward": True}}
 LAND = {
     "env": "land",
-    "envs": {"num": 8, "options": "variant=small", "normalise_obs": True, "normalise_reward": True},
+    "envs": {"num": 8, "options": "variant=small", "normalize_obs": True, "normalize_reward": True},
     "network": {"kind": "items", "hidden": [8]},
     "advantage": {"normalise": "group"},
 }
@@ -70,7 +70,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "HalfCheetah on Gymnasium": {
         "env": "HalfCheetah-v5",
-        "envs": {"backend": "sync", "normalise_obs": True, "normalise_reward": True},
+        "envs": {"backend": "sync", "normalize_obs": True, "normalize_reward": True},
         "advantage": {"recompute": True},
     },
     "GRU": {"network": {"memory": "both", "memory_size": 8}},

@@ -18,7 +18,7 @@ from keel.training.shift import STATISTICS_SHARE, TEMPERATURE_SHARE, Shift, shif
 
 @pytest.fixture(params=["Pendulum-v1", "CartPole-v1"])
 def session(request: pytest.FixtureRequest) -> Iterator[Session]:
-    envs = {"num": 4, "backend": "sync", "normalise_obs": True}
+    envs = {"num": 4, "backend": "sync", "normalize_obs": True}
     made = open_session(from_dict({"env": request.param, "rollout_steps": 64, "envs": envs}))
     yield made
     made.envs.close()

@@ -40,7 +40,7 @@ def tiny(env: str = "CartPole-v1", **changes: Any) -> Config:
 
 POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "discrete": ("CartPole-v1", {}),
-    "gaussian": ("Pendulum-v1", {"envs": {"normalise_obs": True, "normalise_reward": True}}),
+    "gaussian": ("Pendulum-v1", {"envs": {"normalize_obs": True, "normalize_reward": True}}),
     "squashed": ("Pendulum-v1", {"network": {"squash": True}}),
     "state std": ("Pendulum-v1", {"network": {"state_std": True}}),
     "gelu": ("CartPole-v1", {"network": {"activation": "gelu"}}),
@@ -97,7 +97,7 @@ def test_a_shared_trunk_is_moved_by_the_policy_alone() -> None:
 @pytest.mark.parametrize("name", ["discrete", "gaussian", "both remember"])
 def test_a_resumed_run_is_the_uninterrupted_one(name: str, tmp_path: Path) -> None:
     env, changes = POLICIES[name]
-    config = tiny(env, **changes, stabiliser={"ls_fail_threshold": 2, "recovery": 1})
+    config = tiny(env, **changes, stabilizer={"ls_fail_threshold": 2, "recovery": 1})
     whole = list(start(config, tmp_path, "whole"))[-1]
     half = start(config, tmp_path, "half")
     next(half)
@@ -174,7 +174,7 @@ def test_the_presets_are_the_columns_of_the_note(version: int) -> None:
         name: values[version] for name, values in COLUMNS.items()
     }
     assert config.batch == (2048, 32768)[version]
-    assert config.envs.normalise_reward is bool(version)
+    assert config.envs.normalize_reward is bool(version)
     if version:
         assert {name: field(config, name) for name in FLAGS} == FLAGS
         assert len(build_controllers(config)) == 2
@@ -185,7 +185,9 @@ def test_the_presets_are_the_columns_of_the_note(version: int) -> None:
 @pytest.mark.parametrize("flag", [*COLUMNS, *FLAGS, "rollout_steps", "total_steps"])
 def test_the_notes_flags_reach_their_fields(flag: str) -> None:
     value = {"backtrack_coeff": "0.5", "max_kl_decay": "0.5", "damping_growth": "2"}.get(flag, "1")
-    options = parse(translate(["Breakout", "--preset", "note-002-v2", f"--{flag}", value]))
+    options = parse(
+        translate(["Breakout", "--preset", "breakout-trpo-stabilized", f"--{flag}", value])
+    )
     config = options.config
     found = getattr(config, flag) if hasattr(config, flag) else field(config, flag)
     assert found == float(value)
@@ -193,9 +195,9 @@ def test_the_notes_flags_reach_their_fields(flag: str) -> None:
 
 def test_the_command_of_the_notes_guide_works() -> None:
     """Section 8.2, with our name for the script."""
-    words = "Breakout --preset note-002-v2 --n_envs 8 --total_steps 10000000 --entropy_coef 0.05"
-    options = parse(translate([*words.split(), "--max_kl", "0.02"]))
-    assert options.config == preset("note-002-v2")
+    words = "Breakout --preset breakout-trpo-stabilized --n_envs 8 --total_steps 10000000"
+    options = parse(translate([*words.split(), "--entropy_coef", "0.05", "--max_kl", "0.02"]))
+    assert options.config == preset("breakout-trpo-stabilized")
 
 
 BAD = {
@@ -205,9 +207,9 @@ BAD = {
     "natural.fisher_fraction: expected a number from 0 to 1": {"natural": {"fisher_fraction": 2.0}},
     "natural.cg_iters: expected a number above 0": {"natural": {"cg_iters": 0}},
     "natural.max_kl_end: expected a number above 0": {"natural": {"max_kl_end": 0.0}},
-    "stabiliser.max_kl_decay: expected a factor up to 1": {"stabiliser": {"max_kl_decay": 1.5}},
-    "stabiliser.damping_growth: expected a factor of at least 1": {
-        "stabiliser": {"damping_growth": 0.5}
+    "stabilizer.max_kl_decay: expected a factor up to 1": {"stabilizer": {"max_kl_decay": 1.5}},
+    "stabilizer.damping_growth: expected a factor of at least 1": {
+        "stabilizer": {"damping_growth": 0.5}
     },
     "region.kl_coef: belongs to --algo ppo": {"region": {"kl_coef": 0.1}},
     "region.symmetric: belongs to --algo ppo": {"region": {"symmetric": True}},
@@ -215,7 +217,7 @@ BAD = {
     "advantage.recompute: belongs to --algo ppo": {"advantage": {"recompute": True}},
     "natural.max_kl_end: expected at most region.max_kl": {"natural": {"max_kl_end": 0.5}},
     "natural.damping: belongs to --algo trpo": {"algo": "ppo", "natural": {"damping": 0.3}},
-    "stabiliser.recovery: belongs to --algo trpo": {"algo": "ppo", "stabiliser": {"recovery": 3}},
+    "stabilizer.recovery: belongs to --algo trpo": {"algo": "ppo", "stabilizer": {"recovery": 3}},
     "atari.sticky: expected a number from 0 to 1": {"atari": {"sticky": 1.5}},
 }
 
@@ -251,7 +253,7 @@ def test_the_bound_may_be_held_before_it_goes_down_by_equal_factors() -> None:
 
 
 def test_a_trpo_config_survives_its_own_file() -> None:
-    for name in ("note-002-v1", "note-002-v2", "breakout-trpo"):
+    for name in ("breakout-trpo-one-env", "breakout-trpo-stabilized", "breakout-trpo"):
         assert from_dict(to_dict(preset(name))) == preset(name)
 
 

@@ -40,11 +40,11 @@ def tuning(folder: Path, trials: int = 3, **more: Any) -> Tuning:
 
 
 def test_a_space_in_words():
-    words = ["region.max-kl=0.01..0.1", "region.epochs=2..8", "advantage.normalise=none,batch"]
+    words = ["region.max-kl=0.01..0.1", "region.epochs=2..8", "advantage.normalize=none,batch"]
     assert read_space(words) == {
         "region.max_kl": Range(0.01, 0.1),
         "region.epochs": Range(2, 8),
-        "advantage.normalise": ("none", "batch"),
+        "advantage.normalize": ("none", "batch"),
     }
     assert read_space(["region.epochs=2..8"])["region.epochs"].whole  # type: ignore[union-attr]
     assert SPACE["region.learning_rate"] == Range(1e-4, 1e-2, log=True)

@@ -75,8 +75,8 @@ def reference_metrics(reference: Reference, found: Completions, weight: Tensor) 
     own = found.log_prob[counts].double(), reference.log_prob[counts].double()
     told = {
         "train/kl_reference": reference.per_token,
-        "ledger/reference_token": reference.per_token,
-        "ledger/reference_sequence": reference.per_sequence,
+        "kl/reference_token": reference.per_token,
+        "kl/reference_sequence": reference.per_sequence,
     }
     for name, estimate in (("k1", k1), ("k2", k2), ("k3", k3)):
         values = estimate(*own)
@@ -102,9 +102,9 @@ def kl_spent_metrics(
     own_tokens = (written.sum() / written.any(1).sum().clamp(min=1)).item()
     kl = report.kl_exact.max().item()
     return {
-        "ledger/old_token": kl,
-        "ledger/old_sequence": kl * tokens,
-        "ledger/sampler_token": sampler,
-        "ledger/sampler_sequence": sampler * own_tokens,
-        "ledger/spent_token": spent,
+        "kl/old_token": kl,
+        "kl/old_sequence": kl * tokens,
+        "kl/sampler_token": sampler,
+        "kl/sampler_sequence": sampler * own_tokens,
+        "kl/spent_token": spent,
     }

@@ -64,14 +64,12 @@ def _old(axes: Axes, table: MetricsTable) -> None:
 
 
 def _reference(axes: Axes, table: MetricsTable, target: float | None) -> None:
-    if "ledger/reference_token" not in table.columns:
+    if "kl/reference_token" not in table.columns:
         tidy(axes, "nats spent, all updates together", "completions", "nats per token")
-        line(axes, _steps(table), column(table, "ledger/spent_token"), color=BLUE, lw=1.2)
+        line(axes, _steps(table), column(table, "kl/spent_token"), color=BLUE, lw=1.2)
         return
     tidy(axes, "exact KL(policy‖reference)", "completions", "nats per token")
-    line(
-        axes, _steps(table), column(table, "ledger/reference_token"), color=BLUE, lw=1.2, label="KL"
-    )
+    line(axes, _steps(table), column(table, "kl/reference_token"), color=BLUE, lw=1.2, label="KL")
     if target is not None:
         axes.axhline(target, ls="--", lw=1.2, color=ORANGE, label="target")
     axes.set_ylim(bottom=0.0)

@@ -61,10 +61,10 @@ def scorer_of(policy: Policy) -> Scorer:
     """Of a run on `serving`."""
     if policy.config.env != "serving":
         raise InputError(f"{policy.path}: was trained on {policy.config.env}, not on serving")
-    if policy.config.network.kind != "items" or policy.normaliser is not None:
+    if policy.config.network.kind != "pointer" or policy.normaliser is not None:
         raise InputError(
-            f"{policy.path}: only networks of kind items, without normalised observations, can be "
-            "taken out of a run: others know but one number of replicas"
+            f"{policy.path}: only networks of kind pointer, without normalised observations, can "
+            "be taken out of a run: others know but one number of replicas"
         )
     tree = {name: x.numpy() for name, x in policy.agent.named(policy.params).items()}
     return make_scorer(tree, policy.config.network.activation)

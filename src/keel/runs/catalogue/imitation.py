@@ -1,4 +1,4 @@
-"""Metrics of learning from demonstrations; they are there only where `bc.demos` is given."""
+"""Metrics of learning from demonstrations; they are there only where `demos.path` is given."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ METRICS = (
         "Who moves the policy: above 1 it is the demonstrations.",
         ROLLOUT,
         healthy=(None, DOMINATES),
-        healthy_note="Keel: above, demonstrations rule; lower bc.coef, or bc.control adaptive",
+        healthy_note="Keel: above, demonstrations rule; lower demos.coef or demos.control adaptive",
     ),
     Metric(
         "train/bc_cosine",
@@ -85,17 +85,17 @@ METRICS = (
     Metric(
         "train/bc_share_used",
         "share of demonstrated steps with a weight above 0",
-        "Of `bc.loss` filtered: falls as the policy outgrows what it was shown.",
+        "Of `demos.loss` filtered: falls as the policy outgrows what it was shown.",
         SHOWN,
     ),
     Metric(
         "train/bc_share_at_cap",
         "share of demonstrated steps at the largest weight",
-        "Of `bc.loss` weighted. Many: the temperature is too low, and a few steps are all that is "
-        "learned.",
+        "Of `demos.loss` weighted. Many: the temperature is too low, and a few steps are all that "
+        "is learned.",
         SHOWN,
         healthy=(None, 0.2),
-        healthy_note="Keel: raise bc.temperature",
+        healthy_note="Keel: raise demos.temperature",
     ),
     Metric(
         "train/kl_demos",
@@ -107,8 +107,8 @@ METRICS = (
     Metric(
         "warn/bc_dominates",
         "bc_ppo_ratio if above 2",
-        "Note 001's warning, at its own ratio, whatever bc.steer says. Its denominator is near 0 "
-        "in healthy runs as well, and exactly 0 under TRPO: what demonstrations really do is "
+        "Note 001's warning, at its own ratio, whatever demos.steer says. Its denominator is near "
+        "0 in healthy runs as well, and exactly 0 under TRPO: what demonstrations really do is "
         "judged by bc_gradient_ratio.",
         UPDATE,
         healthy_note="note 001: warns above 2",

@@ -1,4 +1,4 @@
-"""Metrics of token-level RL: completions, the reference, and the ledger of nats."""
+"""Metrics of token-level RL: completions, the reference, and the accounting of KL."""
 
 from __future__ import annotations
 
@@ -91,28 +91,28 @@ METRICS = (
         for name in ("k1", "k2", "k3")
     ),
     Metric(
-        "ledger/old_token",
+        "kl/old_token",
         "exact KL(old‖new)",
         "What an update spent, per token that the policy wrote.",
         TOKENS,
         "nats",
     ),
     Metric(
-        "ledger/old_sequence",
+        "kl/old_sequence",
         "Σ over tokens of exact KL(old‖new)",
         "What an update spent, per completion.",
         COMPLETIONS,
         "nats",
     ),
     Metric(
-        "ledger/reference_token",
+        "kl/reference_token",
         "exact KL(π‖reference)",
         "How far the policy that sampled is from the reference, per token.",
         TOKENS,
         "nats",
     ),
     Metric(
-        "ledger/reference_sequence",
+        "kl/reference_sequence",
         "Σ over tokens of exact KL(π‖reference)",
         "How far the policy that sampled is from the reference, per completion.",
         COMPLETIONS,
@@ -121,21 +121,21 @@ METRICS = (
         healthy_note="TRL: between 0 and 10",
     ),
     Metric(
-        "ledger/sampler_token",
+        "kl/sampler_token",
         "exact KL(sampler‖π)",
         "What top-k and top-p put between what is drawn from and the policy.",
         TOKENS,
         "nats",
     ),
     Metric(
-        "ledger/sampler_sequence",
+        "kl/sampler_sequence",
         "Σ over tokens of exact KL(sampler‖π)",
         "The same per completion.",
         COMPLETIONS,
         "nats",
     ),
     Metric(
-        "ledger/spent_token",
+        "kl/spent_token",
         "Σ over updates of exact KL(old‖new)",
         "All that was spent so far; the policy cannot have moved further by small steps.",
         "sum over updates",

@@ -303,7 +303,7 @@ def test_a_heuristic_can_be_shown(tmp_path: Path) -> None:
                  "--episodes", "2", "--out", demos]) == 0  # fmt: skip
     assert main(["train", "serving", "--runs", str(tmp_path), "--name", "r", "--quiet",
                  "--total-steps", "256", "--rollout-steps", "16", "--envs.num", "8",
-                 "--envs.options", "setting=mixed,requests=40", "--bc.demos", demos,
+                 "--envs.options", "setting=mixed,requests=40", "--demos.path", demos,
                  "--evaluation.episodes", "2", "--region.minibatch", "64"]) == 0  # fmt: skip
     lines = (tmp_path / "r" / "seed-0" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[-1])["train/kl_demos"] >= 0.0
@@ -470,7 +470,7 @@ def test_a_cold_start_is_one_reward_whatever_is_chosen() -> None:
 
 
 def test_the_preset_before_has_the_notes_own_values() -> None:
-    config = preset("note-004-before")
+    config = preset("router-collapse")
     options = named_values(config.envs.options, "envs.options")
     assert config.explore.entropy_coef == 0.15
     assert config.explore.entropy_floor is None
