@@ -55,9 +55,10 @@ SEEDS = (100, 101, 102, 103, 104)
 LATER_SEEDS = (105, 106, 107, 108, 109)
 """For presets that were changed after `SEEDS` of theirs had been reported."""
 MUJOCO = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5")
+LARGE = ("Ant-v5", "Humanoid-v5")
 SMALL = ("Acrobot-v1", "LunarLander-v3", "MountainCar-v0", "MountainCarContinuous-v0")
 LEARNING = (
-    *(("ppo", env) for env in ("CartPole-v1", *MUJOCO, *SMALL, "Pendulum-v1")),
+    *(("ppo", env) for env in ("CartPole-v1", *MUJOCO, *LARGE, *SMALL, "Pendulum-v1")),
     *(("trpo", env) for env in MUJOCO),
 )
 CHANGED = (("trpo", "Hopper-v5"), ("trpo", "Walker2d-v5"))
