@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from keel.functional.natural import Linear, linearise
+from keel.functional.natural import Linear, linearize
 from keel.keys import MASK
 from keel.models.agent import Agent
 from keel.models.networks import CNN, MLP, SharedActorCritic
@@ -55,7 +55,7 @@ def _linear_outputs(agent: Agent, policy: Tensor, obs: Tree) -> Linear:
         assert found is not None
         return {"output": found}
 
-    return linearise(outputs, layout.unflatten(policy))  # type: ignore[arg-type]
+    return linearize(outputs, layout.unflatten(policy))  # type: ignore[arg-type]
 
 
 class _Stage(NamedTuple):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from keel.config import Advantage
 from keel.errors import InputError
-from keel.functional import Advantages, gae, normalise
+from keel.functional import Advantages, gae, normalize
 from keel.imports import import_function
 from keel.keys import GROUP
 from keel.models import popart
@@ -43,7 +43,7 @@ def compute_targets(
     values = said.map(lambda raw: agent.value_of(params, raw))
     raw = _gae(rollout, values, config.gamma, config.lam, interleaved if interleave else gae)
     group = group_of(rollout, config)
-    scaled = normalise(
+    scaled = normalize(
         raw.advantage,
         config.normalise,
         weight=rollout.weight,

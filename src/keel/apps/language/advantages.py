@@ -11,7 +11,7 @@ from keel.apps.language.config import Language
 from keel.functional import (
     dr_grpo,
     grpo,
-    normalise,
+    normalize,
     reward_to_go,
     rloo,
     token_gae,
@@ -62,7 +62,7 @@ def token_targets(
             never = torch.zeros_like(reward, dtype=torch.bool)
             raw = reward_to_go(reward.T, never.T, gamma=rules.gamma, weight=weight.T).T
             target = nothing
-        scaled = normalise(raw, "batch", weight=weight, clamp=rules.clamp).advantage
+        scaled = normalize(raw, "batch", weight=weight, clamp=rules.clamp).advantage
         return TokenTargets(scaled, target, raw)
     total = score - torch.where(counts, penalty, 0.0).sum(1)
     keys = torch.arange(len(score), device=score.device) // group
