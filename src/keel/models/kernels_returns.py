@@ -20,7 +20,7 @@ FAR = 5.0
 
 
 def as_numbers(critic: Critic) -> tuple[int, float, float]:
-    """Kind, κ and reach: a critic as compiled loops take it."""
+    """Return a critic as compiled loops take it: kind, κ and reach."""
     if isinstance(critic, Quantile):
         return ORDERED if critic.ordered else QUANTILE, critic.kappa, 0.0
     if isinstance(critic, Histogram):
@@ -30,7 +30,7 @@ def as_numbers(critic: Critic) -> tuple[int, float, float]:
 
 @compiled
 def return_slope(raw, target, share, coefficient, returns):
-    """The mean loss over rows by their `share`; rows of share 0 have neither loss nor gradient."""
+    """Return the mean loss over rows by `share`; rows of share 0 have neither loss nor gradient."""
     kind, kappa, reach = returns
     rows, outputs = raw.shape
     loss = 0.0

@@ -94,14 +94,14 @@ def rows_of(rollout: Rollout) -> Rows:
 
 def as_rows(tree: Tree, rollout: Rollout) -> Tree:
     """Tensors `[T, N, …]` in the order of `rows_of`."""
-    if rollout.memory is None:
+    if rollout.hidden_state is None:
         return {key: x.reshape(-1, *x.shape[2:]) for key, x in tree.items()}
     return {key: x.transpose(0, 1).contiguous() for key, x in tree.items()}
 
 
 def obs_rows(obs: Tree, rollout: Rollout) -> Tree:
     """Observations as the network takes them: sequences come with the memory they begin with."""
-    return as_rows(obs, rollout) | (rollout.memory or {})
+    return as_rows(obs, rollout) | (rollout.hidden_state or {})
 
 
 def take(tree: Tree, index: Tensor) -> Tree:

@@ -14,10 +14,10 @@ from torch import Tensor
 from keel.envs import Envs, Obs, ObsNormaliser, Step, lead
 from keel.errors import InputError
 from keel.keys import MASK
-from keel.models.acting import Acted, blank_memory, make_actor
+from keel.models.acting import Acted, initial_hidden_state, make_actor
 from keel.models.agent import Agent
 from keel.models.distributions import Categorical
-from keel.models.recurrent import STARTS
+from keel.models.recurrent import EPISODE_STARTS
 from keel.models.sampling import Array, draw_noise, sample, to_env
 from keel.types import Rollout
 
@@ -86,9 +86,9 @@ class Collector:
     obs: Obs
     """what the policy sees next, `[N, …]`, raw"""
     rng: np.random.Generator
-    memory: dict[str, Array] = field(default_factory=dict)
+    hidden_state: dict[str, Array] = field(default_factory=dict)
     """what the network remembers, `[N, H]` each"""
-    starts: Array = field(default_factory=lambda: np.zeros(0, bool))
+    episode_starts: Array = field(default_factory=lambda: np.zeros(0, bool))
     """`[N]` bool: whose `obs` begins an episode"""
     epsilon: float = 0.0
     """a fault of note 000: this share of the actions is random, which nobody is told"""
@@ -97,8 +97,8 @@ class Collector:
     def begin(self, obs: Obs) -> None:
         """Forget everything: `obs` are the first of new episodes."""
         self.obs = obs
-        self.starts = np.ones(self.envs.num_envs, bool)
-        self.memory = blank_memory(self.agent, self.envs.num_envs)
+        self.episode_starts = np.ones(self.envs.num_envs, bool)
+        self.hidden_state = initial_hidden_state(self.agent, self.envs.num_envs)
 
     def collect(
         self, params: Tensor, temperature: float, normaliser: ObsNormaliser | None
@@ -108,8 +108,8 @@ class Collector:
         store, steps = self._allocate(normaliser), self.steps
         finished: list[Step] = []
         finals: list[tuple[Array, Obs]] = []
-        dist, recurrent = self.agent.dist, bool(self.agent.memory)
-        before = self.memory
+        dist, recurrent = self.agent.dist, self.agent.recurrent
+        before = self.hidden_state
         same_step = self.envs.autoreset == "same_step"
         noise = draw_noise(dist, (steps, *lead(self.envs)), self.rng)
         acted = Acted()
@@ -119,14 +119,14 @@ class Collector:
         for t in range(steps):
             seen = self._see(self.obs, normaliser)
             if recurrent:
-                seen = {**seen, STARTS: self.starts}
+                seen = {**seen, EPISODE_STARTS: self.episode_starts}
             for key, room in kept.items():
                 _put(room[t], seen[key])
             seen = {key: x[t] for key, x in kept.items()}  # act on what will be learned from
             for key, x in raw.items():
                 x[t] = self.obs[key]
             output = outputs[t]
-            acted = act({**seen, **self.memory} if recurrent else seen, output)
+            acted = act({**seen, **self.hidden_state} if recurrent else seen, output)
             action = sample(dist, output, seen.get(MASK), temperature, noise[t])
             actions[t] = action
             if self.epsilon:
@@ -143,10 +143,10 @@ class Collector:
             if step.episode_index.size:
                 finished.append(step)
             self.obs = step.obs
-            if acted.memory is not None:
-                self.memory = acted.memory
+            if acted.hidden_state is not None:
+                self.hidden_state = acted.hidden_state
                 over = step.terminated | step.truncated
-                self.starts = step.ignored | over if same_step else step.ignored
+                self.episode_starts = step.ignored | over if same_step else step.ignored
         valued = acted.value is not None
         return self._finish(store, finals, finished, temperature, normaliser, valued, before)
 
@@ -161,7 +161,7 @@ class Collector:
         temperature: float,
         normaliser: ObsNormaliser | None,
         valued: bool,
-        memory: dict[str, Array],
+        hidden_state: dict[str, Array],
     ) -> Collected:
         # A row lost with its worker cuts its episode off before it: the row above was the last.
         lost = store["ignored"][1:] & store["truncated"][1:]
@@ -174,8 +174,8 @@ class Collector:
         final = None
         if raw_final is not None:
             final = _tensors(self._see(raw_final, normaliser))
-        if self.agent.memory:
-            last = {**last, STARTS: self.starts}
+        if self.agent.recurrent:
+            last = {**last, EPISODE_STARTS: self.episode_starts}
         rollout = Rollout(
             obs=obs,
             action=tensors["action"],
@@ -188,7 +188,7 @@ class Collector:
             last_obs=_tensors(last),
             final_obs=final,
             final_index=_join([index for index, _ in finals]),
-            memory=_tensors(memory) or None,
+            hidden_state=_tensors(hidden_state) or None,
             group_axis=2 if self.envs.agents else None,
             agents=self.envs.agents,
             temperature=temperature,
@@ -218,8 +218,8 @@ class Collector:
             "reward": np.zeros(room, np.float32),
             **{name: np.zeros(room, bool) for name in ("terminated", "truncated", "ignored")},
         }
-        if self.agent.memory:
-            store[f"obs/{STARTS}"] = np.zeros(room, bool)
+        if self.agent.recurrent:
+            store[f"obs/{EPISODE_STARTS}"] = np.zeros(room, bool)
         for key, x in self.obs.items():
             store[f"obs/{key}"] = _frames((self.steps, *x.shape), x.dtype)
             if normaliser is not None and key in normaliser.moments:

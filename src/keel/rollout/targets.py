@@ -18,7 +18,7 @@ from keel.keys import GROUP
 from keel.models import popart
 from keel.models.agent import Agent
 from keel.models.critics import Histogram, Quantile, Scalar, calibration, draw
-from keel.models.recurrent import CRITIC, STARTS
+from keel.models.recurrent import CRITIC_HIDDEN_STATE, EPISODE_STARTS
 from keel.rollout.batch import Targets, as_rows, obs_rows
 from keel.rollout.faults import interleaved
 from keel.types import Rollout
@@ -167,7 +167,7 @@ def _sampled(
 
     def sample(raw: Tensor) -> Tensor:
         drawn = draw(critic, raw, rng)
-        return popart.in_reward(agent.of_agents(params), drawn) if critic.normalised else drawn
+        return popart.in_reward(agent.of_agents(params), drawn) if critic.normalized else drawn
 
     rows, last = sample(said.rows), sample(said.last)
     # what follows a row is the next row: one sample for both, but for truncated episodes
@@ -180,9 +180,9 @@ def _sampled(
 def _outputs(agent: Agent, params: Tensor, rollout: Rollout, known: Tensor | None) -> _Said:
     """Raw outputs. Under next-step autoreset the row after a truncation holds the final
     observation; under same-step autoreset it was kept apart."""
-    memory: Tensor | None = None
-    if agent.memory:
-        rows, last, memory = _sequence_outputs(agent, params, rollout)
+    hidden_state: Tensor | None = None
+    if agent.recurrent:
+        rows, last, hidden_state = _sequence_outputs(agent, params, rollout)
     else:
         if known is not None and isinstance(agent.critic, Scalar):
             # a scalar critic's value is its raw output, but for the units
@@ -195,11 +195,11 @@ def _outputs(agent: Agent, params: Tensor, rollout: Rollout, known: Tensor | Non
     if rollout.final_obs is None or rollout.final_index is None:
         return _Said(rows, last, following)
     obs = rollout.final_obs
-    if agent.memory:
+    if agent.recurrent:
         obs = {key: x[:, None] for key, x in obs.items()}
-        obs[STARTS] = torch.zeros(len(rollout.final_index), 1, device=rows.device)
-        if memory is not None:  # each goes on from the state after its row
-            obs[CRITIC] = memory.flatten(0, 1)[rollout.final_index]
+        obs[EPISODE_STARTS] = torch.zeros(len(rollout.final_index), 1, device=rows.device)
+        if hidden_state is not None:  # each goes on from the state after its row
+            obs[CRITIC_HIDDEN_STATE] = hidden_state.flatten(0, 1)[rollout.final_index]
     single = rows.shape[2:]  # of one environment: `[Q]`, or `[A, Q]`
     final = agent.raw_value(params, obs).reshape(-1, *single)
     mended = following.reshape(-1, *single).index_copy(0, rollout.final_index, final)
@@ -214,10 +214,10 @@ def _sequence_outputs(
     longer = {key: torch.cat([x, rollout.last_obs[key][None]]) for key, x in rollout.obs.items()}
     outputs = agent.outputs(params, obs_rows(longer, rollout), "critic")
     assert outputs.value is not None
-    assert outputs.memory is not None
+    assert outputs.hidden_state is not None
     raw = outputs.value.transpose(0, 1)
-    memory = outputs.memory.get(CRITIC)
-    return raw[:-1], raw[-1], None if memory is None else memory.transpose(0, 1)[:-1]
+    hidden_state = outputs.hidden_state.get(CRITIC_HIDDEN_STATE)
+    return raw[:-1], raw[-1], None if hidden_state is None else hidden_state.transpose(0, 1)[:-1]
 
 
 def _statistics(raw: Advantages, scaled: Tensor, weight: Tensor, value: Tensor) -> dict[str, float]:

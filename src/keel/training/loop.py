@@ -123,7 +123,7 @@ def iterate(
         session.step,
         state.iteration,
     )
-    if session.agent.critic.normalised:
+    if session.agent.critic.normalized:
         opt_state = opt_state._replace(
             params=rescale_critic(session.agent, opt_state.params, *group_moments(first[0], rows))
         )

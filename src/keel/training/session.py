@@ -292,7 +292,7 @@ def _compile(config: Config, agent: Agent, region: Region, device: torch.device)
         if isinstance(region, TRPO)
         else dense.fits(agent, region.objective)
     )
-    if own or ragged or agent.memory or _sees_pixels(agent):
+    if own or ragged or agent.recurrent or _sees_pixels(agent):
         return False
     minibatches = -(-config.batch // config.region.minibatch)
     steps = config.iterations * config.region.epochs * minibatches
