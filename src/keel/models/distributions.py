@@ -27,7 +27,7 @@ LOG_2PI = math.log(2.0 * math.pi)
 
 
 class Dist(Protocol):
-    """A distribution over actions, given by a policy's outputs; `params` are trees of `[*lead, K]`."""
+    """A distribution over actions, given by a policy's outputs; `params` are trees `[*lead, K]`."""
 
     @property
     def outputs(self) -> int:
@@ -42,7 +42,7 @@ class Dist(Protocol):
         """Whether `entropy` has a closed form, or is an estimate."""
 
     def params(self, output: Tensor, mask: Tensor | None, temperature: float | Tensor) -> Tree:
-        """Return the distribution's parameters from the network's `output`, mask and temperature in."""
+        """Return the parameters from the network's `output`, with mask and temperature in."""
 
     def log_prob(self, params: Tree, action: Tensor) -> Tensor:
         """Return log π of actions, `[*lead]`."""

@@ -112,7 +112,9 @@ def iterate(
         first.append(learned.target)
         return learned
 
-    rows, shown = _with_demonstrations(session, state, rows, moved.normaliser, reward_normaliser)
+    rows, demo_metrics = _with_demonstrations(
+        session, state, rows, moved.normaliser, reward_normaliser
+    )
     opt_state, report = session.region.update(
         session.learner,
         state.opt_state,
@@ -157,7 +159,7 @@ def iterate(
         **_action_share(collected.rollout),
         **noted,
         **report.metrics,
-        **shown,
+        **demo_metrics,
         **_cloning_metrics(report.metrics),
         **_agent_metrics(session, report, collected),
         **moved.metrics,
@@ -226,7 +228,7 @@ def _with_demonstrations(
         bound = config.envs.clip_reward
         return counted if bound is None else np.clip(counted, -bound, bound)
 
-    shown, told = sample_demos(
+    demos, metrics = sample_demos(
         lessons,
         session.agent,
         state.opt_state.params,
@@ -237,7 +239,7 @@ def _with_demonstrations(
         see=observations.apply if observations is not None else dict,
         worth=worth,
     )
-    return replace(rows, shown=shown), told
+    return replace(rows, demos=demos), metrics
 
 
 def _cloning_metrics(metrics: Mapping[str, float]) -> dict[str, float]:

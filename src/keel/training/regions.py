@@ -14,7 +14,7 @@ from keel.regions.controllers import (
     AdaptiveRate,
     Controller,
     Decay,
-    Stabiliser,
+    Stabilizer,
     TemperaturePulses,
 )
 from keel.regions.critic import CriticFit, CriticObjective
@@ -80,7 +80,7 @@ def build_region(config: Config) -> Certified:
         value_coef=region.value_coef,
         value_clip=region.value_clip,
         max_log_ratio=region.max_log_ratio,
-        penalise=region.kl_coef > 0.0 or region.adaptive_kl,
+        penalize=region.kl_coef > 0.0 or region.adaptive_kl,
         track_kl=region.early_stop != "off",
         kl_measure=region.kl_measure,
         entropy_bonus=config.explore.entropy_coef > 0.0 or config.explore.entropy_floor is not None,
@@ -98,7 +98,7 @@ def build_region(config: Config) -> Certified:
             backtrack_iters=natural.backtrack_iters,
             backtrack_coeff=natural.backtrack_coeff,
             accept_ratio=natural.accept_ratio,
-            land=natural.land,
+            rescale_to_kl=natural.land,
             entropy_accepted=not config.faults.entropy_outside_acceptance,
             objective=objective,
             critic=CriticFit(
@@ -141,7 +141,7 @@ def build_controllers(config: Config) -> tuple[Controller, ...]:
     stabiliser = config.stabiliser
     if config.algo == "trpo" and stabiliser.ls_fail_threshold:
         chosen.append(
-            Stabiliser(
+            Stabilizer(
                 max_kl=region.max_kl,
                 damping=config.natural.damping,
                 threshold=stabiliser.ls_fail_threshold,

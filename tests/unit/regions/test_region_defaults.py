@@ -15,7 +15,7 @@ from keel.config import from_dict
 from keel.regions.balance import CloningTrust, LossBalance
 from keel.regions.certify import Certified
 from keel.regions.constraint import TRPO, Problem
-from keel.regions.controllers import Stabiliser, TemperaturePulses
+from keel.regions.controllers import Stabilizer, TemperaturePulses
 from keel.regions.critic import CriticFit
 from keel.regions.imitation import Limit
 from keel.regions.ladder import TemperatureLadder
@@ -94,7 +94,7 @@ def test_controllers_without_arguments_are_those_of_a_configuration_without_any(
     assert TemperatureLadder() == ladder
     config = from_dict({"algo": "trpo"})
     (stabiliser,) = build_controllers(config)
-    assert Stabiliser(config.region.max_kl, config.natural.damping) == stabiliser
+    assert Stabilizer(config.region.max_kl, config.natural.damping) == stabiliser
 
 
 @pytest.mark.parametrize(

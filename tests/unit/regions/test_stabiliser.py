@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keel.regions.controllers import Outcome, Stabiliser, State
+from keel.regions.controllers import Outcome, Stabilizer, State
 from keel.types import HyperParams
 
 GOOD = Outcome(kl=0.02, return_mean=math.nan, accepted=True, gain_ratio=0.9, curvature_min=0.1)
 FAILED = Outcome(kl=0.0, return_mean=math.nan, accepted=False)
 POOR = Outcome(kl=0.02, return_mean=math.nan, accepted=True, gain_ratio=0.1, curvature_min=0.1)
 BENT = Outcome(kl=0.02, return_mean=math.nan, accepted=True, gain_ratio=0.9, curvature_min=-1e-3)
-RULE = Stabiliser(max_kl=0.02, damping=0.05)
+RULE = Stabilizer(max_kl=0.02, damping=0.05)
 BEGIN = HyperParams(max_kl=0.02, damping=0.05)
 
 
 def after(
-    outcomes: list[Outcome], rule: Stabiliser = RULE, hparams: HyperParams = BEGIN
+    outcomes: list[Outcome], rule: Stabilizer = RULE, hparams: HyperParams = BEGIN
 ) -> HyperParams:
     state: State = rule.init()
     for outcome in outcomes:
@@ -54,13 +54,13 @@ def test_it_recovers_one_tightening_at_a_time_and_no_further_than_it_began() -> 
     assert once.damping == pytest.approx(0.06)
     assert after([GOOD] * 19, hparams=tight) == tight
     assert after([GOOD] * 400, hparams=tight) == BEGIN
-    never = Stabiliser(max_kl=0.02, damping=0.05, recovery=0)
+    never = Stabilizer(max_kl=0.02, damping=0.05, recovery=0)
     assert after([GOOD] * 400, never, tight) == tight
 
 
 def test_steps_that_bring_too_little_count_as_failures() -> None:
     assert after([POOR] * 20).max_kl == pytest.approx(0.016)
-    lenient = Stabiliser(max_kl=0.02, damping=0.05, min_gain=0.0)
+    lenient = Stabilizer(max_kl=0.02, damping=0.05, min_gain=0.0)
     assert after([POOR] * 20, lenient) == BEGIN
 
 
@@ -80,5 +80,5 @@ def test_it_stays_within_its_limits_whatever_happens(outcomes: list[Outcome]) ->
 def test_limits_beyond_where_it_began_are_no_jump() -> None:
     """A bound that begins below the least, or a damping above the most, is left as it is."""
     hparams = HyperParams(max_kl=0.001, damping=0.5)
-    rule = Stabiliser(max_kl=0.001, damping=0.5)
+    rule = Stabilizer(max_kl=0.001, damping=0.5)
     assert after([FAILED] * 100, rule, hparams) == hparams
