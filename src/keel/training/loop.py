@@ -219,25 +219,25 @@ def _with_demonstrations(
     rewards: RewardNormaliser | None,
 ) -> tuple[Rows, dict[str, float]]:
     """The rows with as many demonstrated steps beside them, seen and counted as the run's own."""
-    config, lessons = session.config, session.lessons
-    if lessons is None:
+    config, demo_dataset = session.config, session.demo_dataset
+    if demo_dataset is None:
         return rows, {}
 
-    def worth(reward: np.ndarray) -> np.ndarray:
+    def scale_reward(reward: np.ndarray) -> np.ndarray:
         counted = reward if rewards is None else rewards.apply(reward)
         bound = config.envs.clip_reward
         return counted if bound is None else np.clip(counted, -bound, bound)
 
     demos, metrics = sample_demos(
-        lessons,
+        demo_dataset,
         session.agent,
         state.opt_state.params,
         rows.count,
         session.shuffle,
         config.bc,
         gamma=config.advantage.gamma,
-        see=observations.apply if observations is not None else dict,
-        worth=worth,
+        preprocess=observations.apply if observations is not None else dict,
+        scale_reward=scale_reward,
     )
     return replace(rows, demos=demos), metrics
 
