@@ -118,8 +118,8 @@ def sample_demos(
     device = params.device
 
     def obs_of(rows: Tensor) -> dict[str, Tensor]:
-        weights = preprocess({key: x[rows.numpy()] for key, x in dataset.obs.items()})
-        return {k: torch.from_numpy(np.ascontiguousarray(x)).to(device) for k, x in weights.items()}
+        obs = preprocess({key: x[rows.numpy()] for key, x in dataset.obs.items()})
+        return {k: torch.from_numpy(np.ascontiguousarray(x)).to(device) for k, x in obs.items()}
 
     obs = obs_of(index)
     metrics: dict[str, float] = {}

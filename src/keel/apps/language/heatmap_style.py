@@ -77,7 +77,7 @@ mark {{ background: {ORANGE}59; color: {INK}; border-radius: 3px; padding: 1px 2
 
 
 def style(kinds: Sequence[str]) -> str:
-    """The sheet for measures of these kinds, in the order of their letters."""
+    """Return the sheet for measures of these kinds, in the order of their letters."""
     used = dict.fromkeys(kind for kind in kinds if kind in LEVELS)
     legends = (
         f".{kind}{name} {{ background: {colour}; }}"
@@ -94,7 +94,7 @@ def style(kinds: Sequence[str]) -> str:
 
 
 def shades(kind: str) -> Iterator[tuple[str, str]]:
-    """Name of a level and its colour: `7`, and `m7` on the other side of white."""
+    """Yield name and colour of every level: `7`, and `m7` on the other side of white."""
     steps = LEVELS[kind]
     up = BLUE if kind in (BOTH_WAYS, CALM) else ORANGE
     for size in range(steps + 1):
@@ -115,7 +115,7 @@ def mix(colour: str, share: float) -> str:
 
 
 def _measure(index: int, kind: str) -> Iterator[str]:
-    """What changes when the radio button of this measure is checked."""
+    """Return the rules that change when the radio button of this measure is checked."""
     letter, checked = chr(ord("a") + index), f"#m{index}:checked~main"
     label = f"label[for=m{index}]"
     yield f"{checked} {label} {{ background: {INK}; color: #fff; border-color: {INK}; }}"
