@@ -41,7 +41,7 @@ RIGHT: Mapping[tuple[Placement, Sampling], tuple[str, ...]] = {
     ("loss", "on-policy"): ("k2", *LOSS_FORMS, EXACT),
     ("loss", "off-policy"): (*LOSS_FORMS, EXACT),
 }
-"""What descends KL(π‖π_ref), and nothing else does; a test holds it against the certificate."""
+"""Estimators that descend KL(π‖π_ref), exactly these; a test holds it against the certificate."""
 
 MAX_EXPONENT = 20.0
 VERL_MAX_LOG_RATIO, VERL_MAX_KL = 20.0, 10.0

@@ -1,4 +1,4 @@
-"""What TRPO asks of small MLPs, compiled by numba as `keel.models.kernels` is: Fisher-vector
+"""TRPO's kernels for small MLPs, compiled by numba as `keel.models.kernels` is: Fisher-vector
 products without anything between their passes, and the critic's fit by itself."""
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"

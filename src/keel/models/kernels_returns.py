@@ -76,7 +76,7 @@ def quantile_row(q, target, kappa, weight):
 
 @compiled
 def ordered_row(raw, target, kappa, weight, q):
-    """The same of quantiles made of their mean and the steps between them."""
+    """Compute the same of quantiles made of their mean and the steps between them."""
     count = raw.size
     unit = SPREAD / count
     height, mean = 0.0, 0.0
@@ -104,7 +104,7 @@ def ordered_row(raw, target, kappa, weight, q):
 
 @compiled
 def encode(target, reach, gaussian, aim):
-    """A target as probabilities of evenly spaced atoms (`two_hot`, `hl_gauss`)."""
+    """Encode a target as probabilities of evenly spaced atoms (`two_hot`, `hl_gauss`)."""
     count = aim.size
     step = 2.0 * reach / (count - 1)
     inside = min(max(target, -reach), reach)

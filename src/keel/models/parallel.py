@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 POOL = "keel-parallel"
-"""How the names of our threads begin."""
+"""Prefix of the names of our threads."""
 
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")

@@ -90,7 +90,7 @@ def to_env(dist: Dist, action: Array) -> Array:
 
 
 INNER = np.float32(0.999)
-"""How near its bounds an action is taken to be: at them, tanh has no inverse."""
+"""Largest |tanh| of an action from outside: at its bounds, tanh has no inverse."""
 
 
 def from_env(dist: Dist, action: Array) -> Array:

@@ -48,7 +48,17 @@ class Region(Protocol):
         rng: torch.Generator,
         step: Step,
     ) -> tuple[OptimizerState, UpdateReport]:
-        """Improve the policy; the report's KL is left to `Certified`."""
+        """Improve the policy; the report's KL is left to `Certified`.
+
+        Args:
+            agent: the agent.
+            state: parameters `[G, P]` and optimizer that sampled the rows.
+            rows: the rollout, `[R, *rest]`.
+            targets: maps parameters to advantages and value targets.
+            hparams: values in force during this update.
+            rng: source of the shuffling.
+            step: one step of the optimizer.
+        """
 
 
 @dataclass(frozen=True)

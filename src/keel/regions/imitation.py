@@ -63,6 +63,13 @@ def pull(agent: Agent, params: Tensor, rows: Rows, advantage: Tensor, hparams: H
     """Differentiate the surrogate and the cloning loss, each on all of its rows.
 
     Where the policy is still the one that sampled, the surrogate's gradient is that of −A log π.
+
+    Args:
+        agent: a single agent.
+        params: `[1, P]`.
+        rows: a rollout with demonstrations.
+        advantage: `[R]`.
+        hparams: values in force; the temperature is read.
     """
     demos = rows.demos
     assert demos is not None

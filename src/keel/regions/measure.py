@@ -32,7 +32,14 @@ class Measurement(NamedTuple):
 
 
 def measure(agent: Agent, params: Tensor, rows: Rows, temperature: float) -> Measurement:
-    """Evaluate the policy once on every row."""
+    """Evaluate the policy once on every row.
+
+    Args:
+        agent: the agent.
+        params: `[G, P]`.
+        rows: the rollout, `[R, *rest]`.
+        temperature: of the policy.
+    """
     parts = parallel_map(
         lambda index: _measure(agent, params, rows, index, temperature),
         chunks(rows, agent.workers),

@@ -34,7 +34,9 @@ class PPO:
 
     epochs: int = 4
     minibatch: int = 256
+    """rows of a minibatch"""
     early_stop: EarlyStop = "off"
+    """stop at `STOP_FACTOR` × `target_kl`: before a minibatch's step, or after an epoch"""
     target_kl: float | None = None
     recompute_advantages: bool = False
     """compute advantages anew for every epoch, with the critic as it is by then"""

@@ -73,10 +73,15 @@ def make_step(
     """Return a function from (optimizer state, all rows, row numbers, padding mask,
     hyperparameters, active groups) to a result.
 
-    `objective` may take the critic's parameters alone: then these are all there are. With `micro`
-    the gradient is added up over that many rows at a time, for models whose activations are large,
-    with several `workers` over pieces taken in parallel; the objective then says what all of
-    them are divided by (`denominator`).
+    Args:
+        agent: the agent.
+        objective: the loss; it may take the critic's parameters alone, then these are all.
+        group_axis: the agent axis of the rows; None for one group.
+        max_grad_norm: bound on the norm of a group's gradient.
+        compiled: whether `torch.compile` compiles the step.
+        micro: rows over which the gradient is added up at a time, for models whose activations are
+            large; the objective then says what all of them are divided by (`denominator`).
+        workers: pieces of a minibatch taken in parallel.
     """
     # `torch.compile` captures `func.grad` and not `autograd.grad`; eagerly the latter is faster.
     differentiate = _functional if compiled else _autograd

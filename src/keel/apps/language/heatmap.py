@@ -26,7 +26,7 @@ MEASURES = ("kl_old_new", "kl_reference", "log_ratio", "advantage", "entropy", "
 """Fields of a `TokenTable` that colour tokens; whether a token is masked is in `weight`."""
 DIVERGENCES = ("kl_old_new", "kl_reference")
 ROUNDING = 1e-4
-"""How far below 0 a KL may come out of float32."""
+"""Distance below 0 at which a KL may come out of float32."""
 MAX_TOKENS = 50_000
 """On one page: about 12 MB."""
 TOP = 20

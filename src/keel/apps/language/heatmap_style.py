@@ -15,7 +15,7 @@ LEVELS = {ONE_WAY: 12, BOTH_WAYS: 10, CALM: 12}
 """Steps from white to the strongest colour."""
 NOT_FINITE = "broken"
 STRONGEST = 0.75
-"""Of a colour: ink stays readable on it."""
+"""Largest share of a colour on which ink stays readable."""
 SOFT = "#52606d"
 
 BASE = f"""

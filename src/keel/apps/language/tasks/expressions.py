@@ -17,7 +17,7 @@ from keel.errors import InputError
 
 DIGITS = "0123456789"
 MOST_CHARACTERS = 200
-"""What is longer is not read: depth of recursion and size of numbers stay bounded."""
+"""Longest text that is read: depth of recursion and size of numbers stay bounded."""
 MOST_DIGITS = 6
 
 
