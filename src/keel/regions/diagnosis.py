@@ -197,7 +197,7 @@ def _logit_factor(replay: Replay) -> float | None:
     """Return by what the logits that are replayed have to be divided to be those stored."""
     logits, now = replay.behaviour["logits"], replay.policy()["logits"]
     legal = (logits > -torch.inf) & (now > -torch.inf) & replay.wrong[..., None]
-    a, b = _centred(logits, legal)[legal], _centred(now, legal)[legal]
+    a, b = _centered(logits, legal)[legal], _centered(now, legal)[legal]
     if not b.numel() or not bool(b.square().sum() > 0):
         return None
     factor = (a * b).sum() / b.square().sum()
@@ -217,7 +217,7 @@ def _heat(replay: Replay) -> float | None:
     return math.exp(wider.mean().item()) if bool(even) else None
 
 
-def _centred(logits: Tensor, legal: Tensor) -> Tensor:
+def _centered(logits: Tensor, legal: Tensor) -> Tensor:
     """Subtract the mean over what is legal: the rest is all that softmax sees."""
     counted = torch.where(legal, logits, 0.0)
     mean = counted.sum(-1, keepdim=True) / legal.sum(-1, keepdim=True).clamp(min=1)

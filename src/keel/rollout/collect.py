@@ -56,14 +56,14 @@ class Collected(NamedTuple):
     """`[T, N]`, where the actor's pass gave it"""
     episodes: Episodes
 
-    def normalised_by(self, normaliser: ObsNormaliser) -> Rollout:
+    def normalized_by(self, normaliser: ObsNormaliser) -> Rollout:
         """Return the rollout with its observations as another normaliser shows them."""
         if self.raw is None:
             return self.rollout
 
         def normalized(raw: Obs) -> dict[str, Tensor]:
-            normalised = normaliser.apply(raw)
-            return {key: torch.from_numpy(normalised[key]) for key in normaliser.scaling}
+            values = normaliser.apply(raw)
+            return {key: torch.from_numpy(values[key]) for key in normaliser.scaling}
 
         rollout, final = self.rollout, self.rollout.final_obs
         if final is not None and self.raw.final is not None:

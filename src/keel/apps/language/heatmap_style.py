@@ -80,9 +80,9 @@ def style(kinds: Sequence[str]) -> str:
     """Return the sheet for measures of these kinds, in the order of their letters."""
     used = dict.fromkeys(kind for kind in kinds if kind in LEVELS)
     legends = (
-        f".{kind}{name} {{ background: {colour}; }}"
+        f".{kind}{name} {{ background: {color}; }}"
         for kind in used
-        for name, colour in shades(kind)
+        for name, color in shades(kind)
     )
     rules = (rule for i, kind in enumerate(kinds) for rule in _measure(i, kind))
     flags = (
@@ -103,14 +103,14 @@ def shades(kind: str) -> Iterator[tuple[str, str]]:
             yield f"m{size}", mix(ORANGE, STRONGEST * size / steps)
 
 
-def mix(colour: str, share: float) -> str:
+def mix(color: str, share: float) -> str:
     """So much of a colour in white.
 
     Examples:
         >>> mix("#000000", 0.5)
         '#808080'
     """
-    parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    parts = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(255 + share * (part - 255)):02x}" for part in parts)
 
 
@@ -127,6 +127,6 @@ def _measure(index: int, kind: str) -> Iterator[str]:
     elif kind == "mask":
         yield f"{checked} .{letter}1 {{ background: {mix(BLUE, 0.2)}; }}"
     else:
-        for name, colour in shades(kind):
+        for name, color in shades(kind):
             if name != "0":
-                yield f"{checked} .{letter}{name} {{ background: {colour}; }}"
+                yield f"{checked} .{letter}{name} {{ background: {color}; }}"
