@@ -80,9 +80,7 @@ def style(kinds: Sequence[str]) -> str:
     """Return the sheet for measures of these kinds, in the order of their letters."""
     used = dict.fromkeys(kind for kind in kinds if kind in LEVELS)
     legends = (
-        f".{kind}{name} {{ background: {color}; }}"
-        for kind in used
-        for name, color in shades(kind)
+        f".{kind}{name} {{ background: {color}; }}" for kind in used for name, color in shades(kind)
     )
     rules = (rule for i, kind in enumerate(kinds) for rule in _measure(i, kind))
     flags = (
