@@ -8,11 +8,11 @@ AGENT = "agent"
 """int64 `[N, A]`: the number of each of several agents."""
 STATE = "state"
 """float32 `[N, A, S]`: what a centralised critic sees, and actors do not."""
-STARTS = "memory/starts"
-"""bool `[N]`: which rows begin an episode, for networks with memory."""
-ACTOR_MEMORY, CRITIC_MEMORY = "memory/actor", "memory/critic"
-"""float32 `[N, H]`: what a network remembers."""
-RESERVED = (STARTS, ACTOR_MEMORY, CRITIC_MEMORY)
+EPISODE_STARTS = "memory/starts"
+"""bool `[N]`: which rows begin an episode, for recurrent networks."""
+ACTOR_HIDDEN_STATE, CRITIC_HIDDEN_STATE = "memory/actor", "memory/critic"
+"""float32 `[N, H]`: recurrent states of actor and critic; the text of the keys is that on disk."""
+RESERVED = (EPISODE_STARTS, ACTOR_HIDDEN_STATE, CRITIC_HIDDEN_STATE)
 """Keys that stand beside those of an observation, which therefore must not have them."""
 ENCODING, FIRST_ENCODING = 2, 1
 """How observations become the numbers that a network sees: in new runs, and in those of version

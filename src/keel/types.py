@@ -39,9 +39,9 @@ class Rollout:
     """`[K, …]`: last observations of truncated episodes, where the next row does not hold them."""
     final_index: Tensor | None = None
     """`[K]`: their rows, counted through the flattened lead."""
-    memory: Tree | None = None
-    """`[*lead[1:], H]`: what a recurrent network remembered before the first row; its `obs` also
-    say which rows begin an episode (`starts`), where it forgets."""
+    hidden_state: Tree | None = None
+    """`[*lead[1:], H]`: recurrent states before the first row; `obs` also say which rows begin an
+    episode (`keel.keys.EPISODE_STARTS`), where the state is reset."""
     group_axis: int | None = None
     """The agent axis of `lead`; None means one group."""
     agents: tuple[str, ...] = ()

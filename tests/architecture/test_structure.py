@@ -171,13 +171,13 @@ PUBLIC = [
 ]
 FUNCTIONAL_NAMES = """
 Advantages Certificate CloningWeight ConjugateGradient Divergence Interval LineSearch Linear Moments
-Normalised Ratio RatioReport TokenLogProb Trial TrimmedMean WalkBack aggregate bernoulli_fisher
+Normalized Ratio RatioReport TokenLogProb Trial TrimmedMean WalkBack aggregate bernoulli_fisher
 bernoulli_kl
 categorical_entropy categorical_fisher categorical_kl certificate cloning_weight conjugate_gradient
 denominator distribution_kl dr_grpo effective_sample_size empty_moments explained_variance
 fisher_vector_product flatten gae gaussian_fisher gaussian_kl grpo holm interquartile_mean
-jensen_shannon k1 k2 k3 kl_estimate kl_loss kl_reward kl_terms line_search linearise merge_moments
-multi_categorical_kl n_step normalise performance_profile policy_ratio probability_of_improvement
+jensen_shannon k1 k2 k3 kl_estimate kl_loss kl_reward kl_terms line_search linearize merge_moments
+multi_categorical_kl n_step normalize performance_profile policy_ratio probability_of_improvement
 ratio_report reinforce_pp reward_to_go rloo squashed_gaussian_kl stratified_bootstrap surrogate
 t_interval t_test token_gae total_variation trimmed_mean unflatten update_moments value
 vocabulary_kl vocabulary_log_prob walk_back wilson_interval

@@ -18,7 +18,7 @@ from keel import resources
 from keel.config import Advantage, Config, from_dict
 from keel.envs import BadStepError, make_envs
 from keel.errors import InputError
-from keel.functional import aggregate, gae, normalise
+from keel.functional import aggregate, gae, normalize
 from keel.regions.faults import BAD_STEPS, NumericError
 from keel.regions.gate import check_replay
 from keel.regions.objective import Batch, Objective
@@ -173,7 +173,7 @@ def test_a_log_ratio_that_overflows_is_bounded_and_reported() -> None:
 def test_advantages_without_variance_and_a_batch_of_one() -> None:
     """Fault 27."""
     for rows in (1, 5):
-        scaled = normalise(torch.full((rows, 1), 3.0), "batch").advantage
+        scaled = normalize(torch.full((rows, 1), 3.0), "batch").advantage
         assert torch.equal(scaled, torch.zeros(rows, 1))
 
 

@@ -6,6 +6,7 @@ import os
 
 UNIT, LAWS = "tests/unit", "tests/properties"
 FUNCTIONAL = {
+    "_groups": [f"{UNIT}/functional/test_advantage.py", f"{LAWS}/test_advantage_laws.py"],
     "_shapes": [f"{UNIT}/functional/test_reduce.py", f"{UNIT}/functional/test_advantage.py"],
     "advantage": [f"{UNIT}/functional/test_advantage.py", f"{LAWS}/test_advantage_laws.py"],
     "certificate": [f"{UNIT}/functional/test_certificate.py", f"{LAWS}/test_remaining_laws.py"],

@@ -17,7 +17,7 @@ from keel.functional import (
     gae,
     grpo,
     n_step,
-    normalise,
+    normalize,
     reward_to_go,
     rloo,
     token_gae,
@@ -201,7 +201,7 @@ def test_inserted_rows_of_weight_zero_change_no_normalisation(data, batch, metho
         "group": torch.full((len(kept),), key).masked_scatter(kept, batch["group"]),
         "weight": insert(batch["weight"], kept, 0.0),
     }
-    full, plain = normalise(method=method, **longer), normalise(method=method, **batch)
+    full, plain = normalize(method=method, **longer), normalize(method=method, **batch)
     assert_close(full.advantage[kept], plain.advantage, rtol=1e-12, atol=1e-12)
     assert not full.advantage[~kept].any()
     assert_close(full[1:], plain[1:], rtol=1e-12, atol=1e-12)
@@ -211,7 +211,7 @@ def test_inserted_rows_of_weight_zero_change_no_normalisation(data, batch, metho
 def test_the_order_of_the_rows_does_not_matter(data, batch, method):
     order = torch.tensor(data.draw(st.permutations(range(len(batch["advantage"])))))
     shuffled = batch | {name: batch[name][order] for name in ("advantage", "group", "weight")}
-    plain, other = normalise(method=method, **batch), normalise(method=method, **shuffled)
+    plain, other = normalize(method=method, **batch), normalize(method=method, **shuffled)
     assert_close(other.advantage, plain.advantage[order], rtol=1e-12, atol=1e-12)
     assert_close(other[1:], plain[1:], rtol=1e-12, atol=1e-12)
 
@@ -219,7 +219,7 @@ def test_the_order_of_the_rows_does_not_matter(data, batch, method):
 @given(batches(), st.sampled_from(["batch", "group", "robust"]))
 def test_every_group_is_normalised_as_if_it_were_alone(batch, method):
     advantage, group, counts = batch["advantage"], batch["group"], batch["weight"] > 0
-    result = normalise(method=method, **batch).advantage
+    result = normalize(method=method, **batch).advantage
     for key in range(4):
         rows = counts if method == "batch" else counts & (group == key)
         x = advantage[rows].numpy()
@@ -234,7 +234,7 @@ def test_every_group_is_normalised_as_if_it_were_alone(batch, method):
 def test_normalised_advantages_have_no_unit_and_no_origin(batch, unit, origin):
     moved = batch | {"advantage": unit * (batch["advantage"] + origin)}
     for method in ("batch", "group", "robust"):
-        plain, other = (normalise(method=method, floor=1e-300, **x) for x in (batch, moved))
+        plain, other = (normalize(method=method, floor=1e-300, **x) for x in (batch, moved))
         assert_close(other.advantage, plain.advantage, rtol=1e-6, atol=1e-6)
 
 

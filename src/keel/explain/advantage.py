@@ -12,7 +12,7 @@ from keel.errors import InputError, check_choice
 from keel.explain.explanation import Explanation, Table, number
 from keel.explain.figures import BLUE, GREEN, GREY, INK, ORANGE, tidy
 from keel.explain.inputs import check_finite, check_same_length
-from keel.functional import gae, normalise
+from keel.functional import gae, normalize
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,8 +50,8 @@ def explain_advantage(
         return _gae(reward, value, last_value, end, gamma, trace)
 
     delta, advantage = advantages(0.0), advantages(lam)
-    normalised = normalise(advantage)
-    robust = normalise(advantage, "robust")
+    normalised = normalize(advantage)
+    robust = normalize(advantage, "robust")
     rows = zip(reward, value, delta, advantage, normalised.advantage, robust.advantage, strict=True)
     steps = Table(
         f"γ = {gamma:g}, λ = {lam:g}; the episode is {end} after the last step",
@@ -71,7 +71,7 @@ def explain_advantage(
         meaning=(
             f"The first step is {_verdict(advantage[0].item())} than expected by "
             f"{abs(advantage[0].item()):.4f}. Normalising centres on "
-            f"{number(normalised.centre.item(), 4)} and turns {flips} of {len(rewards)} "
+            f"{number(normalised.center.item(), 4)} and turns {flips} of {len(rewards)} "
             "advantages against their action."
         ),
         numbers={

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from keel.errors import InputError, ShapeError, check_choice
+from keel.functional._groups import group_max, group_mean, group_median_and_iqr, group_moments
 from keel.functional._shapes import expect_rank, expect_same, expect_shape
 
-Normalisation = Literal["none", "batch", "global", "group", "robust"]
+Normalization = Literal["none", "batch", "global", "group", "robust"]
 
 
 class Advantages(NamedTuple):
-    """What the actor and the critic learn from, both shaped like the rewards."""
+    """Advantages for the actor and value targets for the critic, both shaped like the rewards."""
 
     advantage: Tensor
     """0 on rows that do not count."""
@@ -27,13 +28,13 @@ class Advantages(NamedTuple):
     """advantage + value: the critic's target; 0 on rows that do not count."""
 
 
-class Normalised(NamedTuple):
-    """Normalised advantages, and what normalising did to them."""
+class Normalized(NamedTuple):
+    """Normalized advantages, with the shift, the scale and the signs that changed."""
 
     advantage: Tensor
     sign_flips: Tensor
     """0-d: how many advantages changed their sign, that is, were turned against their action."""
-    centre: Tensor
+    center: Tensor
     """[G]: what was subtracted."""
     scale: Tensor
     """[G]: what was divided by."""
@@ -51,7 +52,7 @@ def gae(
     lam: float | Tensor = 0.95,
     weight: Tensor | None = None,
 ) -> Advantages:
-    """Generalised advantage estimation (Schulman et al. 2016, arXiv 1506.02438).
+    """Compute generalised advantage estimates (Schulman et al. 2016, arXiv 1506.02438).
 
         δ_t = r_t + γ v'_t − V(s_t)
         A_t = δ_t + γ λ (1 − done_t) A_{t+1}
@@ -66,6 +67,7 @@ def gae(
         terminated: `[T, *lead]`; a row that is also truncated counts as terminated.
         truncated: `[T, *lead]`.
         final_value: `[T, *lead]`, read only where `truncated`; goes with `truncated`.
+        gamma: discount factor γ.
         lam: one for all, or `[T, *lead]`: of zeros and ones, drawn with chance λ, and with values
             that are drawn as well, the target is a sample of the return (SR(λ), arXiv 2105.11366).
         weight: `[T, *lead]`, 0 for rows that do not count (the mask law above).
@@ -96,10 +98,18 @@ def token_gae(
     lam: float = 0.95,
     last_value: Tensor | None = None,
 ) -> Advantages:
-    """GAE along the tokens of `[B, L]` sequences, skipping tokens the policy did not write.
+    """Compute GAE along the tokens of sequences, skipping tokens that the policy did not write.
 
-    Each sequence ends after its last policy token; `last_value` `[B]` bootstraps sequences that
-    were cut off. Tokens with weight 0 (prompt, tool text, padding) obey the mask law.
+    Each sequence ends after its last policy token. Tokens with weight 0 (prompt, tool text,
+    padding) obey the mask law.
+
+    Args:
+        reward: `[B, L]`.
+        value: `[B, L]`, before each token.
+        weight: `[B, L]`, the response mask: 0 for tokens that the policy did not write.
+        gamma: discount factor γ.
+        lam: λ of GAE.
+        last_value: `[B]`, bootstraps sequences that were cut off; 0 by default.
     """
     if reward.ndim != 2:
         raise ShapeError(f"reward: expected [B, L], got shape {list(reward.shape)}")
@@ -124,11 +134,22 @@ def n_step(
     gamma: float = 0.99,
     weight: Tensor | None = None,
 ) -> Advantages:
-    """n-step returns (Sutton and Barto 2018, §7.1), cut at episode ends and at the last row.
+    """Compute n-step returns (Sutton and Barto 2018, §7.1), cut at episode ends and the last row.
 
         G_t = r_t + γ r_{t+1} + … + γⁿ⁻¹ r_{t+n-1} + γⁿ V(s_{t+n})
 
-    Arguments as in `gae`; the target is G and the advantage G − V(s_t).
+    The target is G and the advantage G − V(s_t).
+
+    Args:
+        reward: `[T, *lead]`.
+        value: `[T, *lead]`, of the observation before each step.
+        last_value: `[*lead]`, the value of the observation after the last row.
+        terminated: `[T, *lead]`; a row that is also truncated counts as terminated.
+        truncated: `[T, *lead]`.
+        final_value: `[T, *lead]`, read only where `truncated`; goes with `truncated`.
+        n: number of rewards before the bootstrap, at least 1.
+        gamma: discount factor γ.
+        weight: `[T, *lead]`, 0 for rows that do not count (the mask law above).
     """
     if n < 1:
         raise InputError(f"n: expected at least 1, got {n}")
@@ -151,7 +172,14 @@ def reward_to_go(
     gamma: float = 1.0,
     weight: Tensor | None = None,
 ) -> Tensor:
-    """The discounted sum of this and all later rewards of the episode, `[T, *lead]`."""
+    """Return the discounted sum of this and all later rewards of the episode, `[T, *lead]`.
+
+    Args:
+        reward: `[T, *lead]`.
+        terminated: `[T, *lead]`.
+        gamma: discount factor γ.
+        weight: `[T, *lead]`, 0 for rows that do not count (the mask law above).
+    """
     expect_rank("reward", reward, 1, "[T, *lead]")
     nothing = torch.zeros_like(reward)
     return gae(
@@ -160,32 +188,54 @@ def reward_to_go(
 
 
 def grpo(score: Tensor, group: Tensor, groups: int, *, weight: Tensor | None = None) -> Tensor:
-    """Group-relative advantages (DeepSeekMath 2024, arXiv 2402.03300): (r − mean) / std per group.
+    """Compute group-relative advantages (DeepSeekMath 2024, arXiv 2402.03300).
 
-    `score` and `group` are `[B]`, `group` counts from 0 to `groups` − 1. A group of one, or of
-    equal scores, carries no information and gets zeros. A row whose `weight` is 0 (its reward
-    failed, say) gets 0 and is not there for the others, here and in the functions below.
+        A = (r − mean of the group) / standard deviation of the group
+
+    A group of one, or of equal scores, carries no information and gets zeros.
+
+    Args:
+        score: `[B]`, the reward r of each completion.
+        group: `[B]`, integers from 0 to `groups` − 1.
+        groups: number of groups.
+        weight: `[B]`; a row of weight 0 (its reward failed, say) gets 0 and does not exist for the
+            others.
     """
-    return normalise(score, "group", weight=weight, group=group, groups=groups).advantage
+    return normalize(score, "group", weight=weight, group=group, groups=groups).advantage
 
 
 def dr_grpo(score: Tensor, group: Tensor, groups: int, *, weight: Tensor | None = None) -> Tensor:
-    """r − mean per group, undivided: no bias by difficulty (Dr.GRPO 2025, arXiv 2503.20783)."""
+    """Subtract the mean of the group, undivided: A = r − mean (Dr.GRPO 2025, arXiv 2503.20783).
+
+    Without the division by the standard deviation there is no bias by difficulty.
+
+    Args:
+        score: `[B]`, the reward r of each completion.
+        group: `[B]`, integers from 0 to `groups` − 1.
+        groups: number of groups.
+        weight: `[B]`; a row of weight 0 gets 0 and does not exist for the others.
+    """
     expect_same("score", tuple(score.shape), group=group, weight=weight)
     valid = _counted(score, weight)
-    mean, _ = _group_mean(score, group, groups, valid)
+    mean, _ = group_mean(score, group, groups, valid)
     return torch.where(valid, score - mean[group], 0.0)
 
 
 def rloo(score: Tensor, group: Tensor, groups: int, *, weight: Tensor | None = None) -> Tensor:
-    """r minus the mean of the *others* of its group (RLOO 2024, arXiv 2402.14740).
+    """Subtract the mean of the *others* of the group (RLOO 2024, arXiv 2402.14740).
 
     Equal to n/(n−1) · (r − mean): the baseline is independent of the sample, hence unbiased. A
     group of one has no others, is its own mean, and gets 0.
+
+    Args:
+        score: `[B]`, the reward r of each completion.
+        group: `[B]`, integers from 0 to `groups` − 1.
+        groups: number of groups.
+        weight: `[B]`; a row of weight 0 gets 0 and does not exist for the others.
     """
     expect_same("score", tuple(score.shape), group=group, weight=weight)
     valid = _counted(score, weight)
-    mean, count = _group_mean(score, group, groups, valid)
+    mean, count = group_mean(score, group, groups, valid)
     factor = count / (count - 1).clamp(min=1)
     return torch.where(valid, (score - mean[group]) * factor[group], 0.0)
 
@@ -195,34 +245,46 @@ def _counted(score: Tensor, weight: Tensor | None) -> Tensor:
 
 
 def reinforce_pp(score: Tensor, group: Tensor | None = None, groups: int = 1) -> Tensor:
-    """REINFORCE++ (2025, arXiv 2501.03262): normalised over the whole batch, not per group.
+    """Normalize scores over the whole batch, not per group (REINFORCE++ 2025, arXiv 2501.03262).
 
-    With `group`, its mean is subtracted first (the paper's "baseline" variant).
+    Args:
+        score: `[B]`, the reward of each completion.
+        group: `[B]`, integers from 0 to `groups` − 1; its mean is subtracted first (the paper's
+            "baseline" variant). None leaves that out.
+        groups: number of groups.
     """
     centred = score if group is None else dr_grpo(score, group, groups)
-    return normalise(centred, "batch").advantage
+    return normalize(centred, "batch").advantage
 
 
-def normalise(
+def normalize(
     advantage: Tensor,
-    method: Normalisation = "batch",
+    method: Normalization = "batch",
     *,
     weight: Tensor | None = None,
     group: Tensor | None = None,
     groups: int = 1,
     floor: float = 1e-8,
     clamp: float | None = None,
-) -> Normalised:
-    """Centre and scale advantages over the rows that count.
+) -> Normalized:
+    """Center and scale advantages over the rows that count.
 
     * `none`: leave them; `clamp` still applies.
     * `batch` (alias `global`): (A − mean) / std over all rows, with Bessel's n − 1.
-    * `group`: the same within each group of `group` (integers from 0 to `groups` − 1).
+    * `group`: the same within each group of `group`.
     * `robust`: (A − median) / IQR, within groups if `group` is given. Where the IQR vanishes though
       the values differ (more than half of them equal), the standard deviation takes its place.
 
-    A batch (or group) of one row, or of equal rows, becomes zeros. Rows with weight 0 become 0 and
-    touch nothing. `floor` bounds the scale from below; `clamp` bounds the result.
+    A batch (or group) of one row, or of equal rows, becomes zeros.
+
+    Args:
+        advantage: `[*lead]`.
+        method: one of the methods above.
+        weight: `[*lead]`; rows of weight 0 become 0 and touch nothing.
+        group: `[*lead]`, integers from 0 to `groups` − 1.
+        groups: number of groups G.
+        floor: lower bound of the scale.
+        clamp: bound on the size of the result; None for none.
     """
     check_choice("method", method, ("none", "batch", "global", "group", "robust"))
     expect_same("advantage", tuple(advantage.shape), weight=weight, group=group)
@@ -232,7 +294,7 @@ def normalise(
     valid = torch.ones_like(flat, dtype=torch.bool) if weight is None else weight.reshape(-1) > 0
     flat = torch.where(valid, flat, 0.0)
     if method == "none":
-        centre, scale = flat.new_zeros(1), flat.new_ones(1)
+        center, scale = flat.new_zeros(1), flat.new_ones(1)
         result = flat
     else:
         by_group = group is not None and method != "batch" and method != "global"
@@ -240,20 +302,20 @@ def normalise(
         if group is not None and by_group:
             keys = torch.where(valid, group.reshape(-1), 0)
         count = groups if by_group else 1
-        centre, spread = _moments(flat, valid, keys, count)
+        center, spread = group_moments(flat, valid, keys, count)
         # Rounding leaves a spread of a few ulps where all values are equal: that is still zero.
-        noise = 4 * torch.finfo(flat.dtype).eps * _group_max(flat.abs(), keys, count)
+        noise = 4 * torch.finfo(flat.dtype).eps * group_max(flat.abs(), keys, count)
         informative = ~(spread <= noise)  # a NaN is not silenced into zeros
         if method == "robust":
-            centre, iqr = _median_and_iqr(flat, valid, keys, count)
+            center, iqr = group_median_and_iqr(flat, valid, keys, count)
             spread = torch.where(iqr > noise, iqr, spread)
         scale = spread.clamp(min=floor)
-        scaled = (flat - centre[keys]) / torch.where(scale < torch.inf, scale, torch.nan)[keys]
+        scaled = (flat - center[keys]) / torch.where(scale < torch.inf, scale, torch.nan)[keys]
         result = torch.where(valid & informative[keys], scaled, 0.0)
     if clamp is not None:
         result = result.clamp(-clamp, clamp)
     flips = (flat * result < 0).sum()
-    return Normalised(result.reshape(advantage.shape), flips, centre, scale)
+    return Normalized(result.reshape(advantage.shape), flips, center, scale)
 
 
 def _check_steps(
@@ -286,7 +348,7 @@ def _check_steps(
 
 
 def _following(value: Tensor, last_value: Tensor, valid: Tensor | None) -> Tensor:
-    """For each row the value of the next row that counts, or `last_value` after the last one."""
+    """Return for each row the value of the next row that counts, or `last_value` after the last."""
     extended = torch.cat([value, last_value[None]])
     if valid is None:
         return extended[1:]
@@ -323,63 +385,3 @@ def _reverse_scan(decay: Tensor, term: Tensor) -> Tensor:
         decay = torch.cat([decay[:-width] * decay[width:], decay[-width:]])
         width *= 2
     return term
-
-
-def _group_mean(
-    x: Tensor, keys: Tensor, groups: int, valid: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Mean and count of `x` `[M]` per group, `[G]` each; 0 for an empty group.
-
-    What is summed are the distances from the largest member: equal members are then exactly their
-    own mean, however many they are, and nothing that follows can mistake rounding for a signal.
-    """
-    valid = torch.ones_like(x, dtype=torch.bool) if valid is None else valid
-    count = _group_sum(valid.to(x.dtype), keys, groups)
-    largest = _group_max(torch.where(valid, x, -torch.inf), keys, groups)
-    largest = torch.where(count > 0, largest, 0.0)
-    distance = torch.where(valid, x - largest[keys], 0.0)
-    return largest + _group_sum(distance, keys, groups) / count.clamp(min=1), count
-
-
-def _moments(x: Tensor, valid: Tensor, keys: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """Mean and Bessel-corrected standard deviation per group, `[G]` each.
-
-    Squares are taken of distances over a power of two near the largest, so that they neither
-    overflow nor vanish, and are otherwise the same to the last bit.
-    """
-    mean, count = _group_mean(x, keys, groups, valid)
-    distance = torch.where(valid, x - mean[keys], 0.0)
-    largest = _group_max(distance.abs(), keys, groups)
-    _, exponent = torch.frexp(largest)
-    unit = torch.ldexp(torch.ones_like(largest), exponent - 1)
-    unit = torch.where(torch.isfinite(largest) & (unit > 0), unit, 1.0)
-    total = _group_sum((distance / unit[keys]) ** 2, keys, groups)
-    return mean, (total / (count - 1).clamp(min=1)).sqrt() * unit
-
-
-def _group_sum(x: Tensor, keys: Tensor, groups: int) -> Tensor:
-    if groups == 1:  # inductor cannot vectorise a scatter to one place
-        return x.sum(0, keepdim=True)
-    return x.new_zeros(groups).index_add(0, keys, x)
-
-
-def _group_max(x: Tensor, keys: Tensor, groups: int) -> Tensor:
-    return x.new_full((groups,), -torch.inf).scatter_reduce(0, keys, x, "amax")
-
-
-def _median_and_iqr(x: Tensor, valid: Tensor, keys: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """Median and inter-quartile range per group, `[G]` each, with linear interpolation."""
-    member = (keys == torch.arange(groups, device=x.device)[:, None]) & valid
-    ordered = torch.where(member, x, torch.inf).sort(dim=1).values
-    last = (member.sum(1) - 1).clamp(min=0)
-
-    def quantile(q: float) -> Tensor:
-        position = q * last.to(x.dtype)
-        below = position.floor().long()
-        above = torch.minimum(below + 1, last)
-        low = ordered.gather(1, below[:, None])[:, 0]
-        high = ordered.gather(1, above[:, None])[:, 0]
-        value = low + (position - below) * (high - low)
-        return torch.where(member.any(1), value, 0.0)
-
-    return quantile(0.5), quantile(0.75) - quantile(0.25)

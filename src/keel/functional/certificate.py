@@ -36,7 +36,7 @@ TOLERANCE = 1e-9
 
 
 class Certificate(NamedTuple):
-    """One estimator in one place under one way of sampling."""
+    """The objective that one estimator descends in one place under one way of sampling."""
 
     estimator: str
     placement: Placement
@@ -62,7 +62,13 @@ class _Case(NamedTuple):
 
 
 def certificate(*, actions: int = 6, policies: int = 16, seed: int = 0) -> list[Certificate]:
-    """Certify every estimator in reward and loss, on- and off-policy, on random softmaxes."""
+    """Certify every estimator in reward and loss, on- and off-policy, on random softmaxes.
+
+    Args:
+        actions: number of actions K of each softmax, over which expectations are enumerated.
+        policies: number of random policies on which every estimator is tried.
+        seed: seed of the random policies.
+    """
     generator = torch.Generator().manual_seed(seed)
     cases: dict[Sampling, list[_Case]] = {
         "on-policy": [_draw(actions, generator, drift=0.0) for _ in range(policies)],
@@ -90,10 +96,10 @@ def _certify(
 ) -> Certificate:
     pairs = [(_expected_gradient(name, placement, case), case) for case in cases]
     truths = [_gradient(OBJECTIVES["KL(π‖ref)"], case) for case in cases]
-    cosines = [_cosine(got, truth) for (got, _), truth in zip(pairs, truths, strict=True)]
+    cosines = [_cosine(gradient, truth) for (gradient, _), truth in zip(pairs, truths, strict=True)]
     biases = [
-        ((got - truth).norm() / truth.norm()).item()
-        for (got, _), truth in zip(pairs, truths, strict=True)
+        ((gradient - truth).norm() / truth.norm()).item()
+        for (gradient, _), truth in zip(pairs, truths, strict=True)
     ]
     return Certificate(
         estimator=name,
@@ -108,7 +114,7 @@ def _certify(
 
 
 def _expected_gradient(name: str, placement: Placement, case: _Case) -> Tensor:
-    """∇_θ of the expectation over the sampler's actions, the sampler itself held fixed."""
+    """Return ∇_θ of the expectation over actions of the sampler, which itself is held fixed."""
 
     def expectation(logits: Tensor) -> Tensor:
         log_prob, ref, old = _log_probs(case._replace(policy=logits))
@@ -195,14 +201,14 @@ OBJECTIVES: Mapping[str, Callable[[_Case], Tensor]] = {
 
 
 def _identify(pairs: list[tuple[Tensor, _Case]]) -> str:
-    """The first objective with the measured gradient on every policy."""
-    if all(got.norm().item() < TOLERANCE for got, _ in pairs):
+    """Return the first objective that has the measured gradient on every policy."""
+    if all(gradient.norm().item() < TOLERANCE for gradient, _ in pairs):
         return "nothing (zero gradient)"
     for label, objective in OBJECTIVES.items():
-        wanted = [_gradient(objective, case) for _, case in pairs]
+        candidates = [_gradient(objective, case) for _, case in pairs]
         if all(
-            (got - want).norm().item() < TOLERANCE * (1.0 + want.norm().item())
-            for (got, _), want in zip(pairs, wanted, strict=True)
+            (gradient - candidate).norm().item() < TOLERANCE * (1.0 + candidate.norm().item())
+            for (gradient, _), candidate in zip(pairs, candidates, strict=True)
         ):
             return label
     return "no known objective"

@@ -1,4 +1,4 @@
-"""How much of a demonstration is worth imitating."""
+"""Weights of behaviour cloning: the share of a demonstration that is worth imitating."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KINDS = ("plain", "filtered", "weighted")
 
 
 class CloningWeight(NamedTuple):
-    """Of behaviour cloning."""
+    """Weights of demonstrated steps, with the share that is used and the share at the cap."""
 
     weight: Tensor
     """like the advantage: what −log π of each step is multiplied by"""
@@ -27,14 +27,20 @@ class CloningWeight(NamedTuple):
 def cloning_weight(
     advantage: Tensor, kind: CloningKind, *, temperature: float = 1.0, cap: float = 20.0
 ) -> CloningWeight:
-    """Weights of demonstrated steps by their advantage A = return − V(s).
+    """Weight demonstrated steps by their advantage A = return − V(s).
 
-    - `plain`: 1 for all, whoever demonstrates.
+    - `plain`: 1 for all steps.
     - `filtered`: 1 where A > 0, else 0: only what turned out better than the policy expects of
       itself (self-imitation, Oh et al. 2018, arXiv 1806.05635).
     - `weighted`: `min(exp(A / (β · rms(A))), cap)`, as in advantage-weighted
       regression (Peng et al. 2019, arXiv 1910.00177); dividing by the root mean square of A frees
       the temperature β of the reward's units (MARWIL, Wang et al. 2018).
+
+    Args:
+        advantage: `[*lead]`, A of each demonstrated step.
+        kind: one of the kinds above.
+        temperature: β of `weighted`, above 0.
+        cap: largest weight of `weighted`, above 0.
     """
     check_choice("kind", kind, KINDS)
     if not temperature > 0.0 or not cap > 0.0:

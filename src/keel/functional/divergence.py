@@ -31,7 +31,11 @@ class Divergence(NamedTuple):
 
 
 def exp_minus_linear(x: Tensor) -> Tensor:
-    """φ(x) = eˣ − 1 − x ≥ 0, precise near 0 (where `expm1(x) − x` has lost every digit)."""
+    """φ(x) = eˣ − 1 − x ≥ 0, precise near 0 (where `expm1(x) − x` has lost every digit).
+
+    Args:
+        x: of any shape.
+    """
     near = x.clamp(-0.05, 0.05)
     # ½x²·(1 + x/3·(1 + x/4·(…))), as far as the type can tell
     last = 8 if x.dtype == torch.float64 else 5
@@ -42,9 +46,13 @@ def exp_minus_linear(x: Tensor) -> Tensor:
 
 
 def kl_terms(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """p φ(log q − log p) per outcome, from log-probabilities; their sum is KL(p‖q).
+    """Return p φ(log q − log p) per outcome; the sum over outcomes is KL(p‖q).
 
     An outcome with p = 0 contributes q (so that the sum stays exact), one with q = 0 < p infinity.
+
+    Args:
+        log_p: normalised log-probabilities, `[*lead, K]`.
+        log_q: the same of q, `[*lead, K]`.
     """
     p_possible, q_possible = log_p > -torch.inf, log_q > -torch.inf
     both = p_possible & q_possible
@@ -61,10 +69,15 @@ def kl_terms(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def categorical_kl(p_logits: Tensor, q_logits: Tensor, mask: Tensor | None = None) -> Tensor:
-    """KL(p‖q) of two categoricals `[*lead, K]` over the outcomes where `mask` is true: `[*lead]`.
+    """Compute KL(p‖q) of two categoricals over their legal outcomes, `[*lead]`.
 
     The mask is part of the distribution, so it is one and the same for both. A row without a legal
     outcome gives 0 with zero gradient.
+
+    Args:
+        p_logits: `[*lead, K]`.
+        q_logits: `[*lead, K]`.
+        mask: `[*lead, K]`, true for legal outcomes; None for all.
 
     Examples:
         >>> import torch
@@ -79,7 +92,14 @@ def categorical_kl(p_logits: Tensor, q_logits: Tensor, mask: Tensor | None = Non
 def multi_categorical_kl(
     p_logits: Tensor, q_logits: Tensor, sizes: Sequence[int], mask: Tensor | None = None
 ) -> Tensor:
-    """KL of independent categoricals whose logits lie side by side in `[*lead, Σ sizes]`."""
+    """Compute KL(p‖q) of independent categoricals whose logits lie side by side, `[*lead]`.
+
+    Args:
+        p_logits: `[*lead, Σ sizes]`.
+        q_logits: `[*lead, Σ sizes]`.
+        sizes: number of outcomes of each categorical.
+        mask: `[*lead, Σ sizes]`, true for legal outcomes; None for all.
+    """
     expect_rank("p_logits", p_logits, 1, "[*lead, Σ sizes]")
     if sum(sizes) != p_logits.shape[-1]:
         raise ShapeError(
@@ -95,7 +115,12 @@ def multi_categorical_kl(
 
 
 def bernoulli_kl(p_logits: Tensor, q_logits: Tensor) -> Tensor:
-    """KL of independent Bernoullis `[*lead, D]` given by their logits, summed over D: `[*lead]`."""
+    """Compute KL(p‖q) of independent Bernoullis, summed over D: `[*lead]`.
+
+    Args:
+        p_logits: `[*lead, D]`.
+        q_logits: `[*lead, D]`.
+    """
     expect_rank("p_logits", p_logits, 1, "[*lead, D]")
     expect_same("p_logits", tuple(p_logits.shape), q_logits=q_logits)
     yes = kl_terms(F.logsigmoid(p_logits), F.logsigmoid(q_logits))
@@ -104,7 +129,7 @@ def bernoulli_kl(p_logits: Tensor, q_logits: Tensor) -> Tensor:
 
 
 def gaussian_kl(p_mean: Tensor, p_log_std: Tensor, q_mean: Tensor, q_log_std: Tensor) -> Tensor:
-    """KL(p‖q) of diagonal Gaussians, `[*lead, D]` each, summed over D: `[*lead]`.
+    """Compute KL(p‖q) of diagonal Gaussians, summed over D: `[*lead]`.
 
         Σ_d ½ φ(2 (log σ_p − log σ_q)) + ½ ((μ_p − μ_q) / σ_q)²
 
@@ -112,6 +137,12 @@ def gaussian_kl(p_mean: Tensor, p_log_std: Tensor, q_mean: Tensor, q_log_std: Te
     anywhere: equal Gaussians give exactly 0 at any σ. For a squashed Gaussian (tanh or any other
     bijection of both) the KL of the pre-squash Gaussians is the KL of the actions; for a clipped
     one it is an upper bound.
+
+    Args:
+        p_mean: `[*lead, D]`.
+        p_log_std: `[*lead, D]`.
+        q_mean: `[*lead, D]`.
+        q_log_std: `[*lead, D]`.
     """
     expect_rank("p_mean", p_mean, 1, "[*lead, D]")
     shape = tuple(p_mean.shape)
@@ -126,11 +157,16 @@ squashed_gaussian_kl = gaussian_kl
 
 
 def distribution_kl(p: Distribution, q: Distribution, action: Tensor) -> Divergence:
-    """KL(p‖q) of two `torch.distributions`, closed-form where torch knows it.
+    """Compute KL(p‖q) of two `torch.distributions`, in closed form where torch has one.
 
-    Otherwise k3 on `action`, which must have been sampled from p, and `is_exact` is False: never
-    negative and unbiased (where p can reach all that q can), but one sample's word. Event
-    dimensions are summed by the distribution.
+    Otherwise k3 on `action`, and `is_exact` is False: never negative and unbiased (where p can
+    reach all that q can), but an estimate from one sample. Event dimensions are summed by the
+    distribution.
+
+    Args:
+        p: distribution with batch shape `[*lead]`.
+        q: distribution with batch shape `[*lead]`.
+        action: sample of p, `[*lead, *event]`.
     """
     try:
         return Divergence(kl_divergence(p, q), is_exact=True)
@@ -139,7 +175,12 @@ def distribution_kl(p: Distribution, q: Distribution, action: Tensor) -> Diverge
 
 
 def categorical_entropy(logits: Tensor, mask: Tensor | None = None) -> Tensor:
-    """−Σ p log p in nats over the legal outcomes, `[*lead]`."""
+    """Compute −Σ p log p in nats over the legal outcomes, `[*lead]`.
+
+    Args:
+        logits: `[*lead, K]`.
+        mask: `[*lead, K]`, true for legal outcomes; None for all.
+    """
     (log_p,) = _log_softmaxes(mask, logits=logits)
     possible = log_p > -torch.inf
     safe = torch.where(possible, log_p, 0.0)
@@ -147,20 +188,34 @@ def categorical_entropy(logits: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def total_variation(p_logits: Tensor, q_logits: Tensor, mask: Tensor | None = None) -> Tensor:
-    """½ Σ |p − q|: the largest difference in the probability of any event, `[*lead]`."""
+    """Compute ½ Σ |p − q|, the largest difference in the probability of any event: `[*lead]`.
+
+    Args:
+        p_logits: `[*lead, K]`.
+        q_logits: `[*lead, K]`.
+        mask: `[*lead, K]`, true for legal outcomes; None for all.
+    """
     log_p, log_q = _log_softmaxes(mask, p_logits=p_logits, q_logits=q_logits)
     return 0.5 * (log_p.exp() - log_q.exp()).abs().sum(-1)
 
 
 def jensen_shannon(p_logits: Tensor, q_logits: Tensor, mask: Tensor | None = None) -> Tensor:
-    """½ KL(p‖m) + ½ KL(q‖m) with m = (p+q)/2: symmetric, at most log 2 (Lin 1991), `[*lead]`."""
+    """Compute ½ KL(p‖m) + ½ KL(q‖m) with m = (p+q)/2 (Lin 1991): `[*lead]`.
+
+    It is symmetric and at most log 2.
+
+    Args:
+        p_logits: `[*lead, K]`.
+        q_logits: `[*lead, K]`.
+        mask: `[*lead, K]`, true for legal outcomes; None for all.
+    """
     log_p, log_q = _log_softmaxes(mask, p_logits=p_logits, q_logits=q_logits)
     log_m = torch.logaddexp(log_p, log_q) - torch.log(torch.full_like(log_p[..., :1], 2.0))
     return 0.5 * (kl_terms(log_p, log_m) + kl_terms(log_q, log_m)).sum(-1)
 
 
 def _log_softmaxes(mask: Tensor | None, **logits: Tensor) -> list[Tensor]:
-    """Normalised log-probabilities on the legal support; −inf on the rest."""
+    """Return normalised log-probabilities on the legal support; −inf on the rest."""
     name, first = next(iter(logits.items()))
     expect_rank(name, first, 1, "[*lead, K]")
     expect_same(name, tuple(first.shape), **logits, mask=mask)

@@ -27,7 +27,7 @@ Placement = Literal["reward", "loss"]
 Sampling = Literal["on-policy", "off-policy"]
 
 ALIASES = {"kl": "k1", "mse": "k2"}
-"""verl's names, as in note 003."""
+"""verl's names."""
 
 ESTIMATORS = ("k1", "k2", "k3", "abs")
 LOW_VAR_KL = "low_var_kl"
@@ -41,7 +41,7 @@ RIGHT: Mapping[tuple[Placement, Sampling], tuple[str, ...]] = {
     ("loss", "on-policy"): ("k2", *LOSS_FORMS, EXACT),
     ("loss", "off-policy"): (*LOSS_FORMS, EXACT),
 }
-"""What descends KL(π‖π_ref), and nothing else does; a test holds it against the certificate."""
+"""Estimators that descend KL(π‖π_ref), exactly these; a test holds it against the certificate."""
 
 MAX_EXPONENT = 20.0
 VERL_MAX_LOG_RATIO, VERL_MAX_KL = 20.0, 10.0
@@ -49,33 +49,59 @@ VERL_MAX_LOG_RATIO, VERL_MAX_KL = 20.0, 10.0
 
 
 def canonical(name: str) -> str:
-    """k1, k2, k3, abs, low_var_kl, a loss form or `full`, for any of the names in use."""
+    """Return the canonical name of an estimator: verl's names are translated, others checked.
+
+    Args:
+        name: k1, k2, k3, abs, low_var_kl, a loss form, `full`, or one of `ALIASES`.
+    """
     name = ALIASES.get(name, name)
     return check_choice("estimator", name, (*ESTIMATORS, LOW_VAR_KL, *LOSS_FORMS, EXACT))
 
 
 def k1(log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
-    """Δ: unbiased, of high variance, negative on about half of the samples."""
+    """Return Δ = log π − log π_ref: unbiased, high variance, negative on half of the samples.
+
+    Args:
+        log_prob: log π of the actions, `[*lead]`.
+        ref_log_prob: log π_ref of the same actions, `[*lead]`.
+    """
     expect_same("log_prob", tuple(log_prob.shape), ref_log_prob=ref_log_prob)
     return log_prob - ref_log_prob
 
 
 def absolute(log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
-    """|Δ|: not a KL; in a loss it descends twice the total variation."""
+    """Return |Δ|, which is not a KL; in a loss it descends twice the total variation.
+
+    Args:
+        log_prob: log π of the actions, `[*lead]`.
+        ref_log_prob: log π_ref of the same actions, `[*lead]`.
+    """
     return k1(log_prob, ref_log_prob).abs()
 
 
 def k2(log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
-    """½Δ²: biased as a value, but its on-policy gradient is exactly that of KL(π‖π_ref)."""
+    """Return ½Δ²: biased as a value, but its on-policy gradient is exactly that of KL(π‖π_ref).
+
+    Args:
+        log_prob: log π of the actions, `[*lead]`.
+        ref_log_prob: log π_ref of the same actions, `[*lead]`.
+    """
     return 0.5 * k1(log_prob, ref_log_prob) ** 2
 
 
 def k3(log_prob: Tensor, ref_log_prob: Tensor, *, max_exponent: float = MAX_EXPONENT) -> Tensor:
-    """e^(−Δ) − 1 + Δ: unbiased where π reaches all of π_ref, never negative, low variance near 0.
+    """Return e^(−Δ) − 1 + Δ: never negative, low variance near 0.
+
+    Unbiased where π reaches all of π_ref.
 
     Beyond `max_exponent` it goes on along its tangent: the exponent is bounded *before* exp, so no
     inf·0 in the backward pass, and the gradient lives on where drift is worst (an output clamp,
     as elsewhere, kills it there).
+
+    Args:
+        log_prob: log π of the actions, `[*lead]`.
+        ref_log_prob: log π_ref of the same actions, `[*lead]`.
+        max_exponent: bound on −Δ before it is exponentiated.
     """
     x = -k1(log_prob, ref_log_prob)
     bounded = x.clamp(max=max_exponent)
@@ -104,7 +130,13 @@ def low_var_kl(log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
 
 
 def kl_estimate(name: str, log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
-    """The sample estimate `name` of KL(π‖π_ref), per element."""
+    """Return the sample estimate `name` of KL(π‖π_ref), per element.
+
+    Args:
+        name: k1, k2, k3, abs, low_var_kl, or verl's name of one of them.
+        log_prob: log π of the actions, `[*lead]`.
+        ref_log_prob: log π_ref of the same actions, `[*lead]`.
+    """
     name = canonical(name)
     if name in (EXACT, *LOSS_FORMS):
         raise InputError(
@@ -116,9 +148,14 @@ def kl_estimate(name: str, log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
 
 
 def kl_reward(name: str, log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
-    """The penalty to subtract from a reward, detached; anything but k1 warns.
+    """Return the penalty to subtract from a reward, detached; anything but k1 warns.
 
     With `log_prob` of the policy that sampled, E[∇log π · Δ] = ∇KL(π‖π_ref): k1 is right here.
+
+    Args:
+        name: sample estimate, as in `kl_estimate`.
+        log_prob: log π of the actions, `[*lead]`.
+        ref_log_prob: log π_ref of the same actions, `[*lead]`.
 
     Examples:
         >>> import torch
@@ -133,15 +170,21 @@ def kl_reward(name: str, log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
 def kl_loss(
     name: str, log_prob: Tensor, ref_log_prob: Tensor, log_ratio: Tensor | None = None
 ) -> Tensor:
-    """The term to add to a loss, per element; a form with another gradient than KL's warns.
+    """Return the term to add to a loss, per element; a form with another gradient than KL's warns.
 
-    `log_ratio` = log π − log π_old of the policy that sampled (from `policy_ratio`); None means
-    on-policy. The right forms:
+    The right forms:
 
     * `weighted_k2`: sg(r)·½Δ².
     * `ratio_k3`: r·k3, exact because E_old[r·k3] = E_π[k3] for every π.
     * `straight_through`: the value of k3 with the gradient of `weighted_k2`. Sample by sample that
       is the gradient r·Δ·∇log π of `ratio_k3` too, but it needs no gradient through the ratio.
+
+    Args:
+        name: loss form or sample estimate.
+        log_prob: log π of the actions, `[*lead]`.
+        ref_log_prob: log π_ref of the same actions, `[*lead]`.
+        log_ratio: log π − log π_old of the policy that sampled, `[*lead]` (from `policy_ratio`);
+            None means on-policy.
     """
     warn_unless_right(name, "loss", "on-policy" if log_ratio is None else "off-policy")
     name = canonical(name)
@@ -159,7 +202,13 @@ def kl_loss(
 
 
 def warn_unless_right(name: str, placement: Placement, sampling: Sampling) -> None:
-    """Emit an `EstimatorWarning` that names the right estimators for this place."""
+    """Emit an `EstimatorWarning` that names the right estimators for this place.
+
+    Args:
+        name: estimator or loss form.
+        placement: `reward` or `loss`.
+        sampling: `on-policy` or `off-policy`.
+    """
     right = RIGHT[placement, sampling]
     if canonical(name) not in right:
         remedy = f"use {' or '.join(right)}" if right else "penalise with the policy that samples"

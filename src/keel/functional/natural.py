@@ -16,12 +16,21 @@ Tree = Mapping[str, Tensor]
 
 
 def flatten(tree: Tree) -> Tensor:
-    """All tensors of `tree`, in its order, as one vector."""
+    """Concatenate all tensors of `tree`, in its order, into one vector `[P]`.
+
+    Args:
+        tree: tensors of any shape, by name.
+    """
     return torch.cat([tensor.reshape(-1) for tensor in tree.values()])
 
 
 def unflatten(vector: Tensor, like: Tree) -> dict[str, Tensor]:
-    """The inverse of `flatten`, with the names and shapes of `like`."""
+    """Split a vector into tensors with the names and shapes of `like`: the inverse of `flatten`.
+
+    Args:
+        vector: `[P]`.
+        like: tensors by name, P numbers in all.
+    """
     sizes = [tensor.numel() for tensor in like.values()]
     if vector.ndim != 1 or vector.shape[0] != sum(sizes):
         raise ShapeError(
@@ -35,7 +44,13 @@ def unflatten(vector: Tensor, like: Tree) -> dict[str, Tensor]:
 
 
 def categorical_fisher(logits: Tensor, tangent: Tensor, mask: Tensor | None = None) -> Tensor:
-    """F·u = p∘u − p (p·u): the Fisher matrix of a (masked) categorical in its logits."""
+    """Multiply by the Fisher matrix of a (masked) categorical in its logits: F·u = p∘u − p (p·u).
+
+    Args:
+        logits: `[*lead, K]`.
+        tangent: u, `[*lead, K]`.
+        mask: `[*lead, K]`, true for legal outcomes; None for all.
+    """
     expect_same("logits", tuple(logits.shape), tangent=tangent, mask=mask)
     if mask is not None:
         logits = logits.masked_fill(~mask.bool(), -torch.inf)
@@ -48,7 +63,12 @@ def categorical_fisher(logits: Tensor, tangent: Tensor, mask: Tensor | None = No
 
 
 def bernoulli_fisher(logits: Tensor, tangent: Tensor) -> Tensor:
-    """F·u = σ(z)(1 − σ(z))·u: the Fisher matrix of independent Bernoullis in their logits."""
+    """Multiply by the Fisher matrix of independent Bernoullis: F·u = σ(z)(1 − σ(z))·u.
+
+    Args:
+        logits: z, `[*lead, D]`.
+        tangent: u, `[*lead, D]`.
+    """
     expect_same("logits", tuple(logits.shape), tangent=tangent)
     return logits.sigmoid() * (-logits).sigmoid() * tangent
 
@@ -56,7 +76,13 @@ def bernoulli_fisher(logits: Tensor, tangent: Tensor) -> Tensor:
 def gaussian_fisher(
     log_std: Tensor, mean_tangent: Tensor, log_std_tangent: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(u_μ / σ², 2 u_{log σ}): the Fisher matrix of a diagonal Gaussian in (mean, log-std)."""
+    """Multiply by the Fisher matrix of a diagonal Gaussian: (u_μ / σ², 2 u_{log σ}).
+
+    Args:
+        log_std: log σ, `[*lead, D]`.
+        mean_tangent: u_μ, `[*lead, D]`.
+        log_std_tangent: u_{log σ}, `[*lead, D]`.
+    """
     shape = tuple(log_std.shape)
     expect_same("log_std", shape, mean_tangent=mean_tangent, log_std_tangent=log_std_tangent)
     return mean_tangent * torch.exp(-2.0 * log_std), 2.0 * log_std_tangent
@@ -73,8 +99,13 @@ class Linear(NamedTuple):
     """Jᵀ u: back again"""
 
 
-def linearise(function: Callable[[Tree], Tree], params: Tree) -> Linear:
-    """J by a forward-mode pass a product, Jᵀ by a reverse pass whose graph is built only once."""
+def linearize(function: Callable[[Tree], Tree], params: Tree) -> Linear:
+    """Linearize a function at `params`: J by forward mode, Jᵀ by a reverse pass built only once.
+
+    Args:
+        function: maps parameters to outputs `[*lead, K]`, both by name.
+        params: the point, tensors by name.
+    """
     params = {name: tensor.detach() for name, tensor in params.items()}
     primal, transpose = torch.func.vjp(function, params)[:2]
 
@@ -98,17 +129,20 @@ def fisher_vector_product(
     weight: Tensor | None = None,
     damping: float = 0.0,
 ) -> Callable[[Tensor], Tensor]:
-    r"""v ↦ (Jᵀ F J + damping·I) v, the curvature of the mean KL(old‖new) at `params`.
+    """Return v ↦ (Jᵀ F J + damping·I) v, the curvature of the mean KL(old‖new) at `params`.
 
-    `function` maps parameters to distribution parameters `[*lead, K]`; `fisher(outputs, tangent)`
-    is the distribution's own Fisher matrix on them. J v is one forward-mode pass, Jᵀ one reverse
-    pass: no second derivative, no graph of the gradient's graph (Martens 2010; Schraudolph 2002).
+    J v is one forward-mode pass, Jᵀ one reverse pass: no second derivative, no graph of the
+    gradient's graph (Martens 2010; Schraudolph 2002).
 
     Args:
-        function: or its `Linear` model at `params`, where something faster than torch has made it.
+        function: maps parameters to distribution parameters `[*lead, K]`; or its `Linear` model at
+            `params`, where something faster than torch has made it.
+        params: the point, tensors by name; vectors are P numbers in this order.
+        fisher: `fisher(outputs, tangent)` multiplies by the distribution's own Fisher matrix F.
+        damping: multiple of the identity that is added.
         weight: `[*lead]`, 0 for rows that do not count; the mean is over the rest.
     """
-    linear = function if isinstance(function, Linear) else linearise(function, params)
+    linear = function if isinstance(function, Linear) else linearize(function, params)
     outputs = linear.outputs
     lead = tuple(next(iter(outputs.values())).shape[:-1])
     expect_same("the leading axes of the outputs", lead, weight=weight)
@@ -151,7 +185,14 @@ def conjugate_gradient(
     """Solve A x = b for symmetric positive definite A (Hestenes and Stiefel 1952).
 
     Stops at ‖residual‖ ≤ `tolerance`·‖b‖, and *before* a direction of non-positive or non-finite
-    curvature, with the last good x. `preconditioner(r)` applies M⁻¹.
+    curvature, with the last good x.
+
+    Args:
+        matvec: v ↦ A v, both `[P]`.
+        b: `[P]`.
+        iterations: largest number of products with A.
+        tolerance: relative residual at which to stop.
+        preconditioner: r ↦ M⁻¹ r, both `[P]`; None for the identity.
     """
     if b.ndim != 1:
         raise ShapeError(f"b: expected one vector [P], got {list(b.shape)}")
@@ -200,7 +241,7 @@ def conjugate_gradient(
 
 
 class Trial(NamedTuple):
-    """One step length that was tried."""
+    """One step length of a line search, with what it measured."""
 
     fraction: float
     improvement: float
@@ -226,12 +267,12 @@ class LineSearch(NamedTuple):
 
     @property
     def iterations(self) -> int:
-        """How many step lengths were evaluated."""
+        """Number of step lengths that were evaluated."""
         return len(self.trials)
 
     @property
     def gain_ratio(self) -> float:
-        """actual / predicted improvement: near 1 while the linear model holds."""
+        """Actual / predicted improvement: near 1 while the linear model holds."""
         return self.improvement / self.predicted if self.predicted else math.nan
 
 
@@ -246,10 +287,17 @@ def line_search(
 ) -> LineSearch:
     """Backtrack from the full step until improvement *and* KL hold (Schulman et al. 2015, App. C).
 
-    `evaluate(fraction)` returns (improvement of the objective, KL(old‖new)) at old + fraction·step;
-    it must measure the same objective that gave the direction, entropy included. `expected` is
-    gradient·step. A trial is accepted when KL ≤ `max_kl` and improvement > 0 and improvement ≥
+    A trial is accepted when KL ≤ `max_kl` and improvement > 0 and improvement ≥
     `accept_ratio`·fraction·`expected`; the ratio is not compounded from trial to trial.
+
+    Args:
+        evaluate: maps a fraction to (improvement of the objective, KL(old‖new)) at old +
+            fraction·step; it must measure the objective that gave the direction, entropy included.
+        expected: first-order improvement of the full step, gradient·step.
+        max_kl: largest KL that is accepted.
+        shrink: factor from one trial to the next, between 0 and 1.
+        max_trials: number of step lengths to try, at least 1.
+        accept_ratio: share of the first-order improvement that is required.
     """
     if not 0.0 < shrink < 1.0:
         raise InputError(f"shrink: expected a number between 0 and 1, got {shrink}")

@@ -11,7 +11,7 @@ from keel.functional._shapes import expect_same
 from keel.functional.statistics import effective_sample_size
 
 MAX_LOG_RATIO = 10.0
-"""Note 001's bound: exp(10) = 22,026. A finite loss, not a trust region: that is the KL's work."""
+"""Bound on |log-ratio|: exp(10) = 22,026. A finite loss, not a trust region: that is the KL's."""
 
 
 class Ratio(NamedTuple):
@@ -30,7 +30,7 @@ class Ratio(NamedTuple):
 
 
 class RatioReport(NamedTuple):
-    """0-d tensors over the rows that count, so that the report itself compiles."""
+    """Extremes and shares of a ratio: 0-d tensors over the rows that count, so that it compiles."""
 
     max_abs_log_ratio: Tensor
     share_large: Tensor
@@ -53,7 +53,7 @@ def policy_ratio(
     *,
     max_log_ratio: float = MAX_LOG_RATIO,
 ) -> Ratio:
-    """exp(clamp(log π_new − log π_old)), safe in value and gradient.
+    """Compute exp(clamp(log π_new − log π_old)), safe in value and gradient.
 
     A sample whose log-ratio is not finite is *quarantined*: its weight is 0 and the gradient to its
     `log_prob` exactly 0, so it neither poisons the batch nor pretends (as replacing the ratio by 1
@@ -61,6 +61,12 @@ def policy_ratio(
     log-prob is taken: the backward pass of a softmax multiplies its own NaN by that zero.
 
     The clamp has zero gradient outside ±`max_log_ratio`.
+
+    Args:
+        log_prob: log π_new of the sampled actions, `[*lead]`.
+        old_log_prob: log π_old of the same actions, `[*lead]`.
+        weight: `[*lead]`, 0 for rows that do not count; None for 1.
+        max_log_ratio: bound on |log-ratio|.
     """
     shape = tuple(log_prob.shape)
     expect_same("log_prob", shape, old_log_prob=old_log_prob, weight=weight)
@@ -80,7 +86,12 @@ def policy_ratio(
 
 
 def ratio_report(ratio: Ratio, *, max_log_ratio: float = MAX_LOG_RATIO) -> RatioReport:
-    """Extremes and shares of a `Ratio`; with no usable row: zeros, and ratios of 1."""
+    """Report extremes and shares of a `Ratio`; without a usable row: zeros, and ratios of 1.
+
+    Args:
+        ratio: result of `policy_ratio`.
+        max_log_ratio: the bound it was clamped to.
+    """
     if ratio.weight.numel() == 0:  # the extremes of no row are those of one that does not count
         ratio = Ratio(*(field.new_zeros(1) for field in ratio))
     value = ratio.ratio.detach()

@@ -28,7 +28,7 @@ def denominator(
     group_axis: int | None = None,
     constant: float | None = None,
 ) -> Tensor:
-    """What `aggregate` divides by: a number, or `[G]` with a `group_axis`; 1 in place of 0.
+    """Return the divisor of `aggregate`: a number, or `[G]` with a `group_axis`; 1 in place of 0.
 
     | reduction | denominator |
     |---|---|
@@ -36,6 +36,12 @@ def denominator(
     | `token-sum` | 1 |
     | `seq-mean-token-sum`, `seq-mean-token-mean` | the number of sequences with any weight |
     | `constant` | that number × `constant` (Dr.GRPO 2025: the longest permitted answer) |
+
+    Args:
+        weight: `[*lead]`, or `[*sequences, L]` for reductions over sequences.
+        reduction: one of the reductions above.
+        group_axis: axis of `weight` that is kept, of length G; None for none.
+        constant: tokens that every sequence counts as; goes with reduction `constant`.
     """
     check_choice("reduction", reduction, REDUCTIONS)
     if (reduction == "constant") != (constant is not None):
@@ -60,12 +66,19 @@ def aggregate(
     group_axis: int | None = None,
     constant: float | None = None,
 ) -> Tensor:
-    """Σ w·x / denominator: a scalar, or `[G]` when `group_axis` is kept.
+    """Reduce a loss per element to Σ w·x / denominator: a scalar, or `[G]` with a `group_axis`.
 
     Elements with weight 0 contribute nothing to value or gradient, even where `x` is not finite;
-    a batch without weight gives 0. The last axis is the token axis of the `seq-` reductions. Pass
-    `denominator(weight of the full minibatch, …)` as `denominator_of_batch` to combine
-    micro-batches by adding them.
+    a batch without weight gives 0.
+
+    Args:
+        x: `[*lead]`; the last axis is the token axis of the `seq-` reductions.
+        weight: `[*lead]`, 0 for elements that do not count; None for 1.
+        reduction: as in `denominator`.
+        denominator_of_batch: `denominator(weight of the full minibatch, …)`, to combine
+            micro-batches by adding them; by default that of `weight`.
+        group_axis: axis of `x` that is kept, of length G; None for none.
+        constant: as in `denominator`.
     """
     check_choice("reduction", reduction, REDUCTIONS)
     expect_same("x", tuple(x.shape), weight=weight)
@@ -90,7 +103,7 @@ def _as_float(x: Tensor) -> Tensor:
 
 
 def _sequence_axis(x: Tensor, group_axis: int | None) -> int | None:
-    """`group_axis` counted from the front, once the token axis (the last) is gone."""
+    """Return `group_axis` counted from the front, once the token axis (the last) is gone."""
     if group_axis is None:
         return None
     axis = group_axis % x.ndim

@@ -39,13 +39,23 @@ class Interval(NamedTuple):
 
 
 def empty_moments(shape: tuple[int, ...] = (), device: torch.device | None = None) -> Moments:
-    """The state before the first batch."""
+    """Return the moments of no sample: the state before the first batch.
+
+    Args:
+        shape: shape of one row.
+        device: where the state lives; the CPU by default.
+    """
     zeros = torch.zeros(shape, dtype=torch.float64, device=device)
     return Moments(torch.zeros((), dtype=torch.float64, device=device), zeros, zeros.clone())
 
 
 def merge_moments(a: Moments, b: Moments) -> Moments:
-    """The moments of both samples together (Chan, Golub and LeVeque 1979)."""
+    """Merge the moments of two samples (Chan, Golub and LeVeque 1979).
+
+    Args:
+        a: moments of rows `[*shape]`.
+        b: moments of other rows of that shape.
+    """
     weight = a.weight + b.weight
     share = b.weight / weight.clamp(min=1e-300)
     gap = b.mean - a.mean
@@ -57,7 +67,13 @@ def merge_moments(a: Moments, b: Moments) -> Moments:
 
 
 def update_moments(state: Moments, batch: Tensor, weight: Tensor | None = None) -> Moments:
-    """Absorb `batch` `[*lead, *shape]`; `weight` `[*lead]` is 0 for rows that do not count."""
+    """Absorb a batch into the moments.
+
+    Args:
+        state: moments of rows `[*shape]`.
+        batch: `[*lead, *shape]`.
+        weight: `[*lead]`, 0 for rows that do not count; None for 1.
+    """
     features = tuple(state.mean.shape)
     lead = tuple(batch.shape[: batch.ndim - len(features)])
     if tuple(batch.shape[len(lead) :]) != features or len(lead) + len(features) != batch.ndim:
@@ -80,9 +96,14 @@ def update_moments(state: Moments, batch: Tensor, weight: Tensor | None = None) 
 
 
 def explained_variance(prediction: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
-    """1 − Var(target − prediction) / Var(target): 1 is perfect, 0 no better than a constant.
+    """Compute 1 − Var(target − prediction) / Var(target): 1 is perfect, 0 as good as a constant.
 
     NaN where the target does not vary: nothing is there to explain.
+
+    Args:
+        prediction: `[*lead]`.
+        target: `[*lead]`.
+        weight: `[*lead]`, 0 for rows that do not count; None for 1.
     """
     expect_same("target", tuple(target.shape), prediction=prediction, weight=weight)
     residual = update_moments(empty_moments(device=target.device), target - prediction, weight)
@@ -94,15 +115,22 @@ def explained_variance(prediction: Tensor, target: Tensor, weight: Tensor | None
 
 
 def effective_sample_size(importance: Tensor) -> Tensor:
-    """(Σ w)² / Σ w² of non-negative weights (Kish 1965): how many equal samples they are worth."""
+    """Compute (Σ w)² / Σ w² (Kish 1965): how many equal samples the weights are worth.
+
+    Args:
+        importance: weights w ≥ 0, of any shape.
+    """
     scaled = importance / importance.max().clamp(min=torch.finfo(importance.dtype).tiny)
     return scaled.sum() ** 2 / (scaled**2).sum().clamp(min=torch.finfo(scaled.dtype).tiny)
 
 
 def interquartile_mean(scores: Tensor) -> Tensor:
-    """The mean of the middle half of all scores: a quarter of them, rounded down, cut off each end.
+    """Average the middle half of all scores: a quarter, rounded down, is cut off each end.
 
     More robust than the mean, more efficient than the median (Agarwal et al. 2021, §4.3).
+
+    Args:
+        scores: of any shape.
     """
     ordered = scores.reshape(-1).sort().values
     cut = ordered.shape[0] // 4
@@ -110,7 +138,12 @@ def interquartile_mean(scores: Tensor) -> Tensor:
 
 
 def probability_of_improvement(x: Tensor, y: Tensor) -> Tensor:
-    """P(X > Y) + ½ P(X = Y), averaged over tasks; `x` and `y` are `[runs, tasks]` each."""
+    """Estimate P(X > Y) + ½ P(X = Y), averaged over tasks.
+
+    Args:
+        x: `[runs, tasks]`.
+        y: `[other runs, tasks]`.
+    """
     _check_scores("x", x)
     _check_scores("y", y)
     if x.shape[1] != y.shape[1]:
@@ -121,7 +154,12 @@ def probability_of_improvement(x: Tensor, y: Tensor) -> Tensor:
 
 
 def performance_profile(scores: Tensor, thresholds: Tensor) -> Tensor:
-    """The share of runs above each threshold, averaged over tasks, `[thresholds]`."""
+    """Return the share of runs above each threshold, averaged over tasks: `[thresholds]`.
+
+    Args:
+        scores: `[runs, tasks]`.
+        thresholds: `[thresholds]`.
+    """
     _check_scores("scores", scores)
     return (scores[..., None] > thresholds).to(torch.float64).mean((0, 1))
 
@@ -133,10 +171,17 @@ def stratified_bootstrap(
     confidence: float = 0.95,
     resamples: int = 2000,
 ) -> Interval:
-    """Percentile interval of `statistic(*scores)`, resampling the runs of every task on their own.
+    """Bootstrap a percentile interval, resampling the runs of every task on their own.
 
-    Each of `scores` is `[runs, tasks]` and is resampled independently of the others. All resamples
-    go through `statistic` at once (`torch.vmap`), so it has to be made of torch's operations.
+    All resamples go through `statistic` at once (`torch.vmap`), so it has to be made of torch's
+    operations.
+
+    Args:
+        statistic: maps `*scores` to a number.
+        scores: `[runs, tasks]` each, resampled independently of the others.
+        generator: source of the resampling.
+        confidence: share of such intervals that hold the true value.
+        resamples: number of resamples.
     """
     for index, table in enumerate(scores):
         _check_scores(f"scores[{index}]", table)
@@ -162,7 +207,7 @@ def _check_scores(name: str, scores: Tensor) -> None:
 
 
 class TrimmedMean(NamedTuple):
-    """The mean of what is left after trimming, its squared standard error, and their freedom."""
+    """A mean after trimming, its squared standard error, and their degrees of freedom."""
 
     mean: Tensor
     error: Tensor
@@ -170,29 +215,37 @@ class TrimmedMean(NamedTuple):
 
 
 def trimmed_mean(x: Tensor, trim: float = 0.25) -> TrimmedMean:
-    """Mean of `x` `[n]` without the lowest and the highest `trim` of it, and how sure it is.
+    """Average `x` without the lowest and the highest share `trim`, with the error of that mean.
 
     The error is that of Tukey and McLaughlin (1963), from the winsorised variance; `trim` = 0 gives
-    the mean and s²/n, ¼ the interquartile mean. NaN where too little is left to tell.
+    the mean and s²/n, ¼ the interquartile mean. NaN where too few numbers remain.
+
+    Args:
+        x: `[n]`.
+        trim: share that is cut off each end.
     """
     expect_rank("x", x, 1, "[n]")
     ordered = x.to(torch.float64).reshape(-1).sort().values
     count = ordered.shape[0]
     cut = int(trim * count)
-    kept = ordered[cut : count - cut]
-    left = kept.shape[0]
-    if left < 2:
-        return TrimmedMean(kept.mean(), ordered.new_tensor(torch.nan), left - 1)
-    winsorised = ordered.clamp(kept[0], kept[-1])
-    error = (count - 1) * winsorised.var() / (left * (left - 1))
-    return TrimmedMean(kept.mean(), error, left - 1)
+    inner = ordered[cut : count - cut]
+    size = inner.shape[0]
+    if size < 2:
+        return TrimmedMean(inner.mean(), ordered.new_tensor(torch.nan), size - 1)
+    winsorized = ordered.clamp(inner[0], inner[-1])
+    error = (count - 1) * winsorized.var() / (size * (size - 1))
+    return TrimmedMean(inner.mean(), error, size - 1)
 
 
 def t_interval(*parts: tuple[float, TrimmedMean], confidence: float = 0.95) -> Interval:
-    """Student's interval of Σ c·mean over pairs (c, mean); of two, c = ±1: Welch and Yuen's.
+    """Compute Student's interval of Σ c·mean; of two means with c = ±1 it is Welch's and Yuen's.
 
     Degrees of freedom after Welch and Satterthwaite (1946); Yuen (1974) for trimmed means. It holds
     what it promises at three runs already, where a bootstrap has nothing to resample.
+
+    Args:
+        parts: pairs (c, mean).
+        confidence: share of such intervals that hold the true value.
     """
     from scipy.special import stdtrit  # a seventh of the time that scipy.stats takes to import
 
@@ -208,6 +261,9 @@ def t_test(*parts: tuple[float, TrimmedMean]) -> float:
 
     It is at most 1 − c exactly where the interval of confidence c excludes 0. Without any spread it
     is 0, or 1 for a sum of exactly 0; where nothing is known about the spread, 1.
+
+    Args:
+        parts: pairs (c, mean).
     """
     from scipy.special import stdtr
 
@@ -238,6 +294,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
     The i-th smallest of m is multiplied by m − i + 1, and none is below a smaller one's. Rejecting
     those up to α then errs about any true hypothesis with probability α at most.
 
+    Args:
+        p_values: one for each hypothesis.
+
     Examples:
         >>> holm([0.01, 0.04, 0.03])
         [0.03, 0.06, 0.06]
@@ -250,7 +309,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def wilson_interval(successes: float, trials: float, confidence: float = 0.95) -> Interval:
-    """Interval of a proportion (Wilson 1927): inside of [0, 1], and of some width at 0 and at 1.
+    """Compute the interval of a proportion (Wilson 1927), which stays inside of [0, 1].
 
     Args:
         successes: How many of the trials succeeded.
@@ -265,7 +324,7 @@ def wilson_interval(successes: float, trials: float, confidence: float = 0.95) -
         )
     z = float(ndtri(0.5 + confidence / 2.0))
     rate, shrink = successes / trials, 1.0 + z * z / trials
-    centre = (rate + z * z / (2.0 * trials)) / shrink
+    center = (rate + z * z / (2.0 * trials)) / shrink
     reach = z / shrink * math.sqrt(rate * (1.0 - rate) / trials + z * z / (4.0 * trials**2))
-    ends = (max(0.0, centre - reach), min(1.0, centre + reach))
+    ends = (max(0.0, center - reach), min(1.0, center + reach))
     return Interval(*(torch.tensor(x, dtype=torch.float64) for x in (rate, *ends)))

@@ -26,7 +26,12 @@ class Surrogate(NamedTuple):
 
 
 def unclipped(ratio: Tensor, advantage: Tensor) -> Surrogate:
-    """−r·A: the plain importance-sampled objective (TRPO 2015, arXiv 1502.05477, eq. 14)."""
+    """Return −r·A, the plain importance-sampled loss (TRPO 2015, arXiv 1502.05477, eq. 14).
+
+    Args:
+        ratio: π_new/π_old, `[*lead]`.
+        advantage: `[*lead]`.
+    """
     expect_same("ratio", tuple(ratio.shape), advantage=advantage)
     return Surrogate(-ratio * advantage, torch.zeros_like(ratio, dtype=torch.bool))
 
@@ -34,10 +39,16 @@ def unclipped(ratio: Tensor, advantage: Tensor) -> Surrogate:
 def clip(
     ratio: Tensor, advantage: Tensor, low: Bound = 0.2, high: Bound | None = None
 ) -> Surrogate:
-    """max(−r·A, −clip(r, 1−low, 1+high)·A) (PPO 2017, arXiv 1707.06347, eq. 7, negated).
+    """Return max(−r·A, −clip(r, 1−low, 1+high)·A) (PPO 2017, arXiv 1707.06347, eq. 7, negated).
 
-    `high` defaults to `low`; a larger one is "clip-higher" (DAPO 2025, arXiv 2503.14476). The
-    *maximum* of the two losses is the pessimistic one; a minimum would reward running away.
+    The *maximum* of the two losses is the pessimistic one; a minimum would reward running away. A
+    `high` above `low` is "clip-higher" (DAPO 2025, arXiv 2503.14476).
+
+    Args:
+        ratio: π_new/π_old, `[*lead]`.
+        advantage: `[*lead]`.
+        low: the ratio is clipped from below at 1 − low.
+        high: the ratio is clipped from above at 1 + high; `low` by default.
 
     Examples:
         >>> import torch
@@ -48,7 +59,13 @@ def clip(
 
 
 def symmetric_clip(ratio: Tensor, advantage: Tensor, epsilon: Bound = 0.2) -> Surrogate:
-    """Clip to [1/(1+ε), 1+ε], which is symmetric in the log-ratio (Sample Factory's form)."""
+    """Clip the ratio to [1/(1+ε), 1+ε], symmetric in its logarithm (Sample Factory's form).
+
+    Args:
+        ratio: π_new/π_old, `[*lead]`.
+        advantage: `[*lead]`.
+        epsilon: ε.
+    """
     return _clip_between(ratio, advantage, 1.0 / (1.0 + epsilon), 1.0 + epsilon)
 
 
@@ -59,9 +76,16 @@ def dual_clip(
     high: Bound | None = None,
     bound: float = 3.0,
 ) -> Surrogate:
-    """`clip`, and for A < 0 at most −bound·A (Ye et al. 2020, arXiv 1912.09729).
+    """Return the loss of `clip`, for A < 0 at most −bound·A (Ye et al. 2020, arXiv 1912.09729).
 
     Without it a bad action that became very likely has an unbounded loss.
+
+    Args:
+        ratio: π_new/π_old, `[*lead]`.
+        advantage: `[*lead]`.
+        low: the ratio is clipped from below at 1 − low.
+        high: the ratio is clipped from above at 1 + high; `low` by default.
+        bound: largest ratio that counts where A < 0, above 1.
     """
     base = clip(ratio, advantage, low, high)
     ceiling = -bound * advantage
@@ -72,10 +96,17 @@ def dual_clip(
 def cispo(
     log_prob: Tensor, ratio: Tensor, advantage: Tensor, low: Bound = 0.2, high: Bound | None = None
 ) -> Surrogate:
-    """−sg(clip(r))·A·log π (CISPO, MiniMax-M1 2025, arXiv 2506.13585).
+    """Return −sg(clip(r))·A·log π (CISPO, MiniMax-M1 2025, arXiv 2506.13585).
 
     The *weight* is clipped, not the gradient: clipped elements go on learning. `clipped` tells
     which weights were bounded.
+
+    Args:
+        log_prob: log π_new of the sampled actions, `[*lead]`.
+        ratio: π_new/π_old, `[*lead]`.
+        advantage: `[*lead]`.
+        low: the ratio is clipped from below at 1 − low.
+        high: the ratio is clipped from above at 1 + high; `low` by default.
     """
     expect_same("ratio", tuple(ratio.shape), log_prob=log_prob, advantage=advantage)
     upper = 1.0 + (low if high is None else high)
@@ -85,10 +116,14 @@ def cispo(
 
 
 def sequence_log_ratio(log_ratio: Tensor, weight: Tensor) -> Tensor:
-    """The mean log-ratio of each sequence's counted tokens, repeated on each of them, `[B, L]`.
+    """Return the mean log-ratio of each sequence's counted tokens, repeated on them: `[B, L]`.
 
     Its exponent is GSPO's length-normalised sequence ratio (2025, arXiv 2507.18071). Tokens that
     do not count get 0; a sequence without tokens is 0 everywhere.
+
+    Args:
+        log_ratio: `[B, L]`.
+        weight: `[B, L]`, the response mask: 0 for tokens that do not count.
     """
     expect_rank("log_ratio", log_ratio, 2, "[B, L]")
     expect_same("log_ratio", tuple(log_ratio.shape), weight=weight)

@@ -24,13 +24,25 @@ class ValueLoss(NamedTuple):
 
 
 def squared(value: Tensor, target: Tensor) -> Tensor:
-    """½ (V − R)²; the half makes the gradient V − R."""
+    """Return ½ (V − R)², whose gradient is V − R.
+
+    Args:
+        value: V, `[*lead]`.
+        target: R, `[*lead]`.
+    """
     expect_same("target", tuple(target.shape), value=value)
     return 0.5 * (value - target) ** 2
 
 
 def clipped(value: Tensor, old_value: Tensor, target: Tensor, clip: float) -> ValueLoss:
-    """max of ½(V − R)² and ½(V_clip − R)², V_clip within ±`clip` of the old value (PPO2's form)."""
+    """Return max(½(V − R)², ½(V_clip − R)²), V_clip within ±`clip` of the old value (PPO2's form).
+
+    Args:
+        value: V, `[*lead]`.
+        old_value: V before the update, `[*lead]`.
+        target: R, `[*lead]`.
+        clip: bound on |V_clip − V_old|.
+    """
     expect_same("target", tuple(target.shape), value=value, old_value=old_value)
     bounded = value.clamp(old_value - clip, old_value + clip)  # inside, V itself to the last bit
     free_loss, bounded_loss = squared(value, target), squared(bounded, target)
@@ -38,20 +50,29 @@ def clipped(value: Tensor, old_value: Tensor, target: Tensor, clip: float) -> Va
 
 
 def midpoints(quantiles: int, like: Tensor) -> Tensor:
-    """The levels τ_i = (i + ½)/Q of Q equally likely quantiles, `[Q]`."""
+    """Return the levels τ_i = (i + ½)/Q of Q equally likely quantiles, `[Q]`.
+
+    Args:
+        quantiles: Q.
+        like: a tensor of the device and the type that are wanted.
+    """
     return (torch.arange(quantiles, device=like.device, dtype=like.dtype) + 0.5) / quantiles
 
 
 def quantile_huber(
     quantiles: Tensor, target: Tensor, *, kappa: float = 1.0, levels: Tensor | None = None
 ) -> Tensor:
-    """Quantile Huber loss (QR-DQN 2018, arXiv 1710.10044, eq. 10).
+    """Compute the quantile Huber loss, `[*lead]` (QR-DQN 2018, arXiv 1710.10044, eq. 10).
 
         ρ(u) = |τ − 1{u < 0}| · L_κ(u) / κ,    u = target − quantile
 
-    `quantiles` is `[*lead, Q]`; `target` is `[*lead]`, or `[*lead, K]` with K samples of the
-    return. The mean over samples and quantiles, `[*lead]`, so that its size does not depend on Q.
-    `kappa` = 0 gives the plain quantile loss |τ − 1{u<0}|·|u|.
+    It is the mean over samples and quantiles, so that its size does not depend on Q.
+
+    Args:
+        quantiles: `[*lead, Q]`.
+        target: `[*lead]`, or `[*lead, K]` with K samples of the return.
+        kappa: κ; 0 gives the plain quantile loss |τ − 1{u<0}|·|u|.
+        levels: τ, `[Q]`; `midpoints` by default.
     """
     expect_rank("quantiles", quantiles, 1, "[*lead, Q]")
     lead = tuple(quantiles.shape[:-1])
@@ -70,9 +91,13 @@ def quantile_huber(
 
 
 def two_hot(target: Tensor, support: Tensor) -> Tensor:
-    """Spread each target over its two neighbours of the sorted `support` `[K]`: `[*lead, K]`.
+    """Spread each target over its two neighbours of the support: `[*lead, K]`.
 
     The mean of the result is the target, exactly; targets outside are moved to the nearest end.
+
+    Args:
+        target: `[*lead]`.
+        support: `[K]`, sorted.
     """
     _check_support(support)
     inside = target.clamp(support[0], support[-1]).unsqueeze(-1)
@@ -84,10 +109,15 @@ def two_hot(target: Tensor, support: Tensor) -> Tensor:
 
 
 def hl_gauss(target: Tensor, support: Tensor, sigma: float) -> Tensor:
-    """Histogram of N(target, σ²) over bins centred on `support` (HL-Gauss, arXiv 2403.03950).
+    """Return the histogram of N(target, σ²), `[*lead, K]` (HL-Gauss, arXiv 2403.03950).
 
-    `support` `[K]` is evenly spaced; the bins reach half a step beyond its ends, and the mass is
-    renormalised there. σ of about ¾ of a step is the paper's choice.
+    The bins are centred on `support` and reach half a step beyond its ends; the mass is
+    renormalised there.
+
+    Args:
+        target: `[*lead]`.
+        support: `[K]`, evenly spaced.
+        sigma: σ; about ¾ of a step is the paper's choice.
     """
     _check_support(support)
     if not sigma > 0:
@@ -102,13 +132,23 @@ def hl_gauss(target: Tensor, support: Tensor, sigma: float) -> Tensor:
 
 
 def categorical(logits: Tensor, target_probabilities: Tensor) -> Tensor:
-    """Cross-entropy −Σ p log q of a categorical critic against an encoded target, `[*lead]`."""
+    """Return the cross-entropy −Σ p log q of a categorical critic, `[*lead]`.
+
+    Args:
+        logits: of q, `[*lead, K]`.
+        target_probabilities: p, the encoded target, `[*lead, K]`.
+    """
     expect_same("logits", tuple(logits.shape), target_probabilities=target_probabilities)
     return -(target_probabilities * logits.log_softmax(-1)).sum(-1)
 
 
 def categorical_mean(logits: Tensor, support: Tensor) -> Tensor:
-    """The value that a categorical critic stands for: Σ softmax(logits)·support, `[*lead]`."""
+    """Return the value that a categorical critic stands for: Σ softmax(logits)·support, `[*lead]`.
+
+    Args:
+        logits: `[*lead, K]`.
+        support: `[K]`.
+    """
     expect_shape("support", support, tuple(logits.shape[-1:]), "the last axis of logits")
     return (logits.softmax(-1) * support).sum(-1)
 

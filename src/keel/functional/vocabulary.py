@@ -27,7 +27,7 @@ LOG_ZERO = -1e4
 
 
 class TokenLogProb(NamedTuple):
-    """Of tokens under a softmax over the vocabulary, `[*lead]` each."""
+    """Log-probability and entropy of tokens under a softmax over the vocabulary, `[*lead]` each."""
 
     log_prob: Tensor
     entropy: Tensor
@@ -37,10 +37,15 @@ class TokenLogProb(NamedTuple):
 def vocabulary_log_prob(
     hidden: Tensor, head: Tensor, token: Tensor, *, max_elements: int = MAX_ELEMENTS
 ) -> TokenLogProb:
-    """log p(token) and the entropy of p = softmax(hidden · headᵀ), with gradients to both tensors.
+    """Compute log p(token) and the entropy of p = softmax(hidden · headᵀ), with gradients to both.
 
-    `hidden` is `[*lead, H]`, `head` `[V, H]`, `token` `[*lead]`. With z the logits,
-    ∂ log p / ∂z = e_token − p  and  ∂ entropy / ∂z = −p · (log p + entropy).
+    With z the logits, ∂ log p / ∂z = e_token − p  and  ∂ entropy / ∂z = −p · (log p + entropy).
+
+    Args:
+        hidden: `[*lead, H]`.
+        head: `[V, H]`.
+        token: `[*lead]`.
+        max_elements: logits that are held at once.
     """
     _expect_head("hidden", hidden, "head", head)
     expect_shape("token", token, tuple(hidden.shape[:-1]), "one for each hidden state")
@@ -71,13 +76,13 @@ class _TokenLogProb(torch.autograd.Function):
             torch.zeros_like(x) if need else None
             for x, need in zip((hidden, head), ctx.needs_input_grad[:2], strict=True)
         ]
-        to_log_prob, to_entropy = (g[:, None] for g in grads)
+        grad_log_prob, grad_entropy = (g[:, None] for g in grads)
         for part in _chunks(hidden.shape[0], ctx.rows):
             log_p = _log_probs(hidden[part], head, 1.0)
             p = log_p.exp()
             pull = log_p.clamp_(min=LOG_ZERO) + entropy[part, None]
-            outer = -p * (to_log_prob[part] + to_entropy[part] * pull)
-            outer.scatter_add_(1, token[part, None], to_log_prob[part])
+            outer = -p * (grad_log_prob[part] + grad_entropy[part] * pull)
+            outer.scatter_add_(1, token[part, None], grad_log_prob[part])
             _accumulate(outer, hidden[part], head, result, part)
         return (*result, None, None)
 
@@ -91,10 +96,17 @@ def vocabulary_kl(
     temperature: float = 1.0,
     max_elements: int = MAX_ELEMENTS,
 ) -> Tensor:
-    """KL(p‖q) per token, p = softmax(p_hidden · p_headᵀ / temperature), likewise q: `[*lead]`.
+    """Compute KL(p‖q) per token, `[*lead]`, of p = softmax(p_hidden · p_headᵀ / temperature) and q.
 
-    `hidden` is `[*lead, H]`, `head` is `[V, H]`; the two models may differ in H. Gradients flow to
-    all four tensors:  ∂/∂z_q = q − p  and  ∂/∂z_p = p · (log p − log q − KL).
+    Gradients flow to all four tensors:  ∂/∂z_q = q − p  and  ∂/∂z_p = p · (log p − log q − KL).
+
+    Args:
+        p_hidden: `[*lead, H]`.
+        p_head: `[V, H]`.
+        q_hidden: `[*lead, H']`; the two models may differ in their width.
+        q_head: `[V, H']`.
+        temperature: above 0.
+        max_elements: logits that are held at once.
     """
     lead = p_hidden.shape[:-1]
     for side, hidden, head in (("p", p_hidden, p_head), ("q", q_hidden, q_head)):
@@ -154,7 +166,7 @@ class _VocabularyKL(torch.autograd.Function):
 
 
 class TokenComparison(NamedTuple):
-    """Two distributions over the vocabulary, p and q, and a token: `[*lead]` each."""
+    """Comparison of two distributions over the vocabulary, p and q, at a token: `[*lead]` each."""
 
     kl: Tensor
     """KL(p‖q)"""
@@ -176,20 +188,30 @@ def vocabulary_comparison(
     *,
     max_elements: int = MAX_ELEMENTS,
 ) -> TokenComparison:
-    """What `vocabulary_kl`, both ways, and `vocabulary_log_prob` say, from logits that are made
-    once; without gradients."""
+    """Compute `vocabulary_kl`, both ways, and `vocabulary_log_prob` from logits that are made once.
+
+    There are no gradients.
+
+    Args:
+        p_hidden: `[*lead, H]`.
+        p_head: `[V, H]`.
+        q_hidden: `[*lead, H']`.
+        q_head: `[V, H']`.
+        token: `[*lead]`.
+        max_elements: logits that are held at once.
+    """
     expect_comparable(p_hidden, p_head, q_hidden, q_head, token)
     p_rows, q_rows = p_hidden.reshape(-1, p_head.shape[1]), q_hidden.reshape(-1, q_head.shape[1])
     chosen = token.reshape(-1)
-    found = q_rows.new_empty(4, len(q_rows))
+    measures = q_rows.new_empty(4, len(q_rows))
     for part in _chunks(len(q_rows), max(1, max_elements // q_head.shape[0])):
         log_p = _log_probs(p_rows[part], p_head, 1.0)
         log_q = _log_probs(q_rows[part], q_head, 1.0)
-        found[0, part] = kl_terms(log_p, log_q).sum(-1)
-        found[1, part] = kl_terms(log_q, log_p).sum(-1)
-        found[2, part] = log_q.gather(1, chosen[part, None])[:, 0]
-        found[3, part] = _entropy(log_q)
-    return TokenComparison(*(x.reshape(token.shape) for x in found))
+        measures[0, part] = kl_terms(log_p, log_q).sum(-1)
+        measures[1, part] = kl_terms(log_q, log_p).sum(-1)
+        measures[2, part] = log_q.gather(1, chosen[part, None])[:, 0]
+        measures[3, part] = _entropy(log_q)
+    return TokenComparison(*(x.reshape(token.shape) for x in measures))
 
 
 def expect_comparable(

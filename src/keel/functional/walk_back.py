@@ -25,7 +25,7 @@ SMALLEST = -700.0
 
 
 class WalkBack(NamedTuple):
-    """How much of a step may be kept, per group: `[G]` each."""
+    """The share of a step that may be kept, per group: `[G]` each."""
 
     fraction: Tensor
     """of the step, from 1 (all of it) to 0 (none: roll back)"""

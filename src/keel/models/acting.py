@@ -24,12 +24,12 @@ Obs = Mapping[str, Array]
 
 
 class Acted(NamedTuple):
-    """What an actor's pass gave beside the policy's outputs."""
+    """Results of an actor's pass beside the policy's outputs."""
 
     value: Array | None = None
     """`[N]`, where it came for free"""
-    memory: dict[str, Array] | None = None
-    """the states `[N, H]` to act with next, of networks that remember"""
+    hidden_state: dict[str, Array] | None = None
+    """the states `[N, H]` to act with next, of recurrent networks"""
 
 
 Act = Callable[[Obs, Array], Acted]
@@ -37,10 +37,15 @@ Act = Callable[[Obs, Array], Acted]
 
 
 def make_actor(agent: Agent, params: Tensor) -> Act:
-    """The fastest way to act with `params`, which must not change while it is in use."""
+    """Return the fastest way to act with `params`.
+
+    Args:
+        agent: the agent that acts.
+        params: `[G, P]`; they must not change while the actor is in use.
+    """
     network = agent.network
-    if agent.memory:
-        return _remembering_actor(agent, params)
+    if agent.recurrent:
+        return _recurrent_actor(agent, params)
     if isinstance(network, SeparateActorCritic) and network.is_small:
         if agent.members == (0,):
             return _compiled_actor(agent, network, params[0])
@@ -50,7 +55,7 @@ def make_actor(agent: Agent, params: Tensor) -> Act:
 
 
 def _compiled_actors(agent: Agent, network: SeparateActorCritic, params: Tensor) -> Act:
-    """One after the other: each has its own parameters, and its own column of `[N, A, …]`."""
+    """Run agents one after the other: each has its own parameters, and a column of `[N, A, …]`."""
     (key,) = network.encoder.shapes
     acts = [_compiled_actor(agent, network, row) for row in agent.of_agents(params)]
 
@@ -76,16 +81,16 @@ def _compiled_actor(agent: Agent, network: SeparateActorCritic, params: Tensor) 
     log_std = None
     if network.head.log_std is not None:
         log_std = row[agent.layout.slice_of("head.log_std")]
-    room, width = np.empty(0, np.float32), int(sizes.sum())
+    activations, width = np.empty(0, np.float32), int(sizes.sum())
     nothing = Acted()
 
     def act(obs: Obs, out: Array) -> Acted:
-        nonlocal room
+        nonlocal activations
         x = obs[key]
         rows = x.shape[0]
-        if room.size != rows * width:
-            room = np.empty(rows * width, np.float32)
-        kernels.act(row, start, sizes, tanh, x.reshape(rows, -1), room, out)
+        if activations.size != rows * width:
+            activations = np.empty(rows * width, np.float32)
+        kernels.act(row, start, sizes, tanh, x.reshape(rows, -1), activations, out)
         if log_std is not None:
             out[:, -log_std.size :] = log_std
         return nothing
@@ -110,14 +115,14 @@ def _torch_actor(agent: Agent, params: Tensor) -> Act:
 
 
 def _tensor(x: Array, device: torch.device) -> Tensor:
-    """In memory of torch's own, row by row: how a matrix lies decides how its products round, and
-    an observation from a checkpoint lies otherwise than one from the environment. Images stay as
-    they are: the network wants them with their channels last."""
+    """Copy into torch's own memory, row by row: how a matrix lies decides how its products round,
+    and an observation from a checkpoint lies otherwise than one from the environment. Images stay
+    as they are: the network wants them with their channels last."""
     return torch.from_numpy(x if x.ndim == 4 else np.ascontiguousarray(x)).clone().to(device)
 
 
 def _loaded(agent: Agent, params: Tensor) -> Callable[[Tree], Outputs]:
-    """The network at `params`, put together once: a rollout calls it hundreds of times."""
+    """Return the network at `params`, put together once: a rollout calls it hundreds of times."""
     if agent.groups > 1:
         return lambda obs: agent.outputs(params, obs)
     network = copy.deepcopy(agent.network)
@@ -129,26 +134,35 @@ def _loaded(agent: Agent, params: Tensor) -> Callable[[Tree], Outputs]:
     return network
 
 
-def _remembering_actor(agent: Agent, params: Tensor) -> Act:
-    """One row of each sequence; `obs` holds the states and `starts` as well."""
+def _recurrent_actor(agent: Agent, params: Tensor) -> Act:
+    """Return an actor for one row of each sequence; `obs` holds hidden states and their resets."""
     outputs = _loaded(agent, params)
 
     def act(obs: Obs, out: Array) -> Acted:
         tree = {key: _tensor(x, params.device) for key, x in obs.items()}
-        tree = {key: x if key in agent.memory else x[:, None] for key, x in tree.items()}
+        tree = {
+            key: x if key in agent.hidden_state_sizes else x[:, None] for key, x in tree.items()
+        }
         with torch.inference_mode():
-            policy, value, memory = outputs(tree)
+            policy, value, hidden_state = outputs(tree)
             assert policy is not None
             assert value is not None
-            assert memory is not None
+            assert hidden_state is not None
             value = agent.value_of(params, value)
         out[:] = policy[:, 0].cpu().numpy()
-        states = {key: x[:, 0].cpu().numpy() for key, x in memory.items()}
-        return Acted(value[:, 0].cpu().numpy(), states)
+        last = {key: x[:, 0].cpu().numpy() for key, x in hidden_state.items()}
+        return Acted(value[:, 0].cpu().numpy(), last)
 
     return act
 
 
-def blank_memory(agent: Agent, rows: int) -> dict[str, Array]:
-    """What a network remembers before anything happened, `[rows, H]` each; nothing without one."""
-    return {key: np.zeros((rows, size), np.float32) for key, size in agent.memory.items()}
+def initial_hidden_state(agent: Agent, rows: int) -> dict[str, Array]:
+    """Return the zero states at the beginning of an episode, `[rows, H]` each; {} if not recurrent.
+
+    Args:
+        agent: the agent that acts.
+        rows: number of sequences.
+    """
+    return {
+        key: np.zeros((rows, size), np.float32) for key, size in agent.hidden_state_sizes.items()
+    }

@@ -1,4 +1,4 @@
-"""From spaces and a configuration to an agent."""
+"""Build an agent from spaces and a configuration."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from keel.models.networks import (
 )
 from keel.models.parts import JoinedEncoder, SeparateJoined, Spaces, spaces_of
 from keel.models.pointer import PointerActorCritic
-from keel.models.recurrent import Recurrent, Tower
+from keel.models.recurrent import RecurrentActorCritic, Tower
 
 
 def build_agent(
@@ -52,11 +52,16 @@ def build_agent(
     many: Agents | None = None,
     encoding: int = ENCODING,
 ) -> Agent:
-    """The agent for one environment's spaces; its initial weights depend on `seed` alone.
-
-    With the names of several `agents`, a row of parameters for each, or for those that share one.
+    """Build the agent for one environment's spaces; its initial weights depend on `seed` alone.
 
     Args:
+        observation: observation space.
+        action: action space.
+        config: settings of the network.
+        seed: seed of the initial weights.
+        critic: settings of the critic.
+        agents: names of several agents: a row of parameters for each, or for those that share one.
+        many: settings of several agents.
         encoding: how observations become numbers (`keel.keys.ENCODING`).
     """
     generator = torch.Generator().manual_seed(seed)
@@ -73,19 +78,19 @@ def build_agent(
     if kind == "cnn" and parts.images == list(shapes) and len(shapes) == 1:
         (key,) = shapes
         convolutions = convolutions_for(shapes[key], config.cnn, encoding)
-        eye = partial(
+        make_cnn = partial(
             CNN, shapes[key], generator, config.features,
             convolutions=convolutions, scale=scales[key],
         )  # fmt: skip
-        network = _seeing(key, eye, head, values, config, generator)
+        network = _image_network(key, make_cnn, head, values, config, generator)
     elif kind == "cnn":
         network = _joined(parts, head, values, config, generator)
     elif config.recurrent != "none":
-        network = _remembering(kind, encoder, head, values, config, generator)
+        network = _recurrent_network(kind, encoder, head, values, config, generator)
     elif kind == "decoupled":
         network = _decoupled(encoder, head, values, config, generator)
     elif kind == "pointer":
-        network = _choosing(shapes, shapes, classes, dist, values, config, generator)
+        network = _pointer(shapes, shapes, classes, dist, values, config, generator)
     else:
         network = SeparateActorCritic(
             encoder, config.hidden, config.activation, head, values, generator
@@ -104,7 +109,7 @@ def _build_many(
     agents: Sequence[str],
     many: Agents,
 ) -> Agent:
-    """A network for every row of parameters; critics may see more than actors."""
+    """Build a network for every row of parameters; critics may see more than actors."""
     shapes, classes, _ = parts
     kind = _kind(config, {k: x for k, x in shapes.items() if k != STATE}, dist)
     if kind not in ("mlp", "cnn", "pointer") or config.recurrent != "none":
@@ -114,40 +119,47 @@ def _build_many(
         )
     rows, members = sharing(agents, many.sharing)
     hidden = {STATE} | (set() if len(rows) < len(agents) else {AGENT})
-    seen = {key: shape for key, shape in shapes.items() if key not in hidden}
-    known = dict(seen)
+    actor_shapes = {key: shape for key, shape in shapes.items() if key not in hidden}
+    critic_shapes = dict(actor_shapes)
     if many.critic == "central" and STATE in shapes:
-        known = {STATE: shapes[STATE], **seen}
+        critic_shapes = {STATE: shapes[STATE], **actor_shapes}
 
     def network() -> nn.Module:
         if kind == "pointer":
-            return _choosing(seen, known, classes, dist, returns.outputs, config, generator)
-        made: nn.Module
+            return _pointer(
+                actor_shapes, critic_shapes, classes, dist, returns.outputs, config, generator
+            )
+        built: nn.Module
         if kind == "cnn" or parts.of([STATE]).images:
-            views = parts.of(list(seen)), parts.of(list(known))
-            made = _joined_apart(*views, _head(dist, config), returns.outputs, config, generator)
+            views = parts.of(list(actor_shapes)), parts.of(list(critic_shapes))
+            built = _joined_apart(*views, _head(dist, config), returns.outputs, config, generator)
         else:
-            made = SeparateActorCritic(
-                Flatten(seen, classes),
+            built = SeparateActorCritic(
+                Flatten(actor_shapes, classes),
                 config.hidden,
                 config.activation,
                 _head(dist, config),
                 returns.outputs,
                 generator,
-                None if known == seen else Flatten(known, classes),
+                None if critic_shapes == actor_shapes else Flatten(critic_shapes, classes),
             )
         if config.state_std and isinstance(dist, Gaussian | SquashedGaussian):
-            _start_std(made, config.log_std)
-        return made
+            _start_std(built, config.log_std)
+        return built
 
-    made = [Agent(network(), dist, critic=returns) for _ in rows]
-    agent = Agent(made[0].network, dist, len(rows), returns, members, rows)
-    agent.initial = torch.cat([one.initial for one in made])
+    agents_by_row = [Agent(network(), dist, critic=returns) for _ in rows]
+    agent = Agent(agents_by_row[0].network, dist, len(rows), returns, members, rows)
+    agent.initial = torch.cat([one.initial for one in agents_by_row])
     return agent
 
 
 def sharing(agents: Sequence[str], how: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """The rows of parameters by name, and the row of each agent."""
+    """Return the rows of parameters by name, and the row of each agent.
+
+    Args:
+        agents: names of the agents.
+        how: `none`, `all`, or by the kind that a name without its number tells.
+    """
     if how == "none":
         return tuple(agents), tuple(range(len(agents)))
     kinds = ["all" if how == "all" else name.rstrip("0123456789").rstrip("_-") for name in agents]
@@ -156,7 +168,7 @@ def sharing(agents: Sequence[str], how: str) -> tuple[tuple[str, ...], tuple[int
 
 
 def _kind(config: Network, shapes: dict[str, tuple[int, ...]], dist: Dist) -> str:
-    """The kind of network that is asked for, or that fits."""
+    """Return the kind of network that is asked for, or that fits."""
     ranks = [len(shape) for shape in shapes.values()]
     if config.kind == "auto":
         return "cnn" if 3 in ranks else "mlp"
@@ -165,7 +177,7 @@ def _kind(config: Network, shapes: dict[str, tuple[int, ...]], dist: Dist) -> st
             f"network.kind: a CNN needs an image, the observation is {shapes}; take "
             "`--network.kind mlp`"
         )
-    if config.kind == "pointer" and _items(shapes, dist) is None:
+    if config.kind == "pointer" and _items_key(shapes, dist) is None:
         raise InputError(
             "network.kind items: needs Discrete actions and one matrix in the observation, with as "
             f"many rows as there are items to choose from; this observation is {shapes}"
@@ -173,73 +185,73 @@ def _kind(config: Network, shapes: dict[str, tuple[int, ...]], dist: Dist) -> st
     return config.kind
 
 
-def _items(shapes: dict[str, tuple[int, ...]], dist: Dist) -> str | None:
-    """The key of the matrix whose rows are what an action chooses from."""
-    found = [key for key, shape in shapes.items() if len(shape) == 2]
-    if len(found) != 1 or not isinstance(dist, Categorical):
+def _items_key(shapes: dict[str, tuple[int, ...]], dist: Dist) -> str | None:
+    """Return the key of the matrix whose rows are what an action chooses from."""
+    matrices = [key for key, shape in shapes.items() if len(shape) == 2]
+    if len(matrices) != 1 or not isinstance(dist, Categorical):
         return None
-    count = shapes[found[0]][0]
-    return found[0] if dist.n >= count and dist.n % count < count else None
+    count = shapes[matrices[0]][0]
+    return matrices[0] if dist.n >= count and dist.n % count < count else None
 
 
-def _choosing(
-    seen: dict[str, tuple[int, ...]],
-    known: dict[str, tuple[int, ...]],
+def _pointer(
+    actor_shapes: dict[str, tuple[int, ...]],
+    critic_shapes: dict[str, tuple[int, ...]],
     classes: dict[str, tuple[int, ...]],
     dist: Dist,
     values: int,
     config: Network,
     generator: torch.Generator,
 ) -> PointerActorCritic:
-    key = _items(seen, dist)
+    key = _items_key(actor_shapes, dist)
     assert key is not None
-    rest = {k: v for k, v in seen.items() if k != key}
+    others = [{k: v for k, v in x.items() if k != key} for x in (actor_shapes, critic_shapes)]
     return PointerActorCritic(
-        Flatten(rest, classes),
+        Flatten(others[0], classes),
         key,
-        (seen[key][0], seen[key][1]),
+        (actor_shapes[key][0], actor_shapes[key][1]),
         dist.outputs,
         config.hidden,
         config.activation,
         values,
         generator,
-        None if known == seen else Flatten({k: v for k, v in known.items() if k != key}, classes),
+        None if critic_shapes == actor_shapes else Flatten(others[1], classes),
     )
 
 
 def build_critic(config: CriticConfig) -> Critic:
-    """What the critic's outputs are to mean."""
-    normalised = config.normalize == "on" or (
+    """Build the meaning of the critic's outputs: a scalar, quantiles or a histogram."""
+    normalized = config.normalize == "on" or (
         config.normalize == "auto" and config.kind != "scalar"
     )
     if config.kind == "scalar":
-        return Scalar(normalised=normalised)
+        return Scalar(normalized=normalized)
     if config.kind == "quantile":
         return Quantile(
-            config.quantiles, config.kappa, config.ordered, config.cvar, normalised=normalised
+            config.quantiles, config.kappa, config.ordered, config.cvar, normalized=normalized
         )
-    return Histogram(config.atoms, config.reach, config.kind, config.cvar, normalised=normalised)
+    return Histogram(config.atoms, config.reach, config.kind, config.cvar, normalized=normalized)
 
 
-def _seeing(
+def _image_network(
     key: str,
-    eye: Callable[[], nn.Module],
+    make_cnn: Callable[[], nn.Module],
     head: Head,
     values: int,
     config: Network,
     generator: torch.Generator,
 ) -> nn.Module:
-    """A CNN for both, or one each, before their last layers."""
+    """Build a network for one image: a CNN for both, or one each, before their last layers."""
     image, width = Image(key), config.features
-    trunk = eye() if config.share else nn.Identity()
-    body = nn.Identity if config.share else eye
+    trunk = make_cnn() if config.share else nn.Identity()
+    body = nn.Identity if config.share else make_cnn
     if config.recurrent != "none":
-        return _recurrent(image, trunk, body, width, head, values, config, generator)
+        return _recurrent_actor_critic(image, trunk, body, width, head, values, config, generator)
 
     def branch(outputs: int, gain: float) -> nn.Module:
-        seen = body()
+        features = body()
         last = MLP((width, outputs), "relu", generator, gain)
-        return last if config.share else nn.Sequential(seen, last)
+        return last if config.share else nn.Sequential(features, last)
 
     return SharedActorCritic(image, trunk, branch(head.outputs, 0.01), branch(values, 1.0), head)
 
@@ -260,7 +272,7 @@ def _joined(
 
     if config.recurrent != "none":
         sizes, gain = (width, *config.hidden), math.sqrt(2.0)
-        return _recurrent(
+        return _recurrent_actor_critic(
             parts.flatten(),
             trunk,
             lambda: behind(MLP(sizes, act, generator, gain, act_last=True)),
@@ -297,7 +309,7 @@ def _joined_apart(
 def _decoupled(
     encoder: Flatten, head: Head, values: int, config: Network, generator: torch.Generator
 ) -> SharedActorCritic:
-    """Note 004: a shared projection, then branches of their own."""
+    """Build the decoupled network: a shared projection, then branches of their own."""
     width = config.hidden[-1]
 
     def branch(outputs: int, gain: float) -> nn.Module:
@@ -309,15 +321,15 @@ def _decoupled(
     return SharedActorCritic(encoder, trunk, branch(head.outputs, 0.01), branch(values, 1.0), head)
 
 
-def _remembering(
+def _recurrent_network(
     kind: str,
     encoder: Flatten,
     head: Head,
     values: int,
     config: Network,
     generator: torch.Generator,
-) -> Recurrent:
-    """The MLP and the decoupled network with a memory before their last layers."""
+) -> RecurrentActorCritic:
+    """Build the MLP or the decoupled network with a GRU before the last layers."""
     width, sizes = config.hidden[-1], (encoder.size, *config.hidden)
     if kind == "decoupled":
         trunk: nn.Module = Projection(encoder.size, config.features, width, generator)
@@ -330,10 +342,10 @@ def _remembering(
         def body() -> nn.Module:
             return MLP(sizes, config.activation, generator, math.sqrt(2.0), act_last=True)
 
-    return _recurrent(encoder, trunk, body, width, head, values, config, generator)
+    return _recurrent_actor_critic(encoder, trunk, body, width, head, values, config, generator)
 
 
-def _recurrent(
+def _recurrent_actor_critic(
     encoder: nn.Module,
     trunk: nn.Module,
     body: Callable[[], nn.Module],
@@ -342,17 +354,22 @@ def _recurrent(
     values: int,
     config: Network,
     generator: torch.Generator,
-) -> Recurrent:
+) -> RecurrentActorCritic:
     def tower(name: str, outputs: int, gain: float) -> Tower:
-        memory = config.recurrent_size if config.recurrent in (name, "both") else None
-        return Tower(body(), width, outputs, memory, generator, gain)
+        hidden_size = config.recurrent_size if config.recurrent in (name, "both") else None
+        return Tower(body(), width, outputs, hidden_size, generator, gain)
 
     actor, critic = tower("actor", head.outputs, 0.01), tower("critic", values, 1.0)
-    return Recurrent(encoder, trunk, actor, critic, head)
+    return RecurrentActorCritic(encoder, trunk, actor, critic, head)
 
 
 def build_dist(action: spaces.Space[Any], *, squash: bool = False) -> Dist:
-    """The distribution of an action space."""
+    """Build the distribution of an action space.
+
+    Args:
+        action: Discrete, MultiDiscrete, MultiBinary or Box.
+        squash: whether a Gaussian is squashed to the bounds of a Box.
+    """
     if isinstance(action, spaces.Discrete):
         return Categorical(int(action.n))
     if isinstance(action, spaces.MultiDiscrete):
@@ -377,7 +394,7 @@ def _head(dist: Dist, config: Network) -> Head:
 
 
 def _start_std(network: nn.Module, log_std: float) -> None:
-    """The initial log-std, as the bias of the outputs that are log-stds."""
+    """Set the initial log-std, as the bias of the outputs that are log-stds."""
     biases = [p for name, p in network.named_parameters() if name.startswith("actor")]
     with torch.no_grad():
         biases[-1][len(biases[-1]) // 2 :] = log_std

@@ -1,4 +1,4 @@
-"""Where compiled loops are kept on disk, and the decorators that keep them there.
+"""The place of compiled loops on disk, and the decorators that cache them there.
 
 numba compiles a function together with those that it calls, but asks only whether the caller's own
 file has changed before it takes what is on disk: an edit to a file of loops would leave its callers
@@ -19,7 +19,7 @@ SOURCES = (*sorted(HERE.glob("kernels*.py")), *(HERE / name for name in NAMES))
 
 
 def cache_folder(sources: Sequence[Path] = SOURCES) -> Path:
-    """Of this version of the loops; below NUMBA_CACHE_DIR if that is set."""
+    """Return the folder of this version of the loops; below NUMBA_CACHE_DIR if that is set."""
     digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()
     beside = sources[0].parent / "__pycache__"
     return Path(os.environ.get("NUMBA_CACHE_DIR") or beside) / f"loops-{digest[:12]}"
@@ -28,7 +28,7 @@ def cache_folder(sources: Sequence[Path] = SOURCES) -> Path:
 def keeping(
     sources: Sequence[Path], **options: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator for loops in one of `sources`, which are all files that they call into."""
+    """Return a decorator for loops in one of `sources`, which are all files that they call into."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         from numba import config, njit
@@ -48,5 +48,6 @@ def keeping(
 
 compiled = keeping(SOURCES)
 vectorised = keeping(SOURCES, fastmath={"reassoc", "contract"})
-"""Where sums may be reordered, without which no loop over a sum becomes a vector. Not where numbers
-are asked whether they are finite: numba asks by x − x = 0, which reordering makes true of all."""
+"""The decorator for loops whose sums may be reordered, without which no loop over a sum becomes a
+vector. Not where numbers are asked whether they are finite: numba asks by x − x = 0, which
+reordering makes true of all."""

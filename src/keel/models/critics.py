@@ -1,4 +1,4 @@
-"""What the critic's outputs mean: one number, quantiles of the return, or a histogram of it.
+"""The meaning of a critic's outputs: one number, quantiles of the return, or a histogram of it.
 
 A critic is static and pure, as a distribution is: `raw` `[*lead, outputs]` is what the network
 gives, and targets are λ-returns, single samples of the return as far as λ lets them be. Its numbers
@@ -26,22 +26,29 @@ WIDTH = 0.75
 
 @dataclass(frozen=True)
 class Scalar:
-    """The mean alone."""
+    """A critic with one output, the mean of the return."""
 
     outputs: int = 1
     affine: int = 1
     """how many of the outputs, the first, can be moved to other units by way of the last layer"""
-    normalised: bool = False
-    """whether it speaks in units of its own"""
+    normalized: bool = False
+    """whether its outputs are in units of their own (`keel.models.popart`)"""
 
     def value(self, raw: Tensor) -> Tensor:
-        """What advantages are measured against, `[*lead]`."""
+        """Return the value, the baseline of advantages: `[*lead]`."""
         return raw.squeeze(-1)
 
     def loss(
         self, raw: Tensor, target: Tensor, old: Tensor | None = None, clip: float | None = None
     ) -> Tensor:
-        """½(V − R)² per element; `old` are the outputs around which `clip` holds them."""
+        """Return ½(V − R)² per element, `[*lead]`.
+
+        Args:
+            raw: outputs V, `[*lead, 1]`.
+            target: returns R, `[*lead]`.
+            old: outputs before the update, `[*lead, 1]`, around which `clip` holds them.
+            clip: bound on the change of a value; None for none.
+        """
         now = raw.squeeze(-1)
         if clip is None or old is None:
             return losses.squared(now, target)
@@ -50,7 +57,7 @@ class Scalar:
 
 @dataclass(frozen=True)
 class Quantile:
-    """Quantiles of the return at the levels (i + ½)/N (Dabney et al. 2018)."""
+    """A critic of quantiles of the return at the levels (i + ½)/N (Dabney et al. 2018)."""
 
     outputs: int = 32
     kappa: float = 0.02
@@ -61,15 +68,15 @@ class Quantile:
     """quantiles that cannot cross: their mean, and the steps between them, which are positive"""
     tail: float = 1.0
     """CVaR: the value is the mean of this lowest share of the distribution"""
-    normalised: bool = True
+    normalized: bool = True
 
     @property
     def affine(self) -> int:
-        """Ordered: only the first, which is the mean."""
+        """Number of outputs that move with the units: of an ordered critic the first, its mean."""
         return 1 if self.ordered else self.outputs
 
     def quantiles(self, raw: Tensor) -> Tensor:
-        """`[*lead, N]`, at `levels`."""
+        """Return the quantiles at `levels`, `[*lead, N]`."""
         if not self.ordered:
             return raw
         steps = torch.nn.functional.softplus(raw[..., 1:]) * (SPREAD / self.outputs)
@@ -77,11 +84,11 @@ class Quantile:
         return raw[..., :1] + heights - heights.mean(-1, keepdim=True)
 
     def levels(self, like: Tensor) -> Tensor:
-        """`[N]`."""
+        """Return the levels (i + ½)/N, `[N]`."""
         return losses.midpoints(self.outputs, like)
 
     def value(self, raw: Tensor) -> Tensor:
-        """The mean, or that of the lower tail."""
+        """Return the mean, or that of the lower tail: `[*lead]`."""
         if self.tail >= 1.0:
             return raw[..., 0] if self.ordered else raw.mean(-1)
         return lower_mean(self.quantiles(raw), torch.ones_like(raw) / self.outputs, self.tail)
@@ -89,7 +96,7 @@ class Quantile:
     def loss(
         self, raw: Tensor, target: Tensor, old: Tensor | None = None, clip: float | None = None
     ) -> Tensor:
-        """Quantile Huber; clipped, every quantile is held within `clip` of what it was."""
+        """Return the quantile Huber loss; clipped, quantiles stay within `clip` of the old ones."""
         now = self.quantiles(raw)
         free = losses.quantile_huber(now, target, kappa=self.kappa)
         if clip is None or old is None:
@@ -101,32 +108,32 @@ class Quantile:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Probabilities of `outputs` atoms, evenly spaced over ±`reach`."""
+    """A critic of probabilities of `outputs` atoms, evenly spaced over ±`reach`."""
 
     outputs: int = 101
     reach: float = 8.0
     encoding: Literal["two_hot", "hl_gauss"] = "hl_gauss"
     """how a target is spread over the atoms"""
     tail: float = 1.0
-    normalised: bool = True
+    normalized: bool = True
     affine: int = 0
 
     @property
     def step(self) -> float:
-        """Between two atoms."""
+        """Distance between two atoms."""
         return 2.0 * self.reach / (self.outputs - 1)
 
     @cached_property
     def atoms(self) -> Tensor:
-        """`[N]`, in double precision."""
+        """The atoms `[N]`, in double precision."""
         return torch.linspace(-self.reach, self.reach, self.outputs, dtype=torch.float64)
 
     def support(self, like: Tensor) -> Tensor:
-        """The atoms, where `like` lives."""
+        """Return the atoms `[N]` on the device and in the type of `like`."""
         return self.atoms.to(like)
 
     def quantiles(self, raw: Tensor) -> Tensor:
-        """Of the histogram, at `levels`, linear inside of a bin, `[*lead, 32]`."""
+        """Return quantiles of the histogram at `levels`, linear inside of a bin: `[*lead, 32]`."""
         edges = self.support(raw) + 0.5 * self.step
         reached = raw.softmax(-1).cumsum(-1)
         levels = self.levels(raw)
@@ -140,11 +147,11 @@ class Histogram:
         return edges[at] - self.step * (1.0 - share.clamp(0.0, 1.0))
 
     def levels(self, like: Tensor) -> Tensor:
-        """`[32]`."""
+        """Return the levels (i + ½)/32, `[32]`."""
         return losses.midpoints(32, like)
 
     def value(self, raw: Tensor) -> Tensor:
-        """The mean, or that of the lower tail."""
+        """Return the mean, or that of the lower tail: `[*lead]`."""
         support = self.support(raw)
         if self.tail >= 1.0:
             return losses.categorical_mean(raw, support)
@@ -154,8 +161,11 @@ class Histogram:
     def loss(
         self, raw: Tensor, target: Tensor, old: Tensor | None = None, clip: float | None = None
     ) -> Tensor:
-        """Cross-entropy; clipped, against the mixture with the old histogram whose mean is within
-        `clip` of the old one."""
+        """Return the cross-entropy against the encoded target, `[*lead]`.
+
+        Clipped, it is that of the mixture with the old histogram whose mean is within `clip` of the
+        old one.
+        """
         aim = self.encode(target)
         free = losses.categorical(raw, aim)
         if clip is None or old is None:
@@ -169,7 +179,7 @@ class Histogram:
         return torch.where(share.squeeze(-1) < 1.0, torch.maximum(free, bounded), free)
 
     def encode(self, target: Tensor) -> Tensor:
-        """A target as probabilities of the atoms, `[*lead, N]`."""
+        """Encode targets `[*lead]` as probabilities of the atoms, `[*lead, N]`."""
         support = self.support(target)
         if self.encoding == "two_hot":
             return losses.two_hot(target, support)
@@ -181,23 +191,35 @@ Distributional = Quantile | Histogram
 
 
 def draw(critic: Distributional, raw: Tensor, rng: torch.Generator) -> Tensor:
-    """One sample of the return for every row, `[*lead]`: a quantile at random."""
+    """Draw one sample of the return for every row, `[*lead]`: a quantile at random.
+
+    Args:
+        critic: the meaning of `raw`.
+        raw: outputs, `[*lead, Q]`.
+        rng: source of the levels.
+    """
     quantiles = critic.quantiles(raw)
     which = torch.randint(quantiles.shape[-1], (*raw.shape[:-1], 1), generator=rng)
     return quantiles.gather(-1, which.to(raw.device)).squeeze(-1)
 
 
 def lower_mean(values: Tensor, chances: Tensor, share: float) -> Tensor:
-    """The mean of the lowest `share` of a distribution, `[*lead]` (CVaR; Rockafellar 2000)."""
+    """Return the mean of the lowest `share` of a distribution, `[*lead]` (CVaR; Rockafellar 2000).
+
+    Args:
+        values: `[*lead, N]`.
+        chances: probabilities of the values, `[*lead, N]`.
+        share: share of the distribution, between 0 and 1.
+    """
     order = values.argsort(-1)
     values, chances = values.gather(-1, order), chances.gather(-1, order)
     before = chances.cumsum(-1) - chances
-    kept = torch.minimum(chances, (share - before).clamp(min=0.0))
-    return (kept * values).sum(-1) / share
+    tail = torch.minimum(chances, (share - before).clamp(min=0.0))
+    return (tail * values).sum(-1) / share
 
 
 def calibration(critic: Distributional, raw: Tensor, target: Tensor) -> dict[str, float]:
-    """How often targets `[n]` fall below the quantiles that were predicted for them, `[n, N]`.
+    """Measure how often targets `[n]` fall below the quantiles predicted for them, `[n, N]`.
 
     `coverage_80` is the share between the 10 % and the 90 % quantile; `calibration_error` the mean
     distance between share and level over all levels.
@@ -214,7 +236,7 @@ def calibration(critic: Distributional, raw: Tensor, target: Tensor) -> dict[str
 
 
 def _quantile_at(predicted: Tensor, levels: Tensor, level: float) -> Tensor:
-    """Between the two nearest levels, linearly, `[n]`."""
+    """Interpolate linearly between the two nearest levels, `[n]`."""
     position = level * len(levels) - 0.5
     low = min(max(int(position), 0), len(levels) - 2)
     share = position - low

@@ -27,11 +27,11 @@ LOG_2PI = math.log(2.0 * math.pi)
 
 
 class Dist(Protocol):
-    """What a policy's output means. `params` are trees of `[*lead, K]`."""
+    """A distribution over actions, given by a policy's outputs; `params` are trees `[*lead, K]`."""
 
     @property
     def outputs(self) -> int:
-        """How many numbers the network must give."""
+        """Number of outputs that the network must give."""
 
     @property
     def exact(self) -> bool:
@@ -42,23 +42,23 @@ class Dist(Protocol):
         """Whether `entropy` has a closed form, or is an estimate."""
 
     def params(self, output: Tensor, mask: Tensor | None, temperature: float | Tensor) -> Tree:
-        """The distribution's parameters from the network's `output`, mask and temperature in."""
+        """Return the parameters from the network's `output`, with mask and temperature in."""
 
     def log_prob(self, params: Tree, action: Tensor) -> Tensor:
-        """`[*lead]`."""
+        """Return log π of actions, `[*lead]`."""
 
     def entropy(self, params: Tree) -> Tensor:
-        """`[*lead]`, in nats."""
+        """Return the entropy in nats, `[*lead]`."""
 
     def kl(self, p: Tree, q: Tree) -> Tensor:
-        """KL(p‖q) `[*lead]`, in nats."""
+        """Return KL(p‖q) in nats, `[*lead]`."""
 
     def fisher(self, params: Tree, tangent: Tree) -> Tree:
-        """The Fisher matrix at `params` times `tangent`."""
+        """Multiply `tangent` by the Fisher matrix at `params`."""
 
 
 def _tempered(output: Tensor, mask: Tensor | None, temperature: float | Tensor) -> Tensor:
-    """Logits at a temperature; illegal outcomes at −inf: no mass there, and no gradient."""
+    """Return logits at a temperature; illegal outcomes at −inf: no mass there, and no gradient."""
     logits = output / temperature
     if mask is None:
         return logits
@@ -72,7 +72,7 @@ def _tempered(output: Tensor, mask: Tensor | None, temperature: float | Tensor) 
 
 @dataclass(frozen=True)
 class Categorical:
-    """One of `n` actions, some of which a mask may rule out."""
+    """A choice among `n` actions, some of which a mask may rule out."""
 
     n: int
     exact: bool = True
@@ -84,24 +84,24 @@ class Categorical:
         return self.n
 
     def params(self, output: Tensor, mask: Tensor | None, temperature: float | Tensor) -> Tree:
-        """Logits, −inf where illegal."""
+        """Return logits, −inf where illegal."""
         return {"logits": _tempered(output, mask, temperature)}
 
     def log_prob(self, params: Tree, action: Tensor) -> Tensor:
-        """Of integer actions `[*lead]`."""
+        """Return log π of integer actions `[*lead]`."""
         log_p = params["logits"].log_softmax(-1)
         return log_p.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
 
     def entropy(self, params: Tree) -> Tensor:
-        """Over the legal actions."""
+        """Return the entropy over the legal actions."""
         return categorical_entropy(params["logits"])
 
     def kl(self, p: Tree, q: Tree) -> Tensor:
-        """Exact; infinite where q rules out what p allows."""
+        """Return the exact KL; infinite where q rules out what p allows."""
         return categorical_kl(p["logits"], q["logits"])
 
     def fisher(self, params: Tree, tangent: Tree) -> Tree:
-        """Illegal actions carry nothing."""
+        """Multiply by the Fisher matrix; illegal actions carry nothing."""
         logits = params["logits"]
         return {"logits": categorical_fisher(logits, tangent["logits"], logits > -torch.inf)}
 
@@ -123,11 +123,11 @@ class MultiCategorical:
         return torch.split(logits, list(self.sizes), -1)
 
     def params(self, output: Tensor, mask: Tensor | None, temperature: float | Tensor) -> Tree:
-        """Logits, −inf where illegal."""
+        """Return logits, −inf where illegal."""
         return {"logits": _tempered(output, mask, temperature)}
 
     def log_prob(self, params: Tree, action: Tensor) -> Tensor:
-        """The sum over the choices."""
+        """Return the sum of log π over the choices."""
         parts = [
             part.log_softmax(-1).gather(-1, action[..., i : i + 1].long())
             for i, part in enumerate(self._parts(params["logits"]))
@@ -135,16 +135,16 @@ class MultiCategorical:
         return torch.cat(parts, -1).sum(-1)
 
     def entropy(self, params: Tree) -> Tensor:
-        """The sum over the choices."""
+        """Return the sum of entropies over the choices."""
         parts = [categorical_entropy(part) for part in self._parts(params["logits"])]
         return torch.stack(parts).sum(0)
 
     def kl(self, p: Tree, q: Tree) -> Tensor:
-        """The sum over the choices."""
+        """Return the sum of KLs over the choices."""
         return multi_categorical_kl(p["logits"], q["logits"], self.sizes)
 
     def fisher(self, params: Tree, tangent: Tree) -> Tree:
-        """Block-diagonal: one block per choice."""
+        """Multiply by the block-diagonal Fisher matrix: one block per choice."""
         blocks = [
             categorical_fisher(logits, part, logits > -torch.inf)
             for logits, part in zip(
@@ -168,28 +168,28 @@ class Bernoulli:
         return self.n
 
     def params(self, output: Tensor, mask: Tensor | None, temperature: float | Tensor) -> Tree:
-        """Logits; a masked switch stays off."""
+        """Return logits; a masked switch stays off."""
         return {"logits": _tempered(output, mask, temperature)}
 
     def log_prob(self, params: Tree, action: Tensor) -> Tensor:
-        """The sum over the switches."""
+        """Return the sum of log π over the switches."""
         logits = params["logits"]
         chosen = torch.where(action.bool(), logits, -logits)
         return F.logsigmoid(chosen).sum(-1)
 
     def entropy(self, params: Tree) -> Tensor:
-        """The sum over the switches; 0 for a masked one."""
+        """Return the sum of entropies over the switches; 0 for a masked one."""
         logits = params["logits"]
         safe = torch.where(logits > -torch.inf, logits, -1e4)
         p = safe.sigmoid()
         return -(p * F.logsigmoid(safe) + (1.0 - p) * F.logsigmoid(-safe)).sum(-1)
 
     def kl(self, p: Tree, q: Tree) -> Tensor:
-        """The sum over the switches."""
+        """Return the sum of KLs over the switches."""
         return bernoulli_kl(p["logits"], q["logits"])
 
     def fisher(self, params: Tree, tangent: Tree) -> Tree:
-        """Diagonal."""
+        """Multiply by the diagonal Fisher matrix."""
         return {"logits": bernoulli_fisher(params["logits"], tangent["logits"])}
 
 
@@ -213,7 +213,7 @@ class Gaussian:
         return 2 * self.dim
 
     def params(self, output: Tensor, mask: Tensor | None, temperature: float | Tensor) -> Tree:
-        """A temperature widens the standard deviation by its square root."""
+        """Return mean and log-std; a temperature widens the deviation by its square root."""
         if mask is not None:
             raise ShapeError("action_mask: a Gaussian has no outcomes to rule out")
         mean, log_std = torch.split(output, [self.dim, self.dim], -1)
@@ -221,20 +221,20 @@ class Gaussian:
         return {"mean": mean, "log_std": log_std.clamp(*self.log_std_bounds) + 0.5 * heat.log()}
 
     def log_prob(self, params: Tree, action: Tensor) -> Tensor:
-        """The sum over the dimensions."""
+        """Return the sum of log π over the dimensions."""
         z = (action - params["mean"]) * torch.exp(-params["log_std"])
         return (-0.5 * (z * z + LOG_2PI) - params["log_std"]).sum(-1)
 
     def entropy(self, params: Tree) -> Tensor:
-        """½ log(2πe σ²), summed."""
+        """Return Σ ½ log(2πe σ²)."""
         return (params["log_std"] + 0.5 * (LOG_2PI + 1.0)).sum(-1)
 
     def kl(self, p: Tree, q: Tree) -> Tensor:
-        """Exact, summed over the dimensions."""
+        """Return the exact KL, summed over the dimensions."""
         return gaussian_kl(p["mean"], p["log_std"], q["mean"], q["log_std"])
 
     def fisher(self, params: Tree, tangent: Tree) -> Tree:
-        """Diagonal in (mean, log-std)."""
+        """Multiply by the Fisher matrix, diagonal in (mean, log-std)."""
         mean, log_std = gaussian_fisher(params["log_std"], tangent["mean"], tangent["log_std"])
         return {"mean": mean, "log_std": log_std}
 
@@ -263,23 +263,23 @@ class SquashedGaussian:
         return self.base.outputs
 
     def params(self, output: Tensor, mask: Tensor | None, temperature: float | Tensor) -> Tree:
-        """Of the Gaussian."""
+        """Return mean and log-std of the Gaussian."""
         return self.base.params(output, mask, temperature)
 
     def log_prob(self, params: Tree, action: Tensor) -> Tensor:
-        """Of the action that is stored; the log-Jacobian cancels in every ratio."""
+        """Return log π of the stored action; the log-Jacobian cancels in every ratio."""
         return self.base.log_prob(params, action)
 
     def entropy(self, params: Tree) -> Tensor:
-        """H(Gaussian) + Σ log(1 − tanh²(mean)): first order in the spread."""
+        """Return H(Gaussian) + Σ log(1 − tanh²(mean)): first order in the spread."""
         mean = params["mean"]
         jacobian = 2.0 * (math.log(2.0) - mean - F.softplus(-2.0 * mean))
         return self.base.entropy(params) + jacobian.sum(-1)
 
     def kl(self, p: Tree, q: Tree) -> Tensor:
-        """Exact: KL does not change under a bijection."""
+        """Return the exact KL, which does not change under a bijection."""
         return self.base.kl(p, q)
 
     def fisher(self, params: Tree, tangent: Tree) -> Tree:
-        """Of the Gaussian."""
+        """Multiply by the Fisher matrix of the Gaussian."""
         return self.base.fisher(params, tangent)

@@ -26,7 +26,16 @@ Product = Callable[[Tensor], Tensor]
 def fisher_product(
     agent: Agent, policy: Tensor, obs: Tree, weight: Tensor, *, temperature: float, damping: float
 ) -> Product:
-    """v ↦ (F + damping) v for the policy's parameters `[P]`; F is the weighted mean over `obs`."""
+    """Return v ↦ (F + damping) v; F is the weighted mean of Fisher matrices over `obs`.
+
+    Args:
+        agent: a single agent.
+        policy: the policy's parameters, `[P]`, as v is.
+        obs: tree of `[R, …]`.
+        weight: `[R]`, 0 for rows that do not count.
+        temperature: of the policy.
+        damping: multiple of the identity that is added.
+    """
     network = agent.network
     if (
         isinstance(network, SeparateActorCritic)
@@ -57,10 +66,10 @@ def _compiled(
     params = policy.detach().contiguous().numpy()
     x = network.encoder(obs).reshape(-1, int(sizes[0]))
     rows, outputs = x.shape[0], int(sizes[-1])
-    room = np.empty(rows * int(sizes.sum()), np.float32)
-    room[: x.numel()] = x.reshape(-1).numpy()
-    at = kernels.forward(params, start, sizes, tanh, room, rows)
-    output = torch.from_numpy(room[at : at + rows * outputs].reshape(rows, outputs))
+    activations = np.empty(rows * int(sizes.sum()), np.float32)
+    activations[: x.numel()] = x.reshape(-1).numpy()
+    at = kernels.forward(params, start, sizes, tanh, activations, rows)
+    output = torch.from_numpy(activations[at : at + rows * outputs].reshape(rows, outputs))
     net, spare = (start, sizes, tanh), np.empty((3, rows * int(sizes.max())), np.float32)
     share = (weight / weight.sum().clamp(min=1e-12)).reshape(-1)
     rest: tuple[Any, ...]
@@ -72,13 +81,13 @@ def _compiled(
         spread = agent.dist.params(torch.cat([log_std, log_std])[None], None, temperature)
         inverse = (share[:, None] * torch.exp(-2.0 * spread["log_std"])).numpy()
         kernel = kernels_natural.gaussian_product
-        rest = net, room, inverse, (place.start, free), spare
+        rest = net, activations, inverse, (place.start, free), spare
     else:
         mask = obs.get(MASK)
         mask = None if mask is None else mask.reshape(rows, outputs)
         p = agent.dist.params(output, mask, temperature)["logits"].softmax(-1).numpy()
         kernel = kernels_natural.categorical_product
-        rest = net, room, p, (share / temperature**2).numpy(), spare
+        rest = net, activations, p, (share / temperature**2).numpy(), spare
 
     def product(vector: Tensor) -> Tensor:
         out = np.empty_like(params)

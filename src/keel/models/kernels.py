@@ -24,11 +24,11 @@ from keel.models.distributions import LOG_2PI
 from keel.models.kernels_returns import return_slope
 
 LOSS, POLICY, VALUE, ENTROPY, KL, CLIPPED, QUARANTINED, LARGEST, CLONED, NORM = range(10)
-"""Where a step leaves its statistics; `POLICY` is the surrogate's loss, `LARGEST` the
+"""Indices of the statistics of a step; `POLICY` is the surrogate's loss, `LARGEST` the
 largest |log-ratio|, `CLONED` the loss on demonstrations."""
 
 NO_KL, EXACT, K1, K3 = range(4)
-"""How the KL of a minibatch is measured."""
+"""Ways to measure the KL of a minibatch."""
 K3_LIMIT = 20.0
 LIMIT = np.float32(7.9)
 """tanh is 1 from here on, in float32."""
@@ -50,7 +50,7 @@ library's tanh is a call per number, which no compiler turns into a vector."""
 
 @vectorised
 def squash(x, tanh):
-    """tanh or ReLU of a flat array, in place."""
+    """Apply tanh or ReLU to a flat array, in place."""
     for i in range(x.size):
         v = x[i]
         if tanh:
@@ -67,8 +67,8 @@ def squash(x, tanh):
 
 
 @vectorised
-def forward(params, start, sizes, tanh, room, rows):
-    """All layers, one after the other in `room`, which begins with the input; the last's place."""
+def forward(params, start, sizes, tanh, buffer, rows):
+    """Run all layers, one after the other in `buffer` after the input; return the last's place."""
     at, here = start, 0
     for layer in range(1, sizes.size):
         inputs, outputs = sizes[layer - 1], sizes[layer]
@@ -76,9 +76,9 @@ def forward(params, start, sizes, tanh, room, rows):
         at += outputs * inputs
         bias = params[at : at + outputs]
         at += outputs
-        x = room[here : here + rows * inputs].reshape((rows, inputs))
+        x = buffer[here : here + rows * inputs].reshape((rows, inputs))
         here += rows * inputs
-        flat = room[here : here + rows * outputs]
+        flat = buffer[here : here + rows * outputs]
         y = flat.reshape((rows, outputs))
         np.dot(x, weight.T, y)
         for i in range(rows):
@@ -90,23 +90,23 @@ def forward(params, start, sizes, tanh, room, rows):
 
 
 @vectorised
-def act(params, start, sizes, tanh, x, room, out):
-    """A network's output on `x` `[N, in]` into the first columns of `out`; in one call, as around a
-    pass over a few rows every call costs as much as the arithmetic."""
+def act(params, start, sizes, tanh, x, buffer, out):
+    """Write a network's output on `x` `[N, in]` into the first columns of `out`; in one call, as
+    around a pass over a few rows every call costs as much as the arithmetic."""
     rows, inputs = x.shape
     for i in range(rows):
         for j in range(inputs):
-            room[i * inputs + j] = x[i, j]
-    at = forward(params, start, sizes, tanh, room, rows)
+            buffer[i * inputs + j] = x[i, j]
+    at = forward(params, start, sizes, tanh, buffer, rows)
     outputs = sizes[-1]
     for i in range(rows):
         for j in range(outputs):
-            out[i, j] = room[at + i * outputs + j]
+            out[i, j] = buffer[at + i * outputs + j]
 
 
 @vectorised
-def backward(params, gradient, start, sizes, tanh, room, rows, slope, other):
-    """The gradient of one network, from `slope` at its output; both spare arrays are used up."""
+def backward(params, gradient, start, sizes, tanh, buffer, rows, slope, other):
+    """Compute a network's gradient from `slope` at its output; both spare arrays are used up."""
     at, here = start, 0
     for layer in range(1, sizes.size):
         at += sizes[layer] * (sizes[layer - 1] + 1)
@@ -122,15 +122,15 @@ def backward(params, gradient, start, sizes, tanh, room, rows, slope, other):
                 bias[j] += s[i, j]
         at -= outputs * inputs
         here -= rows * inputs
-        seen = room[here : here + rows * inputs]
-        place = gradient[at : at + outputs * inputs].reshape((outputs, inputs))
-        np.dot(s.T, seen.reshape((rows, inputs)), place)
+        layer_input = buffer[here : here + rows * inputs]
+        grad_weight = gradient[at : at + outputs * inputs].reshape((outputs, inputs))
+        np.dot(s.T, layer_input.reshape((rows, inputs)), grad_weight)
         if layer > 1:
             below = other[: rows * inputs]
             weight = params[at : at + outputs * inputs].reshape((outputs, inputs))
             np.dot(s, weight, below.reshape((rows, inputs)))
             for i in range(rows * inputs):
-                y = seen[i]
+                y = layer_input[i]
                 if tanh:
                     below[i] *= np.float32(1.0) - y * y
                 elif not y > np.float32(0.0):
@@ -140,7 +140,7 @@ def backward(params, gradient, start, sizes, tanh, room, rows, slope, other):
 
 @compiled
 def surrogate(log_prob, old, advantage, weight, low, high, limit, track, slope, statistics):
-    """PPO's clipped loss: d loss / d log-prob into `slope`, each row's share into `weight`.
+    """Compute PPO's clipped loss: d loss / d log-prob into `slope`, rows' shares into `weight`.
 
     A log-ratio that is not finite is quarantined: weight 0, gradient 0 (`functional.ratio`).
     """
@@ -188,7 +188,7 @@ def surrogate(log_prob, old, advantage, weight, low, high, limit, track, slope, 
 
 @compiled
 def log_softmax(row, out):
-    """One row of logits, −inf where illegal."""
+    """Normalise one row of logits, −inf where illegal."""
     largest = row[0]
     for j in range(1, row.size):
         largest = max(largest, row[j])
@@ -201,10 +201,10 @@ def log_softmax(row, out):
 
 
 @compiled
-def categorical(logits, mask, action, old_logits, dials, part, statistics):
-    """The policy's loss and its gradient at the logits, which it overwrites."""
+def categorical(logits, mask, action, old_logits, hparams, part, statistics):
+    """Compute the policy's loss and its gradient at the logits, which it overwrites."""
     old, advantage, share, _, slope, log_prob = part
-    low, high, entropy_coef, temperature, limit, bonus, track = dials
+    low, high, entropy_coef, temperature, limit, bonus, track = hparams
     count, choices = logits.shape
     spare = np.empty(choices, np.float32)
     for i in range(count):
@@ -244,10 +244,10 @@ def categorical(logits, mask, action, old_logits, dials, part, statistics):
 
 
 @compiled
-def gaussian(mean, log_std, bounds, action, behaviour, dials, part, by_log_std, statistics):
-    """The same for a Gaussian whose log-stds do not depend on the observation."""
+def gaussian(mean, log_std, bounds, action, behaviour, hparams, part, grad_log_std, statistics):
+    """Compute the same for a Gaussian whose log-stds do not depend on the observation."""
     old, advantage, share, _, slope, log_prob = part
-    low, high, entropy_coef, temperature, limit, bonus, track = dials
+    low, high, entropy_coef, temperature, limit, bonus, track = hparams
     old_mean, old_log_std = behaviour
     count, dims = mean.shape
     spread = np.empty(dims, np.float32)
@@ -267,7 +267,7 @@ def gaussian(mean, log_std, bounds, action, behaviour, dials, part, by_log_std, 
         log_prob[i] = np.float32(-0.5) * squares - constant
     surrogate(log_prob, old, advantage, share, low, high, limit, track, slope, statistics)
     total, kl = 0.0, 0.0
-    by_log_std[:] = np.float32(0.0)
+    grad_log_std[:] = np.float32(0.0)
     for i in range(count):
         total += share[i]
         for j in range(dims):
@@ -276,7 +276,7 @@ def gaussian(mean, log_std, bounds, action, behaviour, dials, part, by_log_std, 
                 step = old_log_std[i, j] - spread[j]
                 kl += share[i] * (0.5 * (math.expm1(2.0 * step) + gap * gap) - step)
             z = (action[i, j] - mean[i, j]) * precision[j]
-            by_log_std[j] += slope[i] * (z * z - np.float32(1.0))
+            grad_log_std[j] += slope[i] * (z * z - np.float32(1.0))
             mean[i, j] = slope[i] * z * precision[j]
     statistics[ENTROPY] = 0.0
     if track == EXACT:
@@ -284,15 +284,15 @@ def gaussian(mean, log_std, bounds, action, behaviour, dials, part, by_log_std, 
     if bonus:
         statistics[ENTROPY] = total * (constant + 0.5 * dims)
         for j in range(dims):
-            by_log_std[j] -= np.float32(entropy_coef * total)
+            grad_log_std[j] -= np.float32(entropy_coef * total)
     for j in range(dims):
         if not free[j]:
-            by_log_std[j] = np.float32(0.0)
+            grad_log_std[j] = np.float32(0.0)
 
 
 @vectorised
 def norm_of(gradient):
-    """Its Euclidean length, summed in float64: NaN or ∞ if any of it is."""
+    """Return the Euclidean norm of a gradient, summed in float64: NaN or ∞ if any of it is."""
     total = 0.0
     for i in range(gradient.size):
         total += np.float64(gradient[i]) * np.float64(gradient[i])
@@ -300,17 +300,17 @@ def norm_of(gradient):
 
 
 @compiled
-def gather(batch, index, real, width, room, part):
-    """The rows of a minibatch: observations into `room`, numbers into the arrays of `part`.
+def gather(batch, index, real, width, buffer, part):
+    """Gather a minibatch: observations into `buffer`, numbers into the arrays of `part`.
 
-    What rows of weight 0 hold is wiped: it may be anything.
+    Whatever rows of weight 0 hold is wiped.
     """
     obs, log_prob, advantage, target, weight = batch
     for i in range(index.size):
         row = index[i]
         counts = weight[row] * real[i]
         for j in range(width):
-            room[i * width + j] = obs[row, j] if counts > 0.0 else np.float32(0.0)
+            buffer[i * width + j] = obs[row, j] if counts > 0.0 else np.float32(0.0)
         part[0][i] = log_prob[row]
         part[1][i] = advantage[row] if counts > 0.0 else np.float32(0.0)
         part[2][i] = counts
@@ -318,75 +318,78 @@ def gather(batch, index, real, width, room, part):
 
 
 @compiled
-def actor_forward(params, net, batch, index, real, desk):
-    """Fetch the minibatch and run the actor; its outputs, where their gradient will stand."""
+def actor_forward(params, net, batch, index, real, workspace):
+    """Fetch the minibatch and run the actor; return outputs where their gradient will stand."""
     starts, sizes, _, tanh, _ = net
-    room, slope, _, part, _, _ = desk
+    buffer, slope, _, part, _, _ = workspace
     rows, outputs = index.size, sizes[-1]
-    gather(batch, index, real, sizes[0], room, part)
-    at = forward(params, starts[0], sizes, tanh, room, rows)
-    slope[: rows * outputs] = room[at : at + rows * outputs]
+    gather(batch, index, real, sizes[0], buffer, part)
+    at = forward(params, starts[0], sizes, tanh, buffer, rows)
+    slope[: rows * outputs] = buffer[at : at + rows * outputs]
     return slope[: rows * outputs].reshape((rows, outputs))
 
 
 @compiled
-def finish(params, net, value_coef, desk):
-    """Backwards through the actor, then the critic forwards and backwards."""
+def finish(params, net, value_coef, workspace):
+    """Run backwards through the actor, then the critic forwards and backwards."""
     starts, actor_sizes, critic_sizes, tanh, returns = net
-    room, slope, other, part, gradient, statistics = desk
+    buffer, slope, other, part, gradient, statistics = workspace
     rows = part[0].size
-    backward(params, gradient, starts[0], actor_sizes, tanh, room, rows, slope, other)
-    at = forward(params, starts[1], critic_sizes, tanh, room, rows)
+    backward(params, gradient, starts[0], actor_sizes, tanh, buffer, rows, slope, other)
+    at = forward(params, starts[1], critic_sizes, tanh, buffer, rows)
     count = critic_sizes[-1]
-    slope[: rows * count] = room[at : at + rows * count]
+    slope[: rows * count] = buffer[at : at + rows * count]
     raw = slope[: rows * count].reshape((rows, count))
     statistics[VALUE] = return_slope(raw, part[3], part[2], value_coef, returns)
-    backward(params, gradient, starts[1], critic_sizes, tanh, room, rows, slope, other)
+    backward(params, gradient, starts[1], critic_sizes, tanh, buffer, rows, slope, other)
     statistics[NORM] = norm_of(gradient)
 
 
 @compiled
-def categorical_gradient(params, net, batch, acted, index, real, dials, value_coef, desk):
-    """The gradient of the whole objective on a minibatch, for a categorical policy.
+def categorical_gradient(params, net, batch, acted, index, real, hparams, value_coef, workspace):
+    """Compute the gradient of the whole objective on a minibatch, for a categorical policy.
 
     `net` is (starts of actor and critic, their sizes, whether tanh, the critic in numbers); `batch`
     (observations, log probs, advantages, targets, weights), all rows; `acted` (actions, old logits,
-    masks or nothing); `desk` the room to work in, where gradient and statistics are left, too.
+    masks or nothing); `workspace` the buffers, in which gradient and statistics are left, too.
     """
     action, old_logits, mask = acted
-    logits = actor_forward(params, net, batch, index, real, desk)
+    logits = actor_forward(params, net, batch, index, real, workspace)
     rows, choices = logits.shape
-    track = dials[6]
-    taken = np.empty(rows, np.int64)
+    track = hparams[6]
+    own_action = np.empty(rows, np.int64)
     before = np.empty((rows, choices), np.float32)
     legal = np.empty((rows if mask.size else 0, choices), np.bool_)
     for i in range(rows):
-        taken[i] = action[index[i]]
+        own_action[i] = action[index[i]]
         for j in range(choices):
             if track == EXACT:
                 before[i, j] = old_logits[index[i], j]
             if mask.size:
                 legal[i, j] = mask[index[i], j]
-    categorical(logits, legal, taken, before, dials, desk[3], desk[5])
-    finish(params, net, value_coef, desk)
+    categorical(logits, legal, own_action, before, hparams, workspace[3], workspace[5])
+    finish(params, net, value_coef, workspace)
 
 
 @compiled
-def gaussian_gradient(params, net, batch, acted, index, real, dials, value_coef, desk):
-    """The same for a Gaussian policy, whose log-stds are the third of `starts`."""
+def gaussian_gradient(params, net, batch, acted, index, real, hparams, value_coef, workspace):
+    """Compute the same for a Gaussian policy, whose log-stds are the third of `starts`."""
     action, old_mean, old_log_std, bounds = acted
-    mean = actor_forward(params, net, batch, index, real, desk)
+    mean = actor_forward(params, net, batch, index, real, workspace)
     rows, dims = mean.shape
-    track = dials[6]
-    taken = np.empty((rows, dims), np.float32)
+    track = hparams[6]
+    own_action = np.empty((rows, dims), np.float32)
     before = np.empty((rows, dims), np.float32), np.empty((rows, dims), np.float32)
     for i in range(rows):
         for j in range(dims):
-            taken[i, j] = action[index[i], j]
+            own_action[i, j] = action[index[i], j]
             if track == EXACT:
                 before[0][i, j] = old_mean[index[i], j]
                 before[1][i, j] = old_log_std[index[i], j]
     spread = slice(net[0][2], net[0][2] + dims)
-    by_log_std = desk[4][spread]
-    gaussian(mean, params[spread], bounds, taken, before, dials, desk[3], by_log_std, desk[5])
-    finish(params, net, value_coef, desk)
+    grad_log_std = workspace[4][spread]
+    gaussian(
+        mean, params[spread], bounds, own_action, before, hparams, workspace[3], grad_log_std,
+        workspace[5],
+    )  # fmt: skip
+    finish(params, net, value_coef, workspace)

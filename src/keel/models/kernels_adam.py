@@ -13,7 +13,7 @@ from keel.models.compiling import vectorised
 
 @vectorised
 def adam(params, first, second, gradient, scale, rates, betas, epsilon, split, ages, moved):
-    """Adam, from `params`, `first`, `second` to the three rows of `moved`.
+    """Apply Adam to `params`, `first`, `second`; the results are the three rows of `moved`.
 
     `split` `[P]` says whose learning rate (`rates` `[2]`) and age count, the policy's (True) or the
     critic's.

@@ -18,19 +18,19 @@ from keel.models.kernels import CLONED, NORM, actor_forward, backward, log_softm
 
 
 @compiled
-def add_categorical(params, net, shown, acted, index, real, dials, coef, desk, gradient):
-    """−coef · mean weight · log π of a categorical policy: its gradient onto `gradient`.
+def add_categorical(params, net, demos, acted, index, real, hparams, coef, workspace, gradient):
+    """Add the gradient of −coef · mean weight · log π of a categorical policy to `gradient`.
 
-    `shown` is what `gather` takes, with the weights last; `acted` (actions, masks or nothing).
+    `demos` is what `gather` takes, with the weights last; `acted` (actions, masks or nothing).
     """
     action, mask = acted
-    temperature = np.float32(dials[3])
-    logits = actor_forward(params, net, shown, index, real, desk)
+    temperature = np.float32(hparams[3])
+    logits = actor_forward(params, net, demos, index, real, workspace)
     rows, choices = logits.shape
-    weight = desk[3][2]
+    weight = workspace[3][2]
     total, loss = count_of(real), 0.0
     for i in range(rows):
-        taken = action[index[i]]
+        demo_action = action[index[i]]
         for j in range(choices):
             logits[i, j] /= temperature
             if mask.size and not mask[index[i], j]:
@@ -38,45 +38,45 @@ def add_categorical(params, net, shown, acted, index, real, dials, coef, desk, g
         log_softmax(logits[i], logits[i])
         share = weight[i] / total
         if share > 0.0:
-            loss -= share * logits[i, taken]
+            loss -= share * logits[i, demo_action]
         slope = np.float32(coef * share) / temperature
         for j in range(choices):
             p = np.float32(math.exp(logits[i, j]))
-            logits[i, j] = slope * (p - np.float32(1.0)) if j == taken else slope * p
-    add_actor(params, net, desk, gradient, loss)
+            logits[i, j] = slope * (p - np.float32(1.0)) if j == demo_action else slope * p
+    add_actor(params, net, workspace, gradient, loss)
 
 
 @compiled
-def add_gaussian(params, net, shown, acted, index, real, dials, coef, desk, gradient):
-    """The same for a Gaussian policy, whose log-stds are the third of `starts`."""
+def add_gaussian(params, net, demos, acted, index, real, hparams, coef, workspace, gradient):
+    """Add the same for a Gaussian policy, whose log-stds are the third of `starts`."""
     action, bounds = acted
-    mean = actor_forward(params, net, shown, index, real, desk)
+    mean = actor_forward(params, net, demos, index, real, workspace)
     rows, dims = mean.shape
-    weight = desk[3][2]
+    weight = workspace[3][2]
     start = net[0][2]
     total, loss = count_of(real), 0.0
-    heat = np.float32(0.5 * math.log(dials[3]))
+    heat = np.float32(0.5 * math.log(hparams[3]))
     for j in range(dims):
         raw = params[start + j]
         bounded = min(max(raw, bounds[0]), bounds[1])
         spread = bounded + heat
         precision = np.float32(math.exp(-spread))
-        by_log_std = np.float32(0.0)
+        grad_log_std = np.float32(0.0)
         for i in range(rows):
             z = (action[index[i], j] - mean[i, j]) * precision
             share = weight[i] / total
             loss += share * (0.5 * z * z + spread + 0.5 * LOG_2PI)
             slope = np.float32(coef * share)
-            by_log_std += slope * (np.float32(1.0) - z * z)
+            grad_log_std += slope * (np.float32(1.0) - z * z)
             mean[i, j] = -slope * z * precision
         if bounded == raw:  # a bound that holds has no gradient
-            gradient[start + j] += by_log_std
-    add_actor(params, net, desk, gradient, loss)
+            gradient[start + j] += grad_log_std
+    add_actor(params, net, workspace, gradient, loss)
 
 
 @compiled
 def count_of(real):
-    """How many rows are no padding; at least 1."""
+    """Return how many rows are no padding; at least 1."""
     total = 0.0
     for i in range(real.size):
         total += real[i]
@@ -84,11 +84,11 @@ def count_of(real):
 
 
 @compiled
-def add_actor(params, net, desk, gradient, loss):
-    """Backwards through the actor, and what was found onto the gradient of the step."""
+def add_actor(params, net, workspace, gradient, loss):
+    """Run backwards through the actor, and add the result to the gradient of the step."""
     starts, sizes, _, tanh, _ = net
-    room, slope, other, part, own, statistics = desk
-    backward(params, own, starts[0], sizes, tanh, room, part[0].size, slope, other)
+    buffer, slope, other, part, own, statistics = workspace
+    backward(params, own, starts[0], sizes, tanh, buffer, part[0].size, slope, other)
     size = 0
     for layer in range(1, sizes.size):
         size += sizes[layer] * (sizes[layer - 1] + 1)

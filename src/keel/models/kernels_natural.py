@@ -1,4 +1,4 @@
-"""What TRPO asks of small MLPs, compiled by numba as `keel.models.kernels` is: Fisher-vector
+"""TRPO's kernels for small MLPs, compiled by numba as `keel.models.kernels` is: Fisher-vector
 products without anything between their passes, and the critic's fit by itself."""
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -23,10 +23,10 @@ ONE, ZERO = np.float32(1.0), np.float32(0.0)
 
 
 @vectorised
-def tangent(params, moved, start, sizes, tanh, room, rows, below, other, spare):
-    """J v: the output's change as the parameters move by `moved`; it is left in `below` or `other`.
+def tangent(params, moved, start, sizes, tanh, buffer, rows, below, other, spare):
+    """Compute J v, v = `moved`: the change of the output, left in `below` or `other`.
 
-    `room` holds the layers as `forward` left them. Returns True if the result is in `below`.
+    `buffer` holds the layers as `forward` left them. Returns True if the result is in `below`.
     """
     at, here = start, 0
     first = True
@@ -37,7 +37,7 @@ def tangent(params, moved, start, sizes, tanh, room, rows, below, other, spare):
         at += outputs * inputs
         bias = moved[at : at + outputs]
         at += outputs
-        x = room[here : here + rows * inputs].reshape((rows, inputs))
+        x = buffer[here : here + rows * inputs].reshape((rows, inputs))
         here += rows * inputs
         flat = other[: rows * outputs]
         y = flat.reshape((rows, outputs))
@@ -52,7 +52,7 @@ def tangent(params, moved, start, sizes, tanh, room, rows, below, other, spare):
             for i in range(rows * outputs):
                 flat[i] += pushed[i]
         if layer < sizes.size - 1:
-            after = room[here : here + rows * outputs]
+            after = buffer[here : here + rows * outputs]
             for i in range(rows * outputs):
                 v = after[i]
                 if tanh:
@@ -65,21 +65,21 @@ def tangent(params, moved, start, sizes, tanh, room, rows, below, other, spare):
 
 
 @compiled
-def gaussian_product(params, moved, net, room, precision, log_std, spare, damping, out):
-    """(Jᵀ F J + damping) v of a Gaussian whose log-stds do not see the observation.
+def gaussian_product(params, moved, net, buffer, precision, log_std, spare, damping, out):
+    """Compute (Jᵀ F J + damping) v of a Gaussian whose log-stds do not see the observation.
 
     `precision` `[R, D]` is each row's share over its variance; `log_std` where these parameters
     begin, and 2 for each that its bounds leave free.
     """
     start, sizes, tanh = net
     rows, dims = precision.shape
-    first = tangent(params, moved, start, sizes, tanh, room, rows, spare[0], spare[1], spare[2])
+    first = tangent(params, moved, start, sizes, tanh, buffer, rows, spare[0], spare[1], spare[2])
     slope = spare[0] if first else spare[1]
     other = spare[1] if first else spare[0]
     flat = precision.reshape(rows * dims)
     for i in range(rows * dims):
         slope[i] *= flat[i]
-    backward(params, out, start, sizes, tanh, room, rows, slope, other)
+    backward(params, out, start, sizes, tanh, buffer, rows, slope, other)
     place, curvature = log_std
     for j in range(dims):
         out[place + j] = curvature[j] * moved[place + j]
@@ -88,11 +88,11 @@ def gaussian_product(params, moved, net, room, precision, log_std, spare, dampin
 
 
 @compiled
-def categorical_product(params, moved, net, room, p, share, spare, damping, out):
-    """The same of a categorical: share·(p∘u − p (p·u)); `share` holds 1/temperature², too."""
+def categorical_product(params, moved, net, buffer, p, share, spare, damping, out):
+    """Compute the same of a categorical, share·(p∘u − p (p·u)); `share` holds 1/temperature²."""
     start, sizes, tanh = net
     rows, choices = p.shape
-    first = tangent(params, moved, start, sizes, tanh, room, rows, spare[0], spare[1], spare[2])
+    first = tangent(params, moved, start, sizes, tanh, buffer, rows, spare[0], spare[1], spare[2])
     slope = spare[0] if first else spare[1]
     other = spare[1] if first else spare[0]
     u = slope[: rows * choices].reshape((rows, choices))
@@ -102,54 +102,54 @@ def categorical_product(params, moved, net, room, p, share, spare, damping, out)
             mean += p[i, j] * u[i, j]
         for j in range(choices):
             u[i, j] = share[i] * p[i, j] * (u[i, j] - mean)
-    backward(params, out, start, sizes, tanh, room, rows, slope, other)
+    backward(params, out, start, sizes, tanh, buffer, rows, slope, other)
     for i in range(out.size):
         out[i] += np.float32(damping) * moved[i]
 
 
 @compiled
-def critic_gradient(params, net, batch, index, real, desk):
-    """The gradient of the critic's mean loss on a minibatch; `desk` as in `kernels`."""
+def critic_gradient(params, net, batch, index, real, workspace):
+    """Compute the gradient of the critic's loss on a minibatch; `workspace` as in `kernels`."""
     sizes, tanh, returns = net
-    room, slope, other, part, gradient, statistics = desk
+    buffer, slope, other, part, gradient, statistics = workspace
     rows = index.size
-    gather(batch, index, real, sizes[0], room, part)
+    gather(batch, index, real, sizes[0], buffer, part)
     total = 0.0
     for i in range(rows):
         total += part[2][i]
     if total > 0.0:
         for i in range(rows):
             part[2][i] /= np.float32(total)
-    at = forward(params, 0, sizes, tanh, room, rows)
+    at = forward(params, 0, sizes, tanh, buffer, rows)
     count = sizes[-1]
-    slope[: rows * count] = room[at : at + rows * count]
+    slope[: rows * count] = buffer[at : at + rows * count]
     raw = slope[: rows * count].reshape((rows, count))
     statistics[VALUE] = return_slope(raw, part[3], part[2], 1.0, returns)
-    backward(params, gradient, 0, sizes, tanh, room, rows, slope, other)
+    backward(params, gradient, 0, sizes, tanh, buffer, rows, slope, other)
     statistics[NORM] = norm_of(gradient)
     return statistics[VALUE]
 
 
 @compiled
-def critic_sweep(state, age, net, batch, order, desk, settings, split, told):
-    """One pass of Adam over all rows in the order given, in place; returns the critic's new age.
+def critic_sweep(state, age, net, batch, order, workspace, settings, split, metrics):
+    """Run one pass of Adam over all rows in the order given, in place; return the critic's new age.
 
-    `state` `[3, C]` holds parameters and moments, `told` `[M, 2]` takes each minibatch's loss and
-    gradient norm. A gradient that is not finite is not applied.
+    `state` `[3, C]` holds parameters and moments, `metrics` `[M, 2]` takes each minibatch's loss
+    and gradient norm. A gradient that is not finite is not applied.
     """
     rate, max_norm, betas, epsilon = settings
-    gradient, statistics = desk[4], desk[5]
-    rows, size = order.size, desk[3][0].size
+    gradient, statistics = workspace[4], workspace[5]
+    rows, size = order.size, workspace[3][0].size
     index, real = np.zeros(size, np.int64), np.zeros(size, np.float32)
     ages = np.empty(2, np.float32)
-    for at in range(told.shape[0]):
+    for at in range(metrics.shape[0]):
         for i in range(size):
             row = at * size + i
             index[i] = order[row] if row < rows else 0
             real[i] = np.float32(1.0) if row < rows else ZERO
-        told[at, 0] = critic_gradient(state[0], net, batch, index, real, desk)
+        metrics[at, 0] = critic_gradient(state[0], net, batch, index, real, workspace)
         norm = statistics[NORM]
-        told[at, 1] = norm
+        metrics[at, 1] = norm
         if np.isfinite(norm):
             age += 1.0
             ages[:] = age

@@ -20,7 +20,7 @@ FAR = 5.0
 
 
 def as_numbers(critic: Critic) -> tuple[int, float, float]:
-    """Kind, κ and reach: a critic as compiled loops take it."""
+    """Return a critic as compiled loops take it: kind, κ and reach."""
     if isinstance(critic, Quantile):
         return ORDERED if critic.ordered else QUANTILE, critic.kappa, 0.0
     if isinstance(critic, Histogram):
@@ -30,7 +30,7 @@ def as_numbers(critic: Critic) -> tuple[int, float, float]:
 
 @compiled
 def return_slope(raw, target, share, coefficient, returns):
-    """The mean loss over rows by their `share`; rows of share 0 have neither loss nor gradient."""
+    """Return the mean loss over rows by `share`; rows of share 0 have neither loss nor gradient."""
     kind, kappa, reach = returns
     rows, outputs = raw.shape
     loss = 0.0
@@ -76,7 +76,7 @@ def quantile_row(q, target, kappa, weight):
 
 @compiled
 def ordered_row(raw, target, kappa, weight, q):
-    """The same of quantiles made of their mean and the steps between them."""
+    """Compute the same of quantiles made of their mean and the steps between them."""
     count = raw.size
     unit = SPREAD / count
     height, mean = 0.0, 0.0
@@ -104,7 +104,7 @@ def ordered_row(raw, target, kappa, weight, q):
 
 @compiled
 def encode(target, reach, gaussian, aim):
-    """A target as probabilities of evenly spaced atoms (`two_hot`, `hl_gauss`)."""
+    """Encode a target as probabilities of evenly spaced atoms (`two_hot`, `hl_gauss`)."""
     count = aim.size
     step = 2.0 * reach / (count - 1)
     inside = min(max(target, -reach), reach)

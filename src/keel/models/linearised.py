@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from keel.functional.natural import Linear, linearise
+from keel.functional.natural import Linear, linearize
 from keel.keys import MASK
 from keel.models.agent import Agent
 from keel.models.networks import CNN, MLP, SharedActorCritic
@@ -22,7 +22,14 @@ from keel.types import Tree
 
 
 def linear_policy(agent: Agent, policy: Tensor, obs: Tree, temperature: float) -> Linear:
-    """The distribution's parameters at `obs`, as a function of the policy's parameters `[P]`."""
+    """Linearize the distribution's parameters at `obs` as a function of the policy's parameters.
+
+    Args:
+        agent: a single agent.
+        policy: the policy's parameters, `[P]`.
+        obs: tree of `[*lead, …]`.
+        temperature: of the policy.
+    """
     mask = obs.get(MASK)
     outputs = _linear_outputs(agent, policy, obs)
     raw = outputs.outputs["output"]
@@ -51,11 +58,11 @@ def _linear_outputs(agent: Agent, policy: Tensor, obs: Tree) -> Linear:
 
     def outputs(tree: Tree) -> Tree:
         with torch_operations():
-            found = agent.outputs_of(tree, obs, "actor").policy
-        assert found is not None
-        return {"output": found}
+            output = agent.outputs_of(tree, obs, "actor").policy
+        assert output is not None
+        return {"output": output}
 
-    return linearise(outputs, layout.unflatten(policy))  # type: ignore[arg-type]
+    return linearize(outputs, layout.unflatten(policy))  # type: ignore[arg-type]
 
 
 class _Stage(NamedTuple):
@@ -67,7 +74,7 @@ class _Stage(NamedTuple):
 
 
 def _stages(agent: Agent) -> list[_Stage] | None:
-    """The layers of a policy that is a CNN with a linear head; None for any other."""
+    """Return the layers of a policy that is a CNN with a linear head; None for any other."""
     network = agent.network
     if not isinstance(network, SharedActorCritic) or network.head.log_std is not None:
         return None
@@ -78,17 +85,17 @@ def _stages(agent: Agent) -> list[_Stage] | None:
         parts = [("actor.0", actor[0]), ("actor.1", actor[1])]
     else:
         return None
-    (eye, cnn), (last, mlp) = parts
+    (cnn_name, cnn), (mlp_name, mlp) = parts
     assert isinstance(cnn, CNN)
     assert isinstance(mlp, MLP)
     stages = []
     for i, layer in enumerate(cnn.convolutions):
         assert isinstance(layer, nn.Conv2d)
-        stages.append(_Stage(f"{eye}.convolutions.{i}", layer, cnn.scale if i == 0 else 1.0))
-    stages.append(_Stage(f"{eye}.linear", cnn.linear))
+        stages.append(_Stage(f"{cnn_name}.convolutions.{i}", layer, cnn.scale if i == 0 else 1.0))
+    stages.append(_Stage(f"{cnn_name}.linear", cnn.linear))
     for i, layer in enumerate(mlp.layers):
         assert isinstance(layer, nn.Linear)
-        stages.append(_Stage(f"{last}.layers.{i}", layer))
+        stages.append(_Stage(f"{mlp_name}.layers.{i}", layer))
     return stages
 
 
@@ -100,38 +107,38 @@ def _linear_cnn(agent: Agent, stages: list[_Stage], policy: Tensor, obs: Tree) -
     x = encoder(obs)
     lead = x.shape[:-3]
     x = x.reshape(-1, *x.shape[-3:]).to(memory_format=torch.channels_last).float()
-    seen, given = [], []  # what each stage takes, and what its ReLU gives
+    inputs, activations = [], []  # what each stage takes, and what its ReLU gives
     for stage, weight in zip(stages, weights, strict=True):
         x = _fit(x, stage)
-        seen.append(x)
+        inputs.append(x)
         x = _apply(x, weight, tree[f"{stage.name}.bias"], stage)
         if stage is not stages[-1]:
             torch.relu_(x)
-        given.append(x)
+        activations.append(x)
     last = len(stages) - 1
 
     def push(vector: Tensor) -> Tree:
         moved = layout.unflatten(vector)
         tangent: Tensor | None = None
         for i, stage in enumerate(stages):
-            pushed = _apply(seen[i], _weight(moved, stage), moved[f"{stage.name}.bias"], stage)
+            pushed = _apply(inputs[i], _weight(moved, stage), moved[f"{stage.name}.bias"], stage)
             if tangent is not None:
                 pushed += _apply(_fit(tangent, stage), weights[i], None, stage)
-            tangent = pushed if i == last else _gate(pushed, given[i])
+            tangent = pushed if i == last else _gate(pushed, activations[i])
         assert tangent is not None
         return {"output": tangent.reshape(*lead, -1)}
 
     def pull(cotangent: Tree) -> Tensor:
         slope = cotangent["output"].reshape(-1, cotangent["output"].shape[-1])
-        found: Tree = {}
+        gradient: Tree = {}
         for i in range(last, -1, -1):
             stage = stages[i]
             if i < last:
-                slope = _gate(_unfit(slope, given[i]), given[i])
-            slope, weight, bias = _transpose(slope, seen[i], weights[i], stage, inner=i > 0)
-            found[f"{stage.name}.weight"] = weight.mul_(stage.scale) if i == 0 else weight
-            found[f"{stage.name}.bias"] = bias
-        return torch.cat([found[name].reshape(-1) for name in layout.names])
+                slope = _gate(_unfit(slope, activations[i]), activations[i])
+            slope, weight, bias = _transpose(slope, inputs[i], weights[i], stage, inner=i > 0)
+            gradient[f"{stage.name}.weight"] = weight.mul_(stage.scale) if i == 0 else weight
+            gradient[f"{stage.name}.bias"] = bias
+        return torch.cat([gradient[name].reshape(-1) for name in layout.names])
 
     return Linear({"output": x.reshape(*lead, -1)}, push, pull)
 
@@ -148,35 +155,35 @@ def _apply(x: Tensor, weight: Tensor, bias: Tensor | None, stage: _Stage) -> Ten
 
 
 def _fit(x: Tensor, stage: _Stage) -> Tensor:
-    """What a convolution gives, as a linear layer takes it: flat, channels last as it lies."""
+    """Lay out a convolution's result as a linear layer takes it: flat, channels last as it lies."""
     if isinstance(stage.layer, nn.Linear) and x.ndim == 4:
         return x.permute(0, 2, 3, 1).flatten(1)
     return x
 
 
 def _unfit(slope: Tensor, like: Tensor) -> Tensor:
-    """The inverse of `_fit`."""
+    """Invert `_fit`."""
     if like.ndim != 4 or slope.ndim == 4:
         return slope
     rows, channels, height, width = like.shape
     return slope.reshape(rows, height, width, channels).permute(0, 3, 1, 2)
 
 
-def _gate(x: Tensor, given: Tensor) -> Tensor:
-    """The derivative of a ReLU that gave `given`, applied to `x`."""
-    gated: Tensor = torch.ops.aten.threshold_backward(x, given, 0.0)
+def _gate(x: Tensor, activation: Tensor) -> Tensor:
+    """Apply the derivative of a ReLU that gave `activation` to `x`."""
+    gated: Tensor = torch.ops.aten.threshold_backward(x, activation, 0.0)
     return gated
 
 
 def _transpose(
-    slope: Tensor, seen: Tensor, weight: Tensor, stage: _Stage, *, inner: bool
+    slope: Tensor, x: Tensor, weight: Tensor, stage: _Stage, *, inner: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cotangents of what a stage takes (unless it is the first), of its weight and of its bias."""
+    """Return cotangents of a stage's input (unless it is the first), its weight and its bias."""
     if isinstance(stage.layer, nn.Linear):
-        return slope @ weight, slope.T @ seen, slope.sum(0)
+        return slope @ weight, slope.T @ x, slope.sum(0)
     below, change, bias = torch.ops.aten.convolution_backward(
         slope,
-        seen,
+        x,
         weight,
         [weight.shape[0]],
         stage.layer.stride,

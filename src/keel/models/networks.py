@@ -37,18 +37,18 @@ SPACE_KEYS_IGNORED = (MASK,)
 
 
 class Outputs(NamedTuple):
-    """What a network gives; a part that was not asked for is None."""
+    """Outputs of a network; a part that was not asked for is None."""
 
     policy: Tensor | None
     """`[*lead, K]`"""
     value: Tensor | None
     """`[*lead, Q]`: raw critic output"""
-    memory: Tree | None = None
-    """the states after every row, of networks that remember (`keel.models.recurrent`)"""
+    hidden_state: Tree | None = None
+    """`[B, L, H]` after every row, of recurrent networks (`keel.models.recurrent`)"""
 
 
 def activation(name: Activation) -> Callable[[Tensor], Tensor]:
-    """The non-linearity; tanh as 2·sigmoid(2x) − 1, which costs half as much on a CPU."""
+    """Return the non-linearity; tanh as 2·sigmoid(2x) − 1, which costs half as much on a CPU."""
     check_choice("activation", name, ("tanh", "relu", "gelu"))
     if name == "tanh":
         return lambda x: 2.0 * torch.sigmoid(2.0 * x) - 1.0
@@ -56,7 +56,7 @@ def activation(name: Activation) -> Callable[[Tensor], Tensor]:
 
 
 def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float, generator: torch.Generator) -> None:
-    """Orthogonal weights, zero bias (Saxe et al. 2014; "37 details" of PPO, number 2)."""
+    """Set orthogonal weights and zero bias (Saxe et al. 2014; "37 details" of PPO, number 2)."""
     nn.init.orthogonal_(layer.weight, gain, generator=generator)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
@@ -78,7 +78,7 @@ class Flatten(nn.Module):
         self.size = sum(self.sizes.values())
 
     def forward(self, obs: Tree) -> Tensor:
-        """`[*lead, size]`."""
+        """Concatenate the tree to one vector per row, `[*lead, size]`."""
         parts = []
         for key, shape in self.shapes.items():
             x = obs[key]
@@ -105,12 +105,20 @@ class Image(nn.Module):
         self.key = key
 
     def forward(self, obs: Tree) -> Tensor:
-        """`[*lead, C, H, W]`."""
+        """Return the image, `[*lead, C, H, W]`."""
         return obs[self.key]
 
 
 class MLP(nn.Module):
-    """Linear layers with one non-linearity between them, and none at the end unless asked for."""
+    """Linear layers with one non-linearity between them, and none at the end unless asked for.
+
+    Args:
+        sizes: widths of all layers, input first.
+        act: non-linearity.
+        generator: source of the orthogonal initial weights.
+        last_gain: gain of the last layer's initial weights.
+        act_last: whether a non-linearity follows the last layer, too.
+    """
 
     def __init__(
         self,
@@ -133,7 +141,7 @@ class MLP(nn.Module):
             orthogonal(layer, last_gain if last else math.sqrt(2.0), generator)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[*lead, sizes[-1]]`."""
+        """Apply all layers: `[*lead, sizes[-1]]`."""
         for layer in self.layers[:-1]:
             x = self.act(layer(x))
         x = self.layers[-1](x)
@@ -146,7 +154,7 @@ class MLP(nn.Module):
         return simple and int(self.sizes[1:].max()) <= MAX_SMALL
 
     def pure(self, params: Tree, prefix: str, x: Tensor) -> Tensor:
-        """`forward` with other parameters, named as in the network that holds this one."""
+        """Apply the layers with other parameters, named as in the network that holds this one."""
         last = len(self.layers) - 1
         for i in range(last + 1):
             weight, bias = (params[f"{prefix}.layers.{i}.{kind}"] for kind in ("weight", "bias"))
@@ -195,6 +203,13 @@ class CNN(nn.Module):
     """Convolutions and a layer of `features`, on images `[*lead, C, H, W]`.
 
     Runs in channels_last memory, which lifts the CPU's convolutions by about a third.
+
+    Args:
+        shape: `[C, H, W]` of an image.
+        generator: source of the orthogonal initial weights.
+        features: width of the last layer.
+        convolutions: filters, size and stride of each.
+        scale: factor on the pixels.
     """
 
     def __init__(
@@ -226,7 +241,7 @@ class CNN(nn.Module):
         self.features = features
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[*lead, features]`."""
+        """Return features `[*lead, features]` of images `[*lead, C, H, W]`."""
         lead = x.shape[:-3]
         x = x.reshape(-1, *x.shape[-3:]).to(memory_format=torch.channels_last).float()
         first, *others = self.convolutions
@@ -243,7 +258,7 @@ class CNN(nn.Module):
 
 
 class Head(nn.Module):
-    """The policy's last word: logits, or means beside log-stds that do not see the observation."""
+    """The policy's last operation: logits as they are, or means beside initial `log_std` `[D]`."""
 
     def __init__(self, outputs: int, log_std: Tensor | None) -> None:
         super().__init__()
@@ -251,19 +266,19 @@ class Head(nn.Module):
         self.log_std = None if log_std is None else nn.Parameter(log_std)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[*lead, K]`."""
+        """Return the outputs of the policy, `[*lead, K]`."""
         return x if self.log_std is None else widen(x, self.log_std)
 
 
 def widen(means: Tensor, log_std: Tensor) -> Tensor:
-    """Means `[*lead, D]` and log-stds `[D]` side by side; of agents `[A, R, D]` and `[A, D]`."""
+    """Join means `[*lead, D]` and log-stds `[D]`; of agents `[A, R, D]` and `[A, D]`."""
     if log_std.ndim == 2:
         log_std = log_std[:, None]
     return torch.cat([means, log_std.expand(*means.shape[:-1], -1)], -1)
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """x·Wᵀ + b; with weights of their own for several agents, `[A, R, I]` by `[A, O, I]`."""
+    """Return x·Wᵀ + b; with weights of their own for several agents, `[A, R, I]` by `[A, O, I]`."""
     if weight.ndim == 2:
         return nn.functional.linear(x, weight, bias)
     return torch.baddbmm(bias[:, None], x, weight.mT)
@@ -272,7 +287,14 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 class SeparateActorCritic(nn.Module):
     """Actor and critic with nothing in common: two MLPs.
 
-    The critic sees what the actor does, or more (`critic_encoder`).
+    Args:
+        encoder: from observation trees to vectors.
+        hidden: widths of the hidden layers of both.
+        act: non-linearity.
+        head: from the actor's outputs to those of the policy.
+        values: outputs Q of the critic.
+        generator: source of the initial weights.
+        critic_encoder: encoder of a critic that sees more than the actor; the same by default.
     """
 
     def __init__(
@@ -289,9 +311,9 @@ class SeparateActorCritic(nn.Module):
         self.encoder = encoder
         self.critic_encoder = critic_encoder or encoder
         self.head = head
-        seen = self.critic_encoder.size
+        critic_inputs = self.critic_encoder.size
         self.actor = MLP((encoder.size, *hidden, head.outputs), act, generator, last_gain=0.01)
-        self.critic = MLP((seen, *hidden, values), act, generator, last_gain=1.0)
+        self.critic = MLP((critic_inputs, *hidden, values), act, generator, last_gain=1.0)
 
     @property
     def is_small(self) -> bool:
@@ -300,11 +322,11 @@ class SeparateActorCritic(nn.Module):
         return simple and self.actor.is_small
 
     def forward(self, obs: Tree, part: Part = "both") -> Outputs:
-        """Both, or the part asked for."""
+        """Run actor and critic, or the part asked for."""
         return self.pure(dict(self.named_parameters()), obs, part)
 
     def pure(self, params: Tree, obs: Tree, part: Part = "both") -> Outputs:
-        """`forward` with other parameters; `torch.func.functional_call` would take 0.3 ms more."""
+        """Run with other parameters; `torch.func.functional_call` would take 0.3 ms more."""
         policy = value = x = None
         if part != "critic":
             x = self.encoder(obs)
@@ -319,9 +341,10 @@ class SeparateActorCritic(nn.Module):
 
 
 class SharedActorCritic(nn.Module):
-    """A trunk that may be nothing, and two branches: actor and critic.
+    """A shared trunk (`nn.Identity` for none), and two branches: actor and critic.
 
-    With a CNN for a trunk the usual choice for pixels; with `Projection` that of note 004.
+    With a CNN for a trunk the usual choice for pixels; with `Projection` the decoupled network.
+    `encoder` maps observation trees to one tensor, `head` the actor's outputs to the policy's.
     """
 
     def __init__(
@@ -332,7 +355,7 @@ class SharedActorCritic(nn.Module):
         self.head, self.actor, self.critic = head, actor, critic
 
     def forward(self, obs: Tree, part: Part = "both") -> Outputs:
-        """Both, or the part asked for."""
+        """Run actor and critic, or the part asked for."""
         x = self.trunk(self.encoder(obs))
         return Outputs(
             None if part == "critic" else self.head(self.actor(x)),
@@ -341,7 +364,7 @@ class SharedActorCritic(nn.Module):
 
 
 class Branch(nn.Module):
-    """Linear → LayerNorm → ReLU, twice (note 004)."""
+    """A branch of the decoupled network: Linear → LayerNorm → ReLU of width `size`, twice."""
 
     def __init__(self, size: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -352,14 +375,14 @@ class Branch(nn.Module):
             orthogonal(layer, math.sqrt(2.0), generator)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[*lead, size]`."""
+        """Apply both layers: `[*lead, size]`."""
         for layer, norm in zip(self.layers, self.norms, strict=True):
             x = torch.relu(norm(layer(x)))
         return x
 
 
 class Projection(nn.Module):
-    """Note 004: LayerNorm → Linear → GELU → Linear, from observation trees to `hidden` numbers."""
+    """The trunk of the decoupled network, `hidden` numbers: LayerNorm → Linear → GELU → Linear."""
 
     def __init__(
         self, inputs: int, projection: int, hidden: int, generator: torch.Generator
@@ -371,6 +394,6 @@ class Projection(nn.Module):
             orthogonal(layer, math.sqrt(2.0), generator)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[*lead, hidden]`."""
+        """Project observations `[*lead, inputs]`: `[*lead, hidden]`."""
         projected: Tensor = self.second(nn.functional.gelu(self.first(self.norm(x))))
         return projected

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 POOL = "keel-parallel"
-"""How the names of our threads begin."""
+"""Prefix of the names of our threads."""
 
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
@@ -31,19 +31,19 @@ _SHARING: list[int] = []
 
 
 def set_threads(count: int, *, torch_alone: bool) -> None:
-    """`count` threads for passes, and for torch, unless it is to compute alone."""
+    """Set the threads of passes to `count`, and torch's own as well unless `torch_alone`."""
     torch.set_num_threads(1 if torch_alone else count)
     _SHARING[:] = [count] if torch_alone else []
 
 
 def threads() -> int:
-    """How many threads may take pieces in parallel; in such a thread, one."""
+    """Return how many threads may take pieces in parallel; in such a thread, one."""
     own = threading.current_thread().name.startswith(POOL)
     return 1 if own else (_SHARING or [torch.get_num_threads()])[0]
 
 
 def _alone_after_fork() -> None:
-    """The threads of the parent did not come along: whoever waited for them would wait for ever."""
+    """Reset the pool: threads do not survive fork(), and the child would wait for them for ever."""
     _SHARING[:] = [1]
     _threads.cache_clear()
 
@@ -51,7 +51,7 @@ def _alone_after_fork() -> None:
 def parallel_map(
     function: Callable[[Piece], Result], pieces: Sequence[Piece], workers: int
 ) -> list[Result]:
-    """The function of every piece, in their order; it must not change what others read."""
+    """Apply the function to every piece, results in order; it must not change what others read."""
     if workers < 2 or len(pieces) < 2:
         return [function(piece) for piece in pieces]
     learning = torch.is_grad_enabled()  # of this thread, and not of others
@@ -64,20 +64,20 @@ def parallel_map(
 
 
 def parallel_for(function: Callable[[slice], None], rows: int, at_least: int) -> None:
-    """The function of all rows, a slice for each thread if there are so many rows."""
+    """Apply the function to all rows, a slice for each thread from `at_least` rows on."""
     workers = threads() if rows >= at_least else 1
     size = max(1, -(-rows // workers))
     parallel_map(function, [slice(i, i + size) for i in range(0, rows, size)], workers)
 
 
 def is_plain(x: Tensor) -> bool:
-    """Whether compiled loops can take it: float32 on the CPU."""
+    """Return whether compiled loops can take a tensor: float32 on the CPU."""
     return x.device.type == "cpu" and x.dtype == torch.float32
 
 
 @cache
 def _threads(workers: int) -> ThreadPoolExecutor:
-    """Threads that compute alone; the caller's own number of them stays as it was."""
+    """Return threads that compute alone; the caller's own number of them stays as it was."""
     before = torch.get_num_threads()
 
     def alone() -> None:

@@ -77,7 +77,14 @@ def image_scale(space: Space[object], encoding: int = ENCODING) -> float:
 
 
 class JoinedEncoder(nn.Module):
-    """Encoder of what `Flatten` gives: vectors and the features of images side by side."""
+    """An encoder of what `Flatten` gives: vectors and the features of images side by side.
+
+    Args:
+        parts: spaces of the observation.
+        generator: source of the initial weights.
+        features: numbers per image.
+        kind: convolutions, `nature` or `small`.
+    """
 
     def __init__(
         self, parts: Spaces, generator: torch.Generator, features: int, kind: str = "nature"
@@ -102,7 +109,7 @@ class JoinedEncoder(nn.Module):
         self.size = size
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[*lead, size]`, in the order of the keys."""
+        """Return `[*lead, size]`, in the order of the keys."""
         joined = []
         pieces = torch.split(x, self.sizes, -1)
         for index, (key, shape) in enumerate(self.shapes.items()):
@@ -135,7 +142,7 @@ class SeparateJoined(nn.Module):
         self.head, self.actor, self.critic = head, actor, critic
 
     def forward(self, obs: Tree, part: Part = "both") -> Outputs:
-        """Both, or the part asked for."""
+        """Run actor and critic, or the part asked for."""
         return Outputs(
             None if part == "critic" else self.head(self.actor(self.encoder(obs))),
             None if part == "actor" else self.critic(self.critic_encoder(obs)),

@@ -20,11 +20,19 @@ from keel.models.networks import MLP, Activation, Flatten, Outputs, Part, activa
 from keel.types import Tree
 
 FEATURES, ITEMS, LEGAL = "features", "items", "legal"
-"""What `Agent.critic_inputs` gives a critic to see; the last two, if it looks at items."""
+"""Keys of `Agent.critic_inputs`; the last two, if the critic looks at items."""
 
 
 class Embedding(nn.Module):
-    """Two layers over every item, which see the context as well; then all items together."""
+    """Two layers over every item, which see the context as well, and the mean over items.
+
+    Args:
+        context: numbers C about the whole row.
+        features: numbers F about each item.
+        width: of both layers.
+        act: non-linearity.
+        generator: source of the initial weights.
+    """
 
     def __init__(
         self,
@@ -48,13 +56,20 @@ class Embedding(nn.Module):
     def pure(
         self, params: Tree, prefix: str, context: Tensor, items: Tensor, row: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Of items `[M, F]` that belong to `row` `[M]` of the context `[B, C]`: `[M, width]`, and
-        `[B, pooled]`: their mean, and the context."""
+        """Embed items: `[M, width]`, and `[B, pooled]`, their mean beside the context.
+
+        Args:
+            params: parameters by name.
+            prefix: of the names.
+            context: `[B, C]`.
+            items: `[M, F]`.
+            row: `[M]`, the row of the context that each item belongs to.
+        """
         h = _layer(params, f"{prefix}.item", items)
         if self.context is not None:
             # one product for all items of a row, not one for each
-            known = linear(context, params[f"{prefix}.context.weight"])
-            h = h + known.index_select(0, row)
+            context_part = linear(context, params[f"{prefix}.context.weight"])
+            h = h + context_part.index_select(0, row)
         h = self.act(_layer(params, f"{prefix}.second", self.act(h)))
         total = h.new_zeros(len(context), h.shape[1]).index_add(0, row, h)
         count = torch.bincount(row, minlength=len(context)).clamp(min=1)
@@ -62,7 +77,17 @@ class Embedding(nn.Module):
 
 
 class Scorer(nn.Module):
-    """Logits: `each` for every item, then `others` that belong to none (to wait, say)."""
+    """An actor that scores items: `each` logits for every item, then `others` that belong to none.
+
+    Args:
+        context: numbers C about the whole row.
+        features: numbers F about each item.
+        width: of the embedding.
+        each: logits per item.
+        others: logits of actions without an item (to wait, say).
+        act: non-linearity.
+        generator: source of the initial weights.
+    """
 
     def __init__(
         self,
@@ -87,19 +112,28 @@ class Scorer(nn.Module):
     def pure(
         self, params: Tree, prefix: str, context: Tensor, items: Tensor, legal: Tensor | None
     ) -> Tensor:
-        """`[B, items · each + others]`, item by item; 0 for items that are left out."""
+        """Return logits `[B, items · each + others]`, item by item; 0 for items left out."""
         rows, index, chosen = _chosen(items, legal)
         h, pooled = self.embedding.pure(params, f"{prefix}.embedding", context, chosen, rows)
-        room = h.new_zeros(items.shape[0] * items.shape[1], self.score.out_features)
+        zeros = h.new_zeros(items.shape[0] * items.shape[1], self.score.out_features)
         scores = _layer(params, f"{prefix}.score", h)
-        logits = room.index_copy(0, index, scores).reshape(len(items), -1)
+        logits = zeros.index_copy(0, index, scores).reshape(len(items), -1)
         if self.other is None:
             return logits
         return torch.cat([logits, self.other.pure(params, f"{prefix}.other", pooled)], -1)
 
 
 class Pooled(nn.Module):
-    """Numbers about all items together: a critic."""
+    """A critic of all items together.
+
+    Args:
+        context: numbers C about the whole row.
+        features: numbers F about each item.
+        width: of the embedding.
+        outputs: numbers Q of the critic.
+        act: non-linearity.
+        generator: source of the initial weights.
+    """
 
     def __init__(
         self,
@@ -115,14 +149,14 @@ class Pooled(nn.Module):
         self.last = MLP((self.embedding.pooled, width, outputs), act, generator, last_gain=1.0)
 
     def forward(self, context: Tensor, items: Tensor, legal: Tensor | None = None) -> Tensor:
-        """`[B, outputs]`."""
+        """Return raw values `[B, outputs]`."""
         named: Tree = {f"critic.{name}": x for name, x in self.named_parameters()}
         return self.pure(named, "critic", context, items, legal)
 
     def pure(
         self, params: Tree, prefix: str, context: Tensor, items: Tensor, legal: Tensor | None
     ) -> Tensor:
-        """`forward` with other parameters."""
+        """Run with other parameters."""
         rows, _, chosen = _chosen(items, legal)
         _, pooled = self.embedding.pure(params, f"{prefix}.embedding", context, chosen, rows)
         return self.last.pure(params, f"{prefix}.last", pooled)
@@ -133,7 +167,7 @@ def _layer(params: Tree, name: str, x: Tensor) -> Tensor:
 
 
 def _chosen(items: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The rows of legal items, their places among all, and what is known of them `[M, F]`."""
+    """Return the rows of legal items, their places among all, and their features `[M, F]`."""
     if legal is None:
         legal = torch.ones(items.shape[:2], dtype=torch.bool, device=items.device)
     index = legal.flatten().nonzero().squeeze(1)
@@ -142,11 +176,22 @@ def _chosen(items: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor, Tensor
 
 
 class PointerActorCritic(nn.Module):
-    """An actor that scores items, and a critic: of the same items, or of the state alone, which is
-    many times cheaper.
+    """An actor that scores items, and a critic: of the same items, or of the state alone.
 
-    How many items are looked at depends on the masks: shapes that differ from call to call can be
-    neither compiled nor stacked, so `Agent` takes one agent after the other.
+    A critic of the state alone is many times cheaper. How many items are looked at depends on the
+    masks: shapes that differ from call to call can be neither compiled nor stacked, so `Agent`
+    takes one agent after the other.
+
+    Args:
+        encoder: from observation trees to the context.
+        key: of the matrix of items in the observation.
+        shape: items and features of that matrix.
+        actions: number of actions.
+        hidden: widths of the hidden layers; the last is that of the embedding.
+        act: non-linearity.
+        values: outputs Q of the critic.
+        generator: source of the initial weights.
+        critic_encoder: of a critic that sees the state alone.
     """
 
     def __init__(
@@ -174,42 +219,42 @@ class PointerActorCritic(nn.Module):
             self.critic = MLP((critic_encoder.size, *hidden, values), act, generator, last_gain=1.0)
 
     def forward(self, obs: Tree, part: Part = "both") -> Outputs:
-        """Both, or the part asked for."""
+        """Run actor and critic, or the part asked for."""
         return self.pure(dict(self.named_parameters()), obs, part)
 
     def pure(self, params: Tree, obs: Tree, part: Part = "both") -> Outputs:
-        """`forward` with other parameters; `torch.func.functional_call` took a quarter of it."""
+        """Run with other parameters; `torch.func.functional_call` took a quarter of the time."""
         items = obs[self.key].float()
         lead = items.shape[:-2]
-        given: tuple[Tensor, Tensor, Tensor | None] | None = None
+        inputs: tuple[Tensor, Tensor, Tensor | None] | None = None
         if part != "critic" or self.critic_encoder is None:
             context = items.new_zeros(math.prod(lead), 0)
             if self.encoder.size:
                 context = self.encoder(obs).reshape(-1, self.encoder.size)
-            given = context, items.reshape(-1, *items.shape[-2:]), self._legal(obs)
+            inputs = context, items.reshape(-1, *items.shape[-2:]), self._legal(obs)
         policy = value = None
         if part != "critic":
-            assert given is not None
-            policy = self.actor.pure(params, "actor", *given).reshape(*lead, -1)
+            assert inputs is not None
+            policy = self.actor.pure(params, "actor", *inputs).reshape(*lead, -1)
         if part != "actor":
             if isinstance(self.critic, MLP):
                 assert self.critic_encoder is not None
                 value = self.critic.pure(params, "critic", self.critic_encoder(obs))
             else:
-                assert given is not None
-                value = self.critic.pure(params, "critic", *given).reshape(*lead, -1)
+                assert inputs is not None
+                value = self.critic.pure(params, "critic", *inputs).reshape(*lead, -1)
         return Outputs(policy, value)
 
     def critic_view(self, obs: Tree) -> Tree:
-        """What the critic is given, of rows `[B, …]`."""
+        """Return the inputs of the critic, of rows `[B, …]`."""
         if self.critic_encoder is not None:
             return {FEATURES: self.critic_encoder(obs)}
         legal = self._legal(obs)
-        given = {FEATURES: self.encoder(obs), ITEMS: obs[self.key].float()}
-        return given if legal is None else given | {LEGAL: legal}
+        inputs = {FEATURES: self.encoder(obs), ITEMS: obs[self.key].float()}
+        return inputs if legal is None else inputs | {LEGAL: legal}
 
     def _legal(self, obs: Tree) -> Tensor | None:
-        """`[B, items]` bool: of which anything may be done."""
+        """Return bool `[B, items]`, true for items with any legal action."""
         mask = obs.get(MASK)
         if mask is None:
             return None

@@ -18,34 +18,51 @@ if TYPE_CHECKING:
 
 NAME = "critic_units"
 FRESH = (0.0, 1.0, 0.0)
-"""Shift, scale, and how many updates they have seen."""
+"""Shift, scale, and the number of updates behind them."""
 RATE = 0.02
-"""Of their moving averages, once they have seen 50 updates; before, all updates count alike."""
+"""Rate of the moving averages from 50 updates on; before, all updates count alike."""
 
 
 def in_reward(params: Tensor, value: Tensor) -> Tensor:
-    """A value of the critic's in units of reward; `params` `[G, P]`."""
+    """Convert a value in the critic's units to units of reward.
+
+    Args:
+        params: `[G, P]`.
+        value: `[*lead]`; with several agents the last axis is theirs.
+    """
     shift, scale = _units(params, value)
     return value * scale + shift
 
 
 def in_units(params: Tensor, value: Tensor) -> Tensor:
-    """A value in units of reward in the critic's."""
+    """Convert a value in units of reward to the critic's units.
+
+    Args:
+        params: `[G, P]`.
+        value: `[*lead]`; with several agents the last axis is theirs.
+    """
     shift, scale = _units(params, value)
     return (value - shift) / scale
 
 
 def _units(params: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """One each for a single agent; with several, one for each of the last axis of `value`."""
+    """Return shift and scale of a single agent, or of each agent on the last axis of `value`."""
     shift, scale, _ = params.detach()[:, -len(FRESH) :].unbind(1)
     return (shift[0], scale[0]) if len(params) == 1 else (shift, scale)
 
 
 def rescale_critic(agent: Agent, params: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    """The parameters after an update whose targets had this mean and variance, `[A]` each."""
+    """Return parameters with moved units and a last layer that keeps the values (van Hasselt 2016).
+
+    Args:
+        agent: the agent.
+        params: `[G, P]`.
+        mean: `[A]`, of the targets of an update.
+        variance: `[A]`, of the same targets.
+    """
     mean, variance = _pooled(agent, mean, variance)
-    shift, scale, seen = params[:, -len(FRESH) :].unbind(1)
-    rate = torch.clamp(1.0 / (seen + 1.0), min=RATE)
+    shift, scale, updates = params[:, -len(FRESH) :].unbind(1)
+    rate = torch.clamp(1.0 / (updates + 1.0), min=RATE)
     new_shift = shift + rate * (mean.to(shift) - shift)
     second = (1.0 - rate) * (scale**2 + shift**2) + rate * (variance + mean**2).to(shift)
     spread = (second - new_shift**2).clamp(min=0.0).sqrt()
@@ -55,12 +72,12 @@ def rescale_critic(agent: Agent, params: Tensor, mean: Tensor, variance: Tensor)
     count = agent.critic.affine
     if count:
         _move_last_layer(agent, moved, count, scale / new_scale, (shift - new_shift) / new_scale)
-    moved[:, -len(FRESH) :] = torch.stack([new_shift, new_scale, seen + 1.0], 1)
+    moved[:, -len(FRESH) :] = torch.stack([new_shift, new_scale, updates + 1.0], 1)
     return moved
 
 
 def _pooled(agent: Agent, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """Moments `[G]` of what the agents that share a row have seen together."""
+    """Return moments `[G]` of the targets of all agents that share a row."""
     rows = [[*agent.who(row)] for row in range(agent.groups)]
     if len(rows) == len(mean):
         return mean, variance
@@ -72,7 +89,7 @@ def _pooled(agent: Agent, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tenso
 def _move_last_layer(
     agent: Agent, params: Tensor, count: int, factor: Tensor, offset: Tensor
 ) -> None:
-    """The first `count` outputs x of the critic become factor·x + offset, in place."""
+    """Make the first `count` outputs x of the critic factor·x + offset, in place."""
     weight, bias, _ = agent.layout.names[-3:]
     assert weight.endswith("weight")
     assert bias.endswith("bias")

@@ -24,7 +24,7 @@ Array = NDArray[Any]
 
 
 def draw_noise(dist: Dist, lead: tuple[int, ...], rng: np.random.Generator) -> Array:
-    """What `sample` needs for `lead` draws: a rollout's noise in one call costs a fifth."""
+    """Draw the noise that `sample` needs for `lead` draws: in one call it costs a fifth."""
     if isinstance(dist, Gaussian | SquashedGaussian):
         return rng.standard_normal((*lead, dist.outputs // 2), dtype=np.float32)
     if isinstance(dist, Bernoulli):
@@ -40,7 +40,15 @@ def sample(
 ) -> Array:
     """Draw from the distribution that `dist.params(output, mask, temperature)` describes.
 
-    `output` is `[N, K]`; the action `[N]` or `[N, D]`, pre-squash for squashed Gaussians.
+    Args:
+        dist: the distribution.
+        output: `[N, K]`, outputs of the network.
+        mask: `[N, K]`, true for legal outcomes; None for all.
+        temperature: of the policy.
+        noise: of `draw_noise`.
+
+    Returns:
+        The action `[N]` or `[N, D]`, pre-squash for squashed Gaussians.
     """
     if isinstance(dist, Gaussian | SquashedGaussian):
         mean, log_std = _gaussian(dist, output)
@@ -62,7 +70,7 @@ def sample(
 
 
 def mode(dist: Dist, output: Array, mask: Array | None) -> Array:
-    """The likeliest action."""
+    """Return the likeliest action, `[N]` or `[N, D]`."""
     if isinstance(dist, Gaussian | SquashedGaussian):
         return _gaussian(dist, output)[0]
     logits = _legal(output, mask)
@@ -74,7 +82,7 @@ def mode(dist: Dist, output: Array, mask: Array | None) -> Array:
 
 
 def to_env(dist: Dist, action: Array) -> Array:
-    """The stored action as the environment takes it; clipping to bounds is the environment's."""
+    """Convert the stored action to the environment's; clipping to bounds is left to it."""
     if isinstance(dist, SquashedGaussian):
         low, high = (np.array(x, dtype=np.float32) for x in (dist.low, dist.high))
         return low + (high - low) * np.float32(0.5) * (np.tanh(action) + np.float32(1.0))
@@ -82,11 +90,11 @@ def to_env(dist: Dist, action: Array) -> Array:
 
 
 INNER = np.float32(0.999)
-"""How near its bounds an action is taken to be: at them, tanh has no inverse."""
+"""Largest |tanh| of an action from outside: at its bounds, tanh has no inverse."""
 
 
 def from_env(dist: Dist, action: Array) -> Array:
-    """The inverse of `to_env`: the action as the distribution takes it."""
+    """Convert an environment's action to that of the distribution: the inverse of `to_env`."""
     if isinstance(dist, SquashedGaussian):
         low, high = (np.array(x, dtype=np.float32) for x in (dist.low, dist.high))
         inside = np.float32(2.0) * (action - low) / (high - low) - np.float32(1.0)

@@ -1,4 +1,4 @@
-"""Controllers of the cloning coefficient: how much demonstrations may say."""
+"""Controllers of the cloning coefficient: the weight of demonstrations beside the reward."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from keel.types import HyperParams
 
 @dataclass(frozen=True)
 class LossBalance:
-    """Note 001: keep |coef · BC loss| ≤ max_ratio · |PPO loss|, and coef above a floor.
+    """Balance of losses: keep |coef · BC loss| ≤ max_ratio · |PPO loss|, and coef above a floor.
 
-    The note only ever lowers it, so that one rollout with a small PPO loss silences demonstrations
-    for good; here it comes back, at most to where it began.
+    A rule that only ever lowers it would let one rollout with a small PPO loss silence
+    demonstrations for good; here it comes back, at most to where it began.
     """
 
     coef: float
@@ -22,7 +22,7 @@ class LossBalance:
     floor: float = 0.01
 
     def init(self) -> State:
-        """Nothing to remember: the hyperparameter is the state."""
+        """Return no state: the hyperparameter is the state."""
         return {}
 
     def __call__(
@@ -36,13 +36,13 @@ class LossBalance:
 
 
 SMOOTHING = 0.95
-"""Of the cosine: one rollout's gradient is mostly noise."""
+"""Smoothing of the cosine: one rollout's gradient is mostly noise."""
 SURE = 3.0
 """Standard errors below 0 from which a smoothed cosine is no noise."""
 DISTRUST = 0.8
 """Factor on the trust in demonstrations for every update in conflict."""
 RECOVERY = 1.05
-"""And for every update without: trust is lost sooner than it is won."""
+"""Factor for every update without: trust is lost sooner than it is won."""
 
 
 @dataclass(frozen=True)
@@ -59,18 +59,18 @@ class CloningTrust:
     floor: float = 0.01
 
     def init(self) -> State:
-        """Full trust; moments of no cosine at all."""
+        """Return full trust, and moments of no cosine at all."""
         return {"trust": 1.0, "cosine": 0.0, "square": 0.0}
 
     def __call__(
         self, state: State, outcome: Outcome, hparams: HyperParams
     ) -> tuple[State, HyperParams]:
         """Turn `bc_coef`."""
-        seen = outcome.bc_cosine
-        if not math.isfinite(seen):
+        measured = outcome.bc_cosine
+        if not math.isfinite(measured):
             return state, hparams
-        cosine = SMOOTHING * state["cosine"] + (1.0 - SMOOTHING) * seen
-        square = SMOOTHING * state["square"] + (1.0 - SMOOTHING) * seen * seen
+        cosine = SMOOTHING * state["cosine"] + (1.0 - SMOOTHING) * measured
+        square = SMOOTHING * state["square"] + (1.0 - SMOOTHING) * measured * measured
         # of an exponential mean of independent numbers around 0
         error = math.sqrt((1.0 - SMOOTHING) / (1.0 + SMOOTHING) * square)
         trust = state["trust"] * (DISTRUST if cosine < -SURE * error else RECOVERY)

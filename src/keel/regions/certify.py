@@ -17,10 +17,10 @@ from keel.regions.gate import check_replay, is_due, is_odd
 from keel.regions.measure import (
     Bounded,
     Measurement,
+    demo_kl,
     group_mean,
     kl_metrics,
     measure,
-    shown_kl,
 )
 from keel.regions.objective import Objective
 from keel.regions.stepper import POLICY, OptimizerState, Step
@@ -29,14 +29,14 @@ from keel.types import HyperParams, UpdateReport
 
 
 class Region(Protocol):
-    """A trust region: how a policy is improved on one rollout."""
+    """A trust-region algorithm, which improves a policy on one rollout."""
 
     @property
     def objective(self) -> Objective:
-        """What it improves."""
+        """The objective that it improves."""
 
     def init(self, agent: Agent) -> OptimizerState:
-        """The optimizer before the first update."""
+        """Return the optimizer before the first update."""
 
     def update(
         self,
@@ -48,12 +48,22 @@ class Region(Protocol):
         rng: torch.Generator,
         step: Step,
     ) -> tuple[OptimizerState, UpdateReport]:
-        """Improve; the report's KL is left to `Certified`."""
+        """Improve the policy; the report's KL is left to `Certified`.
+
+        Args:
+            agent: the agent.
+            state: parameters `[G, P]` and optimizer that sampled the rows.
+            rows: the rollout, `[R, *rest]`.
+            targets: maps parameters to advantages and value targets.
+            hparams: values in force during this update.
+            rng: source of the shuffling.
+            step: one step of the optimizer.
+        """
 
 
 @dataclass(frozen=True)
 class Certified:
-    """Wraps a region: afterwards mean KL(old‖new) ≤ `HyperParams.max_kl` for every group, always.
+    """A wrapped region: afterwards mean KL(old‖new) ≤ `HyperParams.max_kl` for every group.
 
     Old is the policy that sampled, as it sampled: its statistics, its temperature. New is the one
     that acts next. Where either has a temperature, the bound holds without it, too. It speaks of
@@ -67,7 +77,7 @@ class Certified:
     """refuse to learn from another policy's actions"""
 
     def init(self, agent: Agent) -> OptimizerState:
-        """The region's own state."""
+        """Return the region's own state."""
         if not agent.dist.exact:
             raise KeelError(
                 f"certification: {type(agent.dist).__name__} has no closed-form KL; "
@@ -102,21 +112,21 @@ class Certified:
         gate = _Gate(agent, state.params, rows, hparams, self.gate)
         if is_due(number):
             gate.look()
-        looked = time.perf_counter() - began
+        gate_seconds = time.perf_counter() - began
         after, report = self.region.update(agent, state, rows, targets, hparams, rng, step)
         updated = time.perf_counter()
         bounded = Bounded(agent, state.params, rows, hparams.temperature)
         measured = measure(agent, after.params, rows, hparams.temperature)
         requested = kl = bounded.kl(after.params, measured.kl)
         gate.look_again(report.metrics["train/gate_log_ratio"], requested)
-        fraction, spent = torch.ones_like(requested), time.perf_counter() - updated
+        fraction, certify_seconds = torch.ones_like(requested), time.perf_counter() - updated
         if self.enforce and not bool((requested <= hparams.max_kl).all()):
             fraction = _share_to_keep(bounded, state, after, hparams.max_kl, requested)
             after = _walk(agent, state, after, fraction)
             began = time.perf_counter()  # walking back, where it was needed, is apart
             measured = measure(agent, after.params, rows, hparams.temperature)
             kl = bounded.kl(after.params, measured.kl)
-            spent += time.perf_counter() - began
+            certify_seconds += time.perf_counter() - began
         verdict = _verdict(report, fraction)
         own, metrics = self._measures(measured, rows, hparams)
         metrics = {
@@ -130,12 +140,12 @@ class Certified:
             "train/alpha": (report.alpha * fraction).min().item(),
             "train/walk_back": float(verdict != "accepted"),
         }
-        if rows.shown is not None:
-            metrics["train/kl_demos"] = shown_kl(
-                agent, state.params, after.params, rows.shown, hparams.temperature
+        if rows.demos is not None:
+            metrics["train/kl_demos"] = demo_kl(
+                agent, state.params, after.params, rows.demos, hparams.temperature
             )
-        metrics["time/certify_seconds"] = spent
-        metrics["time/gate_seconds"] = looked
+        metrics["time/certify_seconds"] = certify_seconds
+        metrics["time/gate_seconds"] = gate_seconds
         return after, replace(
             report,
             kl_exact=kl,
@@ -150,7 +160,7 @@ class Certified:
     def _measures(
         self, measured: Measurement, rows: Rows, hparams: HyperParams
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """What every agent has for itself, and what all have together."""
+        """Return metrics of every agent for itself, and of all together."""
         ratios = ratio_report(measured.ratio, max_log_ratio=self.region.objective.max_log_ratio)
         entropy = group_mean(measured.entropy, rows)
         outside = group_mean(_outside(measured.ratio, hparams), rows)
@@ -192,19 +202,19 @@ class _Gate:
         self.gap = check_replay(self.agent, self.params, self.rows, temperature, self.enforce)
         self.all_rows = True
 
-    def look_again(self, seen: float, requested: Tensor) -> None:
-        """Take what the objective's first pass saw, and replay all rows if that is odd."""
+    def look_again(self, gap: float, requested: Tensor) -> None:
+        """Take the gap of the objective's first pass, and replay all rows if it is odd."""
         if self.all_rows:
             return
         as_sampled = self.rows.sampled is None
         if as_sampled:
-            self.gap = seen
-        if is_odd(self.gap, requested, self.hparams.max_kl) or (as_sampled and math.isnan(seen)):
+            self.gap = gap
+        if is_odd(self.gap, requested, self.hparams.max_kl) or (as_sampled and math.isnan(gap)):
             self.look()
 
     @property
     def metrics(self) -> dict[str, float]:
-        """NaN where nothing was looked at."""
+        """Metrics of the gate; NaN where nothing was looked at."""
         return {
             "train/gate_log_ratio": self.gap,
             "train/gate_all_rows": float(self.all_rows),
@@ -232,14 +242,14 @@ Verdict = Literal["accepted", "walked_back", "rejected"]
 
 
 def _verdict(report: UpdateReport, fraction: Tensor) -> Verdict:
-    """What the region itself rejected stays rejected; the rest is by the share that was kept."""
+    """Return the verdict: a rejection by the region stays, the rest is by the share kept."""
     if report.verdict == "rejected" or bool((fraction == 0.0).all()):
         return "rejected"
     return "walked_back" if bool((fraction < 1.0).any()) else "accepted"
 
 
 def _interpolate(agent: Agent, old: Tensor, new: Tensor, fraction: Tensor) -> Tensor:
-    """old + fraction·(new − old) for the policy's columns; exactly `old` at 0 and `new` at 1."""
+    """Return old + fraction·(new − old) in the policy's columns; exactly `old` at 0, `new` at 1."""
     share = fraction.to(new)[:, None]
     between = torch.where(
         share == 1.0, new, torch.where(share == 0.0, old, old + share * (new - old))
@@ -270,13 +280,13 @@ def _walk(
 
 
 def _outside(ratio: Ratio, hparams: HyperParams) -> Tensor:
-    """1 for ratios beyond the clip range, whatever their advantage."""
+    """Return 1 for ratios beyond the clip range, whatever their advantage."""
     low, high = 1.0 - hparams.clip_low, 1.0 + hparams.clip_high
     return ((ratio.ratio < low) | (ratio.ratio > high)).double()
 
 
 def _warnings(ratios: RatioReport) -> dict[str, float]:
-    """Note 001's alarms, each NaN while there is nothing to warn of."""
+    """Return alarms about the ratios, each NaN while there is nothing to warn of."""
     largest, smallest = ratios.ratio_max.item(), ratios.ratio_min.item()
     extreme = largest > 100.0 or smallest < 0.01
     size, nan = ratios.max_abs_log_ratio.item(), float("nan")

@@ -33,10 +33,10 @@ from keel.rollout.batch import (
 )
 from keel.types import HyperParams, UpdateReport
 
-LANDING = (0.95, 0.985)
-"""A step whose exact KL is at least the first share of the bound has landed; the second is aimed
-at: the rest is for what √KL is not linear in."""
-LANDING_TRIALS = 5
+KL_BAND = (0.95, 0.985)
+"""Shares of the bound: a step whose exact KL is at least the first is long enough, the second is
+aimed at, as √KL is not quite linear."""
+RESCALE_TRIALS = 5
 GROWTH = 8.0
 """The quadratic model is never outdone by more than this factor."""
 
@@ -60,6 +60,7 @@ class TRPO:
     backtrack_coeff: float = 0.8
     accept_ratio: float = 0.1
     rescale_to_kl: bool = True
+    """scale the step until its exact KL is at the bound"""
     entropy_accepted: bool = True
     """False is a deliberate bug: steps are aimed with the entropy bonus and accepted without"""
     objective: Objective = field(default_factory=Objective)
@@ -68,7 +69,7 @@ class TRPO:
     """on what demonstrations may do"""
 
     def init(self, agent: Agent) -> OptimizerState:
-        """Adam's state is the critic's: the policy's part stays 0."""
+        """Return the optimizer; Adam's state is the critic's: the policy's part stays 0."""
         return initial_opt_state(agent.initial)
 
     def update(
@@ -83,16 +84,16 @@ class TRPO:
     ) -> tuple[OptimizerState, UpdateReport]:
         """Improve on one rollout; every group of a stack takes its own step."""
         with torch.no_grad():
-            learned = targets(state.params)
+            all_targets = targets(state.params)
         if rows.group_axis is None:
-            after, attempt, metrics = self._one(agent, state, rows, learned, hparams, rng, step)
+            after, attempt, metrics = self._one(agent, state, rows, all_targets, hparams, rng, step)
             return after, _report([attempt], [metrics])
         states, attempts, tables = [], [], []
         for group in range(agent.groups):
             own = OptimizerState(*(x[group : group + 1] for x in state))
-            part, lesson = of_members(rows, learned, agent.who(group))
+            part, own_targets = of_members(rows, all_targets, agent.who(group))
             after, attempt, metrics = self._one(
-                agent.alone(), own, part, lesson, hparams, rng, step
+                agent.alone(), own, part, own_targets, hparams, rng, step
             )
             states.append(after)
             attempts.append(attempt)
@@ -104,7 +105,7 @@ class TRPO:
         agent: Agent,
         state: OptimizerState,
         rows: Rows,
-        learned: Targets,
+        targets: Targets,
         hparams: HyperParams,
         rng: torch.Generator,
         step: Step,
@@ -112,14 +113,14 @@ class TRPO:
         # a weight of 0 would still multiply a NaN in the backward pass
         rows = replace(rows, obs={k: wiped(x, rows.weight > 0) for k, x in rows.obs.items()})
         pulled = None
-        if rows.shown is not None:
-            pulled = pull(agent, state.params, rows, learned.advantage, hparams)
+        if rows.demos is not None:
+            pulled = pull(agent, state.params, rows, targets.advantage, hparams)
             hparams = hparams if self.limit is None else self.limit(hparams, pulled)
         problem = Problem(
             agent,
             state.params,
             rows,
-            learned.advantage,
+            targets.advantage,
             hparams,
             self.objective,
             self.entropy_accepted,
@@ -128,11 +129,11 @@ class TRPO:
         if pulled is not None:
             gradient -= hparams.bc_coef * pulled.cloning[: gradient.shape[0]].to(gradient)
         if not bool(gradient.isfinite().all()):
-            seen = {"advantage": learned.advantage, "log_prob": rows.log_prob}
-            raise not_finite("the policy's gradient", 0, state.params, seen)
+            tensors = {"advantage": targets.advantage, "log_prob": rows.log_prob}
+            raise not_finite("the policy's gradient", 0, state.params, tensors)
         attempt = self._step(problem, gradient, rng)
         params = state.params if attempt.step is None else problem.moved(attempt.step, 1.0)
-        fit = self.critic(agent, state._replace(params=params), rows, learned, hparams, rng, step)
+        fit = self.critic(agent, state._replace(params=params), rows, targets, hparams, rng, step)
         cloned = problem.cloned(state.params)
         metrics = fit.metrics | {
             "train/policy_loss": -problem.before - hparams.bc_coef * cloned,
@@ -143,18 +144,18 @@ class TRPO:
             "error/non_finite_ratio_count": float(problem.quarantined() if math.isnan(gap) else 0),
         }
         if pulled is not None:
-            own = -group_mean(learned.advantage, rows).item()  # the surrogate at ratio 1
+            own = -group_mean(targets.advantage, rows).item()  # the surrogate at ratio 1
             metrics |= cloning_metrics(pulled, hparams, own, cloned)
         return fit.opt_state, attempt, metrics
 
     def _step(self, problem: Problem, gradient: Tensor, rng: torch.Generator) -> Attempt:
         max_kl = problem.hparams.max_kl
         product = problem.curvature(self.fisher_fraction, rng)
-        found = conjugate_gradient(product, gradient, iterations=self.cg_iters)
-        curvature = found.curvature
+        solution = conjugate_gradient(product, gradient, iterations=self.cg_iters)
+        curvature = solution.curvature
         if not (math.isfinite(curvature) and curvature > 0.0):
-            return Attempt(None, found, None, _why_no_direction(found, gradient), 1.0)
-        full = found.solution * math.sqrt(2.0 * max_kl / curvature)
+            return Attempt(None, solution, None, _why_no_direction(solution, gradient), 1.0)
+        full = solution.solution * math.sqrt(2.0 * max_kl / curvature)
         tried: dict[float, tuple[float, float]] = {}
 
         def evaluate(fraction: float) -> tuple[float, float]:
@@ -162,7 +163,7 @@ class TRPO:
                 tried[fraction] = problem.evaluate(problem.moved(full, fraction))
             return tried[fraction]
 
-        scale = _land(lambda x: evaluate(x)[1], max_kl) if self.rescale_to_kl else 1.0
+        scale = rescale_to_kl(lambda x: evaluate(x)[1], max_kl) if self.rescale_to_kl else 1.0
         search = line_search(
             lambda fraction: evaluate(fraction * scale),
             expected=(gradient @ full).item() * scale,
@@ -172,11 +173,11 @@ class TRPO:
             accept_ratio=self.accept_ratio,
         )
         step = full * (search.fraction * scale) if search.accepted else None
-        return Attempt(step, found, search, search.reason, scale)
+        return Attempt(step, solution, search, search.reason, scale)
 
 
 class Attempt(NamedTuple):
-    """What became of one group's step."""
+    """The outcome of one group's step."""
 
     step: Tensor | None
     """`[P]`: None if it was rejected"""
@@ -188,7 +189,7 @@ class Attempt(NamedTuple):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """As the registry names them; what a rejected step would have been is NaN, not 0."""
+        """Metrics as the registry names them; of a rejected step they are NaN, not 0."""
         nan, search = math.nan, self.search
         accepted = self.step is not None
         return {
@@ -226,7 +227,7 @@ class Problem:
     """what `evaluate` measures, before the step; `gradient` finds it"""
 
     def __post_init__(self) -> None:
-        """The entropy's weight: inside the floor's reach its penalty adds to it."""
+        """Set the entropy's weight: below the floor its penalty adds to it."""
         self.entropy_coef = self.hparams.entropy_coef if self.objective.entropy_bonus else 0.0
         entropy = self.agent.dist.entropy(self.rows.behaviour)
         self._slope = self.entropy_coef
@@ -235,8 +236,10 @@ class Problem:
             self._slope += self.objective.entropy_floor_coef
 
     def gradient(self) -> tuple[Tensor, float]:
-        """Of the objective, in the policy's parameters `[P]`; and the largest |log-ratio|, which is
-        0 where the policy is still the one that sampled; NaN if any is not finite."""
+        """Return the gradient in the policy's parameters `[P]`, and the largest |log-ratio|.
+
+        The latter is 0 where the policy is still the one that sampled; NaN if any is not finite.
+        """
         agent, rows, start = self.agent, self.rows, self.agent.critic_from
         total = rows.weight.double().sum().clamp(min=1.0)
         policy = self.params[0, :start]
@@ -285,7 +288,7 @@ class Problem:
         return int(ratio.quarantined.sum().item())
 
     def curvature(self, fraction: float, rng: torch.Generator) -> Callable[[Tensor], Tensor]:
-        """v ↦ (F + damping) v, F on a share of the rows."""
+        """Return v ↦ (F + damping) v, F on a share of the rows."""
         rows, count = self.rows, self.rows.count
         size = max(1, math.ceil(fraction * count))
         obs, weight = rows.obs, rows.weight
@@ -304,16 +307,16 @@ class Problem:
         )
 
     def moved(self, step: Tensor, fraction: float) -> Tensor:
-        """All parameters `[1, P]`, the policy's moved by a share of `step`."""
+        """Return all parameters `[1, P]`, the policy's moved by a share of `step`."""
         params = self.params.clone()
         params[0, : step.shape[0]] += fraction * step
         return params
 
     def cloned(self, params: Tensor) -> float:
-        """The loss on what was shown, before its coefficient."""
-        if self.rows.shown is None:
+        """Return the loss on demonstrations, before its coefficient."""
+        if self.rows.demos is None:
             return 0.0
-        return mean_cloning_loss(self.agent, params, self.rows.shown, self.hparams.temperature)
+        return mean_cloning_loss(self.agent, params, self.rows.demos, self.hparams.temperature)
 
     def value(self, now: dict[str, Tensor], params: Tensor, *, entropy: bool = True) -> float:
         """Return the objective of a policy on all rows.
@@ -345,19 +348,19 @@ class Problem:
         return Bounded(self.agent, self.params, self.rows, self.hparams.temperature)
 
 
-def _land(kl_at: Callable[[float], float], bound: float) -> float:
-    """The length at which the exact KL is at its bound or just inside, as a factor on the step.
+def rescale_to_kl(kl_at: Callable[[float], float], bound: float) -> float:
+    """Return the factor on the step at which the exact KL is at its bound or just inside.
 
     The KL grows with a power of the length: the square while steps are small. Two lengths tell the
     power, so that a few of them suffice; the longest that is inside the bound is returned.
     """
     best, scale, power = 0.0, 1.0, 2.0
     before: tuple[float, float] | None = None
-    for _ in range(LANDING_TRIALS):
+    for _ in range(RESCALE_TRIALS):
         kl = kl_at(scale)
         if kl <= bound:
             best = max(best, scale)
-            if kl >= LANDING[0] * bound or scale >= GROWTH:
+            if kl >= KL_BAND[0] * bound or scale >= GROWTH:
                 return scale
         if not math.isfinite(kl):
             scale *= 0.5
@@ -369,25 +372,27 @@ def _land(kl_at: Callable[[float], float], bound: float) -> float:
         if before is not None and here[0] != before[0]:
             power = min(max((here[1] - before[1]) / (here[0] - before[0]), 0.5), 8.0)
         before = here
-        scale = min(scale * (LANDING[1] * bound / kl) ** (1.0 / power), GROWTH)
+        scale = min(scale * (KL_BAND[1] * bound / kl) ** (1.0 / power), GROWTH)
     return best or scale
 
 
-def _why_no_direction(found: ConjugateGradient, gradient: Tensor) -> str:
+def _why_no_direction(solver: ConjugateGradient, gradient: Tensor) -> str:
     if not bool(gradient.any()):
         return "no_gradient"
-    return "non_finite" if found.stopped == "non_finite" else "non_positive_curvature"
+    return "non_finite" if solver.stopped == "non_finite" else "non_positive_curvature"
 
 
 def _report(attempts: list[Attempt], tables: list[dict[str, float]]) -> UpdateReport:
-    """Means over the groups; a rejection of all of them is one of the update."""
-    kept = torch.tensor([float(o.step is not None) for o in attempts], dtype=torch.float64)
+    """Average over the groups; a rejection of all of them is one of the update."""
+    accepted = torch.tensor([float(o.step is not None) for o in attempts], dtype=torch.float64)
     nothing = torch.zeros(len(attempts), dtype=torch.float64)
     rows = [table | attempt.metrics for table, attempt in zip(tables, attempts, strict=True)]
     metrics = {key: math.fsum(row[key] for row in rows) / len(rows) for key in rows[0]}
     metrics["train/gate_log_ratio"] = max(row["train/gate_log_ratio"] for row in rows)
     for key in ("train/non_finite_gradients", "error/non_finite_ratio_count"):
         metrics[key] *= len(rows)  # counts are sums
-    verdict: Literal["accepted", "rejected"] = "accepted" if bool(kept.any()) else "rejected"
+    verdict: Literal["accepted", "rejected"] = "accepted" if bool(accepted.any()) else "rejected"
     reasons = sorted({o.reason for o in attempts if o.step is None})
-    return UpdateReport(nothing, nothing, kept, verdict, reason=", ".join(reasons), metrics=metrics)
+    return UpdateReport(
+        nothing, nothing, accepted, verdict, reason=", ".join(reasons), metrics=metrics
+    )

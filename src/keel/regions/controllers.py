@@ -18,7 +18,7 @@ State = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What controllers see of an update."""
+    """The outcome of an update, as controllers see it."""
 
     kl: float
     """requested, the largest over agents"""
@@ -35,21 +35,21 @@ class Outcome:
     bc_cosine: float = math.nan
     """between the gradients of both"""
     kl_reference: float = math.nan
-    """exact KL(policy‖reference), in the unit of who steers by it; NaN without a reference"""
+    """exact KL(policy‖reference), in the unit of its controller; NaN without a reference"""
     temperature: float = 1.0
     """at which the next rollout is sampled"""
 
 
 class Controller(Protocol):
-    """One adaptive rule."""
+    """An adaptive rule for hyperparameters."""
 
     def init(self) -> State:
-        """Before the first update."""
+        """Return the state before the first update."""
 
     def __call__(
         self, state: State, outcome: Outcome, hparams: HyperParams
     ) -> tuple[State, HyperParams]:
-        """After an update: the new state, and the hyperparameters for the next."""
+        """Return the state after an update, and the hyperparameters for the next."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class AdaptivePenalty:
     high: float = 100.0
 
     def init(self) -> State:
-        """Nothing to remember: the hyperparameter is the state."""
+        """Return no state: the hyperparameter is the state."""
         return {}
 
     def __call__(
@@ -93,7 +93,7 @@ class ProportionalPenalty:
     high: float = 10.0
 
     def init(self) -> State:
-        """Nothing to remember: the hyperparameter is the state."""
+        """Return no state: the hyperparameter is the state."""
         return {}
 
     def __call__(
@@ -199,7 +199,7 @@ class AdaptiveRate:
     high: float = 1e-2
 
     def init(self) -> State:
-        """Nothing to remember: the hyperparameter is the state."""
+        """Return no state: the hyperparameter is the state."""
         return {}
 
     def __call__(
@@ -220,7 +220,7 @@ class AdaptiveClip:
     narrowest: float = 0.02
 
     def init(self) -> State:
-        """Nothing to remember: the hyperparameters are the state."""
+        """Return no state: the hyperparameters are the state."""
         return {}
 
     def __call__(
@@ -235,14 +235,14 @@ class AdaptiveClip:
 
 @dataclass(frozen=True)
 class Decay:
-    """x ← max(floor, x · decay): the entropy bonus (note 002), the pull of demonstrations."""
+    """Decay of a hyperparameter, x ← max(floor, x · decay): of the entropy bonus, or of cloning."""
 
     hparam: Literal["entropy_coef", "bc_coef"]
     decay: float
     floor: float
 
     def init(self) -> State:
-        """Nothing to remember: the hyperparameter is the state."""
+        """Return no state: the hyperparameter is the state."""
         return {}
 
     def __call__(
@@ -256,11 +256,11 @@ class Decay:
 
 @dataclass(frozen=True)
 class Stabilizer:
-    """Tighten the trust region after `threshold` failed updates in a row (note 002), and recover.
+    """Line-search stabiliser: tighten the trust region after `threshold` failed updates in a row.
 
     A failed update is one whose step was rejected, or brought less than `min_gain` of the
     improvement that was predicted. Curvature that is not positive raises the damping at once.
-    After `recovery` good updates in a row one tightening is taken back, up to where it began.
+    After `recovery` good updates in a row one tightening is undone, up to where it began.
     """
 
     max_kl: float
@@ -274,7 +274,7 @@ class Stabilizer:
     recovery: int = 20
 
     def init(self) -> State:
-        """Nothing has failed, nothing was taken back."""
+        """Return a state without failures."""
         return {"failed": 0.0, "good": 0.0}
 
     def __call__(
@@ -308,7 +308,7 @@ class Stabilizer:
 
 @dataclass(frozen=True)
 class TemperaturePulses:
-    """Heat the policy for one rollout every `interval` updates, or on stagnation (note 004).
+    """Temperature pulses: heat the policy for a rollout every `interval` updates or on stagnation.
 
     The temperature is part of the distribution: sampling, log-probs and KL all see it. It moves as
     far as the trust region lets it in every update, so a pulse may take several updates to come and
@@ -318,19 +318,20 @@ class TemperaturePulses:
     interval: int = 8
     magnitude: float = 2.0
     threshold: float = 0.005
-    memory: int = 5
+    window: int = 5
+    """returns among which stagnation is looked for"""
 
     def init(self) -> State:
-        """No update yet, no returns remembered."""
+        """Return a state without updates and returns."""
         return {"since": 0.0, "rising": 0.0}
 
     def __call__(
         self, state: State, outcome: Outcome, hparams: HyperParams
     ) -> tuple[State, HyperParams]:
         """Turn `temperature`."""
-        returns = [state[f"return{i}"] for i in range(self.memory) if f"return{i}" in state]
+        returns = [state[f"return{i}"] for i in range(self.window) if f"return{i}" in state]
         if outcome.return_mean == outcome.return_mean:
-            returns = [*returns, outcome.return_mean][-self.memory :]
+            returns = [*returns, outcome.return_mean][-self.window :]
         since = state["since"] + 1.0
         begins = since >= self.interval or self._stagnant(returns)
         unfinished = bool(state.get("rising", 0.0)) and outcome.temperature != self.magnitude
@@ -343,14 +344,14 @@ class TemperaturePulses:
         )
 
     def _stagnant(self, returns: list[float]) -> bool:
-        if len(returns) < self.memory:
+        if len(returns) < self.window:
             return False
         size = max(abs(x) for x in returns)
         return max(returns) - min(returns) < self.threshold * max(size, 1e-8)
 
 
 def _factor(kl: float, target: float, band: float, step: float) -> float:
-    """`step` when the KL is over its band, 1/`step` when it is under, 1 inside."""
+    """Return `step` when the KL is over its band, 1/`step` when it is under, 1 inside."""
     if kl > target * band:
         return step
     return 1.0 / step if kl < target / band else 1.0

@@ -28,13 +28,13 @@ class CriticObjective:
     def __call__(
         self, agent: Agent, params: Tensor, batch: Batch, hparams: Tensor, group_axis: int | None
     ) -> tuple[Tensor, Statistics]:
-        """The loss `[1]`, and what there is to say about it."""
+        """Return the loss `[1]`, and its statistics."""
         raw = agent.critic_outputs(params, batch.obs)
         each = agent.critic.loss(raw, batch.target, batch.old_value, self.value_clip)
         total = denominator(batch.weight)
         loss = aggregate(each, batch.weight, denominator_of_batch=total).reshape(-1)
-        nothing, seen = torch.zeros_like(loss), loss.detach()
-        return loss, Statistics(seen, nothing, seen, *[nothing] * 6)
+        nothing, detached = torch.zeros_like(loss), loss.detach()
+        return loss, Statistics(detached, nothing, detached, *[nothing] * 6)
 
 
 Sweep = Callable[[OptimizerState, Batch, Tensor, int, Tensor], tuple[OptimizerState, Tensor]]
@@ -60,7 +60,7 @@ class Fit(NamedTuple):
 
 @dataclass(frozen=True)
 class CriticFit:
-    """`epochs` passes over the rollout in shuffled minibatches of Adam."""
+    """A fit of the critic: `epochs` passes over the rollout in shuffled minibatches of Adam."""
 
     epochs: int = 10
     minibatch: int = 256
@@ -72,26 +72,26 @@ class CriticFit:
         agent: Agent,
         opt_state: OptimizerState,
         rows: Rows,
-        learned: Targets,
+        targets: Targets,
         hparams: HyperParams,
         rng: torch.Generator,
         step: Step,
     ) -> Fit:
         """Fit the critic of a single agent; what it shares with the policy stays as it is."""
         start, device = agent.critic_from, opt_state.params.device
-        batch = _critic_batch(agent, opt_state.params, rows, learned)
+        batch = _critic_batch(agent, opt_state.params, rows, targets)
         ages = opt_state.steps[:, 1:].repeat(1, 2)  # a critic alone: both ages are its own
         params, first, second = (x[:, start:].contiguous() for x in opt_state[:3])
         own = OptimizerState(params, first, second, ages)
         hparam_values = hparams.tensor().to(device)
         sweep = step.sweep if isinstance(step, Sweeping) else _sweep(step)
-        told: list[Tensor] = []
+        measured: list[Tensor] = []
         for _ in range(self.epochs):
             order = torch.randperm(rows.count, generator=rng)
-            own, seen = sweep(own, batch, order, self.minibatch, hparam_values)
-            told.append(seen)
-            _expect_finite(torch.cat(told), opt_state.params, batch)
-        losses, size = torch.cat(told).unbind(1)
+            own, by_minibatch = sweep(own, batch, order, self.minibatch, hparam_values)
+            measured.append(by_minibatch)
+            _expect_finite(torch.cat(measured), opt_state.params, batch)
+        losses, size = torch.cat(measured).unbind(1)
         params, first, second = (
             torch.cat([old[:, :start], new], 1)
             for old, new in zip(opt_state[:3], own[:3], strict=True)
@@ -112,44 +112,44 @@ class CriticFit:
 
 
 def _sweep(step: Step) -> Sweep:
-    """A pass, step by step."""
+    """Return a pass, step by step."""
 
     def sweep(
         own: OptimizerState, batch: Batch, order: Tensor, minibatch: int, hparams: Tensor
     ) -> tuple[OptimizerState, Tensor]:
         device = own.params.device
         active = torch.ones(1, dtype=torch.bool, device=device)
-        told = []
+        measured = []
         for index, real in in_order(order, minibatch):
             result = step(own, batch, index.to(device), real.to(device), hparams, active)
             own = result.opt_state
-            told.append(torch.stack([result.statistics.value_loss, result.gradient_norm], 1))
-        return own, torch.cat(told)
+            measured.append(torch.stack([result.statistics.value_loss, result.gradient_norm], 1))
+        return own, torch.cat(measured)
 
     return sweep
 
 
-def _expect_finite(told: Tensor, params: Tensor, batch: Batch) -> None:
-    """A step that was not taken: after too many, or if not even the loss is finite, stop."""
-    finite, taken = (bool(x) for x in told.isfinite().all(0))
-    skipped = int((~told[:, 1].isfinite()).sum())
-    if finite and (taken or skipped < BAD_STEPS):
+def _expect_finite(measured: Tensor, params: Tensor, batch: Batch) -> None:
+    """Raise after too many steps that were not taken, or if not even the loss is finite."""
+    finite, applied = (bool(x) for x in measured.isfinite().all(0))
+    skipped = int((~measured[:, 1].isfinite()).sum())
+    if finite and (applied or skipped < BAD_STEPS):
         return
     what = "the critic's gradient" if finite else "the critic's loss"
-    seen = {"target": batch.target, "weight": batch.weight}
-    raise not_finite(what, skipped, params, seen)
+    tensors = {"target": batch.target, "weight": batch.weight}
+    raise not_finite(what, skipped, params, tensors)
 
 
-def _critic_batch(agent: Agent, params: Tensor, rows: Rows, learned: Targets) -> Batch:
-    parts = chunks(rows) if agent.shares else [slice(None)]  # a trunk's pass needs room
-    seen = [agent.critic_inputs(params, {k: x[p] for k, x in rows.obs.items()}) for p in parts]
+def _critic_batch(agent: Agent, params: Tensor, rows: Rows, targets: Targets) -> Batch:
+    parts = chunks(rows) if agent.shares else [slice(None)]  # a trunk's pass needs memory
+    obs = [agent.critic_inputs(params, {k: x[p] for k, x in rows.obs.items()}) for p in parts]
     return Batch(
-        obs=seen[0] if len(seen) == 1 else {k: torch.cat([x[k] for x in seen]) for k in seen[0]},
+        obs=obs[0] if len(obs) == 1 else {k: torch.cat([x[k] for x in obs]) for k in obs[0]},
         behaviour={},
         action=rows.action,
         log_prob=rows.log_prob,
-        advantage=learned.advantage,
-        target=agent.target_of(params, learned.target),
-        old_value=learned.raw,
+        advantage=targets.advantage,
+        target=agent.target_of(params, targets.target),
+        old_value=targets.raw,
         weight=rows.weight,
     )

@@ -29,7 +29,7 @@ MOVED, STAYED = torch.tensor([True]), torch.tensor([False])
 
 
 def fits(agent: Agent, objective: Objective) -> bool:
-    """Whether this step can be taken by the compiled loops."""
+    """Return whether this step can be taken by the compiled loops."""
     network = agent.network
     return (
         agent.members == (0,)
@@ -43,7 +43,7 @@ def fits(agent: Agent, objective: Objective) -> bool:
         and network.actor.is_small
         and network.critic.is_small
         and objective.surrogate == "clip"
-        and not objective.penalise
+        and not objective.penalize
         and objective.dual_clip is None
         and objective.value_clip is None
         and objective.entropy_floor is None
@@ -51,7 +51,7 @@ def fits(agent: Agent, objective: Objective) -> bool:
 
 
 def make_dense_step(agent: Agent, objective: Objective, *, max_grad_norm: float) -> Step:
-    """The same function as `make_step` gives, for an agent and an objective that fit."""
+    """Return what `make_step` gives, for an agent and an objective that fit."""
     # numba is a second and 100 MB, which others need not pay
     from keel.models import kernels
     from keel.models.kernels_adam import adam
@@ -89,14 +89,14 @@ def make_dense_step(agent: Agent, objective: Objective, *, max_grad_norm: float)
             )
             new = [torch.from_numpy(moved[i : i + 1]) for i in range(3)]
             opt_state = OptimizerState(new[0], new[1], new[2], steps)
-        *means, seen = torch.from_numpy(statistics.astype(np.float32))[:, None].unbind(0)
-        return StepResult(opt_state, Statistics(*means), seen, MOVED if moves else STAYED)
+        *means, gradient_norm = torch.from_numpy(statistics.astype(np.float32))[:, None].unbind(0)
+        return StepResult(opt_state, Statistics(*means), gradient_norm, MOVED if moves else STAYED)
 
     return step
 
 
 class _Gradient:
-    """The gradient of the objective on a minibatch, and the room it is computed in.
+    """The gradient of the objective on a minibatch, with the workspace of its computation.
 
     Arrays of this size would be given back to the operating system and fetched again, page by page,
     if every step made its own. What all minibatches of an update share is unpacked once.
@@ -121,23 +121,23 @@ class _Gradient:
         self._net = tuple(starts), actor, critic, tanh, as_numbers(agent.critic)
         self._gradient = np.zeros(agent.initial.shape[1], np.float32)
         self._statistics = np.zeros(10)
-        self._desk: tuple[Any, ...] = ()
+        self._workspace: tuple[Any, ...] = ()
         self._rows: Batch | None = None
         self._hparams: Tensor | None = None
         self._settings: tuple[Any, ...] = ()
         self._kernel: Any = None
         self._batch: tuple[Any, ...] = ()
         self._acted: tuple[Any, ...] = ()
-        self._shown: _Shown | None = None
+        self._demos: _DemoArrays | None = None
         self._bc_coef = 0.0
         self.rates = (0.0, 0.0)
 
     def _reserve(self, rows: int) -> None:
-        if self._desk and self._desk[3][0].size == rows:
+        if self._workspace and self._workspace[3][0].size == rows:
             return
         _, actor, critic, *_ = self._net
         widest = rows * int(max(actor.max(), critic.max()))
-        self._desk = (
+        self._workspace = (
             np.empty(rows * int(max(actor.sum(), critic.sum())), np.float32),
             np.empty(widest, np.float32),
             np.empty(widest, np.float32),
@@ -149,7 +149,7 @@ class _Gradient:
     def __call__(
         self, params: NDArray[Any], rows: Batch, index: Tensor, real: Tensor, hparams: Tensor
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Gradient `[P]` and statistics as `kernels` has them; both hold until the next call."""
+        """Return gradient `[P]` and statistics as in `kernels`; both hold until the next call."""
         self._reserve(len(index))
         if rows is not self._rows:
             self._unpack_rows(rows)
@@ -165,29 +165,29 @@ class _Gradient:
             real.numpy(),
             self._settings,
             objective.value_coef,
-            self._desk,
+            self._workspace,
         )
-        if self._shown is not None:
-            self._clone(self._shown, params, index, real)
+        if self._demos is not None:
+            self._clone(self._demos, params, index, real)
         bonus = self._settings[2] * statistics[kernels.ENTROPY] if objective.entropy_bonus else 0.0
         value = objective.value_coef * statistics[kernels.VALUE]
         cloned = self._bc_coef * statistics[kernels.CLONED]
         statistics[kernels.LOSS] = statistics[kernels.POLICY] + value - bonus + cloned
         return self._gradient, statistics
 
-    def _clone(self, shown: _Shown, params: NDArray[Any], index: Tensor, real: Tensor) -> None:
-        """Onto the gradient, what demonstrations add to it."""
-        room, slope, other, part, *_ = self._desk
-        shown.add(
+    def _clone(self, demos: _DemoArrays, params: NDArray[Any], index: Tensor, real: Tensor) -> None:
+        """Add the gradient of demonstrations."""
+        buffer, slope, other, part, *_ = self._workspace
+        demos.add(
             params,
             self._net,
-            shown.rows,
-            shown.acted,
+            demos.rows,
+            demos.acted,
             index.numpy(),
             real.numpy(),
             self._settings,
             self._bc_coef,
-            (room, slope, other, part, shown.gradient, self._statistics),
+            (buffer, slope, other, part, demos.gradient, self._statistics),
             self._gradient,
         )
 
@@ -207,14 +207,14 @@ class _Gradient:
         )
 
     def _unpack_rows(self, rows: Batch) -> None:
-        """The rows as arrays, and the kernel of this distribution with what it asks of actions."""
+        """Unpack the rows to arrays, and choose the kernel of this distribution."""
         obs = rows.obs[self._key].numpy()
         self._rows = rows
         self._batch = (
             obs.reshape(obs.shape[0], -1).astype(np.float32, copy=False),
             *(x.numpy() for x in (rows.log_prob, rows.advantage, rows.target, rows.weight)),
         )
-        self._shown = None if rows.shown is None else self._unpack_shown(rows.shown)
+        self._demos = None if rows.demos is None else self._unpack_demos(rows.demos)
         action, behaviour = rows.action.numpy(), rows.behaviour
         if isinstance(self._dist, Gaussian):
             low, high = map(np.float32, self._dist.log_std_bounds)
@@ -225,30 +225,30 @@ class _Gradient:
         self._kernel = self._kernels.categorical_gradient
         self._acted = action, behaviour["logits"].numpy(), _mask(rows.obs)
 
-    def _unpack_shown(self, shown: DemoBatch) -> _Shown:
+    def _unpack_demos(self, demos: DemoBatch) -> _DemoArrays:
         from keel.models import kernels_imitation
 
-        obs = shown.obs[self._key].numpy()
+        obs = demos.obs[self._key].numpy()
         flat = obs.reshape(obs.shape[0], -1).astype(np.float32, copy=False)
-        weight, action = shown.weight.numpy(), shown.action.numpy()
+        weight, action = demos.weight.numpy(), demos.action.numpy()
         rows = flat, weight, weight, weight, weight  # only the last is read
         spare = np.zeros_like(self._gradient)
         if isinstance(self._dist, Gaussian):
             low, high = map(np.float32, self._dist.log_std_bounds)
             bounded = action.astype(np.float32, copy=False), (low, high)
-            return _Shown(kernels_imitation.add_gaussian, rows, bounded, spare)
-        chosen = action.astype(np.int64, copy=False), _mask(shown.obs)
-        return _Shown(kernels_imitation.add_categorical, rows, chosen, spare)
+            return _DemoArrays(kernels_imitation.add_gaussian, rows, bounded, spare)
+        chosen = action.astype(np.int64, copy=False), _mask(demos.obs)
+        return _DemoArrays(kernels_imitation.add_categorical, rows, chosen, spare)
 
 
-class _Shown(NamedTuple):
+class _DemoArrays(NamedTuple):
     """Demonstrations as arrays, and the kernel that learns from them."""
 
     add: Any
     rows: tuple[Any, ...]
     acted: tuple[Any, ...]
     gradient: NDArray[Any]
-    """room for their own"""
+    """buffer of their own"""
 
 
 def _mask(obs: Tree) -> NDArray[Any]:

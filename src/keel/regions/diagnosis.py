@@ -38,41 +38,41 @@ class Replay(NamedTuple):
     temperature: float
 
     def policy(self) -> Tree:
-        """As it is replayed."""
+        """Return the policy as it is replayed."""
         return self.agent.policy(self.params, self.obs, self.temperature)
 
 
 @torch.no_grad()
 def cause(replay: Replay) -> str:
-    """What the rows that are wrong have in common, and what to do about it.
+    """Say what the rows that are wrong have in common, and what to do about it.
 
     Where the distributions that were stored are those that are replayed, the log-probs are wrong;
     else the policy that sampled was another one. What leaves no trace of its own is not guessed at.
     """
     same = replay.agent.dist.kl(replay.behaviour, replay.policy()) <= CLOSE_KL
     if _share(same, replay.wrong) > NEARLY_ALL:
-        known = (
+        diagnosis = (
             _another_actor(replay) or _log_probs_at_temperature(replay) or _another_action(replay)
         )
-        unknown = (
+        otherwise = (
             "unknown. The distributions are those that sampled, the log-probs belong to something "
             "else: look at how they are computed, and whether actions are changed afterwards"
         )
     else:
-        known = (
+        diagnosis = (
             _another_actor(replay)
             or _another_mask(replay)
             or _another_temperature(replay)
             or _stored_distribution(replay)
         )
-        unknown = (
+        otherwise = (
             "unknown. Look for another network, dropout, or observations that were normalised again"
         )
-    return f"Cause: {known or unknown}"
+    return f"Cause: {diagnosis or otherwise}"
 
 
 def _another_actor(replay: Replay) -> str:
-    """Whose network gives the log-probs that were stored, with what was legal then."""
+    """Find the network that gives the stored log-probs, with what was legal then."""
     agent, obs, wrong = replay.agent, replay.obs, replay.wrong
     if agent.groups == 1:
         return ""
@@ -91,9 +91,9 @@ def _another_actor(replay: Replay) -> str:
         ]
     if not guilty:
         return ""
-    told = ", ".join(f"{actor}'s by {network}'s" for actor, network in dict.fromkeys(guilty))
+    pairs = ", ".join(f"{actor}'s by {network}'s" for actor, network in dict.fromkeys(guilty))
     return (
-        f"wrong_actor: actions are replayed by another agent's network than took them ({told}). "
+        f"wrong_actor: actions are replayed by another agent's network than took them ({pairs}). "
         "Take each agent's log-prob from the network it acts with, under the mask it acted with"
     )
 
@@ -112,17 +112,17 @@ def _another_mask(replay: Replay) -> str:
 
 
 def _another_action(replay: Replay) -> str:
-    """The distribution is right, the action is not the one that was drawn from it."""
+    """Recognise an action that was not drawn from the distribution, which is right."""
     logits = replay.policy().get("logits")
     if logits is None or logits.shape[:-1] != replay.action.shape:
         return ""
     log_p = logits.log_softmax(-1)
-    taken = log_p.gather(-1, replay.action.long()[..., None])[..., 0]
+    chosen = log_p.gather(-1, replay.action.long()[..., None])[..., 0]
     others = ((log_p - replay.stored[..., None]).abs() <= CLOSE).any(-1)
     if _share(others, replay.wrong) > NEARLY_ALL:
         how = f"on {_percent(replay.wrong)} of the rows the log-prob is another action's"
     else:
-        share = _mixed_in(taken.exp(), replay.stored.exp(), logits, replay.wrong)
+        share = _mixed_in(chosen.exp(), replay.stored.exp(), logits, replay.wrong)
         if share is None:
             return ""
         how = f"the log-probs are of a mixture with {share:.2g} of uniformly random actions"
@@ -132,20 +132,20 @@ def _another_action(replay: Replay) -> str:
     )
 
 
-def _mixed_in(taken: Tensor, stored: Tensor, logits: Tensor, wrong: Tensor) -> float | None:
+def _mixed_in(chosen: Tensor, stored: Tensor, logits: Tensor, wrong: Tensor) -> float | None:
     """Return the ε of stored = (1 − ε)·taken + ε/n, if there is one for all rows."""
     uniform = 1.0 / (logits > -torch.inf).sum(-1)
-    tells = wrong & ((taken - uniform).abs() > TELLING)
-    share = ((taken - stored) / (taken - uniform))[tells].double()
+    tells = wrong & ((chosen - uniform).abs() > TELLING)
+    share = ((chosen - stored) / (chosen - uniform))[tells].double()
     if not share.numel() or not bool(((share > 0.0) & (share < 1.0)).all()):
         return None
     middle = share.median()
-    agree = (share - middle).abs() * (taken - uniform)[tells].abs() <= CLOSE
+    agree = (share - middle).abs() * (chosen - uniform)[tells].abs() <= CLOSE
     return middle.item() if agree.double().mean() > NEARLY_ALL else None
 
 
 def _log_probs_at_temperature(replay: Replay) -> str:
-    """The distributions are right, the log-probs are theirs at another temperature."""
+    """Recognise log-probs of the right distributions at another temperature."""
     wrong, stored = replay.wrong, replay.stored
 
     def gap(log_temperature: float) -> Tensor:
@@ -171,7 +171,7 @@ def _log_probs_at_temperature(replay: Replay) -> str:
 
 
 def _stored_distribution(replay: Replay) -> str:
-    """The log-probs are right, the distributions that were stored with them are not."""
+    """Recognise stored distributions that are wrong beside log-probs that are right."""
     log_prob = replay.agent.dist.log_prob(replay.policy(), replay.action)
     if _share((log_prob - replay.stored).abs() <= CLOSE, replay.wrong) < NEARLY_ALL:
         return ""
@@ -183,7 +183,7 @@ def _stored_distribution(replay: Replay) -> str:
 
 
 def _another_temperature(replay: Replay) -> str:
-    """The actions were drawn from the same distributions at another temperature."""
+    """Recognise actions that were drawn from the same distributions at another temperature."""
     factor = _logit_factor(replay) if "logits" in replay.behaviour else _heat(replay)
     if factor is None:
         return ""
@@ -197,7 +197,7 @@ def _logit_factor(replay: Replay) -> float | None:
     """Return by what the logits that are replayed have to be divided to be those stored."""
     logits, now = replay.behaviour["logits"], replay.policy()["logits"]
     legal = (logits > -torch.inf) & (now > -torch.inf) & replay.wrong[..., None]
-    a, b = _centred(logits, legal)[legal], _centred(now, legal)[legal]
+    a, b = _centered(logits, legal)[legal], _centered(now, legal)[legal]
     if not b.numel() or not bool(b.square().sum() > 0):
         return None
     factor = (a * b).sum() / b.square().sum()
@@ -217,8 +217,8 @@ def _heat(replay: Replay) -> float | None:
     return math.exp(wider.mean().item()) if bool(even) else None
 
 
-def _centred(logits: Tensor, legal: Tensor) -> Tensor:
-    """Minus their mean over what is legal: all that softmax sees."""
+def _centered(logits: Tensor, legal: Tensor) -> Tensor:
+    """Subtract the mean over what is legal: the rest is all that softmax sees."""
     counted = torch.where(legal, logits, 0.0)
     mean = counted.sum(-1, keepdim=True) / legal.sum(-1, keepdim=True).clamp(min=1)
     return counted - mean

@@ -1,4 +1,4 @@
-"""What stops an update: numbers that are not finite, with the rows that gave them."""
+"""Errors that stop an update: numbers that are not finite, with the rows that gave them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class NumericError(KeelError):
 
 
 def not_finite(what: str, skipped: int, params: Tensor, minibatch: Tree) -> NumericError:
-    """The error of a step that was skipped; it names the columns that are to blame."""
+    """Return the error of a step that was skipped; it names the columns that are to blame."""
     wrong = [name for name, x in minibatch.items() if not x.isfinite().all()]
     cause = f"not finite in the minibatch: {', '.join(wrong)}" if wrong else "the minibatch is fine"
     large = max((x.abs().max().item(), name) for name, x in minibatch.items() if x.numel())

@@ -74,12 +74,12 @@ def check_replay(
     """
     temperature, rows = rows.sampled_at(temperature), rows.as_sampled()
     replayed = measure(agent, params, rows, temperature)
-    known = rows.log_prob.isfinite()  # what is not will be quarantined: it is no other policy
-    lost = replayed.ratio.quarantined & known
+    usable = rows.log_prob.isfinite()  # what is not will be quarantined: it is no other policy
+    lost = replayed.ratio.quarantined & usable
     gap = torch.where(lost, torch.inf, replayed.ratio.raw_log_ratio.abs())
     slack = _slack(rows.behaviour)
     wrong = gap > GATE * slack
-    other = (rows.weight > 0) & known & ~(replayed.kl <= KL_GATE * slack**2)
+    other = (rows.weight > 0) & usable & ~(replayed.kl <= KL_GATE * slack**2)
     if enforce and bool((wrong | other).any()):
         raise ConsistencyError(_message(agent, params, rows, temperature, gap, wrong, other))
     return gap.max().item()
@@ -124,7 +124,7 @@ def _message(
         raise _not_a_number(params, rows)
     counts = (rows.weight > 0).sum().clamp(min=1)
     share = (bad.sum() / counts).item()
-    found = (
+    fault = (
         f"replaying the rollout gives |log-ratio| up to {gap.max():.3g} before any step (allowed "
         f"{GATE:g})"
         if bool(wrong.any())
@@ -132,7 +132,7 @@ def _message(
         "before any step, though the log-probs are"
     )
     return (
-        f"consistency gate: {found}, on {share:.2%} of the rows. The policy that is trained is not "
+        f"consistency gate: {fault}, on {share:.2%} of the rows. The policy that is trained is not "
         f"the one that sampled. {cause(replay)}"
     )
 
@@ -154,19 +154,19 @@ def replay_gap(agent: Agent, params: Tensor, batch: Batch, hparams: HyperParams)
 
 
 def _not_a_number(params: Tensor, rows: Rows | Batch) -> Exception:
-    seen = {f"obs.{key}": x.float() for key, x in rows.obs.items()}
-    return not_finite("the policy's output", 0, params, seen | {"log_prob": rows.log_prob})
+    tensors = {f"obs.{key}": x.float() for key, x in rows.obs.items()}
+    return not_finite("the policy's output", 0, params, tensors | {"log_prob": rows.log_prob})
 
 
-def check_objective(seen: float, replayed: float, enforce: bool) -> None:
+def check_objective(gap: float, replayed: float, enforce: bool) -> None:
     """Raise if the first step sees another policy than a replay of the same rows.
 
     It would learn from something else than was sampled: its objective forgets the temperature, say.
     What is not finite is quarantined, and not compared.
     """
-    if enforce and math.isfinite(seen) and seen > replayed + GATE:
+    if enforce and math.isfinite(gap) and gap > replayed + GATE:
         raise ConsistencyError(
             f"consistency gate: replaying the rollout gives |log-ratio| up to {replayed:.3g}, but "
-            f"the objective's own pass sees {seen:.3g} before any step. It evaluates the policy "
+            f"the objective's own pass sees {gap:.3g} before any step. It evaluates the policy "
             "in another way: at another temperature, with other masks, or on other observations."
         )

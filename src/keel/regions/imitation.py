@@ -20,25 +20,32 @@ from keel.types import HyperParams
 
 
 def cloning_loss(
-    agent: Agent, params: Tensor, shown: DemoBatch, temperature: float | Tensor
+    agent: Agent, params: Tensor, demos: DemoBatch, temperature: float | Tensor
 ) -> Tensor:
-    """`[1]`: −log π of what was shown, weighted, averaged over what is real."""
-    policy = agent.policy(params, shown.obs, temperature)
-    log_prob = agent.dist.log_prob(policy, shown.action)
-    return -(shown.weight * log_prob).sum().reshape(1) / shown.real.sum().clamp(min=1.0)
+    """Return the mean of −weight · log π over demonstrated steps that are no padding, `[1]`.
+
+    Args:
+        agent: a single agent.
+        params: `[1, P]`.
+        demos: demonstrated steps.
+        temperature: of the policy.
+    """
+    policy = agent.policy(params, demos.obs, temperature)
+    log_prob = agent.dist.log_prob(policy, demos.action)
+    return -(demos.weight * log_prob).sum().reshape(1) / demos.real.sum().clamp(min=1.0)
 
 
-def mean_cloning_loss(agent: Agent, params: Tensor, shown: DemoBatch, temperature: float) -> float:
-    """The same over all that was shown, piece by piece."""
-    total = shown.real.sum().clamp(min=1.0)
+def mean_cloning_loss(agent: Agent, params: Tensor, demos: DemoBatch, temperature: float) -> float:
+    """Return `cloning_loss` over all demonstrated steps, piece by piece."""
+    total = demos.real.sum().clamp(min=1.0)
     with torch.no_grad():
-        parts = [_part(shown, part) for part in chunks(shown)]
+        parts = [_part(demos, part) for part in chunks(demos)]
         sums = [cloning_loss(agent, params, x, temperature) * x.real.sum() for x in parts]
     return (torch.cat(sums).double().sum() / total).item()
 
 
-def _part(shown: DemoBatch, part: slice) -> DemoBatch:
-    return DemoBatch({key: x[part] for key, x in shown.obs.items()}, *(x[part] for x in shown[1:]))
+def _part(demos: DemoBatch, part: slice) -> DemoBatch:
+    return DemoBatch({key: x[part] for key, x in demos.obs.items()}, *(x[part] for x in demos[1:]))
 
 
 class Pull(NamedTuple):
@@ -56,9 +63,16 @@ def pull(agent: Agent, params: Tensor, rows: Rows, advantage: Tensor, hparams: H
     """Differentiate the surrogate and the cloning loss, each on all of its rows.
 
     Where the policy is still the one that sampled, the surrogate's gradient is that of −A log π.
+
+    Args:
+        agent: a single agent.
+        params: `[1, P]`.
+        rows: a rollout with demonstrations.
+        advantage: `[R]`.
+        hparams: values in force; the temperature is read.
     """
-    shown = rows.shown
-    assert shown is not None
+    demos = rows.demos
+    assert demos is not None
     total = rows.weight.sum().clamp(min=1.0)
 
     def surrogate(part: slice, leaf: Tensor) -> Tensor:
@@ -71,12 +85,12 @@ def pull(agent: Agent, params: Tensor, rows: Rows, advantage: Tensor, hparams: H
         return -(rows.weight[part] * gain).sum() / total
 
     def cloning(part: slice, leaf: Tensor) -> Tensor:
-        some = _part(shown, part)
-        share = some.real.sum() / shown.real.sum().clamp(min=1.0)
+        some = _part(demos, part)
+        share = some.real.sum() / demos.real.sum().clamp(min=1.0)
         return cloning_loss(agent, leaf, some, hparams.temperature).sum() * share
 
     own = _gradient(surrogate, params, chunks(rows), agent.policy_columns)
-    other = _gradient(cloning, params, chunks(shown), agent.policy_columns)
+    other = _gradient(cloning, params, chunks(demos), agent.policy_columns)
     norms = own.norm().item(), other.norm().item()
     product = math.prod(norms)
     cosine = (own @ other).item() / product if product > 0.0 else math.nan
@@ -89,7 +103,7 @@ def _gradient(
     parts: list[slice],
     columns: Tensor,
 ) -> Tensor:
-    """`[P]` float64, of the sum over the parts; 0 outside of `columns`."""
+    """Return the gradient of the sum over the parts, `[P]` in float64; 0 outside of `columns`."""
     total = torch.zeros(params.shape[1], dtype=torch.float64, device=params.device)
     for part in parts:
         leaf = params.detach().requires_grad_()
@@ -100,7 +114,7 @@ def _gradient(
 
 @dataclass(frozen=True)
 class Limit:
-    """How hard demonstrations may pull in an update, against the policy's own gradient.
+    """Bound on the pull of demonstrations in an update, relative to the policy's own gradient.
 
     ‖coef · ∇ cloning‖ ≤ trust · max_ratio · ‖∇ surrogate‖, where the trust is what a controller has
     left of the coefficient it began with.
@@ -124,7 +138,7 @@ class Limit:
 def cloning_metrics(
     before: Pull, hparams: HyperParams, policy_loss: float, bc_loss: float
 ) -> dict[str, float]:
-    """As the registry names them."""
+    """Return the metrics of cloning, as the registry names them."""
     weighted = hparams.bc_coef * bc_loss
     by_loss = abs(weighted) / (abs(policy_loss) + 1e-8)
     pulled = hparams.bc_coef * before.cloning_norm

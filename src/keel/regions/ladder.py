@@ -33,7 +33,7 @@ class TemperatureLadder:
     magnitude: float = 2.0
 
     def init(self) -> State:
-        """No block has ended; the coolest rung is in use."""
+        """Return the state of no ended block; the coolest rung is in use."""
         return {"since": 0.0, "rung": 0.0, "sum": 0.0, "count": 0.0}
 
     def __call__(

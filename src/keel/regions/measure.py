@@ -1,4 +1,4 @@
-"""What an update did, measured over all rows of its rollout: the exact KL and its company."""
+"""Measurements of an update over all rows of its rollout: the exact KL and its company."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHUNK_PIXELS = 512
 
 
 class Measurement(NamedTuple):
-    """The policy at some parameters against the one that sampled; `[R, *rest]` each."""
+    """Comparison of the policy at some parameters with the one that sampled; `[R, *rest]` each."""
 
     kl: Tensor
     """exact KL(old‖new)"""
@@ -32,7 +32,14 @@ class Measurement(NamedTuple):
 
 
 def measure(agent: Agent, params: Tensor, rows: Rows, temperature: float) -> Measurement:
-    """Evaluate the policy once on every row."""
+    """Evaluate the policy once on every row.
+
+    Args:
+        agent: the agent.
+        params: `[G, P]`.
+        rows: the rollout, `[R, *rest]`.
+        temperature: of the policy.
+    """
     parts = parallel_map(
         lambda index: _measure(agent, params, rows, index, temperature),
         chunks(rows, agent.workers),
@@ -50,12 +57,19 @@ def measure(agent: Agent, params: Tensor, rows: Rows, temperature: float) -> Mea
 
 
 def exact_kl(agent: Agent, params: Tensor, rows: Rows, temperature: float) -> Tensor:
-    """Mean exact KL(old‖new) per group, `[G]` in float64: what is bounded."""
+    """Return the mean exact KL(old‖new) per group, `[G]` in float64: the quantity that is bounded.
+
+    Args:
+        agent: the agent.
+        params: `[G, P]` of the new policy.
+        rows: a rollout with the distributions of the old one.
+        temperature: of the new policy.
+    """
 
     def part(index: slice) -> Tensor:
         old = {key: x[index] for key, x in rows.behaviour.items()}
-        seen = {key: x[index] for key, x in rows.obs.items()}
-        return agent.dist.kl(old, agent.policy(params, seen, temperature))
+        obs = {key: x[index] for key, x in rows.obs.items()}
+        return agent.dist.kl(old, agent.policy(params, obs, temperature))
 
     with torch.no_grad():
         parts = parallel_map(part, chunks(rows, agent.workers), agent.workers)
@@ -77,34 +91,34 @@ class Bounded:
             before = behaviour_at(agent, params, rows.as_sampled(), 1.0)
             self._cold = replace(rows, behaviour=before)
 
-    def kl(self, params: Tensor, known: Tensor | None = None) -> Tensor:
+    def kl(self, params: Tensor, row_kl: Tensor | None = None) -> Tensor:
         """Return the mean exact KL, `[G]` on the CPU, of agents that share a row the largest.
 
         Args:
             params: `[G, P]` of the policy acting next.
-            known: `[R, *rest]`, the KL of every row at the temperature, where it was measured.
+            row_kl: `[R, *rest]`, the KL of every row at the temperature, where it was measured.
         """
-        if known is None:
+        if row_kl is None:
             kl = exact_kl(self.agent, params, self.rows, self.temperature)
         else:
-            kl = group_mean(known, self.rows)
+            kl = group_mean(row_kl, self.rows)
         if self._cold is not None:
             kl = torch.maximum(kl, exact_kl(self.agent, params, self._cold, 1.0))
         return self.agent.worst(kl).cpu()
 
 
-def shown_kl(agent: Agent, old: Tensor, new: Tensor, shown: DemoBatch, temperature: float) -> float:
-    """Mean exact KL(old‖new) on the demonstrated states, which the rollout's does not bound."""
-    return kl_between(agent, (old, shown), (new, shown), temperature).double().mean().item()
+def demo_kl(agent: Agent, old: Tensor, new: Tensor, demos: DemoBatch, temperature: float) -> float:
+    """Return the mean exact KL(old‖new) on demonstrated states, which nothing bounds."""
+    return kl_between(agent, (old, demos), (new, demos), temperature).double().mean().item()
 
 
 Side = tuple[Tensor, Rows | DemoBatch]
-"""Parameters, and the rows whose observations they are shown."""
+"""Parameters, and the rows on whose observations they act."""
 
 
 @torch.no_grad()
 def kl_between(agent: Agent, old: Side, new: Side, temperature: float) -> Tensor:
-    """Exact KL(old‖new) of every row, piece by piece."""
+    """Return the exact KL(old‖new) of every row, piece by piece."""
     parts = [
         agent.dist.kl(
             *(
@@ -118,7 +132,7 @@ def kl_between(agent: Agent, old: Side, new: Side, temperature: float) -> Tensor
 
 
 def behaviour_at(agent: Agent, params: Tensor, rows: Rows, temperature: float) -> Tree:
-    """The policy's distributions on all rows; a head belongs to none, and the agent knows it."""
+    """Return the policy's distributions on all rows, without a head, which the agent knows."""
     with torch.no_grad():
         parts = [
             agent.policy(params, {k: x[index] for k, x in rows.obs.items()}, temperature)
@@ -128,7 +142,7 @@ def behaviour_at(agent: Agent, params: Tensor, rows: Rows, temperature: float) -
 
 
 def group_mean(x: Tensor, rows: Rows) -> Tensor:
-    """Weighted mean per group, accumulated in float64, `[G]`; rows of weight 0 are not read."""
+    """Return the weighted mean per group, `[G]` in float64; rows of weight 0 are not read."""
     weight = rows.weight.double()
     product = torch.where(weight > 0, x.double(), 0.0) * weight
     if rows.group_axis is None:
@@ -138,13 +152,13 @@ def group_mean(x: Tensor, rows: Rows) -> Tensor:
 
 
 def group_moments(x: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-    """Weighted mean and variance per group, `[G]` each."""
+    """Return weighted mean and variance per group, `[G]` each."""
     mean = group_mean(x, rows)
     return mean, (group_mean(x.double() ** 2, rows) - mean**2).clamp(min=0.0)
 
 
 def kl_metrics(measured: Measurement, rows: Rows) -> dict[str, float]:
-    """Tails, the other direction, and the estimators beside the exact value."""
+    """Return tails, the other direction, and the estimators beside the exact value."""
     counted = measured.ratio.weight > 0
     kl = measured.kl[counted].double()
     raw = measured.ratio.raw_log_ratio[counted].double()
@@ -183,7 +197,7 @@ def _measure(
 
 
 def chunks(rows: Rows | DemoBatch, workers: int = 1) -> list[slice]:
-    """All rows, piece by piece, with something to do for all `workers`."""
+    """Return slices of all rows, with something to do for all `workers`."""
     pixels = any(x.ndim - rows.weight.ndim >= 3 for x in rows.obs.values())
     count = rows.weight.shape[0]
     size = max(1, (CHUNK_PIXELS if pixels else CHUNK) // rows.weight[0].numel())

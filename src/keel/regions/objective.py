@@ -32,13 +32,13 @@ class Batch(NamedTuple):
     old_value: Tensor
     """the critic's raw outputs before the update, `[R, *rest, Q]`"""
     weight: Tensor
-    shown: DemoBatch | None = None
+    demos: DemoBatch | None = None
 
     def take(self, index: Tensor, real: Tensor) -> Batch:
-        """Some rows; `real` is 0 for padding.
+        """Return some rows; `real` is 0 for padding.
 
         What rows of weight 0 hold is wiped: a zero weight alone would still multiply their NaN in
-        the backward pass. Of observations, what is not finite was wiped by who made the batch.
+        the backward pass. Observations that are not finite were wiped when the batch was made.
         """
         weight = take_rows(self.weight, index)
         weight = weight * real.reshape(-1, *[1] * (weight.ndim - 1))
@@ -52,14 +52,14 @@ class Batch(NamedTuple):
             target=torch.where(counts, take_rows(self.target, index), 0.0),
             old_value=torch.where(counts[..., None], take_rows(self.old_value, index), 0.0),
             weight=weight,
-            shown=None if self.shown is None else self.shown.take(index, real),
+            demos=None if self.demos is None else self.demos.take(index, real),
         )
 
     def split(self, size: int) -> list[Batch]:
-        """Pieces of at most `size` rows."""
+        """Return pieces of at most `size` rows."""
         rows = torch.arange(len(self.weight), device=self.weight.device)
-        whole = torch.ones_like(rows, dtype=self.weight.dtype)
-        return [self.take(part, whole[: len(part)]) for part in torch.split(rows, size)]
+        real = torch.ones_like(rows, dtype=self.weight.dtype)
+        return [self.take(part, real[: len(part)]) for part in torch.split(rows, size)]
 
 
 class Statistics(NamedTuple):
@@ -77,7 +77,7 @@ class Statistics(NamedTuple):
     log_ratio_max: Tensor
     """largest |log-ratio| before the step; NaN if any is not finite"""
     bc_loss: Tensor
-    """of what was shown, before its coefficient; 0 without"""
+    """loss on demonstrations, before its coefficient; 0 without"""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Objective:
     value_coef: float = 0.5
     value_clip: float | None = None
     max_log_ratio: float = MAX_LOG_RATIO
-    penalise: bool = False
+    penalize: bool = False
     """add `HyperParams.kl_coef` × the exact KL"""
     track_kl: bool = True
     """measure the KL of every minibatch, which early stopping needs"""
@@ -99,7 +99,7 @@ class Objective:
     entropy_bonus: bool = True
     """add `HyperParams.entropy_coef` × the entropy"""
     entropy_floor: float | None = None
-    """note 004: below this entropy (nats) a differentiable penalty sets in"""
+    """entropy in nats below which a differentiable penalty sets in"""
     entropy_floor_coef: float = 0.1
 
     def __post_init__(self) -> None:
@@ -110,7 +110,15 @@ class Objective:
     def __call__(
         self, agent: Agent, params: Tensor, batch: Batch, hparams: Tensor, group_axis: int | None
     ) -> tuple[Tensor, Statistics]:
-        """The loss per group `[G]`, and what it is made of."""
+        """Return the loss per group `[G]`, and its parts.
+
+        Args:
+            agent: the agent.
+            params: `[G, P]`.
+            batch: a minibatch.
+            hparams: values in the order of `HPARAM_INDEX`.
+            group_axis: the agent axis of the rows; None for one group.
+        """
 
         def hparam(name: str) -> Tensor:
             return hparams[HPARAM_INDEX[name]]
@@ -143,16 +151,16 @@ class Objective:
         if self.entropy_floor is not None:
             loss = loss + self.entropy_floor_coef * torch.relu(self.entropy_floor - entropy)
         kl = nothing
-        if self.penalise or self.track_kl:
-            with torch.set_grad_enabled(self.penalise):
+        if self.penalize or self.track_kl:
+            with torch.set_grad_enabled(self.penalize):
                 kl = mean(dist.kl(batch.behaviour, evaluation.dist))
-        if self.penalise:
+        if self.penalize:
             loss = loss + hparam("kl_coef") * kl
         if self.track_kl and self.kl_measure != "exact":
             kl = mean(self._estimate(ratio.raw_log_ratio))
         cloned = nothing
-        if batch.shown is not None:
-            cloned = cloning_loss(agent, params, batch.shown, hparam("temperature"))
+        if batch.demos is not None:
+            cloned = cloning_loss(agent, params, batch.demos, hparam("temperature"))
             loss = loss + hparam("bc_coef") * cloned
         quarantined = ratio.quarantined.to(kl.dtype)
         return loss, Statistics(
@@ -170,7 +178,7 @@ class Objective:
         )
 
     def _estimate(self, log_ratio: Tensor) -> Tensor:
-        """KL(old‖new) from actions of the old policy; 0 where quarantined."""
+        """Estimate KL(old‖new) from actions of the old policy; 0 where quarantined."""
         moved = log_ratio.detach().nan_to_num(0.0, 0.0, 0.0)
         return kl_estimate(self.kl_measure, -moved, torch.zeros_like(moved))
 
@@ -187,7 +195,7 @@ class Objective:
 
 
 def _largest(ratio: Ratio, group_axis: int | None) -> Tensor:
-    """max |log-ratio| per group, `[G]`."""
+    """Return the largest |log-ratio| per group, `[G]`."""
     size = torch.where(ratio.quarantined, torch.nan, ratio.raw_log_ratio.abs())
     if group_axis is None:
         return size.max().reshape(1)

@@ -1,7 +1,7 @@
 """Penalties that do nothing: a term that changes the loss and not its gradient.
 
-Note 004's program built its entropy floor on `entropy.item()`: the loss rose, the policy never felt
-it, and the log looked as if it did.
+An entropy floor built on `entropy.item()` is one: the loss rises, the policy never feels it, and
+the log looks as if it did.
 """
 
 from __future__ import annotations

@@ -21,12 +21,12 @@ from keel.types import HyperParams, Tree, UpdateReport
 
 EarlyStop = Literal["off", "minibatch", "epoch"]
 STOP_FACTOR = 1.5
-"""Note 001: stop at 1.5 × target."""
+"""Early stopping sets in at 1.5 × target."""
 
 
 @dataclass(frozen=True)
 class PPO:
-    """`epochs` passes over the rollout in shuffled minibatches (Schulman et al. 2017).
+    """PPO: `epochs` passes over the rollout in shuffled minibatches (Schulman et al. 2017).
 
     The clip is `Objective.surrogate`, the penalty `HyperParams.kl_coef`. Neither bounds the KL:
     that is what `Certified` is for.
@@ -34,7 +34,9 @@ class PPO:
 
     epochs: int = 4
     minibatch: int = 256
+    """rows of a minibatch"""
     early_stop: EarlyStop = "off"
+    """stop at `STOP_FACTOR` × `target_kl`: before a minibatch's step, or after an epoch"""
     target_kl: float | None = None
     recompute_advantages: bool = False
     """compute advantages anew for every epoch, with the critic as it is by then"""
@@ -47,7 +49,7 @@ class PPO:
     """on what demonstrations may do"""
 
     def init(self, agent: Agent) -> OptimizerState:
-        """The optimizer before the first update."""
+        """Return the optimizer before the first update."""
         return initial_opt_state(agent.initial)
 
     def update(
@@ -65,7 +67,7 @@ class PPO:
         device = state.params.device
         active = torch.ones(groups, dtype=torch.bool, device=device)
         hparam_values = hparams.tensor().to(device)
-        taken: list[_Taken] = []
+        records: list[_StepRecord] = []
         stopped_at, stop_kl, epoch = -1, float("nan"), 0
         batch, skipped, gap = None, 0, 0.0
         pulled: Pull | None = None
@@ -76,22 +78,22 @@ class PPO:
                 if newborn and self.gate:
                     axis = rows.group_axis
                     check_penalties(agent, self.objective, state.params, batch, hparams, axis)
-            if pulled is None and rows.shown is not None:
+            if pulled is None and rows.demos is not None:
                 pulled = pull(agent, state.params, rows, batch.advantage, hparams)
                 hparams = hparams if self.limit is None else self.limit(hparams, pulled)
                 hparam_values = hparams.tensor().to(device)
-            in_epoch = len(taken)
+            in_epoch = len(records)
             for index, real in minibatches(rows.count, self.minibatch, rng):
                 index, real = index.to(device), real.to(device)
                 result = step(state, batch, index, real, hparam_values, active)
-                if not taken:
+                if not records:
                     gap = result.statistics.log_ratio_max.max().item()
                     if not gap <= GATE:
                         first = batch.take(index, real)
                         replayed = replay_gap(agent, state.params, first, hparams)
                         check_objective(gap, replayed, self.gate)
                         gap = max(gap, replayed) if math.isfinite(gap) else replayed
-                taken.append(_Taken(result.statistics, result.gradient_norm))
+                records.append(_StepRecord(result.statistics, result.gradient_norm))
                 if not math.isfinite(result.gradient_norm.sum().item()):
                     skipped = self._skip(result, state, batch.take(index, real), skipped + 1)
                 over = None
@@ -105,29 +107,29 @@ class PPO:
                         break
                 else:
                     state = result.opt_state
-            kl = taken[-1].statistics.kl
+            kl = records[-1].statistics.kl
             if self.early_stop == "epoch":
-                kl = torch.stack([r.statistics.kl for r in taken[in_epoch:]]).mean(0)
+                kl = torch.stack([r.statistics.kl for r in records[in_epoch:]]).mean(0)
                 active = active & ~self._over(agent.worst(kl))
             if self.early_stop != "off" and not active.any():
                 stopped_at, stop_kl = epoch, kl.max().item()
                 break
-        metrics = _summary(taken, self.max_grad_norm)
-        whole = stopped_at < 0 or self.early_stop == "epoch"
-        metrics["train/epochs"] = float(epoch + 1 if whole else epoch)
+        metrics = _summary(records, self.max_grad_norm)
+        complete = stopped_at < 0 or self.early_stop == "epoch"
+        metrics["train/epochs"] = float(epoch + 1 if complete else epoch)
         metrics["train/early_stop_epoch"] = float(stopped_at) if stopped_at >= 0 else float("nan")
         metrics["train/early_stop_kl"] = stop_kl
         metrics["train/gate_log_ratio"] = gap
         if pulled is not None:
-            cloned = torch.stack([t.statistics.bc_loss for t in taken]).mean().item()
+            cloned = torch.stack([t.statistics.bc_loss for t in records]).mean().item()
             metrics |= cloning_metrics(pulled, hparams, metrics["train/policy_loss"], cloned)
         nothing = torch.zeros(groups, dtype=torch.float64)
         whole_step = torch.ones(groups, dtype=torch.float64)
-        own = {} if rows.group_axis is None else _by_agent(taken)
+        own = {} if rows.group_axis is None else _by_agent(records)
         return state, UpdateReport(nothing, nothing, whole_step, metrics=metrics, agents=own)
 
     def _skip(self, result: StepResult, state: OptimizerState, rows: Batch, skipped: int) -> int:
-        """A step that was not taken: after too many, or if not even the loss is finite, stop."""
+        """Count a step that was not taken; raise after too many, or if the loss is not finite."""
         finite = bool(result.statistics.loss.isfinite().all())
         if finite and skipped < BAD_STEPS:
             return skipped
@@ -142,9 +144,9 @@ class PPO:
 def _batch(
     agent: Agent, rows: Rows, targets: TargetFunction, params: Tensor, before: Batch | None
 ) -> Batch:
-    """All rows with what they teach; the value clip is around the values of the first epoch."""
+    """Return all rows with their targets; the value clip is around values of the first epoch."""
     with torch.no_grad():
-        learned = targets(params)
+        epoch_targets = targets(params)
     if before is None:
         rows = replace(rows, obs=_without_nan(rows))
     return Batch(
@@ -152,16 +154,16 @@ def _batch(
         behaviour=rows.behaviour,
         action=rows.action,
         log_prob=rows.log_prob,
-        advantage=learned.advantage,
-        target=agent.target_of(params, learned.target),
-        old_value=learned.raw if before is None else before.old_value,
+        advantage=epoch_targets.advantage,
+        target=agent.target_of(params, epoch_targets.target),
+        old_value=epoch_targets.raw if before is None else before.old_value,
         weight=rows.weight,
-        shown=rows.shown,
+        demos=rows.demos,
     )
 
 
 def _without_nan(rows: Rows) -> Tree:
-    """Observations; those of rows that do not count may hold anything, and must hold numbers."""
+    """Return observations without NaN: rows that do not count may hold anything."""
     counts = rows.weight > 0
     if bool(counts.all()):
         return rows.obs
@@ -169,15 +171,15 @@ def _without_nan(rows: Rows) -> Tree:
 
 
 def _tensors(rows: Batch) -> Tree:
-    """All of a minibatch, flat and named, as floats."""
-    found: Tree = {}
+    """Return all of a minibatch, flat and named, as floats."""
+    flat: Tree = {}
     parts = rows._asdict()
-    shown = parts.pop("shown")
-    if shown is not None:
-        parts |= {f"shown.{name}": x for name, x in shown._asdict().items()}
+    demos = parts.pop("demos")
+    if demos is not None:
+        parts |= {f"shown.{name}": x for name, x in demos._asdict().items()}
     for name, x in parts.items():
-        found |= {f"{name}.{k}": v for k, v in x.items()} if isinstance(x, dict) else {name: x}
-    return {name: x.detach().float() for name, x in found.items()}
+        flat |= {f"{name}.{k}": v for k, v in x.items()} if isinstance(x, dict) else {name: x}
+    return {name: x.detach().float() for name, x in flat.items()}
 
 
 def _where(condition: Tensor, a: OptimizerState, b: OptimizerState) -> OptimizerState:
@@ -190,20 +192,20 @@ def _where(condition: Tensor, a: OptimizerState, b: OptimizerState) -> Optimizer
     )
 
 
-class _Taken(NamedTuple):
-    """What is remembered of a step: not its parameters, which a CNN has by the million."""
+class _StepRecord(NamedTuple):
+    """Statistics of a step; not its parameters, which a CNN has by the million."""
 
     statistics: Statistics
     gradient_norm: Tensor
 
 
-def _by_agent(taken: list[_Taken]) -> dict[str, Tensor]:
-    """Means over minibatches, `[A]` each."""
+def _by_agent(records: list[_StepRecord]) -> dict[str, Tensor]:
+    """Average over minibatches, `[A]` each."""
 
     def mean(values: list[Tensor]) -> Tensor:
         return torch.stack(values).mean(0).double().cpu()
 
-    statistics = [result.statistics for result in taken]
+    statistics = [result.statistics for result in records]
     return {
         "train/policy_loss": mean([s.policy_loss for s in statistics]),
         "train/value_loss": mean([s.value_loss for s in statistics]),
@@ -211,14 +213,14 @@ def _by_agent(taken: list[_Taken]) -> dict[str, Tensor]:
     }
 
 
-def _summary(taken: list[_Taken], max_grad_norm: float) -> dict[str, float]:
-    """Means over minibatches and groups; counts are sums."""
+def _summary(records: list[_StepRecord], max_grad_norm: float) -> dict[str, float]:
+    """Average over minibatches and groups; counts are summed."""
 
     def mean(values: list[Tensor]) -> float:
         return torch.stack(values).mean().item()
 
-    statistics = [result.statistics for result in taken]
-    norms = torch.stack([result.gradient_norm for result in taken])
+    statistics = [result.statistics for result in records]
+    norms = torch.stack([result.gradient_norm for result in records])
     return {
         "train/loss": mean([s.loss for s in statistics]),
         "train/policy_loss": mean([s.policy_loss for s in statistics]),

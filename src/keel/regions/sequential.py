@@ -1,4 +1,4 @@
-"""Agents that learn one after the other, each aware of what those before it have become."""
+"""Sequential updates: agents learn one after the other, each aware of the policies before it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from keel.types import HyperParams, UpdateReport
 
 @dataclass(frozen=True)
 class HAPPO:
-    """In random order; the advantages of each are weighted by the ratios of those before it.
+    """HAPPO: agents in random order, advantages weighted by the ratios of those before.
 
     So every agent improves on the joint policy as it is by then, not on one that no longer exists
     (Kuba et al. 2022, HAPPO). What is kept of each step is up to `Certified`, afterwards.
@@ -29,11 +29,11 @@ class HAPPO:
 
     @property
     def objective(self) -> Objective:
-        """The region's own."""
+        """The region's own objective."""
         return self.region.objective
 
     def init(self, agent: Agent) -> OptimizerState:
-        """The region's own state."""
+        """Return the region's own state."""
         return self.region.init(agent)
 
     def update(
@@ -55,21 +55,21 @@ class HAPPO:
             who = agent.who(row)
 
             own, _ = of_members(rows, _nothing(rows), who)
-            lesson = _Lesson(rows, targets, state.params, row, who, weight)
+            own_targets = _MemberTargets(rows, targets, state.params, row, who, weight)
             after, reports[row] = self.region.update(
-                alone, states[row], own, lesson, hparams, rng, step
+                alone, states[row], own, own_targets, hparams, rng, step
             )
             states[row] = after
             ratio = measure(alone, after.params, own, hparams.temperature).ratio
             moved = torch.where(ratio.weight > 0, ratio.ratio, 1.0)
             weight = weight * moved.reshape(len(weight), -1).prod(1)
-        told = [report for report in reports if report is not None]
-        return OptimizerState(*map(torch.cat, zip(*states, strict=True))), _joined(agent, told)
+        finished = [report for report in reports if report is not None]
+        return OptimizerState(*map(torch.cat, zip(*states, strict=True))), _joined(agent, finished)
 
 
 @dataclass(frozen=True, eq=False)
-class _Lesson:
-    """What the agents of one row learn, by a critic that is where it is by now."""
+class _MemberTargets:
+    """Targets of the agents of one row, with the critic at the parameters of the moment."""
 
     rows: Rows
     targets: TargetFunction
@@ -79,11 +79,11 @@ class _Lesson:
     weight: Tensor
 
     def __call__(self, params: Tensor) -> Targets:
-        everybody = self.params.clone()
-        everybody[self.row] = params[0]
-        _, learned = of_members(self.rows, self.targets(everybody), self.who)
+        all_params = self.params.clone()
+        all_params[self.row] = params[0]
+        _, own = of_members(self.rows, self.targets(all_params), self.who)
         weight = self.weight.repeat_interleave(len(self.who))  # as `of_members` lays them
-        return learned._replace(advantage=learned.advantage * weight)
+        return own._replace(advantage=own.advantage * weight)
 
 
 def _nothing(rows: Rows) -> Targets:
@@ -92,7 +92,7 @@ def _nothing(rows: Rows) -> Targets:
 
 
 def _joined(agent: Agent, reports: list[UpdateReport]) -> UpdateReport:
-    """Means over agents; the largest of what warns, the sum of what counts."""
+    """Average over agents; the largest of what warns, the sum of what counts."""
     tables = [report.metrics for report in reports]
     metrics = {key: math.fsum(table[key] for table in tables) / len(tables) for key in tables[0]}
     metrics["train/gate_log_ratio"] = max(table["train/gate_log_ratio"] for table in tables)

@@ -36,7 +36,7 @@ class OptimizerState(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """The optimizer after a step, and what was seen on the way."""
+    """The optimizer after a step, and its statistics."""
 
     opt_state: OptimizerState
     statistics: Statistics
@@ -54,7 +54,7 @@ Total = Callable[[Tensor], tuple[Tensor, Statistics]]
 
 
 def initial_opt_state(params: Tensor) -> OptimizerState:
-    """Before the first step."""
+    """Return the optimizer before the first step."""
     zeros = torch.zeros_like(params)
     steps = torch.zeros(params.shape[0], 2, device=params.device)
     return OptimizerState(params, zeros, zeros.clone(), steps)
@@ -73,10 +73,15 @@ def make_step(
     """Return a function from (optimizer state, all rows, row numbers, padding mask,
     hyperparameters, active groups) to a result.
 
-    `objective` may take the critic's parameters alone: then these are all there are. With `micro`
-    the gradient is added up over that many rows at a time, for models whose activations are large,
-    with several `workers` over pieces taken in parallel; the objective then says what all of
-    them are divided by (`denominator`).
+    Args:
+        agent: the agent.
+        objective: the loss; it may take the critic's parameters alone, then these are all.
+        group_axis: the agent axis of the rows; None for one group.
+        max_grad_norm: bound on the norm of a group's gradient.
+        compiled: whether `torch.compile` compiles the step.
+        micro: rows over which the gradient is added up at a time, for models whose activations are
+            large; the objective then says what all of them are divided by (`denominator`).
+        workers: pieces of a minibatch taken in parallel.
     """
     # `torch.compile` captures `func.grad` and not `autograd.grad`; eagerly the latter is faster.
     differentiate = _functional if compiled else _autograd
@@ -110,13 +115,13 @@ def make_step(
             gradient, parts = torch.zeros_like(opt_state.params), []
             pieces = batch.split(size)
             for begin in range(0, len(pieces), workers):  # gradients of a few pieces at a time
-                for added, seen in parallel_map(
+                for added, part_statistics in parallel_map(
                     lambda piece: differentiate(total_of(piece), opt_state.params),
                     pieces[begin : begin + workers],
                     workers,
                 ):
                     gradient += added
-                    parts.append(seen)
+                    parts.append(part_statistics)
             statistics = _together(parts)
         norm = gradient.norm(dim=1)
         applied = torch.isfinite(norm) & active
@@ -137,7 +142,7 @@ def make_step(
 
 
 def _together(parts: list[Statistics]) -> Statistics:
-    """Of micro-batches: means over one denominator add up; of extremes the largest stays."""
+    """Join statistics of micro-batches: sums of means over one denominator, largest extremes."""
     sums = Statistics(*(torch.stack(x).sum(0) for x in zip(*parts, strict=True)))
     largest = torch.stack([part.log_ratio_max for part in parts]).amax(0)  # NaN wins
     return sums._replace(log_ratio_max=largest)
@@ -158,7 +163,7 @@ def _functional(function: Total, params: Tensor) -> tuple[Tensor, Statistics]:
 def _adam(
     old: OptimizerState, gradient: Tensor, rate: Tensor, applied: Tensor, policy: Tensor
 ) -> OptimizerState:
-    """Adam (Kingma and Ba 2015); a group that may not move keeps its moments and age, too."""
+    """Apply Adam (Kingma and Ba 2015); a group that may not move keeps its moments and age, too."""
     rows = applied[:, None]
     steps = old.steps + rows
     age = torch.where(policy, steps[:, :1], steps[:, 1:]).clamp(min=1.0)
@@ -175,7 +180,7 @@ def _all_move_alike(opt_state: OptimizerState, applied: Tensor) -> bool:
 
 
 def _plain_adam(old: OptimizerState, gradient: Tensor, rate: float) -> OptimizerState:
-    """`_adam` where all move and are of one age: a third of its passes over the parameters.
+    """Apply `_adam` where all move and are of one age: a third of its passes over the parameters.
 
     A CNN has two million of them, and 30 ms of every step went there.
     """

@@ -18,10 +18,10 @@ from keel.types import HyperParams
 
 @dataclass(frozen=True)
 class Likelihood:
-    """−log π of every token that counts, averaged over all of them."""
+    """The objective −log π of every token that counts, averaged over all of them."""
 
     def denominator(self, batch: Batch) -> Tensor:
-        """The number of tokens."""
+        """Return the number of tokens."""
         return denominator(batch.weight)
 
     def __call__(
@@ -33,7 +33,7 @@ class Likelihood:
         group_axis: int | None = None,
         total: Tensor | None = None,
     ) -> tuple[Tensor, Statistics]:
-        """The loss `[1]`; of its statistics only loss and entropy mean anything."""
+        """Return the loss `[1]`; of its statistics only loss and entropy mean anything."""
         dist = agent.dist
         assert isinstance(dist, Vocabulary)
         log_prob, entropy = dist.both(agent.policy(params, batch.obs), batch.action)
@@ -62,7 +62,7 @@ def one_pass(
     rng: torch.Generator,
     step: Step,
 ) -> tuple[OptimizerState, float]:
-    """Every sequence once, in shuffled minibatches; the mean loss per step."""
+    """Take every sequence once, in shuffled minibatches; return the mean loss per step."""
     zero = torch.zeros_like(rows.weight)
     batch = Batch(
         obs=rows.obs,

@@ -26,8 +26,8 @@ from keel.regions.objective import Batch, Statistics
 from keel.types import HPARAM_INDEX
 
 REFERENCE, REFERENCE_HIDDEN, IMPORTANCE = "reference", "reference_hidden", "importance"
-"""Beside what the model sees: log-probs `[R, L]` and hidden states `[R, L, H]` of the reference,
-and weights `[R, L]` for tokens that another distribution drew."""
+"""Keys beside the model's observations: log-probs `[R, L]` and hidden states `[R, L, H]` of the
+reference, and weights `[R, L]` for tokens that another distribution drew."""
 
 Form = Literal["clip", "sequence", "cispo", "unclipped"]
 
@@ -49,7 +49,7 @@ class Covariance(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenObjective:
-    """What is minimised; `kl_coef` and the clip are `HyperParams`."""
+    """The objective on tokens that is minimised; `kl_coef` and the clip are `HyperParams`."""
 
     form: Form = "clip"
     dual_clip: float | None = None
@@ -71,7 +71,7 @@ class TokenObjective:
     """logits held at once"""
 
     def denominator(self, batch: Batch) -> Tensor:
-        """Of the whole minibatch: what its micro-batches are divided by."""
+        """Return the divisor of the whole minibatch, for its micro-batches."""
         return denominator(batch.weight, self.reduction, constant=self.constant)
 
     def __call__(
@@ -83,7 +83,7 @@ class TokenObjective:
         group_axis: int | None = None,
         total: Tensor | None = None,
     ) -> tuple[Tensor, Statistics]:
-        """The loss `[1]`, and what it is made of."""
+        """Return the loss `[1]`, and its parts."""
 
         def hparam(name: str) -> Tensor:
             return hparams[HPARAM_INDEX[name]]
@@ -98,12 +98,12 @@ class TokenObjective:
         total = self.denominator(batch) if total is None else total
 
         def mean(x: Tensor) -> Tensor:
-            found = aggregate(x, ratio.weight, self.reduction, denominator_of_batch=total)
-            return found.reshape(1)
+            result = aggregate(x, ratio.weight, self.reduction, denominator_of_batch=total)
+            return result.reshape(1)
 
         policy = self._surrogate(ratio, log_prob, batch, hparam("clip_low"), hparam("clip_high"))
-        taken = batch.obs.get(IMPORTANCE, torch.ones_like(log_prob))
-        policy_loss, entropy_mean = mean(policy.loss * taken), mean(entropy)
+        importance = batch.obs.get(IMPORTANCE, torch.ones_like(log_prob))
+        policy_loss, entropy_mean = mean(policy.loss * importance), mean(entropy)
         loss = policy_loss - hparam("entropy_coef") * entropy_mean
         value_loss = torch.zeros_like(loss)
         if self.value_coef:
@@ -137,21 +137,21 @@ class TokenObjective:
         if self.form == "sequence":
             r = surrogates.sequence_log_ratio(ratio.log_ratio, ratio.weight).exp()
         if self.form == "unclipped":
-            found = surrogates.unclipped(r, advantage)
+            surrogate = surrogates.unclipped(r, advantage)
         elif self.form == "cispo":
-            found = surrogates.cispo(log_prob, r, advantage, low, high)
+            surrogate = surrogates.cispo(log_prob, r, advantage, low, high)
         elif self.dual_clip is not None:
-            found = surrogates.dual_clip(r, advantage, low, high, self.dual_clip)
+            surrogate = surrogates.dual_clip(r, advantage, low, high, self.dual_clip)
         else:
-            found = surrogates.clip(r, advantage, low, high)
+            surrogate = surrogates.clip(r, advantage, low, high)
         if self.covariance is None:
-            return found
-        return _held(found, self.covariance, ratio, log_prob.detach(), advantage)
+            return surrogate
+        return _held(surrogate, self.covariance, ratio, log_prob.detach(), advantage)
 
     def _to_reference(
         self, batch: Batch, now: dict[str, Tensor], ratio: Ratio, log_prob: Tensor
     ) -> Tensor:
-        """KL(π‖reference) per token: exact, or a form of it."""
+        """Return KL(π‖reference) per token: exact, or a form of it."""
         assert self.kl is not None
         if self.kl == "full":
             assert self.reference_head is not None
@@ -169,48 +169,49 @@ class TokenObjective:
 
 
 def covariances(log_prob: Tensor, advantage: Tensor, weight: Tensor) -> Tensor:
-    """(log π − mean)·(A − mean) of every token that counts, `[R, L]`; −inf for the others."""
+    """Return (log π − mean)·(A − mean) of every token that counts, `[R, L]`; −inf for others."""
     counts = weight > 0
     number = counts.sum().clamp(min=1)
 
-    def centred(x: Tensor) -> Tensor:
+    def centered(x: Tensor) -> Tensor:
         x = torch.where(counts, x, 0.0)
         return x - x.sum() / number
 
-    return torch.where(counts, centred(log_prob) * centred(advantage), -torch.inf)
+    return torch.where(counts, centered(log_prob) * centered(advantage), -torch.inf)
 
 
 def _held(
-    found: surrogates.Surrogate,
+    surrogate: surrogates.Surrogate,
     limit: Covariance,
     ratio: Ratio,
     log_prob: Tensor,
     advantage: Tensor,
 ) -> surrogates.Surrogate:
-    """The surrogate without the gradient of the tokens with the largest covariance, or with a
-    penalty on them. The largest are taken, not a random draw among them: what is repeated comes out
-    the same."""
+    """Cut the gradient of the tokens with the largest covariance, or add a penalty on them.
+
+    The largest are taken, not a random draw among them: what is repeated comes out the same.
+    """
     together = covariances(log_prob, advantage, ratio.weight)
     if limit.kind == "clip":
-        inside = (together >= limit.low) & (together <= limit.high) & ~found.clipped
+        inside = (together >= limit.low) & (together <= limit.high) & ~surrogate.clipped
         together = torch.where(inside, together, -torch.inf)
     count = int(limit.share * int((ratio.weight > 0).sum()))
     count = min(max(count, 1), int((together > -torch.inf).sum()))
     if not count:
-        return found
+        return surrogate
     chosen = torch.zeros_like(together, dtype=torch.bool).flatten()
     chosen[together.flatten().topk(count).indices] = True
     chosen = chosen.reshape(together.shape)
     if limit.kind == "clip":
-        cut = torch.where(chosen, found.loss.detach(), found.loss)
-        return surrogates.Surrogate(cut, found.clipped | chosen)
+        cut = torch.where(chosen, surrogate.loss.detach(), surrogate.loss)
+        return surrogates.Surrogate(cut, surrogate.clipped | chosen)
     penalty = limit.coef * ratio.log_ratio.abs()
     return surrogates.Surrogate(
-        torch.where(chosen, found.loss + penalty, found.loss), found.clipped
+        torch.where(chosen, surrogate.loss + penalty, surrogate.loss), surrogate.clipped
     )
 
 
 def _largest(ratio: Ratio) -> Tensor:
-    """max |log-ratio|, `[1]`; NaN if any is not finite."""
+    """Return the largest |log-ratio|, `[1]`; NaN if any is not finite."""
     size = torch.where(ratio.quarantined, torch.nan, ratio.raw_log_ratio.abs())
     return size.max().reshape(1)

@@ -1,1 +1,1 @@
-"""From environments to rows: collecting, batching, and what the update learns from."""
+"""Rollouts: collecting, batching, demonstrations, and the targets of an update."""

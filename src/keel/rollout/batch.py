@@ -1,7 +1,7 @@
 """A rollout as rows: what a region learns from and certifies on.
 
-Rows are the first axis. A policy without memory takes every step as a row; one with memory, or a
-language model, takes a whole sequence, so that nothing is ever shuffled inside of it.
+Rows are the first axis. A policy without a hidden state takes every step as a row; a recurrent one,
+or a language model, takes a whole sequence, so that nothing is ever shuffled inside of it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class DemoBatch(NamedTuple):
     """`[R]`: 0 for padding, else 1; the loss is a mean over these"""
 
     def take(self, index: Tensor, real: Tensor) -> DemoBatch:
-        """Some rows."""
+        """Return some rows; `real` is 0 for padding."""
         return DemoBatch(
             take(self.obs, index),
             take_rows(self.action, index),
@@ -49,7 +49,7 @@ class Sampled(NamedTuple):
 
 @dataclass(frozen=True)
 class Rows:
-    """`[R, *rest]` tensors of a rollout; `rest` is `()`, `(A,)` for agents or `(L,)` for tokens."""
+    """Tensors `[R, *rest]` of a rollout; `rest` is `()`, `(A,)` for agents or `(L,)` for tokens."""
 
     obs: Tree
     behaviour: Tree
@@ -57,14 +57,14 @@ class Rows:
     log_prob: Tensor
     weight: Tensor
     group_axis: int | None
-    shown: DemoBatch | None = None
-    """what others did, to be imitated beside"""
+    demos: DemoBatch | None = None
+    """demonstrated steps, to be imitated beside"""
     sampled: Sampled | None = None
     """None: as the update has it"""
 
     @property
     def count(self) -> int:
-        """R."""
+        """Number of rows R."""
         return self.weight.shape[0]
 
     def as_sampled(self) -> Rows:
@@ -77,7 +77,7 @@ class Rows:
 
 
 def rows_of(rollout: Rollout) -> Rows:
-    """Steps `[T, N, *rest]` as rows `[T·N, *rest]`, without a copy; with memory, as `[N, T]`."""
+    """Return steps `[T, N, *rest]` as rows `[T·N, *rest]` without a copy; recurrent, `[N, T]`."""
     axis = rollout.group_axis
     flat = as_rows(
         {"action": rollout.action, "log_prob": rollout.log_prob, "weight": rollout.weight}, rollout
@@ -93,24 +93,24 @@ def rows_of(rollout: Rollout) -> Rows:
 
 
 def as_rows(tree: Tree, rollout: Rollout) -> Tree:
-    """Tensors `[T, N, …]` in the order of `rows_of`."""
-    if rollout.memory is None:
+    """Reorder tensors `[T, N, …]` as `rows_of` does."""
+    if rollout.hidden_state is None:
         return {key: x.reshape(-1, *x.shape[2:]) for key, x in tree.items()}
     return {key: x.transpose(0, 1).contiguous() for key, x in tree.items()}
 
 
 def obs_rows(obs: Tree, rollout: Rollout) -> Tree:
-    """Observations as the network takes them: sequences come with the memory they begin with."""
-    return as_rows(obs, rollout) | (rollout.memory or {})
+    """Return observations as the network takes them: sequences with their initial hidden state."""
+    return as_rows(obs, rollout) | (rollout.hidden_state or {})
 
 
 def take(tree: Tree, index: Tensor) -> Tree:
-    """Some rows of every tensor."""
+    """Return some rows of every tensor."""
     return {key: take_rows(x, index) for key, x in tree.items()}
 
 
 def take_rows(x: Tensor, index: Tensor) -> Tensor:
-    """`x[index]`, but whole rows at a time: for images that is twenty times faster.
+    """Return `x[index]`, but whole rows at a time: for images that is twenty times faster.
 
     Images `[R, C, H, W]` that lie with their channels last are left so.
     """
@@ -120,9 +120,9 @@ def take_rows(x: Tensor, index: Tensor) -> Tensor:
 
 
 def wiped(x: Tensor, counts: Tensor) -> Tensor:
-    """Observations of rows that do not count, without numbers that are not finite."""
+    """Replace numbers that are not finite in observations of rows that do not count."""
     if not x.is_floating_point() or x.shape[: counts.ndim] != counts.shape:
-        return x  # integers are always numbers; a memory belongs to no single row
+        return x  # integers are always numbers; a hidden state belongs to no single row
     counts = counts.reshape(*counts.shape, *[1] * (x.ndim - counts.ndim))
     return torch.where(counts, x, x.nan_to_num(0.0, 0.0, 0.0))
 
@@ -130,12 +130,12 @@ def wiped(x: Tensor, counts: Tensor) -> Tensor:
 def minibatches(
     rows: int, size: int, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """A shuffled pass over all rows: pairs of row numbers `[size]` and 1/0 for real or padding."""
+    """Iterate over shuffled rows: pairs of row numbers `[size]` and 1/0 for real or padding."""
     return in_order(torch.randperm(rows, generator=generator), size)
 
 
 def in_order(order: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The same in a given order.
+    """Iterate over all rows as `minibatches` does, in a given order.
 
     The remainder is used, not dropped: it is padded with row 0 at weight 0, so that a compiled step
     sees one shape only.
@@ -151,7 +151,7 @@ def in_order(order: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def mapped(rows: Rows, function: Callable[[Tensor], Tensor]) -> Rows:
-    """Rows of a single agent, from all of their tensors alike."""
+    """Apply a function to all tensors of rows; the result is of a single agent."""
     sampled = rows.sampled
     if sampled is not None:
         sampled = sampled._replace(obs={key: function(x) for key, x in sampled.obs.items()})
@@ -167,23 +167,23 @@ def mapped(rows: Rows, function: Callable[[Tensor], Tensor]) -> Rows:
 
 
 class Targets(NamedTuple):
-    """What an update learns from, in the order of `rows_of`."""
+    """Advantages and value targets of an update, in the order of `rows_of`."""
 
     advantage: Tensor
     """scaled as configured"""
     target: Tensor
     """of the critic, in units of reward"""
     raw: Tensor
-    """what the critic said itself, its raw outputs `[R, *rest, Q]`"""
+    """the critic's raw outputs, `[R, *rest, Q]`"""
 
 
-def of_members(rows: Rows, learned: Targets, agents: Sequence[int]) -> tuple[Rows, Targets]:
-    """What some agents saw and did, of rows `[R, A, …]`, as rows of a single one: `[R·K, …]`."""
+def of_members(rows: Rows, targets: Targets, agents: Sequence[int]) -> tuple[Rows, Targets]:
+    """Select some agents of rows `[R, A, …]`, as rows of a single one: `[R·K, …]`."""
 
     def own(x: Tensor) -> Tensor:
         return x[:, agents[0]] if len(agents) == 1 else x[:, [*agents]].flatten(0, 1)
 
-    return mapped(rows, own), Targets(*map(own, learned))
+    return mapped(rows, own), Targets(*map(own, targets))
 
 
 TargetFunction = Callable[[Tensor], Targets]

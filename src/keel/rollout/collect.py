@@ -14,10 +14,10 @@ from torch import Tensor
 from keel.envs import Envs, Obs, ObsNormaliser, Step, lead
 from keel.errors import InputError
 from keel.keys import MASK
-from keel.models.acting import Acted, blank_memory, make_actor
+from keel.models.acting import Acted, initial_hidden_state, make_actor
 from keel.models.agent import Agent
 from keel.models.distributions import Categorical
-from keel.models.recurrent import STARTS
+from keel.models.recurrent import EPISODE_STARTS
 from keel.models.sampling import Array, draw_noise, sample, to_env
 from keel.types import Rollout
 
@@ -30,7 +30,7 @@ class Episodes(NamedTuple):
     agents: Array | None = None
     """`[E, A]`: the returns of each agent, where there are several"""
     measures: Mapping[str, Array] = MappingProxyType({})
-    """`[E]` each: what the environment itself has to say of them"""
+    """`[E]` each: measures that the environment itself gives"""
 
 
 class RawObs(NamedTuple):
@@ -45,7 +45,7 @@ class RawObs(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """A rollout, and what goes with it."""
+    """A rollout, with raw rewards, observations, values and episodes."""
 
     rollout: Rollout
     reward: Array
@@ -56,29 +56,29 @@ class Collected(NamedTuple):
     """`[T, N]`, where the actor's pass gave it"""
     episodes: Episodes
 
-    def normalised_by(self, normaliser: ObsNormaliser) -> Rollout:
+    def normalized_by(self, normaliser: ObsNormaliser) -> Rollout:
         """Return the rollout with its observations as another normaliser shows them."""
         if self.raw is None:
             return self.rollout
 
-        def shown(raw: Obs) -> dict[str, Tensor]:
-            normalised = normaliser.apply(raw)
-            return {key: torch.from_numpy(normalised[key]) for key in normaliser.scaling}
+        def normalized(raw: Obs) -> dict[str, Tensor]:
+            values = normaliser.apply(raw)
+            return {key: torch.from_numpy(values[key]) for key in normaliser.scaling}
 
         rollout, final = self.rollout, self.rollout.final_obs
         if final is not None and self.raw.final is not None:
-            final = final | shown(self.raw.final)
+            final = final | normalized(self.raw.final)
         return replace(
             rollout,
-            obs=rollout.obs | shown(self.raw.rows),
-            last_obs=rollout.last_obs | shown(self.raw.last),
+            obs=rollout.obs | normalized(self.raw.rows),
+            last_obs=rollout.last_obs | normalized(self.raw.last),
             final_obs=final,
         )
 
 
 @dataclass
 class Collector:
-    """Steps environments and remembers where they stand; one per run."""
+    """Environments with the place they stand at, and the storage of rollouts; one per run."""
 
     envs: Envs
     agent: Agent
@@ -86,52 +86,58 @@ class Collector:
     obs: Obs
     """what the policy sees next, `[N, …]`, raw"""
     rng: np.random.Generator
-    memory: dict[str, Array] = field(default_factory=dict)
-    """what the network remembers, `[N, H]` each"""
-    starts: Array = field(default_factory=lambda: np.zeros(0, bool))
+    hidden_state: dict[str, Array] = field(default_factory=dict)
+    """recurrent states, `[N, H]` each"""
+    episode_starts: Array = field(default_factory=lambda: np.zeros(0, bool))
     """`[N]` bool: whose `obs` begins an episode"""
     epsilon: float = 0.0
-    """a fault of note 000: this share of the actions is random, which nobody is told"""
+    """a deliberate bug: this share of the actions is random, unknown to their log-probs"""
     _store: dict[str, Array] = field(default_factory=dict)
 
     def begin(self, obs: Obs) -> None:
-        """Forget everything: `obs` are the first of new episodes."""
+        """Reset hidden states: `obs` are the first of new episodes."""
         self.obs = obs
-        self.starts = np.ones(self.envs.num_envs, bool)
-        self.memory = blank_memory(self.agent, self.envs.num_envs)
+        self.episode_starts = np.ones(self.envs.num_envs, bool)
+        self.hidden_state = initial_hidden_state(self.agent, self.envs.num_envs)
 
     def collect(
         self, params: Tensor, temperature: float, normaliser: ObsNormaliser | None
     ) -> Collected:
-        """`steps` steps of all environments with the policy at `params`, frozen throughout."""
+        """Take `steps` steps of all environments with a frozen policy.
+
+        Args:
+            params: `[G, P]`.
+            temperature: of the policy.
+            normaliser: of the observations; None leaves them raw.
+        """
         act = make_actor(self.agent, params)
         store, steps = self._allocate(normaliser), self.steps
         finished: list[Step] = []
         finals: list[tuple[Array, Obs]] = []
-        dist, recurrent = self.agent.dist, bool(self.agent.memory)
-        before = self.memory
+        dist, recurrent = self.agent.dist, self.agent.recurrent
+        before = self.hidden_state
         same_step = self.envs.autoreset == "same_step"
         noise = draw_noise(dist, (steps, *lead(self.envs)), self.rng)
         acted = Acted()
-        kept, raw = _under(store, "obs/"), _under(store, "raw/")
+        stored, raw = _under(store, "obs/"), _under(store, "raw/")
         outputs, actions, rewards = store["output"], store["action"], store["reward"]
         terminated, truncated, ignored = (store[k] for k in ("terminated", "truncated", "ignored"))
         for t in range(steps):
-            seen = self._see(self.obs, normaliser)
+            obs = self._see(self.obs, normaliser)
             if recurrent:
-                seen = {**seen, STARTS: self.starts}
-            for key, room in kept.items():
-                _put(room[t], seen[key])
-            seen = {key: x[t] for key, x in kept.items()}  # act on what will be learned from
+                obs = {**obs, EPISODE_STARTS: self.episode_starts}
+            for key, buffer in stored.items():
+                _copy(buffer[t], obs[key])
+            obs = {key: x[t] for key, x in stored.items()}  # act on what will be learned from
             for key, x in raw.items():
                 x[t] = self.obs[key]
             output = outputs[t]
-            acted = act({**seen, **self.memory} if recurrent else seen, output)
-            action = sample(dist, output, seen.get(MASK), temperature, noise[t])
+            acted = act({**obs, **self.hidden_state} if recurrent else obs, output)
+            action = sample(dist, output, obs.get(MASK), temperature, noise[t])
             actions[t] = action
             if self.epsilon:
                 store["meant"][t] = action
-                action = actions[t] = self._strayed(action, seen.get(MASK))
+                action = actions[t] = self._strayed(action, obs.get(MASK))
             if acted.value is not None:
                 store["value"][t] = acted.value
             step = self.envs.step(to_env(dist, action))
@@ -143,10 +149,10 @@ class Collector:
             if step.episode_index.size:
                 finished.append(step)
             self.obs = step.obs
-            if acted.memory is not None:
-                self.memory = acted.memory
+            if acted.hidden_state is not None:
+                self.hidden_state = acted.hidden_state
                 over = step.terminated | step.truncated
-                self.starts = step.ignored | over if same_step else step.ignored
+                self.episode_starts = step.ignored | over if same_step else step.ignored
         valued = acted.value is not None
         return self._finish(store, finals, finished, temperature, normaliser, valued, before)
 
@@ -161,7 +167,7 @@ class Collector:
         temperature: float,
         normaliser: ObsNormaliser | None,
         valued: bool,
-        memory: dict[str, Array],
+        hidden_state: dict[str, Array],
     ) -> Collected:
         # A row lost with its worker cuts its episode off before it: the row above was the last.
         lost = store["ignored"][1:] & store["truncated"][1:]
@@ -174,8 +180,8 @@ class Collector:
         final = None
         if raw_final is not None:
             final = _tensors(self._see(raw_final, normaliser))
-        if self.agent.memory:
-            last = {**last, STARTS: self.starts}
+        if self.agent.recurrent:
+            last = {**last, EPISODE_STARTS: self.episode_starts}
         rollout = Rollout(
             obs=obs,
             action=tensors["action"],
@@ -188,7 +194,7 @@ class Collector:
             last_obs=_tensors(last),
             final_obs=final,
             final_index=_join([index for index, _ in finals]),
-            memory=_tensors(memory) or None,
+            hidden_state=_tensors(hidden_state) or None,
             group_axis=2 if self.envs.agents else None,
             agents=self.envs.agents,
             temperature=temperature,
@@ -203,23 +209,23 @@ class Collector:
         )
 
     def _allocate(self, normaliser: ObsNormaliser | None) -> dict[str, Array]:
-        """Storage of the first rollout serves all later ones."""
+        """Return the storage, which the first rollout allocates for all later ones."""
         if self._store:
             return self._store
-        room = (self.steps, *lead(self.envs))
+        shape = (self.steps, *lead(self.envs))
         dist = self.agent.dist
-        some = np.zeros((*room[1:], dist.outputs), np.float32)
-        noise = draw_noise(dist, room[1:], np.random.default_rng(0))
+        some = np.zeros((*shape[1:], dist.outputs), np.float32)
+        noise = draw_noise(dist, shape[1:], np.random.default_rng(0))
         action = sample(dist, some, self.obs.get(MASK), 1.0, noise)
         store = {
-            "output": _aligned((*room, dist.outputs), np.float32),
+            "output": _aligned((*shape, dist.outputs), np.float32),
             "action": np.zeros((self.steps, *action.shape), action.dtype),
-            "value": np.zeros(room, np.float32),
-            "reward": np.zeros(room, np.float32),
-            **{name: np.zeros(room, bool) for name in ("terminated", "truncated", "ignored")},
+            "value": np.zeros(shape, np.float32),
+            "reward": np.zeros(shape, np.float32),
+            **{name: np.zeros(shape, bool) for name in ("terminated", "truncated", "ignored")},
         }
-        if self.agent.memory:
-            store[f"obs/{STARTS}"] = np.zeros(room, bool)
+        if self.agent.recurrent:
+            store[f"obs/{EPISODE_STARTS}"] = np.zeros(shape, bool)
         for key, x in self.obs.items():
             store[f"obs/{key}"] = _frames((self.steps, *x.shape), x.dtype)
             if normaliser is not None and key in normaliser.moments:
@@ -230,7 +236,7 @@ class Collector:
         return store
 
     def _strayed(self, action: Array, mask: Array | None) -> Array:
-        """Discrete actions, a share of them drawn from all that are legal."""
+        """Replace a share of Discrete actions by draws from all that are legal."""
         if not isinstance(self.agent.dist, Categorical):
             raise InputError("faults.epsilon_greedy: needs Discrete actions")
         noise = self.rng.random((*action.shape, self.agent.dist.n))
@@ -246,28 +252,28 @@ def _under(store: dict[str, X], prefix: str) -> dict[str, X]:
 
 
 def _aligned(shape: tuple[int, ...], kind: Any) -> Array:
-    """Zeros in torch's memory: what is computed from them must round alike in every process."""
+    """Return zeros in torch's memory: what is computed from them must round alike everywhere."""
     zeros: Array = torch.zeros(shape, dtype=torch.from_numpy(np.zeros(0, kind)).dtype).numpy()
     return zeros
 
 
 def _frames(shape: tuple[int, ...], kind: Any) -> Array:
-    """Room for observations; images `[T, N, C, H, W]` lie with their channels last, so that this is
-    done once and not for every minibatch."""
+    """Return a buffer for observations; images `[T, N, C, H, W]` lie with their channels last, so
+    that this is done once and not for every minibatch."""
     if len(shape) != 5:
         return _aligned(shape, kind)
     channels, height, width = shape[2:]
     return _aligned((*shape[:2], height, width, channels), kind).transpose(0, 1, 4, 2, 3)
 
 
-def _put(room: Array, x: Array) -> None:
-    """`room[:] = x`; images channel by channel, which is four times faster where room has them last
-    and x has them first."""
-    if room.ndim != 4:
-        room[:] = x
+def _copy(buffer: Array, x: Array) -> None:
+    """Copy `x` into a buffer; images channel by channel, which is four times faster where the
+    buffer has channels last and x has them first."""
+    if buffer.ndim != 4:
+        buffer[:] = x
         return
-    for channel in range(room.shape[1]):
-        room[:, channel] = x[:, channel]
+    for channel in range(buffer.shape[1]):
+        buffer[:, channel] = x[:, channel]
 
 
 def _tensors(arrays: Mapping[str, Array]) -> dict[str, Tensor]:
@@ -293,8 +299,10 @@ def _ended(steps: list[Step]) -> Episodes:
 
 
 def _measures(steps: list[Step]) -> dict[str, Array]:
-    told = [step.episode_measures for step in steps if step.episode_measures is not None]
-    return {key: np.concatenate([x[key] for x in told]) for key in (told[0] if told else ())}
+    measures = [step.episode_measures for step in steps if step.episode_measures is not None]
+    return {
+        key: np.concatenate([x[key] for x in measures]) for key in (measures[0] if measures else ())
+    }
 
 
 def _join(parts: list[Array]) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Demonstrations: whole episodes that somebody else played, on disk as safetensors and JSON.
+"""Demonstrations: whole episodes of recorded expert behaviour, on disk as safetensors and JSON.
 
     DEMOS/demos.json          environment, lengths and returns of the episodes, who played
     DEMOS/demos.safetensors   obs/KEY, action, reward, terminated, truncated; one row a step
@@ -34,7 +34,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Demos:
-    """`n` steps of `E` episodes, one after the other."""
+    """Demonstrated steps: `n` of `E` episodes, one after the other."""
 
     env: str
     obs: Mapping[str, Array]
@@ -47,24 +47,24 @@ class Demos:
     truncated: NDArray[np.bool_]
     """`[n]`: both only on the last step of an episode"""
     lengths: tuple[int, ...]
-    """`E`"""
+    """`[E]`: steps of each episode"""
     source: str = ""
-    """who played"""
+    """name of the player"""
 
     @property
     def steps(self) -> int:
-        """How many there are."""
+        """Number of steps n."""
         return len(self.reward)
 
     @property
     def returns(self) -> list[float]:
-        """Of the episodes, not discounted."""
+        """Undiscounted returns of the episodes."""
         ends = np.cumsum(self.lengths)
         return [float(part.sum()) for part in np.split(self.reward.astype(np.float64), ends[:-1])]
 
     @property
     def fingerprint(self) -> str:
-        """Of all that was seen and done: two sets with the same are the same."""
+        """Hash of all observations, actions and rewards."""
         digest = hashlib.sha256()
         arrays = {f"obs/{key}": x for key, x in self.obs.items()}
         arrays |= {name: getattr(self, name) for name in PARTS}
@@ -74,11 +74,11 @@ class Demos:
         return digest.hexdigest()[:16]
 
 
-def only(demos: Demos, wanted: Sequence[bool]) -> Demos | None:
-    """Some of the episodes; None if none is wanted."""
-    if not any(wanted):
+def only(demos: Demos, selected: Sequence[bool]) -> Demos | None:
+    """Return some of the episodes; None if none is wanted."""
+    if not any(selected):
         return None
-    rows = np.repeat(np.asarray(wanted, bool), demos.lengths)
+    rows = np.repeat(np.asarray(selected, bool), demos.lengths)
     return replace(
         demos,
         obs={key: x[rows] for key, x in demos.obs.items()},
@@ -86,12 +86,12 @@ def only(demos: Demos, wanted: Sequence[bool]) -> Demos | None:
         reward=demos.reward[rows],
         terminated=demos.terminated[rows],
         truncated=demos.truncated[rows],
-        lengths=tuple(n for n, keep in zip(demos.lengths, wanted, strict=True) if keep),
+        lengths=tuple(n for n, keep in zip(demos.lengths, selected, strict=True) if keep),
     )
 
 
 def joined(parts: Sequence[Demos]) -> Demos:
-    """One after the other."""
+    """Concatenate demonstrations."""
 
     def cat(name: str) -> Array:
         return np.concatenate([getattr(part, name) for part in parts])
@@ -108,7 +108,7 @@ def joined(parts: Sequence[Demos]) -> Demos:
 
 
 def save_demos(demos: Demos, path: Path) -> None:
-    """Write them into a new folder: whole, or not at all."""
+    """Write demonstrations into a new folder: completely, or not at all."""
     if path.exists():
         raise InputError(f"{path}: exists already; choose another --out")
     check_whole(demos, str(path))
@@ -198,7 +198,7 @@ def check_whole(demos: Demos, where: str) -> None:
 def check_fits(
     demos: Demos, observation: spaces.Space[Any], action: spaces.Space[Any], where: str
 ) -> None:
-    """Raise unless a policy of these spaces could have seen and done this."""
+    """Raise unless a policy of these spaces could have made these observations and actions."""
     parts = observation.spaces if isinstance(observation, spaces.Dict) else {"obs": observation}
     for key, space in parts.items():
         if key not in demos.obs:
@@ -230,10 +230,10 @@ def check_fits(
 
 def _check_legal(demos: Demos, action: spaces.Space[Any], where: str) -> None:
     """Raise if a mask ruled out what was done: no policy that sees the mask can imitate it."""
-    mask, taken = demos.obs[MASK].astype(bool), demos.action
+    mask, chosen = demos.obs[MASK].astype(bool), demos.action
     if isinstance(action, spaces.MultiDiscrete):
         width = int(action.nvec.sum())
-        taken = taken + np.append(0, np.cumsum(action.nvec)[:-1])
+        chosen = chosen + np.append(0, np.cumsum(action.nvec)[:-1])
     else:
         width = int(getattr(action, "n", 0))
     if mask.shape != (demos.steps, width):
@@ -242,9 +242,9 @@ def _check_legal(demos: Demos, action: spaces.Space[Any], where: str) -> None:
             f"{[demos.steps, width]}"
         )
     if isinstance(action, spaces.MultiBinary):
-        legal = ~(taken.astype(bool) & ~mask).any(1)
+        legal = ~(chosen.astype(bool) & ~mask).any(1)
     else:
-        legal = np.take_along_axis(mask, taken.reshape(demos.steps, -1), 1).all(1)
+        legal = np.take_along_axis(mask, chosen.reshape(demos.steps, -1), 1).all(1)
     illegal = np.flatnonzero(~legal)
     if illegal.size:
         raise InputError(

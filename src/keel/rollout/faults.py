@@ -1,4 +1,4 @@
-"""What went wrong in note 000, on purpose: to measure what each fault does, and to see it found."""
+"""Deliberate bugs in rollouts, to measure what each does, and to see it detected."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from keel.types import Rollout
 
 
 def broken(rollout: Rollout, faults: Faults) -> Rollout:
-    """The rollout as a program with these faults would learn from it."""
+    """Return the rollout as a program with these faults would learn from it."""
     if faults.reward_gain != 1.0:
         rollout = replace(rollout, reward=rollout.reward * faults.reward_gain)
     if MASK not in rollout.obs:
@@ -36,9 +36,8 @@ def _with_mask(rollout: Rollout, mask: Tensor) -> Rollout:
 def _among_first(rollout: Rollout, count: int) -> Rollout:
     """Return the rollout as a program replays it that knows only the first legal actions.
 
-    Note 000's update did not find how many actions there had been, took five, and took an action
-    beyond them for the last of the five: `logits[:5]`, `min(index, 4)`. The log-prob stays that of
-    the choice among all.
+    It takes an action beyond them for the last of them, as `logits[:5]` with `min(index, 4)` does.
+    The log-prob stays that of the choice among all.
 
     Args:
         rollout: `[*lead]`, whose actions are legal under its mask `[*lead, A]`.
@@ -46,18 +45,18 @@ def _among_first(rollout: Rollout, count: int) -> Rollout:
     """
     mask = rollout.obs[MASK].bool()
     rank = mask.cumsum(-1)
-    left = mask & (rank <= count)
-    taken = rollout.action.long()[..., None]
-    last = (left & (rank == rank.clamp(max=count).amax(-1, keepdim=True))).int().argmax(-1)
-    action = torch.where(rank.gather(-1, taken)[..., 0] > count, last, taken[..., 0])
+    first = mask & (rank <= count)
+    action = rollout.action.long()[..., None]
+    last = (first & (rank == rank.clamp(max=count).amax(-1, keepdim=True))).int().argmax(-1)
+    action = torch.where(rank.gather(-1, action)[..., 0] > count, last, action[..., 0])
     return replace(
-        _with_mask(rollout, left.to(rollout.obs[MASK].dtype)),
+        _with_mask(rollout, first.to(rollout.obs[MASK].dtype)),
         action=action.to(rollout.action.dtype),
     )
 
 
 def learner(agent: Agent, faults: Faults) -> Agent:
-    """The agent as the update has it: with a fault of note 000, the first's network for all."""
+    """Return the agent as the update has it: with a wrong actor, the first's network for all."""
     if not faults.wrong_actor:
         return agent
     if agent.groups == 1:
@@ -68,7 +67,7 @@ def learner(agent: Agent, faults: Faults) -> Agent:
 
 
 def _drifted(rollout: Rollout) -> Tensor:
-    """The mask of the step after; what was done stays legal, or it could not be evaluated."""
+    """Return the mask of the step after; actions stay legal, or they could not be evaluated."""
     last = rollout.last_obs[MASK]
     mask = torch.cat([rollout.obs[MASK][1:], last[None]]).clone()
     return mask.scatter(-1, rollout.action.long()[..., None], True)
@@ -86,7 +85,7 @@ def interleaved(
     lam: float | Tensor,
     weight: Tensor,
 ) -> Advantages:
-    """GAE of `[T, N, A]` as if agents acted one after the other in one episode `[T·A, N]`."""
+    """Compute GAE of `[T, N, A]` as if agents acted in turn in one episode `[T·A, N]`."""
     agents = reward.shape[2]
 
     def line(x: Tensor) -> Tensor:
@@ -97,7 +96,7 @@ def interleaved(
     # only the last agent of a step ends anything
     ends = (torch.arange(len(rows), device=rows.device) % agents == agents - 1)[:, None]
     over, cut = line(terminated) & ends, line(truncated) & ends
-    found = gae(
+    advantages = gae(
         line(reward),
         rows,
         last[:, 0],
@@ -112,4 +111,4 @@ def interleaved(
     def back(x: Tensor) -> Tensor:
         return x.reshape(-1, agents, x.shape[1]).movedim(1, 2)
 
-    return Advantages(*map(back, found))
+    return Advantages(*map(back, advantages))

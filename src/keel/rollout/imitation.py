@@ -29,7 +29,7 @@ CHUNK, CHUNK_PIXELS = 4096, 512
 
 
 def open_demos(name: str, episodes: int | None = None) -> Demos:
-    """The demonstrations of a folder, or of minari:ID; all of their episodes, or the first."""
+    """Open the demonstrations of a folder, or of minari:ID; all of their episodes, or the first."""
     if name.startswith(MINARI):
         return from_minari(name.removeprefix(MINARI), episodes)
     demos = load_demos(Path(name))
@@ -42,7 +42,7 @@ def open_demos(name: str, episodes: int | None = None) -> Demos:
 
 @dataclass(frozen=True)
 class DemoDataset:
-    """All that was shown, ready to be sampled from."""
+    """All demonstrated steps, ready to be sampled from."""
 
     obs: Obs
     """`[n, …]` raw"""
@@ -53,30 +53,34 @@ class DemoDataset:
     terminated: Tensor
     truncated: Tensor
     fingerprint: str
-    """of the data: a resumed run must learn from the same"""
+    """hash of the data: a resumed run must learn from the same"""
 
     @property
     def steps(self) -> int:
-        """How many there are."""
+        """Number of steps n."""
         return len(self.reward)
 
 
-def open_demo_dataset(config: Demonstrations, envs: Envs, agent: Agent, seen: Obs) -> DemoDataset:
+def open_demo_dataset(config: Demonstrations, envs: Envs, agent: Agent, obs: Obs) -> DemoDataset:
     """Read demonstrations and hold them against what the policy can see and do.
 
-    `seen` are observations of the run: those of its keys, a mask among them, are learned from.
+    Args:
+        config: settings of behaviour cloning.
+        envs: environments of the run.
+        agent: the agent that learns.
+        obs: observations of the run: those of its keys, a mask among them, are learned from.
     """
     demos = open_demos(config.path, config.episodes)
     check_fits(demos, envs.observation_space, envs.action_space, config.path)
     if agent.groups > 1:
         raise InputError("demos.path: several agents at once cannot learn from demonstrations")
-    if MASK in seen and MASK not in demos.obs:
+    if MASK in obs and MASK not in demos.obs:
         raise InputError(f"{config.path}: no {MASK}, which the environment gives with every step")
     action = from_env(agent.dist, demos.action)
     if action.dtype.kind == "f":
         action = action.astype(np.float32)
     return DemoDataset(
-        obs={key: np.asarray(x) for key, x in demos.obs.items() if key in seen},
+        obs={key: np.asarray(x) for key, x in demos.obs.items() if key in obs},
         action=torch.from_numpy(np.ascontiguousarray(action)),
         reward=demos.reward,
         terminated=torch.from_numpy(demos.terminated),
@@ -86,7 +90,7 @@ def open_demo_dataset(config: Demonstrations, envs: Envs, agent: Agent, seen: Ob
 
 
 def sample_demos(
-    lessons: DemoDataset,
+    dataset: DemoDataset,
     agent: Agent,
     params: Tensor,
     count: int,
@@ -94,59 +98,69 @@ def sample_demos(
     config: Demonstrations,
     *,
     gamma: float,
-    see: Callable[[Obs], Obs],
-    worth: Callable[[Array], Array],
+    preprocess: Callable[[Obs], Obs],
+    scale_reward: Callable[[Array], Array],
 ) -> tuple[DemoBatch, dict[str, float]]:
-    """`count` steps, drawn anew, with their weights; and what there is to say about them.
+    """Draw demonstrated steps with their weights; return them and metrics about them.
 
     Args:
-        see: observations as the network sees them.
-        worth: rewards as the critic counts them.
+        dataset: all demonstrated steps.
+        agent: a single agent.
+        params: `[1, P]`, of the critic that values the steps.
+        count: number of steps to draw.
+        rng: source of the draws.
+        config: settings of behaviour cloning.
+        gamma: discount factor γ.
+        preprocess: maps raw observations to those that the network sees.
+        scale_reward: maps raw rewards to those that the critic counts.
     """
-    index = torch.randint(lessons.steps, (count,), generator=rng)
+    index = torch.randint(dataset.steps, (count,), generator=rng)
     device = params.device
 
-    def seen(rows: Tensor) -> dict[str, Tensor]:
-        found = see({key: x[rows.numpy()] for key, x in lessons.obs.items()})
-        return {k: torch.from_numpy(np.ascontiguousarray(x)).to(device) for k, x in found.items()}
+    def obs_of(rows: Tensor) -> dict[str, Tensor]:
+        obs = preprocess({key: x[rows.numpy()] for key, x in dataset.obs.items()})
+        return {k: torch.from_numpy(np.ascontiguousarray(x)).to(device) for k, x in obs.items()}
 
-    obs = seen(index)
+    obs = obs_of(index)
     metrics: dict[str, float] = {}
     if config.loss == "plain":
         weight = torch.ones(count, device=device)
     else:
-        earned = _returns(lessons, agent, params, gamma, seen, worth)
+        earned = _returns(dataset, agent, params, gamma, obs_of, scale_reward)
         advantage = earned[index.to(device)] - _values(agent, params, obs)
-        found = cloning_weight(
+        weights = cloning_weight(
             advantage, config.loss, temperature=config.temperature, cap=config.cap
         )
-        weight = found.weight.float()
+        weight = weights.weight.float()
         metrics["train/bc_advantage_mean"] = advantage.mean().item()
         if config.loss == "filtered":
-            metrics["train/bc_share_used"] = found.used.item()
+            metrics["train/bc_share_used"] = weights.used.item()
         else:
-            metrics["train/bc_share_at_cap"] = found.at_cap.item()
-    action = lessons.action[index].to(device)
+            metrics["train/bc_share_at_cap"] = weights.at_cap.item()
+    action = dataset.action[index].to(device)
     return DemoBatch(obs, action, weight, torch.ones(count, device=device)), metrics
 
 
 def _returns(
-    lessons: DemoDataset,
+    dataset: DemoDataset,
     agent: Agent,
     params: Tensor,
     gamma: float,
-    seen: Callable[[Tensor], dict[str, Tensor]],
-    worth: Callable[[Array], Array],
+    obs_of: Callable[[Tensor], dict[str, Tensor]],
+    scale_reward: Callable[[Array], Array],
 ) -> Tensor:
-    """`[n]`: the discounted return from every step on. What was cut off is worth what the critic
-    says of the last state that was seen: the one after it was not recorded."""
+    """Return the discounted return from every step on, `[n]`.
+
+    An episode that was cut off ends with the critic's value of its last state: the one after it was
+    not recorded.
+    """
     device = params.device
-    reward = torch.from_numpy(np.asarray(worth(lessons.reward), np.float32)).to(device)
-    terminated, truncated = lessons.terminated.to(device), lessons.truncated.to(device)
+    reward = torch.from_numpy(np.asarray(scale_reward(dataset.reward), np.float32)).to(device)
+    terminated, truncated = dataset.terminated.to(device), dataset.truncated.to(device)
     final = torch.zeros_like(reward)
     cut = truncated.nonzero()[:, 0]
     if cut.numel():
-        final[cut] = _values(agent, params, seen(cut.cpu()))
+        final[cut] = _values(agent, params, obs_of(cut.cpu()))
     nothing = torch.zeros_like(reward)
     return gae(
         reward, nothing, nothing[0], terminated, truncated, final, gamma=gamma, lam=1.0

@@ -12,21 +12,21 @@ from keel.rollout.demos import Demos, check_whole
 
 
 def from_minari(dataset: str, episodes: int | None = None) -> Demos:
-    """The first `episodes`, or all, of a data set that is on this machine."""
+    """Read the first `episodes`, or all, of a data set that is on this machine."""
     minari = import_extra("minari", "minari")
     try:
-        found = minari.load_dataset(dataset)
+        data = minari.load_dataset(dataset)
     except (FileNotFoundError, ValueError, KeyError) as error:
-        known = ", ".join(minari.list_local_datasets()) or "none"
+        local = ", ".join(minari.list_local_datasets()) or "none"
         raise InputError(
-            f"minari:{dataset}: not on this machine (there are: {known}); "
+            f"minari:{dataset}: not on this machine (there are: {local}); "
             f"`minari download {dataset}` fetches it"
         ) from error
-    layout = observation_layout(found.observation_space)
-    actions = action_layout(found.action_space)
+    layout = observation_layout(data.observation_space)
+    actions = action_layout(data.action_space)
     parts: list[dict[str, Any]] = []
     lengths: list[int] = []
-    for episode in found.iterate_episodes():
+    for episode in data.iterate_episodes():
         if episodes is not None and len(lengths) == episodes:
             break
         steps = len(episode.rewards)
@@ -51,21 +51,21 @@ def from_minari(dataset: str, episodes: int | None = None) -> Demos:
         lengths.append(steps)
     if not parts:
         raise InputError(f"minari:{dataset}: empty, no episode in it")
-    whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    spec = found.env_spec
+    arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    spec = data.env_spec
     demos = Demos(
         env="" if spec is None else str(spec.id),
-        obs={k.removeprefix("obs/"): x for k, x in whole.items() if k.startswith("obs/")},
+        obs={k.removeprefix("obs/"): x for k, x in arrays.items() if k.startswith("obs/")},
         lengths=tuple(lengths),
         source=f"minari:{dataset}",
-        **{name: x for name, x in whole.items() if not name.startswith("obs/")},
+        **{name: x for name, x in arrays.items() if not name.startswith("obs/")},
     )
     check_whole(demos, demos.source)
     return demos
 
 
 def _first(data: Any, steps: int) -> Any:
-    """The first rows; observations have one more, after the last step."""
+    """Return the first rows; observations have one more, after the last step."""
     if isinstance(data, dict):
         return {key: _first(x, steps) for key, x in data.items()}
     return np.asarray(data)[:steps]

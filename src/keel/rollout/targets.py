@@ -1,4 +1,4 @@
-"""From rewards and values to what the update learns: advantages and critic targets."""
+"""Advantages and critic targets of an update, from rewards and values."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 
 from keel.config import Advantage
 from keel.errors import InputError
-from keel.functional import Advantages, gae, normalise
+from keel.functional import Advantages, gae, normalize
 from keel.imports import import_function
 from keel.keys import GROUP
 from keel.models import popart
 from keel.models.agent import Agent
 from keel.models.critics import Histogram, Quantile, Scalar, calibration, draw
-from keel.models.recurrent import CRITIC, STARTS
+from keel.models.recurrent import CRITIC_HIDDEN_STATE, EPISODE_STARTS
 from keel.rollout.batch import Targets, as_rows, obs_rows
 from keel.rollout.faults import interleaved
 from keel.types import Rollout
@@ -33,17 +33,22 @@ def compute_targets(
     rng: torch.Generator | None = None,
     interleave: bool = False,
 ) -> tuple[Targets, dict[str, float]]:
-    """Advantages and targets with the critic at `params`, as `rows_of` orders them; statistics.
+    """Compute advantages and targets, as `rows_of` orders them, and their statistics.
 
-    `value` `[T, N]` saves a pass where the values of the rollout are already known. With `rng` a
-    distributional critic is to learn samples of the return, else its λ-returns. `interleave` is a
-    fault of note 000.
+    Args:
+        agent: the agent.
+        params: `[G, P]`, those of the critic.
+        rollout: `[T, N, …]`.
+        config: how advantages are computed and normalised.
+        value: `[T, N]`, saves a pass where the values of the rollout are already known.
+        rng: a distributional critic learns samples of the return; without, its λ-returns.
+        interleave: a deliberate bug, GAE across agents (`faults.interleaved`).
     """
-    said = _outputs(agent, params, rollout, value)
-    values = said.map(lambda raw: agent.value_of(params, raw))
+    outputs = _outputs(agent, params, rollout, value)
+    values = outputs.map(lambda raw: agent.value_of(params, raw))
     raw = _gae(rollout, values, config.gamma, config.lam, interleaved if interleave else gae)
     group = group_of(rollout, config)
-    scaled = normalise(
+    scaled = normalize(
         raw.advantage,
         config.normalize,
         weight=rollout.weight,
@@ -59,12 +64,12 @@ def compute_targets(
     target = raw.target
     if isinstance(agent.critic, Quantile | Histogram):
         if rng is not None:
-            target = _sampled(agent, params, rollout, said, config, rng)
+            target = _sampled(agent, params, rollout, outputs, config, rng)
         counted = rollout.weight > 0
         aim = agent.target_of(params, target)
-        statistics |= calibration(agent.critic, said.rows[counted], aim[counted])
-    learned = {"advantage": scaled.advantage, "target": target, "raw": said.rows}
-    return Targets(**as_rows(learned, rollout)), statistics
+        statistics |= calibration(agent.critic, outputs.rows[counted], aim[counted])
+    tree = {"advantage": scaled.advantage, "target": target, "raw": outputs.rows}
+    return Targets(**as_rows(tree, rollout)), statistics
 
 
 def group_function(config: Advantage) -> Callable[..., Any] | None:
@@ -97,7 +102,7 @@ def check_groups(config: Advantage, keys: Collection[str], many: bool) -> None:
 
 
 def group_of(rollout: Rollout, config: Advantage) -> Tensor | None:
-    """The group of every row `[T, N]`, where advantages are normalised within groups."""
+    """Return the group of every row `[T, N]`, where advantages are normalised within groups."""
     if config.normalize != "group" and not (config.normalize == "robust" and config.group):
         return None
     function = group_function(config)
@@ -118,8 +123,8 @@ def group_of(rollout: Rollout, config: Advantage) -> Tensor | None:
     return torch.from_numpy(groups.astype(np.int64)).to(rollout.weight.device)
 
 
-class _Said(NamedTuple):
-    """What the critic says, of raw outputs with an axis Q at the end."""
+class _CriticOutputs(NamedTuple):
+    """Outputs of the critic: raw, with an axis Q at the end, or values."""
 
     rows: Tensor
     """`[T, N]`"""
@@ -128,13 +133,13 @@ class _Said(NamedTuple):
     final: Tensor
     """`[T, N]`: of what follows each row, were its episode to go on"""
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> _Said:
-        return _Said(*map(function, self))
+    def map(self, function: Callable[[Tensor], Tensor]) -> _CriticOutputs:
+        return _CriticOutputs(*map(function, self))
 
 
 def _gae(
     rollout: Rollout,
-    values: _Said,
+    values: _CriticOutputs,
     gamma: float,
     lam: float | Tensor,
     estimate: Callable[..., Advantages] = gae,
@@ -156,68 +161,78 @@ def _sampled(
     agent: Agent,
     params: Tensor,
     rollout: Rollout,
-    said: _Said,
+    outputs: _CriticOutputs,
     config: Advantage,
     rng: torch.Generator,
 ) -> Tensor:
-    """A sample of each row's return: followed for a number of steps that λ draws, and from there on
-    a sample of what the critic says (SR(λ), Nam et al. 2021)."""
+    """Draw a sample of each row's return (SR(λ), Nam et al. 2021).
+
+    Rewards are followed for a number of steps that λ draws, and from there on it is a sample of the
+    critic's distribution.
+    """
     critic = agent.critic
     assert isinstance(critic, Quantile | Histogram)
 
     def sample(raw: Tensor) -> Tensor:
         drawn = draw(critic, raw, rng)
-        return popart.in_reward(agent.of_agents(params), drawn) if critic.normalised else drawn
+        return popart.in_reward(agent.of_agents(params), drawn) if critic.normalized else drawn
 
-    rows, last = sample(said.rows), sample(said.last)
+    rows, last = sample(outputs.rows), sample(outputs.last)
     # what follows a row is the next row: one sample for both, but for truncated episodes
     following = torch.cat([rows[1:], last[None]])
-    final = torch.where(rollout.truncated, sample(said.final), following)
+    final = torch.where(rollout.truncated, sample(outputs.final), following)
     followed = torch.rand(rows.shape, generator=rng).to(rows.device) < config.lam
-    return _gae(rollout, _Said(rows, last, final), config.gamma, followed.to(rows.dtype)).target
+    return _gae(
+        rollout, _CriticOutputs(rows, last, final), config.gamma, followed.to(rows.dtype)
+    ).target
 
 
-def _outputs(agent: Agent, params: Tensor, rollout: Rollout, known: Tensor | None) -> _Said:
-    """Raw outputs. Under next-step autoreset the row after a truncation holds the final
-    observation; under same-step autoreset it was kept apart."""
-    memory: Tensor | None = None
-    if agent.memory:
-        rows, last, memory = _sequence_outputs(agent, params, rollout)
+def _outputs(
+    agent: Agent, params: Tensor, rollout: Rollout, value: Tensor | None
+) -> _CriticOutputs:
+    """Return raw outputs.
+
+    Under next-step autoreset the row after a truncation holds the final observation; under
+    same-step autoreset it is `Rollout.final_obs`.
+    """
+    hidden_state: Tensor | None = None
+    if agent.recurrent:
+        rows, last, hidden_state = _sequence_outputs(agent, params, rollout)
     else:
-        if known is not None and isinstance(agent.critic, Scalar):
+        if value is not None and isinstance(agent.critic, Scalar):
             # a scalar critic's value is its raw output, but for the units
-            rows = agent.target_of(params, known)[..., None]
+            rows = agent.target_of(params, value)[..., None]
         else:
             flat = {key: x.reshape(-1, *x.shape[2:]) for key, x in rollout.obs.items()}
             rows = agent.raw_value(params, flat).reshape(*rollout.reward.shape, -1)
         last = agent.raw_value(params, rollout.last_obs)
     following = torch.cat([rows[1:], last[None]])
     if rollout.final_obs is None or rollout.final_index is None:
-        return _Said(rows, last, following)
+        return _CriticOutputs(rows, last, following)
     obs = rollout.final_obs
-    if agent.memory:
+    if agent.recurrent:
         obs = {key: x[:, None] for key, x in obs.items()}
-        obs[STARTS] = torch.zeros(len(rollout.final_index), 1, device=rows.device)
-        if memory is not None:  # each goes on from the state after its row
-            obs[CRITIC] = memory.flatten(0, 1)[rollout.final_index]
+        obs[EPISODE_STARTS] = torch.zeros(len(rollout.final_index), 1, device=rows.device)
+        if hidden_state is not None:  # each goes on from the state after its row
+            obs[CRITIC_HIDDEN_STATE] = hidden_state.flatten(0, 1)[rollout.final_index]
     single = rows.shape[2:]  # of one environment: `[Q]`, or `[A, Q]`
     final = agent.raw_value(params, obs).reshape(-1, *single)
     mended = following.reshape(-1, *single).index_copy(0, rollout.final_index, final)
-    return _Said(rows, last, mended.reshape(rows.shape))
+    return _CriticOutputs(rows, last, mended.reshape(rows.shape))
 
 
 def _sequence_outputs(
     agent: Agent, params: Tensor, rollout: Rollout
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """One pass over every sequence and the observation after it; `[T, N, Q]`, `[N, Q]`, and the
-    states `[T, N, H]`."""
+    """Run over every sequence and the observation after it: raw outputs `[T, N, Q]` and `[N, Q]`,
+    and hidden states `[T, N, H]`."""
     longer = {key: torch.cat([x, rollout.last_obs[key][None]]) for key, x in rollout.obs.items()}
     outputs = agent.outputs(params, obs_rows(longer, rollout), "critic")
     assert outputs.value is not None
-    assert outputs.memory is not None
+    assert outputs.hidden_state is not None
     raw = outputs.value.transpose(0, 1)
-    memory = outputs.memory.get(CRITIC)
-    return raw[:-1], raw[-1], None if memory is None else memory.transpose(0, 1)[:-1]
+    hidden_state = outputs.hidden_state.get(CRITIC_HIDDEN_STATE)
+    return raw[:-1], raw[-1], None if hidden_state is None else hidden_state.transpose(0, 1)[:-1]
 
 
 def _statistics(raw: Advantages, scaled: Tensor, weight: Tensor, value: Tensor) -> dict[str, float]:

@@ -84,7 +84,7 @@ def measure_calibration(policy: Policy, *, seed: int = 0, steps: int = STEPS) ->
             "calibration: the critic of this run knows the mean only; "
             "train with --critic.kind quantile"
         )
-    if agent.memory:
+    if agent.recurrent:
         raise InputError("calibration: networks with memory are not supported")
     envs = make_for(policy, ENVS, seed)
     rng = np.random.default_rng(seed)
@@ -102,7 +102,7 @@ def measure_calibration(policy: Policy, *, seed: int = 0, steps: int = STEPS) ->
             with torch.no_grad():
                 raw = agent.raw_value(policy.params, tree)
                 said.append(popart.in_reward(policy.params, critic.quantiles(raw)).numpy()
-                            if critic.normalised else critic.quantiles(raw).numpy())  # fmt: skip
+                            if critic.normalized else critic.quantiles(raw).numpy())  # fmt: skip
             noise = draw_noise(agent.dist, (ENVS,), rng)
             action = sample(agent.dist, output, seen.get(MASK), 1.0, noise)
             step = envs.step(to_env(agent.dist, action))

@@ -17,9 +17,9 @@ from torch import Tensor
 from keel.config import Config, options
 from keel.envs import AtariOptions, Envs, ObsNormaliser, Step, lead, time_limit
 from keel.keys import MASK
-from keel.models.acting import blank_memory, make_actor
+from keel.models.acting import initial_hidden_state, make_actor
 from keel.models.agent import Agent
-from keel.models.recurrent import STARTS
+from keel.models.recurrent import EPISODE_STARTS
 from keel.models.sampling import draw_noise, mode, sample, to_env
 from keel.training.signals import stop_requested
 
@@ -96,7 +96,8 @@ def evaluate(
     obs = envs.reset(seed)
     rows = lead(envs)
     output = np.zeros((*rows, agent.dist.outputs), np.float32)
-    memory, starts = blank_memory(agent, envs.num_envs), np.ones(envs.num_envs, bool)
+    hidden_state = initial_hidden_state(agent, envs.num_envs)
+    episode_starts = np.ones(envs.num_envs, bool)
     resets = 0
     while not tally.complete:
         if stop_requested():
@@ -104,22 +105,23 @@ def evaluate(
         if tally.stuck:  # nothing but the rest of episodes that were cut: begin new ones
             resets += 1
             obs = envs.reset(int(np.random.SeedSequence((seed, resets)).generate_state(1)[0]))
-            memory, starts = blank_memory(agent, envs.num_envs), np.ones(envs.num_envs, bool)
+            hidden_state = initial_hidden_state(agent, envs.num_envs)
+            episode_starts = np.ones(envs.num_envs, bool)
             tally.begin()
         seen = obs if normaliser is None else normaliser.apply(obs)
         mask = seen.get(MASK)
-        if memory:
-            seen = {**seen, **memory, STARTS: starts}
-        memory = act(seen, output).memory or {}
+        if hidden_state:
+            seen = {**seen, **hidden_state, EPISODE_STARTS: episode_starts}
+        hidden_state = act(seen, output).hidden_state or {}
         if deterministic:
             action = mode(agent.dist, output, mask)
         else:
             noise = draw_noise(agent.dist, rows, rng)
             action = sample(agent.dist, output, mask, 1.0, noise)
         step = envs.step(to_env(agent.dist, action))
-        obs, starts = step.obs, step.ignored
+        obs, episode_starts = step.obs, step.ignored
         if envs.autoreset == "same_step":
-            starts = starts | step.terminated | step.truncated
+            episode_starts = episode_starts | step.terminated | step.truncated
         tally.add(step)
     score = tally.score(episodes)
     if score.cut:

@@ -33,7 +33,7 @@ from keel.errors import InputError, KeelError
 from keel.keys import MASK
 from keel.models.distributions import Bernoulli, Gaussian, MultiCategorical, SquashedGaussian
 from keel.models.popart import NAME as UNITS
-from keel.models.recurrent import ACTOR, STARTS, Recurrent
+from keel.models.recurrent import ACTOR_HIDDEN_STATE, EPISODE_STARTS, RecurrentActorCritic
 from keel.models.sampling import mode, to_env
 from keel.training.policy import Policy
 from keel.types import Tree
@@ -91,7 +91,7 @@ def export_onnx(policy: Policy, path: Path, *, rows: int = 256, seed: int = 0) -
 
 def input_name(key: str) -> str:
     """Return the name in the file of an observation, a mask or a memory."""
-    if key == ACTOR:
+    if key == ACTOR_HIDDEN_STATE:
         return MEMORY
     return f"obs/{key}" if key in TAKEN else key
 
@@ -110,22 +110,26 @@ def random_observations(policy: Policy, rows: int, seed: int) -> dict[str, np.nd
         obs[MASK] = np.random.default_rng(seed).random((rows, policy.agent.dist.outputs)) < 0.5
         starts = [0, *np.cumsum(getattr(policy.agent.dist, "sizes", ()))[:-1]]
         obs[MASK][:, starts] = True
-    if ACTOR in policy.agent.memory:
-        shape = rows, policy.agent.memory[ACTOR]
-        obs[ACTOR] = np.random.default_rng(seed).uniform(-1.0, 1.0, shape).astype(np.float32)
+    if ACTOR_HIDDEN_STATE in policy.agent.hidden_state_sizes:
+        shape = rows, policy.agent.hidden_state_sizes[ACTOR_HIDDEN_STATE]
+        obs[ACTOR_HIDDEN_STATE] = (
+            np.random.default_rng(seed).uniform(-1.0, 1.0, shape).astype(np.float32)
+        )
     return obs
 
 
 def act_once(network: nn.Module, seen: Tree) -> tuple[Tensor, Tensor | None]:
     """The policy's outputs for one row each and, of an actor that remembers, its next memory."""
-    if not isinstance(network, Recurrent):
+    if not isinstance(network, RecurrentActorCritic):
         return network(seen, "actor").policy, None
-    rows = {key: x[:, None] for key, x in seen.items() if key != ACTOR}
-    rows[STARTS] = torch.zeros_like(next(iter(rows.values())).flatten(2)[..., 0], dtype=torch.bool)
-    if ACTOR in seen:
-        rows[ACTOR] = seen[ACTOR]
+    rows = {key: x[:, None] for key, x in seen.items() if key != ACTOR_HIDDEN_STATE}
+    rows[EPISODE_STARTS] = torch.zeros_like(
+        next(iter(rows.values())).flatten(2)[..., 0], dtype=torch.bool
+    )
+    if ACTOR_HIDDEN_STATE in seen:
+        rows[ACTOR_HIDDEN_STATE] = seen[ACTOR_HIDDEN_STATE]
     outputs = network(rows, "actor")
-    state = outputs.memory.get(ACTOR)
+    state = outputs.hidden_state.get(ACTOR_HIDDEN_STATE)
     return outputs.policy[:, 0], None if state is None else state[:, 0]
 
 
@@ -186,7 +190,7 @@ def _loaded(policy: Policy) -> nn.Module:
 def _write(policy: Policy, path: Path, example: dict[str, np.ndarray]) -> tuple[str, ...]:
     continuous = isinstance(policy.agent.dist, Gaussian | SquashedGaussian)
     outputs: tuple[str, ...] = (ACTION, LOG_STD if continuous else LOGITS)
-    if ACTOR in example:
+    if ACTOR_HIDDEN_STATE in example:
         outputs = (*outputs, NEXT_MEMORY)
     batch = torch.export.Dim("batch", min=1)
     try:

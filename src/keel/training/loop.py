@@ -112,7 +112,9 @@ def iterate(
         first.append(learned.target)
         return learned
 
-    rows, shown = _with_demonstrations(session, state, rows, moved.normaliser, reward_normaliser)
+    rows, demo_metrics = _with_demonstrations(
+        session, state, rows, moved.normaliser, reward_normaliser
+    )
     opt_state, report = session.region.update(
         session.learner,
         state.opt_state,
@@ -123,7 +125,7 @@ def iterate(
         session.step,
         state.iteration,
     )
-    if session.agent.critic.normalised:
+    if session.agent.critic.normalized:
         opt_state = opt_state._replace(
             params=rescale_critic(session.agent, opt_state.params, *group_moments(first[0], rows))
         )
@@ -157,7 +159,7 @@ def iterate(
         **_action_share(collected.rollout),
         **noted,
         **report.metrics,
-        **shown,
+        **demo_metrics,
         **_cloning_metrics(report.metrics),
         **_agent_metrics(session, report, collected),
         **moved.metrics,
@@ -217,27 +219,27 @@ def _with_demonstrations(
     rewards: RewardNormaliser | None,
 ) -> tuple[Rows, dict[str, float]]:
     """The rows with as many demonstrated steps beside them, seen and counted as the run's own."""
-    config, lessons = session.config, session.lessons
-    if lessons is None:
+    config, demo_dataset = session.config, session.demo_dataset
+    if demo_dataset is None:
         return rows, {}
 
-    def worth(reward: np.ndarray) -> np.ndarray:
+    def scale_reward(reward: np.ndarray) -> np.ndarray:
         counted = reward if rewards is None else rewards.apply(reward)
         bound = config.envs.clip_reward
         return counted if bound is None else np.clip(counted, -bound, bound)
 
-    shown, told = sample_demos(
-        lessons,
+    demos, metrics = sample_demos(
+        demo_dataset,
         session.agent,
         state.opt_state.params,
         rows.count,
         session.shuffle,
         config.demos,
         gamma=config.advantage.gamma,
-        see=observations.apply if observations is not None else dict,
-        worth=worth,
+        preprocess=observations.apply if observations is not None else dict,
+        scale_reward=scale_reward,
     )
-    return replace(rows, shown=shown), told
+    return replace(rows, demos=demos), metrics
 
 
 def _cloning_metrics(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -80,7 +80,7 @@ def build_region(config: Config) -> Certified:
         value_coef=region.value_coef,
         value_clip=region.value_clip,
         max_log_ratio=region.max_log_ratio,
-        penalise=region.kl_coef > 0.0 or region.adaptive_kl,
+        penalize=region.kl_coef > 0.0 or region.adaptive_kl,
         track_kl=region.early_stop != "off",
         kl_measure=region.kl_measure,
         entropy_bonus=config.explore.entropy_coef > 0.0 or config.explore.entropy_floor is not None,

@@ -48,7 +48,7 @@ BACKENDS: dict[str, Backend] = {
 INTERFACE = "interface"
 """Key in a checkpoint of the spaces and agents of its environment, which need not be made."""
 SAVED_STARTS = "starts"
-"""Key in a checkpoint of the environments that begin an episode, for networks with memory."""
+"""Key in a checkpoint of the environments that begin an episode, for recurrent networks."""
 MAY_CHANGE = (
     "total_steps",
     "checkpoints",
@@ -269,9 +269,9 @@ def _evaluate(
 
 def _save(session: Session, state: TrainState, path: Path) -> None:
     collector = session.collector
-    memory = {**collector.memory, SAVED_STARTS: collector.starts}
+    hidden_state = {**collector.hidden_state, SAVED_STARTS: collector.episode_starts}
     tensors, data = pack(
-        state, collector.rng, session.shuffle, collector.obs, memory, session.envs.save()
+        state, collector.rng, session.shuffle, collector.obs, hidden_state, session.envs.save()
     )
     weights = session.agent.named(state.opt_state.params.cpu())
     data["saved"], data["spaces"] = time.time(), describe_spaces(session.envs)
@@ -304,8 +304,8 @@ def _restore(session: Session, checkpoint: Checkpoint) -> TrainState:
     if held is not None:
         session.envs.load(arrays(checkpoint.tensors, "envs/"), held)
         collector.obs = arrays(checkpoint.tensors, "obs/")
-        collector.memory = arrays(checkpoint.tensors, "memory/")
-        collector.starts = collector.memory.pop(SAVED_STARTS)
+        collector.hidden_state = arrays(checkpoint.tensors, "memory/")
+        collector.episode_starts = collector.hidden_state.pop(SAVED_STARTS)
     else:
         warnings.warn(
             f"{session.envs.backend}: environments cannot save their state, so running episodes "

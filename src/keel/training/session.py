@@ -72,7 +72,7 @@ class Session:
     """what was decided automatically: backend, compile, threads, device"""
     learner: Agent
     """as the update has it: the agent, unless a fault is asked for"""
-    lessons: DemoDataset | None = None
+    demo_dataset: DemoDataset | None = None
     """demonstrations, if there are any"""
     encoding: int = ENCODING
     """how observations become numbers"""
@@ -124,9 +124,9 @@ def open_session(config: Config, encoding: int = ENCODING) -> Session:
         )
         check_groups(config.advantage, collector.obs, bool(envs.agents))
         collector.begin(collector.obs)
-        lessons = None
+        demo_dataset = None
         if config.demos.path:
-            lessons = open_demo_dataset(config.demos, envs, agent, collector.obs)
+            demo_dataset = open_demo_dataset(config.demos, envs, agent, collector.obs)
         make_actor(agent, agent.initial)  # loads the libraries it needs, whose threads are set now
         if pixels:
             keep_memory()
@@ -143,8 +143,8 @@ def open_session(config: Config, encoding: int = ENCODING) -> Session:
     }
     if pixels:
         choices["observation"] = spaces_of(envs.observation_space, encoding).describe()
-    if lessons is not None:
-        choices["demos"] = lessons.fingerprint
+    if demo_dataset is not None:
+        choices["demos"] = demo_dataset.fingerprint
     return Session(
         config=config,
         seeds=seeds,
@@ -158,7 +158,7 @@ def open_session(config: Config, encoding: int = ENCODING) -> Session:
         device=device,
         choices=choices,
         learner=learns,
-        lessons=lessons,
+        demo_dataset=demo_dataset,
         encoding=encoding,
     )
 
@@ -292,7 +292,7 @@ def _compile(config: Config, agent: Agent, region: Region, device: torch.device)
         if isinstance(region, TRPO)
         else dense.fits(agent, region.objective)
     )
-    if own or ragged or agent.memory or _sees_pixels(agent):
+    if own or ragged or agent.recurrent or _sees_pixels(agent):
         return False
     minibatches = -(-config.batch // config.region.minibatch)
     steps = config.iterations * config.region.epochs * minibatches

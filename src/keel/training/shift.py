@@ -64,7 +64,7 @@ def shift(
         normaliser = normaliser.absorb(collected.raw.rows, rollout.weight.numpy())
         share, kl_normaliser = _statistics(agent, params, collected, normaliser, bound)
         normaliser = normaliser.settle(share)
-        rollout = collected.normalised_by(normaliser)
+        rollout = collected.normalized_by(normaliser)
     if wanted != temperature:
         heat, kl_temperature = _temperature(agent, params, rollout, wanted, bound)
         temperature = _between(temperature, wanted, heat)
@@ -81,7 +81,7 @@ def _statistics(
     sampled = Sampled(rows.obs, temperature)
 
     def kl_of(share: float) -> Tensor:
-        anew = collected.normalised_by(seen.settle(share)).to(params.device)
+        anew = collected.normalized_by(seen.settle(share)).to(params.device)
         moved = replace(rows, obs=obs_rows(anew.obs, anew), sampled=sampled)
         return Bounded(agent, params, moved, temperature).kl(params)
 

@@ -16,7 +16,7 @@ from keel.functional import (
     gae,
     grpo,
     n_step,
-    normalise,
+    normalize,
     reinforce_pp,
     reward_to_go,
     rloo,
@@ -222,7 +222,7 @@ def test_equal_scores_carry_no_signal_even_where_their_mean_rounds(baseline, siz
 @pytest.mark.parametrize("size", [1, 2, 7, 100_000])
 def test_equal_advantages_become_zeros(method, level, size, dtype):
     same = torch.full((size,), level, dtype=dtype)
-    result = normalise(same, method, group=torch.zeros(size, dtype=torch.long))
+    result = normalize(same, method, group=torch.zeros(size, dtype=torch.long))
     assert not result.advantage.any()
     assert result.sign_flips == 0
 
@@ -231,76 +231,76 @@ def test_equal_advantages_become_zeros(method, level, size, dtype):
 def test_a_difference_of_one_rounding_is_not_a_difference(sign):
     noise = sign * rows(0.1, 0.1, 0.1 + 2**-56)
     assert noise[2] != noise[0]
-    assert not normalise(noise).advantage.any()
+    assert not normalize(noise).advantage.any()
 
 
 @pytest.mark.parametrize("method", ["batch", "global"])
 def test_normalise_uses_the_standard_deviation_with_n_minus_one(method):
     advantage = rows(-2000, 1000, -500, 800)
-    result = normalise(advantage, method, clamp=10.0)
+    result = normalize(advantage, method, clamp=10.0)
     assert_close(result.advantage, (advantage + 175) / advantage.std())
     assert_close(result.advantage, rows(-1.3162, 0.8474, -0.2344, 0.7032), rtol=0, atol=5e-5)
-    assert (result.centre, result.scale) == (-175, advantage.std())
+    assert (result.center, result.scale) == (-175, advantage.std())
 
 
 def test_normalise_counts_only_rows_with_weight():
-    result = normalise(rows(1, NAN, 2, INF, 3), weight=rows(1, 0, 0.5, 0, 2))
+    result = normalize(rows(1, NAN, 2, INF, 3), weight=rows(1, 0, 0.5, 0, 2))
     assert torch.equal(result.advantage, rows(-1, 0, 0, 0, 1))
 
 
 def test_normalise_by_group_is_normalise_of_each_group():
     advantage, group = rows(1, 10, 2, 30, 3, 99), torch.tensor([0, 2, 0, 2, 0, -1])
-    result = normalise(advantage, "group", group=group, groups=4, weight=rows(1, 1, 1, 1, 1, 0))
+    result = normalize(advantage, "group", group=group, groups=4, weight=rows(1, 1, 1, 1, 1, 0))
     half = math.sqrt(0.5)
     assert_close(result.advantage, rows(-1, -half, 0, half, 1, 0))
-    assert_close(result.centre, rows(2, 0, 20, 0))  # groups 1 and 3 are empty
+    assert_close(result.center, rows(2, 0, 20, 0))  # groups 1 and 3 are empty
     assert_close(result.scale, rows(1, 1e-8, 10 / half, 1e-8))
 
 
 def test_normalise_by_batch_does_not_look_at_groups():
     advantage, group = rows(1, 2, 3), torch.tensor([0, 1, 2])
-    assert torch.equal(normalise(advantage, group=group, groups=3).advantage, rows(-1, 0, 1))
+    assert torch.equal(normalize(advantage, group=group, groups=3).advantage, rows(-1, 0, 1))
 
 
 def test_robust_is_distance_from_the_median_in_quartile_ranges():
     advantage = rows(5, 1, 1000, 2, 4)  # sorted 1 2 4 5 1000: median 4, IQR 5 − 2
-    result = normalise(advantage, "robust")
+    result = normalize(advantage, "robust")
     assert_close(result.advantage, (advantage - 4) / 3)
-    assert (result.centre, result.scale) == (4, 3)
+    assert (result.center, result.scale) == (4, 3)
 
 
 def test_robust_falls_back_to_the_standard_deviation_where_the_quartiles_meet():
-    result = normalise(rows(0, 0, 0, 0, 5), "robust")  # variance (4·1 + 16)/4 = 5
+    result = normalize(rows(0, 0, 0, 0, 5), "robust")  # variance (4·1 + 16)/4 = 5
     assert_close(result.advantage, rows(0, 0, 0, 0, math.sqrt(5)))
 
 
 def test_robust_knows_groups_and_weights():
     advantage, group = rows(1, 2, 3, 7, NAN, 9), torch.tensor([0, 0, 0, 1, 1, 1])
     weight = rows(1, 1, 1, 1, 0, 1)
-    result = normalise(advantage, "robust", group=group, groups=3, weight=weight)
+    result = normalize(advantage, "robust", group=group, groups=3, weight=weight)
     assert torch.equal(result.advantage, rows(-1, 0, 1, -1, 0, 1))  # IQRs 1 and 1
-    assert torch.equal(result.centre, rows(2, 8, 0))
+    assert torch.equal(result.center, rows(2, 8, 0))
 
 
 def test_none_leaves_advantages_but_masks_and_clamps():
-    result = normalise(rows(-30, 4, NAN, 20), "none", weight=rows(1, 1, 0, 1), clamp=10.0)
+    result = normalize(rows(-30, 4, NAN, 20), "none", weight=rows(1, 1, 0, 1), clamp=10.0)
     assert torch.equal(result.advantage, rows(-10, 4, 0, 10))
-    assert (result.centre, result.scale, result.sign_flips) == (0, 1, 0)
+    assert (result.center, result.scale, result.sign_flips) == (0, 1, 0)
 
 
 def test_the_clamp_acts_on_normalised_advantages():
     outlier = torch.zeros(121, dtype=torch.float64)
     outlier[0] = 1e6  # one among n stands at (n − 1)/√n deviations, here 120/11
-    assert_close(normalise(outlier).advantage[0], rows(120 / 11)[0])
-    assert normalise(outlier, clamp=10.0).advantage[0] == 10.0
-    assert normalise(-outlier, clamp=10.0).advantage[0] == -10.0
+    assert_close(normalize(outlier).advantage[0], rows(120 / 11)[0])
+    assert normalize(outlier, clamp=10.0).advantage[0] == 10.0
+    assert normalize(-outlier, clamp=10.0).advantage[0] == -10.0
 
 
 def test_the_floor_bounds_the_scale_from_below():
-    result = normalise(rows(1, 2, 3), floor=4.0)
+    result = normalize(rows(1, 2, 3), floor=4.0)
     assert torch.equal(result.advantage, rows(-0.25, 0, 0.25))
     assert result.scale == 4.0
-    assert normalise(rows(5, 5)).scale == 1e-8
+    assert normalize(rows(5, 5)).scale == 1e-8
 
 
 @pytest.mark.parametrize(
@@ -314,23 +314,23 @@ def test_the_floor_bounds_the_scale_from_below():
     ],
 )
 def test_sign_flips_are_counted(advantage, weight, flips):
-    assert normalise(rows(*advantage), weight=rows(*weight)).sign_flips == flips
+    assert normalize(rows(*advantage), weight=rows(*weight)).sign_flips == flips
 
 
 @DTYPES
 def test_normalise_is_finite_at_the_extremes(dtype):
     for size in (1e-18, 1e18):
         for method in ("batch", "robust"):
-            result = normalise(rows(-size, 0, size, dtype=dtype), method, floor=1e-30)
+            result = normalize(rows(-size, 0, size, dtype=dtype), method, floor=1e-30)
             assert torch.equal(result.advantage, rows(-1, 0, 1, dtype=dtype))
 
 
 def test_a_batch_that_does_not_count_is_all_zeros():
     for method in ("none", "batch", "group", "robust"):
         group = torch.zeros(2, dtype=torch.long)
-        result = normalise(rows(NAN, 3), method, weight=rows(0, 0), group=group)
+        result = normalize(rows(NAN, 3), method, weight=rows(0, 0), group=group)
         assert torch.equal(result.advantage, rows(0, 0))
-        assert result.centre == 0
+        assert result.center == 0
 
 
 @pytest.mark.parametrize(
@@ -379,11 +379,11 @@ def test_other_errors_say_what_was_wrong():
     with pytest.raises(ShapeError, match=r"value: expected shape \[1, 3\] \(that of reward\)"):
         token_gae(x[None], x, x[None])
     with pytest.raises(InputError, match=r"'robusst' is not one of .* did you mean 'robust'"):
-        normalise(x, "robusst")
+        normalize(x, "robusst")
     with pytest.raises(InputError, match="group: method 'group' needs the group of every row"):
-        normalise(x, "group")
+        normalize(x, "group")
     with pytest.raises(ShapeError, match=r"weight: expected shape \[3\] \(that of advantage\)"):
-        normalise(x, weight=torch.ones(2))
+        normalize(x, weight=torch.ones(2))
     for baseline in (dr_grpo, rloo):
         with pytest.raises(ShapeError, match=r"group: expected shape \[3\] \(that of score\)"):
             baseline(x, torch.zeros(2, dtype=torch.long), 1)
@@ -408,33 +408,33 @@ def test_normalise_compiles_into_one_graph(method, backend):
     options = {"weight": torch.rand(8, 3, generator=generator).round()}
     if method == "group":
         options |= {"group": torch.arange(24).reshape(8, 3) % 4, "groups": 4}
-    compiled = torch.compile(normalise, fullgraph=True, backend=backend)
-    assert_close(compiled(advantage, method, **options), normalise(advantage, method, **options))
+    compiled = torch.compile(normalize, fullgraph=True, backend=backend)
+    assert_close(compiled(advantage, method, **options), normalize(advantage, method, **options))
 
 
 def test_a_nan_that_counts_is_not_silenced() -> None:
     """Zeros would hide it; as NaN it stops the update, whose gradient is then never applied."""
-    assert normalise(torch.tensor([1.0, torch.nan, 2.0])).advantage.isnan().all()
+    assert normalize(torch.tensor([1.0, torch.nan, 2.0])).advantage.isnan().all()
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-8, 1.0, 1e8, 1e25, 1e37])
 def test_normalise_does_not_care_about_the_scale(scale):
     """−1, 0, 1: mean 0, standard deviation 1; the squares of 1e25 are beyond float32."""
     advantage = scale * torch.tensor([-1.0, 0.0, 1.0])
-    found = normalise(advantage, "batch", floor=0.0)
+    found = normalize(advantage, "batch", floor=0.0)
     torch.testing.assert_close(found.advantage, torch.tensor([-1.0, 0.0, 1.0]))
     assert found.scale.item() == pytest.approx(scale, rel=1e-6)
 
 
 def test_normalise_is_not_silent_where_numbers_end():
-    found = normalise(torch.tensor([-3e38, 3e38, 0.0]), "batch")
+    found = normalize(torch.tensor([-3e38, 3e38, 0.0]), "batch")
     assert not found.advantage.isfinite().all()
     assert not (found.advantage == 0.0).all()
 
 
 def test_the_spread_is_the_plain_one_to_the_last_bit():
     x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
-    found = normalise(x, "batch")
-    mean = found.centre[0]
+    found = normalize(x, "batch")
+    mean = found.center[0]
     plain = (((x - mean) ** 2).sum(0, keepdim=True) / 999).sqrt()
     assert torch.equal(found.scale, plain)

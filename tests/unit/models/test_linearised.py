@@ -16,7 +16,7 @@ from keel.models.agent import Agent
 from keel.models.build import build_agent
 from keel.models.fisher import fisher_product
 from keel.models.linearised import linear_policy
-from keel.models.recurrent import ACTOR, CRITIC, STARTS
+from keel.models.recurrent import ACTOR_HIDDEN_STATE, CRITIC_HIDDEN_STATE, EPISODE_STARTS
 
 VECTOR = spaces.Box(-1.0, 1.0, (5,))
 PIXELS = spaces.Box(0, 255, (4, 84, 84), np.uint8)
@@ -52,16 +52,16 @@ def make(name: str) -> tuple[Agent, Tensor, dict[str, Tensor]]:
     space, action, config = POLICIES[name]
     agent = build_agent(space, ACTIONS[action], config, 0)
     generator = torch.Generator().manual_seed(1)
-    lead = (2, 3) if agent.memory else (6,)
+    lead = (2, 3) if agent.recurrent else (6,)
     obs: dict[str, Tensor] = {}
     if space is PIXELS:
         obs["obs"] = torch.randint(0, 256, (*lead, 4, 84, 84), generator=generator).byte()
     else:
         obs["obs"] = torch.randn(*lead, 5, generator=generator)
-    if agent.memory:
-        obs[STARTS] = torch.tensor([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
-        for key in agent.memory:
-            assert key in (ACTOR, CRITIC)
+    if agent.recurrent:
+        obs[EPISODE_STARTS] = torch.tensor([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
+        for key in agent.hidden_state_sizes:
+            assert key in (ACTOR_HIDDEN_STATE, CRITIC_HIDDEN_STATE)
             obs[key] = torch.randn(2, 6, generator=generator)
     policy = agent.initial[0, : agent.critic_from]
     return agent, policy + 0.1 * torch.randn(policy.shape, generator=generator), obs
@@ -93,7 +93,7 @@ def test_a_fisher_vector_product_is_that_of_double_backward(name: str) -> None:
 
     agent, policy, obs = make(name)
     vector = torch.randn(policy.shape, generator=torch.Generator().manual_seed(2))
-    weight = torch.ones(obs["obs"].shape[: 2 if agent.memory else 1])
+    weight = torch.ones(obs["obs"].shape[: 2 if agent.recurrent else 1])
     weight.view(-1)[1] = 0.0
     product = fisher_product(agent, policy, obs, weight, temperature=1.3, damping=0.1)
     with torch_operations():  # the compiled GRU has one derivative only

@@ -13,7 +13,13 @@ from keel.config import Advantage, Network, from_dict
 from keel.envs import make_envs
 from keel.models.agent import Agent
 from keel.models.build import build_agent
-from keel.models.recurrent import ACTOR, CRITIC, STARTS, Memory, torch_operations
+from keel.models.recurrent import (
+    ACTOR_HIDDEN_STATE,
+    CRITIC_HIDDEN_STATE,
+    EPISODE_STARTS,
+    GRU,
+    torch_operations,
+)
 from keel.regions.gate import check_replay
 from keel.regions.measure import exact_kl
 from keel.rollout.batch import rows_of
@@ -33,37 +39,37 @@ def build(memory: Any, kind: Any = "mlp", observation: Any = BOX) -> Agent:
 
 def test_it_forgets_where_an_episode_begins() -> None:
     """The second half of a sequence that starts anew is that half alone, from nothing."""
-    memory = Memory(3, 5, torch.Generator().manual_seed(0))
+    gru = GRU(3, 5, torch.Generator().manual_seed(0))
     x = torch.randn(2, 6, 3)
     starts = torch.zeros(2, 6, dtype=torch.bool)
     starts[0, 4] = True
     state = torch.randn(2, 5)
-    seen = memory(x, state, starts)
-    alone = memory(x[:, 4:], torch.zeros(2, 5), torch.zeros(2, 2, dtype=torch.bool))
+    seen = gru(x, state, starts)
+    alone = gru(x[:, 4:], torch.zeros(2, 5), torch.zeros(2, 2, dtype=torch.bool))
     torch.testing.assert_close(seen[0, 4:], alone[0])
     assert not torch.allclose(seen[1, 4:], alone[1])
 
 
 def test_no_gradient_flows_past_a_start() -> None:
-    memory = Memory(3, 5, torch.Generator().manual_seed(0))
+    gru = GRU(3, 5, torch.Generator().manual_seed(0))
     x = torch.randn(1, 6, 3, requires_grad=True)
     starts = torch.tensor([[False, False, False, True, False, False]])
-    memory(x, torch.zeros(1, 5), starts)[0, 5].sum().backward()
+    gru(x, torch.zeros(1, 5), starts)[0, 5].sum().backward()
     assert x.grad is not None
     assert torch.equal(x.grad[0, :3], torch.zeros(3, 3))
     assert (x.grad[0, 3:] != 0).all()
 
 
 def test_it_is_torchs_own_gru_where_nothing_is_forgotten() -> None:
-    memory = Memory(3, 5, torch.Generator().manual_seed(0))
+    gru = GRU(3, 5, torch.Generator().manual_seed(0))
     reference = torch.nn.GRU(3, 5, batch_first=True)
-    reference.weight_ih_l0.data = memory.cell.weight_ih.data
-    reference.weight_hh_l0.data = memory.cell.weight_hh.data
-    reference.bias_ih_l0.data = memory.cell.bias_ih.data
-    reference.bias_hh_l0.data = memory.cell.bias_hh.data
+    reference.weight_ih_l0.data = gru.cell.weight_ih.data
+    reference.weight_hh_l0.data = gru.cell.weight_hh.data
+    reference.bias_ih_l0.data = gru.cell.bias_ih.data
+    reference.bias_hh_l0.data = gru.cell.bias_hh.data
     x, state = torch.randn(2, 6, 3), torch.randn(2, 5)
     expected, _ = reference(x, state[None])
-    torch.testing.assert_close(memory(x, state, torch.zeros(2, 6)), expected)
+    torch.testing.assert_close(gru(x, state, torch.zeros(2, 6)), expected)
 
 
 @pytest.mark.parametrize("kind", ["mlp", "decoupled", "cnn"])
@@ -71,13 +77,17 @@ def test_it_is_torchs_own_gru_where_nothing_is_forgotten() -> None:
 def test_which_of_them_remembers(memory: str, kind: str) -> None:
     observation = spaces.Box(0, 255, (4, 84, 84), np.uint8) if kind == "cnn" else BOX
     agent = build(memory, kind, observation)
-    expected = {"actor": {ACTOR}, "critic": {CRITIC}, "both": {ACTOR, CRITIC}}[memory]
-    assert set(agent.memory) == expected
+    expected = {
+        "actor": {ACTOR_HIDDEN_STATE},
+        "critic": {CRITIC_HIDDEN_STATE},
+        "both": {ACTOR_HIDDEN_STATE, CRITIC_HIDDEN_STATE},
+    }[memory]
+    assert set(agent.hidden_state_sizes) == expected
     raw = torch.from_numpy(np.stack([observation.sample() for _ in range(4)]))
     tree = {
         "obs": raw.reshape(2, 2, *observation.shape),
-        STARTS: torch.zeros(2, 2),
-        **{key: torch.zeros(2, size) for key, size in agent.memory.items()},
+        EPISODE_STARTS: torch.zeros(2, 2),
+        **{key: torch.zeros(2, size) for key, size in agent.hidden_state_sizes.items()},
     }
     policy, value, states = agent.outputs(agent.initial, tree)
     assert policy is not None
@@ -118,17 +128,17 @@ def test_replaying_sequences_gives_what_acting_gave(memory: str, autoreset: str)
 
 def step_by_step(agent: Agent, rollout: Rollout) -> torch.Tensor:
     """V of every observation `[T + 1, N]`, one row at a time: the reference."""
-    assert rollout.memory is not None
-    states = dict(rollout.memory)
+    assert rollout.hidden_state is not None
+    states = dict(rollout.hidden_state)
     values = []
     trees = [{key: x[t] for key, x in rollout.obs.items()} for t in range(len(rollout.reward))]
     for tree in (*trees, rollout.last_obs):
         row = {key: x[:, None] for key, x in tree.items()}
         outputs = agent.outputs(agent.initial, row | states)
         assert outputs.value is not None
-        assert outputs.memory is not None
+        assert outputs.hidden_state is not None
         values.append(outputs.value[:, 0, 0])
-        states = {key: x[:, 0] for key, x in outputs.memory.items()}
+        states = {key: x[:, 0] for key, x in outputs.hidden_state.items()}
     return torch.stack(values)
 
 
@@ -158,12 +168,14 @@ def test_a_truncated_episode_goes_on_from_its_own_memory(at_the_end: bool) -> No
     assert rollout.final_index is not None
     targets, _ = compute_targets(agent, agent.initial, rollout, Advantage(gamma=0.9, lam=0.0))
     row, column = divmod(int(rollout.final_index[0]), 3)
-    assert rollout.memory is not None
+    assert rollout.hidden_state is not None
     upto = {k: x[: row + 1, column : column + 1].transpose(0, 1) for k, x in rollout.obs.items()}
     last = rollout.final_obs["obs"][0][None, None]
     longer = {"obs": torch.cat([upto["obs"], last], 1)}
-    longer[STARTS] = torch.cat([upto[STARTS], torch.zeros(1, 1, dtype=torch.bool)], 1)
-    longer |= {key: x[column : column + 1] for key, x in rollout.memory.items()}
+    longer[EPISODE_STARTS] = torch.cat(
+        [upto[EPISODE_STARTS], torch.zeros(1, 1, dtype=torch.bool)], 1
+    )
+    longer |= {key: x[column : column + 1] for key, x in rollout.hidden_state.items()}
     value = agent.value(agent.initial, longer)[0, -1]
     expected = rollout.reward[row, column] + 0.9 * value
     torch.testing.assert_close(targets.target[column, row], expected)
@@ -192,15 +204,15 @@ def test_state_dependent_deviations_begin_where_they_were_asked_to() -> None:
 
 def test_torch_can_capture_a_memory_whole() -> None:
     """As `--compile on` does; the cell is asked for, not the compiled loops."""
-    memory = Memory(3, 4, torch.Generator().manual_seed(0))
+    gru = GRU(3, 4, torch.Generator().manual_seed(0))
     x, state, starts = torch.randn(2, 5, 3), torch.zeros(2, 4), torch.zeros(2, 5)
-    captured = torch.compile(memory, backend="eager", fullgraph=True)
-    torch.testing.assert_close(captured(x, state, starts), memory(x, state, starts))
+    captured = torch.compile(gru, backend="eager", fullgraph=True)
+    torch.testing.assert_close(captured(x, state, starts), gru(x, state, starts))
 
 
 def test_torchs_own_operations_give_the_same_memory() -> None:
-    memory = Memory(3, 4, torch.Generator().manual_seed(0))
+    gru = GRU(3, 4, torch.Generator().manual_seed(0))
     x, state, starts = torch.randn(2, 5, 3), torch.randn(2, 4), torch.tensor([[0, 0, 1, 0, 0]] * 2)
     with torch_operations():
-        spelled_out = memory(x, state, starts)
-    torch.testing.assert_close(spelled_out, memory(x, state, starts))
+        spelled_out = gru(x, state, starts)
+    torch.testing.assert_close(spelled_out, gru(x, state, starts))

@@ -90,8 +90,9 @@ def test_no_accepted_step_is_over_the_bound(
 @pytest.mark.parametrize("damping", [1e-3, 0.1, 10.0])
 def test_the_step_lands_on_the_exact_kl_from_either_side(steps: Setting, damping: float) -> None:
     """Damping shrinks the quadratic model's step: of ten it leaves a hundredth of the bound."""
-    quadratic = replace(REGION, rescale_to_kl=False)
-    _, plain = update(steps, quadratic, HyperParams(max_kl=0.01, damping=damping))
+    _, plain = update(
+        steps, replace(REGION, rescale_to_kl=False), HyperParams(max_kl=0.01, damping=damping)
+    )
     _, landed = update(steps, REGION, HyperParams(max_kl=0.01, damping=damping))
     assert 0.0095 <= landed.kl_exact.item() <= 0.01
     assert plain.kl_exact.item() <= 0.01

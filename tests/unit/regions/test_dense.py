@@ -138,7 +138,7 @@ def test_equals_autograd(
     both(agent, objective, batch_for(agent, seed), hparams)
 
 
-def shown_for(agent: Agent, seed: int) -> DemoBatch:
+def demos_for(agent: Agent, seed: int) -> DemoBatch:
     generator = torch.Generator().manual_seed(seed)
     discrete = "logits" in agent.policy(agent.initial, {"obs": torch.zeros(1, 5)})
     weight = torch.rand(ROWS, generator=generator) * (torch.arange(ROWS) % 4 > 0)
@@ -164,7 +164,7 @@ def test_equals_autograd_with_demonstrations(
     action: str, activation: Any, temperature: float, coef: float, seed: int
 ) -> None:
     agent = agent_for(action, activation=activation)
-    batch = batch_for(agent, seed)._replace(shown=shown_for(agent, seed + 1))
+    batch = batch_for(agent, seed)._replace(demos=demos_for(agent, seed + 1))
     hparams = HyperParams(
         learning_rate=1e-3, temperature=temperature, bc_coef=coef, entropy_coef=0.01
     )
@@ -173,14 +173,14 @@ def test_equals_autograd_with_demonstrations(
 
 def test_demonstrations_under_a_mask_equal_autograd() -> None:
     agent = agent_for("discrete")
-    shown = shown_for(agent, 3)
+    demos = demos_for(agent, 3)
     mask = torch.ones(ROWS, 3, dtype=torch.bool)
-    mask[torch.arange(ROWS), (shown.action + 1) % 3] = False
+    mask[torch.arange(ROWS), (demos.action + 1) % 3] = False
     batch = batch_for(agent, 2)
     every = torch.ones(ROWS, 3, dtype=torch.bool)
     batch = batch._replace(
         obs=batch.obs | {"action_mask": every},
-        shown=shown._replace(obs=shown.obs | {"action_mask": mask}),
+        demos=demos._replace(obs=demos.obs | {"action_mask": mask}),
     )
     both(agent, Objective(), batch, HyperParams(learning_rate=1e-3, bc_coef=1.0))
 
@@ -305,7 +305,7 @@ def test_a_log_std_at_its_bound_has_no_gradient() -> None:
     "objective",
     [
         Objective(surrogate="unclipped"),
-        Objective(penalise=True),
+        Objective(penalize=True),
         Objective(dual_clip=3.0),
         Objective(value_clip=0.2),
         Objective(entropy_floor=0.5),

@@ -26,7 +26,7 @@ from keel.regions.imitation import (
     mean_cloning_loss,
     pull,
 )
-from keel.regions.measure import exact_kl, shown_kl
+from keel.regions.measure import demo_kl, exact_kl
 from keel.regions.objective import Batch, Objective
 from keel.regions.proximal import PPO
 from keel.regions.stepper import OptimizerState, make_step
@@ -38,7 +38,7 @@ from .conftest import FEATURES, Setting, build
 ROWS = 96
 
 
-def shown_for(setting: Setting, seed: int = 1) -> DemoBatch:
+def demos_for(setting: Setting, seed: int = 1) -> DemoBatch:
     generator = torch.Generator().manual_seed(seed)
     obs = {"obs": torch.randn(ROWS, FEATURES, generator=generator)}
     action = torch.zeros(ROWS, dtype=torch.long)
@@ -50,7 +50,7 @@ def shown_for(setting: Setting, seed: int = 1) -> DemoBatch:
 @pytest.fixture(params=["categorical", "gaussian"])
 def taught(request: pytest.FixtureRequest) -> Setting:
     setting = build((ROWS,), dist=Gaussian(2) if request.param == "gaussian" else Categorical(3))
-    setting.rows = replace(setting.rows, shown=shown_for(setting))
+    setting.rows = replace(setting.rows, demos=demos_for(setting))
     return setting
 
 
@@ -76,31 +76,31 @@ def test_the_loss_is_that_of_torch():
     """Cross-entropy, weighted; two of the four rows are padding or worth nothing."""
     setting = build((ROWS,))
     obs = {"obs": torch.randn(4, FEATURES, generator=torch.Generator().manual_seed(5))}
-    shown = DemoBatch(
+    demos = DemoBatch(
         obs,
         torch.tensor([0, 2, 1, 1]),
         torch.tensor([1.0, 3.0, 0.0, 0.0]),
         torch.tensor([1.0, 1.0, 1.0, 0.0]),
     )
     logits = setting.agent.policy(setting.opt_state.params, obs)["logits"]
-    each = torch.nn.functional.cross_entropy(logits, shown.action, reduction="none")
+    each = torch.nn.functional.cross_entropy(logits, demos.action, reduction="none")
     expected = (each[0] + 3.0 * each[1]) / 3.0
-    found = cloning_loss(setting.agent, setting.opt_state.params, shown, 1.0)
+    found = cloning_loss(setting.agent, setting.opt_state.params, demos, 1.0)
     torch.testing.assert_close(found, expected.reshape(1))
-    whole = mean_cloning_loss(setting.agent, setting.opt_state.params, shown, 1.0)
+    whole = mean_cloning_loss(setting.agent, setting.opt_state.params, demos, 1.0)
     assert whole == pytest.approx(expected.item())
 
 
 def test_where_nothing_is_real_nothing_is_cloned():
     """A minibatch may be padding only: a loss of 0 with a gradient of 0, not 0/0."""
     setting = build((ROWS,))
-    shown = shown_for(setting)._replace(weight=torch.zeros(ROWS), real=torch.zeros(ROWS))
+    demos = demos_for(setting)._replace(weight=torch.zeros(ROWS), real=torch.zeros(ROWS))
     leaf = setting.opt_state.params.clone().requires_grad_()
-    loss = cloning_loss(setting.agent, leaf, shown, 1.0)
+    loss = cloning_loss(setting.agent, leaf, demos, 1.0)
     (gradient,) = torch.autograd.grad(loss.sum(), leaf)
     assert loss.tolist() == [0.0]
     assert not gradient.any()
-    assert mean_cloning_loss(setting.agent, setting.opt_state.params, shown, 1.0) == 0.0
+    assert mean_cloning_loss(setting.agent, setting.opt_state.params, demos, 1.0) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_how_hard_demonstrations_pull_by_hand(
 def test_the_objective_adds_it_with_its_coefficient(taught: Setting):
     hparams = HyperParams(bc_coef=0.7)
 
-    def loss(params: Tensor, bc_coef: float, shown: DemoBatch | None) -> Tensor:
+    def loss(params: Tensor, bc_coef: float, demos: DemoBatch | None) -> Tensor:
         learned = taught.targets(params)
         rows = taught.rows
         batch = Batch(
@@ -134,33 +134,33 @@ def test_the_objective_adds_it_with_its_coefficient(taught: Setting):
             learned.target,
             learned.raw,
             rows.weight,
-            shown,
+            demos,
         )
         dials = replace(hparams, bc_coef=bc_coef).tensor()
         found, statistics = Objective()(taught.agent, params, batch, dials, None)
-        if shown is None:
+        if demos is None:
             assert statistics.bc_loss.item() == 0.0
         return found.sum()
 
     params = taught.opt_state.params
-    shown = taught.rows.shown
-    assert shown is not None
+    demos = taught.rows.demos
+    assert demos is not None
     alone = loss(params, 0.7, None)
-    both = loss(params, 0.7, shown)
-    cloned = cloning_loss(taught.agent, params, shown, 1.0)
+    both = loss(params, 0.7, demos)
+    cloned = cloning_loss(taught.agent, params, demos, 1.0)
     torch.testing.assert_close(both, alone + 0.7 * cloned.sum())
-    torch.testing.assert_close(loss(params, 0.0, shown), alone)
+    torch.testing.assert_close(loss(params, 0.0, demos), alone)
 
 
 def test_the_pull_is_that_of_finite_differences(taught: Setting):
     """Along cloning's own gradient, the loss must change by its norm."""
-    params, shown = taught.opt_state.params, taught.rows.shown
-    assert shown is not None
+    params, demos = taught.opt_state.params, taught.rows.demos
+    assert demos is not None
     advantage = taught.targets(params).advantage
     found = pull(taught.agent, params, taught.rows, advantage, HyperParams())
     step = 1e-2 * (found.cloning / found.cloning_norm).float()[None]
-    ahead = mean_cloning_loss(taught.agent, params + step, shown, 1.0)
-    behind = mean_cloning_loss(taught.agent, params - step, shown, 1.0)
+    ahead = mean_cloning_loss(taught.agent, params + step, demos, 1.0)
+    behind = mean_cloning_loss(taught.agent, params - step, demos, 1.0)
     assert (ahead - behind) / 2e-2 == pytest.approx(found.cloning_norm, rel=1e-3)
     assert -1.0 <= found.cosine <= 1.0
 
@@ -170,11 +170,11 @@ def test_what_teaches_the_same_has_cosine_one():
     setting = build((ROWS,))
     rows = setting.rows
     advantage = setting.targets(setting.opt_state.params).advantage
-    shown = DemoBatch(rows.obs, rows.action, rows.weight * advantage, rows.weight)
+    demos = DemoBatch(rows.obs, rows.action, rows.weight * advantage, rows.weight)
     found = pull(
         setting.agent,
         setting.opt_state.params,
-        replace(rows, shown=shown),
+        replace(rows, demos=demos),
         advantage,
         HyperParams(),
     )
@@ -187,7 +187,7 @@ def test_what_teaches_the_same_has_cosine_one():
 def test_the_bound_covers_cloning(bound: float, coef: float, natural: bool, seed: int):
     """However loudly demonstrations speak, the exact KL on the rollout stays inside."""
     setting = build((ROWS,))
-    setting.rows = replace(setting.rows, shown=shown_for(setting, seed))
+    setting.rows = replace(setting.rows, demos=demos_for(setting, seed))
     hparams = HyperParams(max_kl=bound, bc_coef=coef, learning_rate=1e-2)
     if natural:
         after, report = constrained(setting, hparams)
@@ -200,13 +200,13 @@ def test_the_bound_covers_cloning(bound: float, coef: float, natural: bool, seed
 
 @pytest.mark.parametrize("natural", [False, True])
 def test_cloning_makes_what_was_shown_likelier(taught: Setting, natural: bool):
-    shown = taught.rows.shown
-    assert shown is not None
+    demos = taught.rows.demos
+    assert demos is not None
     hparams = HyperParams(max_kl=0.02, bc_coef=10.0, learning_rate=3e-3)
     region = Certified(PPO(epochs=4, minibatch=40))
     after, report = constrained(taught, hparams) if natural else taught.update(region, hparams)
-    before = mean_cloning_loss(taught.agent, taught.opt_state.params, shown, 1.0)
-    now = mean_cloning_loss(taught.agent, after.params, shown, 1.0)
+    before = mean_cloning_loss(taught.agent, taught.opt_state.params, demos, 1.0)
+    now = mean_cloning_loss(taught.agent, after.params, demos, 1.0)
     assert now < before - 0.01
     metrics = report.metrics
     weighted = metrics["train/policy_loss_bc_weighted"]
@@ -215,7 +215,7 @@ def test_cloning_makes_what_was_shown_likelier(taught: Setting, natural: bool):
     if natural:  # without an entropy bonus both are the surrogate at ratio 1
         assert metrics["train/policy_loss"] == pytest.approx(own, abs=1e-6)
     assert metrics["train/bc_ppo_ratio"] == pytest.approx(abs(weighted) / (abs(own) + 1e-8))
-    moved = shown_kl(taught.agent, taught.opt_state.params, after.params, shown, 1.0)
+    moved = demo_kl(taught.agent, taught.opt_state.params, after.params, demos, 1.0)
     assert metrics["train/kl_demos"] == pytest.approx(moved)
     assert moved > 0.0
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from keel.regions.certify import Certified
-from keel.regions.constraint import LANDING, TRPO, _land
+from keel.regions.constraint import KL_BAND, TRPO, rescale_to_kl
 from keel.regions.critic import CriticFit
 from keel.regions.stepper import OptimizerState, make_step
 from keel.types import HyperParams, UpdateReport
@@ -58,7 +58,7 @@ def counted(kl_at: Callable[[float], float]) -> tuple[Callable[[float], float], 
 
 def test_a_step_that_lands_at_once_is_kept() -> None:
     kl_at, lengths = counted(lambda length: 0.97 * BOUND * length**2)
-    assert _land(kl_at, BOUND) == 1.0
+    assert rescale_to_kl(kl_at, BOUND) == 1.0
     assert lengths == [1.0]
 
 
@@ -67,20 +67,20 @@ def test_a_step_that_lands_at_once_is_kept() -> None:
 def test_two_lengths_tell_the_power_of_a_kl(power: float, size: float) -> None:
     """KL = size · bound · length^power: the third length is inside, if not the second is."""
     kl_at, lengths = counted(lambda length: size * BOUND * length**power)
-    length = _land(kl_at, BOUND)
+    length = rescale_to_kl(kl_at, BOUND)
     most = min(BOUND, size * BOUND * 8.0**power)  # it grows by a factor of 8 at most
-    assert LANDING[0] * most <= kl_at(length) <= BOUND
+    assert KL_BAND[0] * most <= kl_at(length) <= BOUND
     assert len(lengths) - 1 <= 3
 
 
 def test_the_longest_length_inside_is_taken_if_none_lands() -> None:
     """Only the step itself is inside, far from the bound."""
-    assert _land(lambda length: 0.1 * BOUND if length == 1.0 else 2.0 * BOUND, BOUND) == 1.0
+    assert rescale_to_kl(lambda length: 0.1 * BOUND if length == 1.0 else 2.0 * BOUND, BOUND) == 1.0
 
 
 def test_without_a_length_inside_the_last_one_is_short() -> None:
     """It is left to the line search."""
-    length = _land(lambda length: 2.0 * BOUND, BOUND)
+    length = rescale_to_kl(lambda length: 2.0 * BOUND, BOUND)
     assert 0.0 < length < 1.0
 
 
@@ -90,9 +90,9 @@ def test_a_kl_that_is_larger_for_a_shorter_step_shortens_it_further() -> None:
     def kl_at(length: float) -> float:
         return BOUND * (0.97 if length <= 0.1 else 3.0 if length < 1.0 else 2.0)
 
-    assert _land(kl_at, BOUND) <= 0.1
+    assert rescale_to_kl(kl_at, BOUND) <= 0.1
 
 
 def test_a_length_without_a_finite_kl_is_halved() -> None:
     """Finite, and at the bound, from 0.3 of the step on: ½ is not, ¼ is."""
-    assert _land(lambda length: 0.97 * BOUND if length <= 0.3 else math.inf, BOUND) == 0.25
+    assert rescale_to_kl(lambda length: 0.97 * BOUND if length <= 0.3 else math.inf, BOUND) == 0.25

@@ -49,7 +49,7 @@ def test_a_penalty_on_a_number_is_refused_before_the_first_step(steps: Setting) 
 
 
 def test_penalties_with_a_gradient_pass(setting: Setting) -> None:
-    for objective in (Objective(penalise=True), WithNumber(number=False)):
+    for objective in (Objective(penalize=True), WithNumber(number=False)):
         region = Certified(replace(SMALL, objective=objective))
         setting.update(region, PENALISED)
 
@@ -73,7 +73,7 @@ def test_it_says_what_the_loss_is_without_the_penalty_and_with_it(
 def test_a_penalty_that_is_cut_off_far_away_passes(steps: Setting) -> None:
     """A KL that counts up to 0.01: it is looked at near the policy that sampled, where it has a
     gradient."""
-    plain = Objective(penalise=True)
+    plain = Objective(penalize=True)
 
     def loss(
         agent: Any, params: Tensor, batch: Batch, hparams: Tensor, group_axis: int | None

@@ -160,7 +160,7 @@ def test_agents_learn_as_if_they_were_alone(agents: Setting) -> None:
 
 
 def test_a_kl_penalty_holds_the_policy_back(setting: Setting) -> None:
-    region = replace(SMALL, objective=Objective(surrogate="unclipped", penalise=True))
+    region = replace(SMALL, objective=Objective(surrogate="unclipped", penalize=True))
     free, held = (
         setting.update(region, HyperParams(learning_rate=1e-2, kl_coef=coef))[0]
         for coef in (0.0, 20.0)
@@ -193,7 +193,7 @@ def test_an_entropy_floor_pushes_the_entropy_up(steps: Setting) -> None:
     [
         pytest.param(Objective(), marks=pytest.mark.slow),
         pytest.param(Objective(dual_clip=3.0, value_clip=0.2), marks=pytest.mark.slow),
-        Objective(surrogate="symmetric", penalise=True, entropy_floor=0.5),
+        Objective(surrogate="symmetric", penalize=True, entropy_floor=0.5),
     ],
     ids=["clip", "dual and value clip", "symmetric, penalty and floor"],
 )

@@ -68,12 +68,12 @@ def test_a_region_without_arguments_is_that_of_a_configuration_without_any() -> 
     names = "epochs minibatch early_stop target_kl recompute_advantages max_grad_norm gate"
     same(PPO(), ppo.region, *names.split())
     assert isinstance(ppo.region, PPO)
-    objective = "surrogate dual_clip value_coef value_clip max_log_ratio penalise kl_measure"
+    objective = "surrogate dual_clip value_coef value_clip max_log_ratio penalize kl_measure"
     same(Objective(), ppo.region.objective, *objective.split())
     trpo = build_region(from_dict({"algo": "trpo"})).region
     assert isinstance(trpo, TRPO)
-    names = "cg_iters fisher_fraction backtrack_iters backtrack_coeff accept_ratio land"
-    same(TRPO(), trpo, *names.split(), "entropy_accepted")
+    names = "cg_iters fisher_fraction backtrack_iters backtrack_coeff accept_ratio"
+    same(TRPO(), trpo, *names.split(), "rescale_to_kl", "entropy_accepted")
     same(CriticFit(), trpo.critic, "minibatch", "max_grad_norm", "objective")
 
 

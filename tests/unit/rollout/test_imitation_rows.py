@@ -70,18 +70,18 @@ def test_a_fingerprint_is_of_the_content():
 
 def test_rows_are_drawn_from_what_was_shown(tmp_path, envs, agent):
     config = Cloning(demos=saved(tmp_path, demos()))
-    lessons = open_demo_dataset(config, envs, agent, envs.reset(0))
+    dataset = open_demo_dataset(config, envs, agent, envs.reset(0))
     rng = torch.Generator().manual_seed(0)
     shown, metrics = sample_demos(
-        lessons,
+        dataset,
         agent,
         agent.initial,
         200,
         rng,
         config,
         gamma=0.5,
-        see=lambda obs: {"obs": obs["obs"] * 2},
-        worth=lambda reward: reward,
+        preprocess=lambda obs: {"obs": obs["obs"] * 2},
+        scale_reward=lambda reward: reward,
     )
     assert metrics == {}
     assert (shown.weight == 1.0).all()
@@ -95,7 +95,7 @@ def test_advantages_are_returns_against_the_critic(tmp_path, envs, agent):
     on with the critic's value of its last state, V₄: 3 + V₄/2, before it 1 + that half again."""
     path = saved(tmp_path, demos())
     config = Cloning(demos=path, loss="filtered")
-    lessons = open_demo_dataset(config, envs, agent, envs.reset(0))
+    dataset = open_demo_dataset(config, envs, agent, envs.reset(0))
     with torch.no_grad():
         value = agent.value(agent.initial, {"obs": torch.from_numpy(demos().obs["obs"])})
     last = 3.0 + 0.5 * value[4]
@@ -105,7 +105,15 @@ def test_advantages_are_returns_against_the_critic(tmp_path, envs, agent):
     better = earned > value
     rng = torch.Generator().manual_seed(0)
     shown, metrics = sample_demos(
-        lessons, agent, agent.initial, 300, rng, config, gamma=0.5, see=dict, worth=lambda r: r
+        dataset,
+        agent,
+        agent.initial,
+        300,
+        rng,
+        config,
+        gamma=0.5,
+        preprocess=dict,
+        scale_reward=lambda r: r,
     )
     rows = (shown.obs["obs"][:, 0] / 4).long()
     assert torch.equal(shown.weight, better[rows].float())
@@ -117,17 +125,17 @@ def test_advantages_are_returns_against_the_critic(tmp_path, envs, agent):
 
 def test_rewards_count_as_the_run_counts_them(tmp_path, envs, agent):
     config = Cloning(demos=saved(tmp_path, demos()), loss="filtered")
-    lessons = open_demo_dataset(config, envs, agent, envs.reset(0))
+    dataset = open_demo_dataset(config, envs, agent, envs.reset(0))
     shown, _ = sample_demos(
-        lessons,
+        dataset,
         agent,
         agent.initial,
         50,
         torch.Generator().manual_seed(0),
         config,
         gamma=0.5,
-        see=dict,
-        worth=lambda reward: reward - 1e6,
+        preprocess=dict,
+        scale_reward=lambda reward: reward - 1e6,
     )
     assert (shown.weight == 0.0).all()
 
@@ -187,8 +195,8 @@ def test_a_mask_that_the_environment_gives_must_be_there(tmp_path, envs, agent):
 
 def test_a_mask_that_it_does_not_give_is_left_out(tmp_path, envs, agent):
     path = saved(tmp_path, demos(obs={**demos().obs, "action_mask": np.ones((5, 2), bool)}))
-    lessons = open_demo_dataset(Cloning(demos=path), envs, agent, envs.reset(0))
-    assert set(lessons.obs) == {"obs"}
+    dataset = open_demo_dataset(Cloning(demos=path), envs, agent, envs.reset(0))
+    assert set(dataset.obs) == {"obs"}
 
 
 def test_squashed_actions_are_taken_back():

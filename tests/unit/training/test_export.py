@@ -14,7 +14,7 @@ from gymnasium import spaces
 from keel.config import Config, Network
 from keel.envs import MissingExtraError, ObsNormaliser
 from keel.errors import InputError
-from keel.keys import STARTS
+from keel.keys import EPISODE_STARTS
 from keel.models.build import build_agent
 from keel.models.sampling import mode, to_env
 from keel.training import export
@@ -87,8 +87,8 @@ def test_a_remembered_sequence_is_the_same_step_by_step(name: str, tmp_path: Pat
     seen = [original.normaliser.apply({"obs": row["obs"]})["obs"] for row in rows]
     sequence = {
         "obs": torch.from_numpy(np.stack(seen, 1)),
-        STARTS: torch.zeros(4, steps, dtype=torch.bool),
-        **{key: torch.zeros(4, size) for key, size in agent.memory.items()},
+        EPISODE_STARTS: torch.zeros(4, steps, dtype=torch.bool),
+        **{key: torch.zeros(4, size) for key, size in agent.hidden_state_sizes.items()},
     }
     output = agent.outputs(original.params, sequence, "actor").policy
     expected = agent.dist.params(output, None, 1.0)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from keel.config import Config, from_dict
 from keel.keys import MASK
-from keel.models.recurrent import STARTS
+from keel.models.recurrent import EPISODE_STARTS
 from keel.rollout.collect import Collected
 from keel.training.loop import iterate
 from keel.training.session import Session, initial_state, open_session
@@ -79,7 +79,7 @@ def poisoned(collected: Collected, junk: float) -> Collected:
     """The same rollout with junk wherever a row does not count."""
     rollout, raw = collected.rollout, collected.raw
     dead, free = rollout.weight == 0, unread(collected)
-    known = {MASK, STARTS}
+    known = {MASK, EPISODE_STARTS}
     obs = {k: x if k in known else filled(x, free, junk) for k, x in rollout.obs.items()}
     return collected._replace(
         rollout=replace(

@@ -14,8 +14,8 @@ from keel.config import Config
 from keel.envs import Envs, make_envs
 from keel.errors import InputError, KeelError
 from keel.keys import MASK
-from keel.models.acting import blank_memory, make_actor
-from keel.models.recurrent import STARTS
+from keel.models.acting import initial_hidden_state, make_actor
+from keel.models.recurrent import EPISODE_STARTS
 from keel.models.sampling import draw_noise, mode, sample, to_env
 from keel.rollout.demos import Demos
 from keel.training.policy import Policy, make_for
@@ -44,16 +44,16 @@ def record_policy(
     act_with = make_actor(agent, policy.params)
     output = np.zeros((1, agent.dist.outputs), np.float32)
     rng = np.random.default_rng(seed)
-    memory: dict[str, Array] = {}
+    hidden_state: dict[str, Array] = {}
 
     def act(obs: dict[str, Array], first: bool) -> Array:
-        nonlocal memory
+        nonlocal hidden_state
         seen = obs if policy.normaliser is None else policy.normaliser.apply(obs)
         mask = seen.get(MASK)
-        if agent.memory:
-            memory = blank_memory(agent, 1) if first else memory
-            seen = {**seen, **memory, STARTS: np.array([first])}
-        memory = act_with(seen, output).memory or {}
+        if agent.recurrent:
+            hidden_state = initial_hidden_state(agent, 1) if first else hidden_state
+            seen = {**seen, **hidden_state, EPISODE_STARTS: np.array([first])}
+        hidden_state = act_with(seen, output).hidden_state or {}
         if deterministic:
             action = mode(agent.dist, output, mask)
         else:

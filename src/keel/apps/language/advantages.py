@@ -1,4 +1,4 @@
-"""From scores of completions to advantages of tokens: by a critic, or by the group."""
+"""Advantages of tokens from scores of completions: by a critic, or by the group."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from keel.apps.language.config import Language
 from keel.functional import (
     dr_grpo,
     grpo,
-    normalise,
+    normalize,
     reward_to_go,
     rloo,
     token_gae,
@@ -19,7 +19,7 @@ from keel.functional import (
 
 
 class TokenTargets(NamedTuple):
-    """What an update learns from, `[R, L]` each."""
+    """Advantages and value targets of tokens, `[R, L]` each."""
 
     advantage: Tensor
     target: Tensor
@@ -29,7 +29,13 @@ class TokenTargets(NamedTuple):
 
 
 def token_rewards(score: Tensor, weight: Tensor, penalty: Tensor) -> Tensor:
-    """−penalty on every token that counts, and the score on the last of them, `[R, L]`."""
+    """Return −penalty on every token that counts, and the score on the last of them: `[R, L]`.
+
+    Args:
+        score: `[R]`.
+        weight: `[R, L]`, the response mask.
+        penalty: `[R, L]`, cost of every token.
+    """
     counts = weight > 0
     places = torch.arange(weight.shape[1], device=weight.device).expand_as(weight)
     last = torch.where(counts, places, -1).amax(1, keepdim=True)
@@ -45,10 +51,15 @@ def token_targets(
     value: Tensor,
     baseline: Tensor | None = None,
 ) -> TokenTargets:
-    """Advantages of completions `[R, L]` with scores `[R]`.
+    """Compute advantages and value targets of completions.
 
-    `penalty` is what every token costs (β times the KL to the reference), `value` what the critic
-    says of it, `baseline` `[R]` what the likeliest completion of its prompt scored (ReMax).
+    Args:
+        config: algorithm and its rules.
+        score: `[R]`.
+        weight: `[R, L]`, the response mask.
+        penalty: `[R, L]`, cost of every token: β times the KL to the reference.
+        value: `[R, L]`, the critic's.
+        baseline: `[R]`, score of the likeliest completion of each prompt (ReMax).
     """
     rules, group = config.advantage, config.sample.group
     counts = weight > 0
@@ -56,13 +67,13 @@ def token_targets(
     if config.algo in ("ppo", "reinforce_pp"):
         reward = token_rewards(score, weight, penalty)
         if config.algo == "ppo":
-            found = token_gae(reward, value, weight, gamma=rules.gamma, lam=rules.lam)
-            raw, target = found.advantage, found.target
+            result = token_gae(reward, value, weight, gamma=rules.gamma, lam=rules.lam)
+            raw, target = result.advantage, result.target
         else:
             never = torch.zeros_like(reward, dtype=torch.bool)
             raw = reward_to_go(reward.T, never.T, gamma=rules.gamma, weight=weight.T).T
             target = nothing
-        scaled = normalise(raw, "batch", weight=weight, clamp=rules.clamp).advantage
+        scaled = normalize(raw, "batch", weight=weight, clamp=rules.clamp).advantage
         return TokenTargets(scaled, target, raw)
     total = score - torch.where(counts, penalty, 0.0).sum(1)
     keys = torch.arange(len(score), device=score.device) // group

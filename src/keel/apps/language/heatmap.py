@@ -26,7 +26,7 @@ MEASURES = ("kl_old_new", "kl_reference", "log_ratio", "advantage", "entropy", "
 """Fields of a `TokenTable` that colour tokens; whether a token is masked is in `weight`."""
 DIVERGENCES = ("kl_old_new", "kl_reference")
 ROUNDING = 1e-4
-"""How far below 0 a KL may come out of float32."""
+"""Distance below 0 at which a KL may come out of float32."""
 MAX_TOKENS = 50_000
 """On one page: about 12 MB."""
 TOP = 20
@@ -61,7 +61,7 @@ class TokenTable:
 
 
 class Total(NamedTuple):
-    """Of a measure over the tokens that count and are finite."""
+    """Means of a measure over the tokens that count and are finite."""
 
     per_token: float
     per_sequence: float
@@ -79,7 +79,7 @@ class Peak(NamedTuple):
 
 
 def write_heatmap(table: TokenTable, path: Path, *, max_tokens: int = MAX_TOKENS) -> None:
-    """Write the page to `path`: whole, or not at all.
+    """Write the page to `path`: completely, or not at all.
 
     Completions beyond `max_tokens` tokens are left out, those with the least KL first; the page
     says how many.
@@ -95,7 +95,7 @@ def write_heatmap(table: TokenTable, path: Path, *, max_tokens: int = MAX_TOKENS
 
 
 def checked(table: TokenTable) -> TokenTable:
-    """The same with numpy arrays of the right types; an `InputError` names what does not fit."""
+    """Return the table with arrays of the right types; an `InputError` names what does not fit."""
     weight = _array("weight", table.weight)
     if weight.ndim != 2:
         raise InputError(f"weight: expected [B, L], got shape {list(weight.shape)}")
@@ -107,9 +107,9 @@ def checked(table: TokenTable) -> TokenTable:
     _expect("reward", reward, (rows,))
     measures: dict[str, Any] = {}
     for name in MEASURES:
-        given = getattr(table, name)
-        if given is not None:
-            measures[name] = _array(name, given)
+        values = getattr(table, name)
+        if values is not None:
+            measures[name] = _array(name, values)
             _expect(name, measures[name], (rows, length))
     for name in DIVERGENCES:
         if name in measures:
@@ -118,7 +118,7 @@ def checked(table: TokenTable) -> TokenTable:
 
 
 def total(x: Array, weight: Array) -> Total:
-    """Means of `x` `[B, L]` per token and per sequence."""
+    """Return means of `x` `[B, L]` per token and per sequence."""
     counts = weight > 0
     usable = torch.from_numpy(np.where(np.isfinite(x), weight, 0.0))
     values = torch.from_numpy(np.where(np.isfinite(x), x, 0.0))
@@ -130,43 +130,49 @@ def total(x: Array, weight: Array) -> Total:
 
 
 def peaks(table: TokenTable, count: int = TOP) -> list[Peak]:
-    """The tokens with the largest KL(old‖new), first those whose KL is not finite at all."""
+    """Return the tokens with the largest KL(old‖new), first those whose KL is not finite at all."""
     kl = _counted_kl(table)
-    whole = kl[np.isfinite(kl)].sum()
+    finite_sum = kl[np.isfinite(kl)].sum()
     order = np.argsort(-kl.reshape(-1), kind="stable")[:count]
     places = [divmod(int(place), kl.shape[1]) for place in order]
     return [
-        Peak(row, position, kl[row, position] / whole if np.isfinite(kl[row, position]) else np.nan)
+        Peak(
+            row,
+            position,
+            kl[row, position] / finite_sum if np.isfinite(kl[row, position]) else np.nan,
+        )
         for row, position in places
         if kl[row, position] > 0
     ]
 
 
-def shown_rows(table: TokenTable, max_tokens: int) -> list[int]:
-    """Rows that fit on a page of `max_tokens`, those with the most KL, in their own order."""
+def page_rows(table: TokenTable, max_tokens: int) -> list[int]:
+    """Return rows that fit on a page of `max_tokens`, those with the most KL, in order."""
     if max_tokens < 1:
         raise InputError(f"max_tokens: expected at least 1, got {max_tokens}")
-    kept: list[int] = []
-    room = max_tokens
+    rows: list[int] = []
+    remaining = max_tokens
     for row in np.argsort(-_counted_kl(table).sum(1), kind="stable"):
-        room -= len(table.tokens[row])
-        if room < 0 and kept:
+        remaining -= len(table.tokens[row])
+        if remaining < 0 and rows:
             break
-        kept.append(int(row))
-    return sorted(kept)
+        rows.append(int(row))
+    return sorted(rows)
 
 
 def _counted_kl(table: TokenTable) -> Array:
-    """Weight × KL `[B, L]`: 0 where a token does not count, infinite where its KL is not finite."""
+    """Return weight × KL `[B, L]`: 0 where a token does not count, infinite where not finite."""
     kl = np.where(np.isnan(table.kl_old_new), np.inf, table.kl_old_new)
     return np.multiply(kl, table.weight, out=np.zeros_like(kl), where=table.weight > 0)
 
 
-def _array(name: str, given: Any) -> Array:
+def _array(name: str, values: Any) -> Array:
     try:
-        return np.asarray(given).astype(np.float64)
+        return np.asarray(values).astype(np.float64)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{name}: expected numbers, got {type(given).__name__}: {error}") from None
+        raise InputError(
+            f"{name}: expected numbers, got {type(values).__name__}: {error}"
+        ) from None
 
 
 def _expect(name: str, x: Array, shape: tuple[int, ...]) -> None:
@@ -178,9 +184,11 @@ def _expect(name: str, x: Array, shape: tuple[int, ...]) -> None:
 
 def _check_texts(table: TokenTable, weight: Array) -> None:
     rows, length = weight.shape
-    for name, given in (("prompts", table.prompts), ("tokens", table.tokens)):
-        if len(given) != rows:
-            raise InputError(f"{name}: expected {rows} (the rows of weight), got {len(given)}")
+    for name, texts_by_row in (("prompts", table.prompts), ("tokens", table.tokens)):
+        if len(texts_by_row) != rows:
+            raise InputError(
+                f"{name}: expected {rows} (the rows of weight), got {len(texts_by_row)}"
+            )
     for row, texts in enumerate(table.tokens):
         if len(texts) > length:
             raise InputError(f"tokens: row {row} has {len(texts)} tokens, weight {length} columns")

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from keel.apps.language.heatmap import MEASURES, Array, Peak, TokenTable, peaks, shown_rows, total
+from keel.apps.language.heatmap import MEASURES, Array, Peak, TokenTable, page_rows, peaks, total
 from keel.apps.language.heatmap_style import (
     BOTH_WAYS,
     CALM,
@@ -33,7 +33,7 @@ BEFORE, AFTER = 24, 16
 
 
 class Measure(NamedTuple):
-    """How a field of the table is shown."""
+    """The way a field of the table is drawn."""
 
     field: str
     title: str
@@ -77,8 +77,8 @@ UNITS = {"kl_old_new": "nats", "kl_reference": "nats", "log_ratio": "nats", "ent
 
 
 def page(table: TokenTable, *, max_tokens: int) -> str:
-    """The whole page of a checked table."""
-    rows = shown_rows(table, max_tokens)
+    """Return the page of a checked table."""
+    rows = page_rows(table, max_tokens)
     measures = [m for m in SHOWN if getattr(table, m.field) is not None]
     sheet = style([m.kind for m in measures])
     title = f"{plain(table.run)} · step {table.step:,}"
@@ -107,12 +107,12 @@ def page(table: TokenTable, *, max_tokens: int) -> str:
 
 
 def plain(text: str) -> str:
-    """Escaped for HTML; characters that would act instead of being seen are spelled out."""
+    """Escape text for HTML; characters that would act instead of being seen are spelled out."""
     return escape("".join(map(_visible, text)))
 
 
 def number(x: float) -> str:
-    """Three digits, with a true minus sign."""
+    """Format a number with three digits and a true minus sign."""
     if np.isnan(x):
         return "not a number"
     if np.isinf(x):
@@ -121,7 +121,7 @@ def number(x: float) -> str:
 
 
 def level(x: float, top: float, steps: int) -> int:
-    """From −`steps` to `steps`, by the root of |x|/top: an outlier leaves room for the others."""
+    """Return −`steps` … `steps`, by the root of |x|/top: an outlier does not hide the others."""
     if top <= 0:
         return 0
     size = round(steps * math.sqrt(min(1.0, abs(x) / top)))
@@ -142,7 +142,7 @@ def _policy(sheet: str) -> str:
 
 
 def _scale(x: Array, weight: Array) -> float:
-    """The largest size of a finite value that counts."""
+    """Return the largest size of a finite value that counts."""
     sizes = np.abs(x[(weight > 0) & np.isfinite(x)])
     return float(sizes.max()) if sizes.size else 0.0
 
@@ -159,11 +159,11 @@ def _cards(table: TokenTable) -> Iterator[str]:
         yield _card("reward", number(reward.mean()), spread)
     for field, title in (("kl_old_new", "KL(old‖new)"), ("kl_reference", "KL to the reference")):
         if getattr(table, field) is not None:
-            found = total(getattr(table, field), table.weight)
-            below = f"nats a token; {number(found.per_sequence)} a completion"
-            if found.not_finite:
-                below += f"; not finite: {found.not_finite:,}"
-            yield _card(title, number(found.per_token), below)
+            kl = total(getattr(table, field), table.weight)
+            below = f"nats a token; {number(kl.per_sequence)} a completion"
+            if kl.not_finite:
+                below += f"; not finite: {kl.not_finite:,}"
+            yield _card(title, number(kl.per_token), below)
     if table.entropy is not None:
         mean = total(table.entropy, table.weight).per_token
         yield _card("entropy", number(mean), "nats a token")
@@ -215,7 +215,7 @@ def _swatch(kind: str, size: int) -> str:
 
 def _completion(table: TokenTable, row: int, measures: list[Measure], scales: list[float]) -> str:
     texts, counted = table.tokens[row], table.weight[row] > 0
-    found = total(table.kl_old_new[row : row + 1], table.weight[row : row + 1])
+    kl = total(table.kl_old_new[row : row + 1], table.weight[row : row + 1])
     spans = "".join(
         _token(table, row, position, measures, scales) for position in range(len(texts))
     )
@@ -225,7 +225,7 @@ def _completion(table: TokenTable, row: int, measures: list[Measure], scales: li
     facts = [
         f"reward <b>{number(float(table.reward[row]))}</b>",
         f"{int(counted.sum())} tokens trained on",
-        f"KL {number(found.per_sequence)} nats, {number(found.per_token)} a token",
+        f"KL {number(kl.per_sequence)} nats, {number(kl.per_token)} a token",
     ]
     return (
         f"<section><div class=head><h2>Completion {row + 1}</h2>"
@@ -238,7 +238,7 @@ def _token(
     table: TokenTable, row: int, position: int, measures: list[Measure], scales: list[float]
 ) -> str:
     text = table.tokens[row][position]
-    lines = [f"{_shown(text)}   completion {row + 1}, token {position + 1}"]
+    lines = [f"{_printable(text)}   completion {row + 1}, token {position + 1}"]
     for m in measures[:-1]:
         x = getattr(table, m.field)[row, position]
         lines.append(f"{m.title:<20} {_value(m, x)} {UNITS.get(m.field, '')}")
@@ -250,17 +250,17 @@ def _token(
     else:
         classes = ["off"]
         lines.append("masked: not trained on")
-    told = "&#10;".join(plain(line) for line in lines)
+    tooltip = "&#10;".join(plain(line) for line in lines)
     breaks = "<br>" * min(text.count("\n"), 2)
     mark = " ".join(["t", *filter(None, classes)])
     return (
-        f'<span class="{mark}" id=t{row}-{position} data-told="{told}">{plain(_shown(text))}</span>'
-        f"{breaks}"
+        f'<span class="{mark}" id=t{row}-{position} data-told="{tooltip}">'
+        f"{plain(_printable(text))}</span>{breaks}"
     )
 
 
 def _class(measure: Measure, index: int, x: float, top: float) -> str:
-    """Letter of the measure and level, as in the style sheet; nothing where it stays white."""
+    """Return the measure's letter and level, as in the style sheet; nothing where it is white."""
     letter = chr(ord("a") + index)
     if not np.isfinite(x):
         return f"{letter}x"
@@ -283,8 +283,8 @@ def _column(measure: Measure) -> str:
     return f"{measure.title}<small>{unit}</small>" if unit else measure.title
 
 
-def _shown(text: str) -> str:
-    """A token as it can be seen: blanks and line breaks have signs of their own."""
+def _printable(text: str) -> str:
+    """Return a token as it can be seen: blanks and line breaks have signs of their own."""
     if not text:
         return "∅"
     if not text.strip(" "):
@@ -302,18 +302,18 @@ def _left_out(table: TokenTable, rows: list[int]) -> str:
     )
 
 
-def _recorder(table: TokenTable, measures: list[Measure], shown: set[int]) -> str:
-    """The flight recorder: where the KL is."""
-    found = peaks(table)
+def _recorder(table: TokenTable, measures: list[Measure], rows: set[int]) -> str:
+    """Return the flight recorder: the tokens that carry the KL."""
+    top = peaks(table)
     heading = "<section><h2>Flight recorder: the tokens that carry the most KL</h2>"
-    if not found:
+    if not top:
         return f"{heading}<p class=sub>No token carries any KL: nothing moved.</p></section>"
     columns = ["", "completion", "token in its context", "share", *map(_column, measures)]
     head = "".join(f"<th>{name}</th>" for name in columns)
-    body = "".join(_line(table, i, peak, measures, shown) for i, peak in enumerate(found, 1))
-    carried = sum(peak.share for peak in found if np.isfinite(peak.share))
+    body = "".join(_line(table, i, peak, measures, rows) for i, peak in enumerate(top, 1))
+    carried = sum(peak.share for peak in top if np.isfinite(peak.share))
     note = (
-        f"These {len(found)} of {int((table.weight > 0).sum()):,} tokens carry {carried:.0%} of it."
+        f"These {len(top)} of {int((table.weight > 0).sum()):,} tokens carry {carried:.0%} of it."
     )
     return (
         f"{heading}<p class=sub>{note}</p>"
@@ -321,12 +321,10 @@ def _recorder(table: TokenTable, measures: list[Measure], shown: set[int]) -> st
     )
 
 
-def _line(
-    table: TokenTable, rank: int, peak: Peak, measures: list[Measure], shown: set[int]
-) -> str:
+def _line(table: TokenTable, rank: int, peak: Peak, measures: list[Measure], rows: set[int]) -> str:
     row, position, share = peak
     where = f"{row + 1}, token {position + 1}"
-    if row in shown:
+    if row in rows:
         where = f"<a href=#t{row}-{position}>{where}</a>"
     cells = [
         str(rank),
@@ -343,4 +341,4 @@ def _context(table: TokenTable, row: int, position: int) -> str:
     before = table.prompts[row] + "".join(islice(texts, position))
     after = "".join(islice(texts, position + 1, None))
     left, right = (plain(part.replace("\n", "↵")) for part in (before[-BEFORE:], after[:AFTER]))
-    return f"<q><span>{left}</span><mark>{plain(_shown(texts[position]))}</mark>{right}</q>"
+    return f"<q><span>{left}</span><mark>{plain(_printable(texts[position]))}</mark>{right}</q>"

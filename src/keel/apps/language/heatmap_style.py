@@ -15,7 +15,7 @@ LEVELS = {ONE_WAY: 12, BOTH_WAYS: 10, CALM: 12}
 """Steps from white to the strongest colour."""
 NOT_FINITE = "broken"
 STRONGEST = 0.75
-"""Of a colour: ink stays readable on it."""
+"""Largest share of a colour on which ink stays readable."""
 SOFT = "#52606d"
 
 BASE = f"""
@@ -77,12 +77,10 @@ mark {{ background: {ORANGE}59; color: {INK}; border-radius: 3px; padding: 1px 2
 
 
 def style(kinds: Sequence[str]) -> str:
-    """The sheet for measures of these kinds, in the order of their letters."""
+    """Return the sheet for measures of these kinds, in the order of their letters."""
     used = dict.fromkeys(kind for kind in kinds if kind in LEVELS)
     legends = (
-        f".{kind}{name} {{ background: {colour}; }}"
-        for kind in used
-        for name, colour in shades(kind)
+        f".{kind}{name} {{ background: {color}; }}" for kind in used for name, color in shades(kind)
     )
     rules = (rule for i, kind in enumerate(kinds) for rule in _measure(i, kind))
     flags = (
@@ -94,7 +92,7 @@ def style(kinds: Sequence[str]) -> str:
 
 
 def shades(kind: str) -> Iterator[tuple[str, str]]:
-    """Name of a level and its colour: `7`, and `m7` on the other side of white."""
+    """Yield name and colour of every level: `7`, and `m7` on the other side of white."""
     steps = LEVELS[kind]
     up = BLUE if kind in (BOTH_WAYS, CALM) else ORANGE
     for size in range(steps + 1):
@@ -103,19 +101,19 @@ def shades(kind: str) -> Iterator[tuple[str, str]]:
             yield f"m{size}", mix(ORANGE, STRONGEST * size / steps)
 
 
-def mix(colour: str, share: float) -> str:
+def mix(color: str, share: float) -> str:
     """So much of a colour in white.
 
     Examples:
         >>> mix("#000000", 0.5)
         '#808080'
     """
-    parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    parts = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(255 + share * (part - 255)):02x}" for part in parts)
 
 
 def _measure(index: int, kind: str) -> Iterator[str]:
-    """What changes when the radio button of this measure is checked."""
+    """Return the rules that change when the radio button of this measure is checked."""
     letter, checked = chr(ord("a") + index), f"#m{index}:checked~main"
     label = f"label[for=m{index}]"
     yield f"{checked} {label} {{ background: {INK}; color: #fff; border-color: {INK}; }}"
@@ -127,6 +125,6 @@ def _measure(index: int, kind: str) -> Iterator[str]:
     elif kind == "mask":
         yield f"{checked} .{letter}1 {{ background: {mix(BLUE, 0.2)}; }}"
     else:
-        for name, colour in shades(kind):
+        for name, color in shades(kind):
             if name != "0":
-                yield f"{checked} .{letter}{name} {{ background: {colour}; }}"
+                yield f"{checked} .{letter}{name} {{ background: {color}; }}"

@@ -1,4 +1,4 @@
-"""Looking at what a run on tokens has learned."""
+"""Evaluation of what a run on tokens has learned."""
 
 from __future__ import annotations
 
@@ -20,22 +20,29 @@ from keel.training.policy import load_checkpoint
 def judge_run(
     path: Path, checkpoint: str | int | None, prompts: int, *, greedy: bool
 ) -> dict[str, Any]:
-    """How much the policy of a run solves: "best", "last" or a step; by default the best."""
+    """Evaluate the policy of a run on held-out prompts.
+
+    Args:
+        path: of the run.
+        checkpoint: "best", "last" or a step; by default the best.
+        prompts: number of prompts, at least 1.
+        greedy: whether the likeliest token is taken in place of a sample.
+    """
     if prompts < 1:
         raise InputError(f"prompts: expected at least 1, got {prompts}")
     path = find_run(path)
     stored = from_dict(read_config(path))
     # held-out prompts are judged by the task alone: functions that reward are not even imported
     config = dataclasses.replace(stored, preflight=False, reward=Reward())
-    found = load_checkpoint(path, checkpoint)
+    loaded = load_checkpoint(path, checkpoint)
     session = open_session(config)
-    params = found.tensors["opt_state/params"].to(session.device)
-    check_shapes(str(found.path), {"params": params}, {"params": session.agent.initial})
+    params = loaded.tensors["opt_state/params"].to(session.device)
+    check_shapes(str(loaded.path), {"params": params}, {"params": session.agent.initial})
     verdict = judge(session, params, held_out(session.task, prompts), greedy=greedy)
     return {
         "run": str(path),
         "env": f"{config.env} {config.task}",
-        "checkpoint": found.step,
+        "checkpoint": loaded.step,
         "deterministic": greedy,
         "decoding": decoding(config, greedy),
         **{name.removeprefix("eval/"): value for name, value in verdict.metrics().items()},

@@ -1,4 +1,4 @@
-"""How much a policy solves of prompts it has never been trained on."""
+"""Evaluation of a policy on prompts it has never been trained on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AT_ONCE = 256
 
 
 class Verdict(NamedTuple):
-    """Of held-out prompts, one completion each."""
+    """Completions of held-out prompts, one each, with their scores."""
 
     texts: list[str]
     scores: np.ndarray
@@ -31,16 +31,16 @@ class Verdict(NamedTuple):
 
     @property
     def success(self) -> float:
-        """The mean score."""
+        """Mean score."""
         return float(self.scores.mean())
 
     def metrics(self) -> dict[str, float]:
-        """As the registry names them."""
-        known = self.rewards[np.isfinite(self.rewards)]
+        """Return metrics as the registry names them."""
+        finite = self.rewards[np.isfinite(self.rewards)]
         return {
             "eval/success": self.success,
-            "eval/return_mean": float(known.mean()) if known.size else float("nan"),
-            "eval/return_std": float(known.std()) if known.size else float("nan"),
+            "eval/return_mean": float(finite.mean()) if finite.size else float("nan"),
+            "eval/return_std": float(finite.std()) if finite.size else float("nan"),
             "eval/length_mean": float(np.mean(self.lengths)),
             "eval/episodes": float(len(self.texts)),
         }
@@ -65,9 +65,9 @@ def judge(
         if stop_requested():
             raise EvaluationStopped
         part = examples[start : start + AT_ONCE]
-        found = session.complete(params, part, rng, sampling=sampling)
-        texts += session.texts(found)
-        lengths += found.written.sum(1).long().tolist()
+        completions = session.complete(params, part, rng, sampling=sampling)
+        texts += session.texts(completions)
+        lengths += completions.written.sum(1).long().tolist()
     if session.tools is not None:
         session.tools.report()  # what was asked here is none of training's business
     rewards = session.rewards(examples, texts, lengths).score

@@ -41,15 +41,15 @@ def _solved(axes: Axes, table: MetricsTable, summary: dict[str, Any]) -> None:
     line(
         axes, _steps(table), column(table, "rollout/success"), color=BLUE, lw=1.2, label="training"
     )
-    judged = column(table, "eval/success")
-    line(axes, _steps(table), judged, color=INK, lw=1.6, label="held-out prompts")
+    held_out = column(table, "eval/success")
+    line(axes, _steps(table), held_out, color=INK, lw=1.6, label="held-out prompts")
     levels = {
         "warm-up": (summary.get("warm_up") or {}).get("judged_success"),
         "more imitation": (summary.get("control") or {}).get("success"),
     }
-    for (name, level), colour in zip(levels.items(), (GREY, ORANGE), strict=True):
+    for (name, level), color in zip(levels.items(), (GREY, ORANGE), strict=True):
         if level is not None:
-            axes.axhline(level, ls="--", lw=1.2, color=colour, label=name)
+            axes.axhline(level, ls="--", lw=1.2, color=color, label=name)
     axes.set_ylim(-0.02, 1.02)
     axes.legend(fontsize=8, frameon=False, loc="best")
 

@@ -1,4 +1,4 @@
-"""What must hold before the first update; each failure names its cause.
+"""Checks before the first update; each failure names its cause.
 
 Every check is a pass or two over a handful of completions. They cost a second, and what they find
 would otherwise look like a run that learns badly.
@@ -22,16 +22,16 @@ from keel.rollout.tokens import Completions
 from keel.types import HyperParams, Tree
 
 TOLERANCE = 1e-3
-"""Of log-probs in float32 that were computed in two ways."""
+"""Largest difference of log-probs in float32 that were computed in two ways."""
 ROWS = 4
 
 
 class PreflightError(KeelError):
-    """Something that must hold before training does not."""
+    """A condition of training does not hold."""
 
 
 class Check(NamedTuple):
-    """One thing that must hold."""
+    """One condition that must hold."""
 
     name: str
     value: float
@@ -42,50 +42,60 @@ class Check(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether it does."""
+        """Whether the value is inside its limit."""
         return self.value <= self.limit
 
 
 def preflight(session: Session, params: Tensor, reference: Tensor | None = None) -> list[Check]:
-    """All checks, on completions of held-out prompts."""
+    """Run all checks, on completions of held-out prompts.
+
+    Args:
+        session: of the run.
+        params: `[1, P]`, those that RL begins with.
+        reference: `[1, P]` of the reference policy; None without one.
+    """
     examples = held_out(session.task, ROWS)
     rng = torch.Generator(session.device).manual_seed(session.seeds.evaluation)
-    found = session.complete(params, examples, rng)
+    completions = session.complete(params, examples, rng)
     if session.tools is not None:
         session.tools.report()
-    again = _log_probs(session, params, found.obs, found)
+    again = _log_probs(session, params, completions.obs, completions)
     checks = [
         _dropout(session),
         Check(
             "ratio ≡ 1",
-            _gap(again, found.log_prob, found),
+            _gap(again, completions.log_prob, completions),
             TOLERANCE,
             "the model that is trained does not give the log-probs that were sampled: dropout, "
             "another temperature, shifted labels, a cache that went wrong, or other weights",
         ),
         Check(
             "padding",
-            _gap(_log_probs(session, params, _padded(session, found), found), again, found),
+            _gap(
+                _log_probs(session, params, _padded(session, completions), completions),
+                again,
+                completions,
+            ),
             TOLERANCE,
             "padding at the left changes log-probs: attention mask or positions ignore it",
         ),
         Check(
             "shift",
-            _shift(session, params, found),
+            _shift(session, params, completions),
             1e-6,
             "a token's distribution changes with the token, or with what stands behind it: labels "
             "are off by one, or the model sees the future",
         ),
         Check(
             "micro-batch",
-            _micro(session, params, found),
+            _micro(session, params, completions),
             1e-4,
             "the gradient of a minibatch is not that of its micro-batches together: something is "
             "averaged per micro-batch",
         ),
     ]
     if reference is not None:
-        kl = _reference_kl(session, params, reference, found)
+        kl = _reference_kl(session, params, reference, completions)
         checks.append(
             Check(
                 "KL to the reference ≡ 0",
@@ -101,15 +111,15 @@ def require(checks: list[Check]) -> None:
     """Raise a `PreflightError` that names every cause, unless all hold."""
     failed = [check for check in checks if not check.holds]
     if failed:
-        told = "; ".join(
+        causes = "; ".join(
             f"{check.name}: off by {check.value:.3g} (allowed {check.limit:g}): {check.cause}"
             for check in failed
         )
-        raise PreflightError(f"preflight: {told}")
+        raise PreflightError(f"preflight: {causes}")
 
 
 def _dropout(session: Session) -> Check:
-    """The largest chance with which any part of the model drops what it computes."""
+    """Check that no part of the model drops what it computes."""
     active = [
         module.p
         for module in session.agent.network.modules()
@@ -120,47 +130,48 @@ def _dropout(session: Session) -> Check:
 
 
 @torch.no_grad()
-def _log_probs(session: Session, params: Tensor, obs: Tree, found: Completions) -> Tensor:
+def _log_probs(session: Session, params: Tensor, obs: Tree, completions: Completions) -> Tensor:
     policy = session.agent.policy(params, obs, session.sampling.temperature)
-    return session.agent.dist.log_prob(policy, found.action)
+    return session.agent.dist.log_prob(policy, completions.action)
 
 
-def _gap(a: Tensor, b: Tensor, found: Completions) -> float:
-    return torch.where(found.written > 0, a - b, 0.0).abs().max().item()
+def _gap(a: Tensor, b: Tensor, completions: Completions) -> float:
+    return torch.where(completions.written > 0, a - b, 0.0).abs().max().item()
 
 
-def _padded(session: Session, found: Completions, extra: int = 3) -> Tree:
-    """The same texts with more padding at the left."""
-    rows = found.tokens.shape[0]
-    tokens = found.tokens.new_full((rows, extra), session.pad)
+def _padded(session: Session, completions: Completions, extra: int = 3) -> Tree:
+    """Return the same texts with more padding at the left."""
+    rows = completions.tokens.shape[0]
+    tokens = completions.tokens.new_full((rows, extra), session.pad)
     return {
-        TOKENS: torch.cat([tokens, found.tokens], 1),
-        ATTENTION: torch.cat([tokens.bool() & False, found.attention], 1),
-        WRITTEN: found.written,
+        TOKENS: torch.cat([tokens, completions.tokens], 1),
+        ATTENTION: torch.cat([tokens.bool() & False, completions.attention], 1),
+        WRITTEN: completions.written,
     }
 
 
 @torch.no_grad()
-def _shift(session: Session, params: Tensor, found: Completions) -> float:
-    """By how many nats a token's distribution notices when it, and all behind it, is exchanged."""
+def _shift(session: Session, params: Tensor, completions: Completions) -> float:
+    """Return the KL in nats by which a distribution notices exchanged tokens at and behind it."""
     agent, temperature = session.agent, session.sampling.temperature
-    length = found.written.shape[1]
+    length = completions.written.shape[1]
     half = max(1, length // 2)
-    tokens = found.tokens.clone()
+    tokens = completions.tokens.clone()
     tokens[:, -half:] = (tokens[:, -half:] + 1) % agent.dist.n  # type: ignore[attr-defined]
     before, after = (
-        agent.policy(params, {**found.obs, TOKENS: x}, temperature) for x in (found.tokens, tokens)
+        agent.policy(params, {**completions.obs, TOKENS: x}, temperature)
+        for x in (completions.tokens, tokens)
     )
     kl = agent.dist.kl(before, after)[:, : length - half + 1]
-    return torch.where(found.there[:, : length - half + 1] > 0, kl, 0.0).max().item()
+    return torch.where(completions.there[:, : length - half + 1] > 0, kl, 0.0).max().item()
 
 
-def _micro(session: Session, params: Tensor, found: Completions) -> float:
-    """Relative distance between the gradient of all rows, and of one row at a time."""
+def _micro(session: Session, params: Tensor, completions: Completions) -> float:
+    """Return the relative distance between the gradient of all rows, and of one row at a time."""
     from keel.regions.objective import Batch
     from keel.regions.stepper import make_step
 
-    rows = found.rows()
+    rows = completions.rows()
     sign = torch.where(torch.arange(len(rows.weight)) % 2 == 0, 1.0, -1.0).to(rows.weight)
     batch = Batch(
         obs=rows.obs,
@@ -175,7 +186,7 @@ def _micro(session: Session, params: Tensor, found: Completions) -> float:
     objective = TokenObjective(value_coef=0.0)
     agent = session.agent.sampled_by(params)
     index = torch.arange(rows.count, device=params.device)
-    given = (index, torch.ones_like(index, dtype=rows.weight.dtype))
+    selection = (index, torch.ones_like(index, dtype=rows.weight.dtype))
     hparams = HyperParams(temperature=session.sampling.temperature).tensor().to(params.device)
     active = torch.ones(1, dtype=torch.bool, device=params.device)
     moments: list[OptimizerState] = []
@@ -183,13 +194,19 @@ def _micro(session: Session, params: Tensor, found: Completions) -> float:
         step = make_step(
             agent, objective, group_axis=None, max_grad_norm=1e9, compiled=False, micro=micro
         )
-        moments.append(step(initial_opt_state(params), batch, *given, hparams, active).opt_state)
-    whole, parts = (x.first for x in moments)
-    return float((whole - parts).norm() / whole.norm().clamp(min=1e-30))
+        moments.append(
+            step(initial_opt_state(params), batch, *selection, hparams, active).opt_state
+        )
+    full, parts = (x.first for x in moments)
+    return float((full - parts).norm() / full.norm().clamp(min=1e-30))
 
 
 @torch.no_grad()
-def _reference_kl(session: Session, params: Tensor, reference: Tensor, found: Completions) -> float:
+def _reference_kl(
+    session: Session, params: Tensor, reference: Tensor, completions: Completions
+) -> float:
     agent, temperature = session.agent, session.sampling.temperature
-    kl = agent.dist.kl(*(agent.policy(x, found.obs, temperature) for x in (params, reference)))
-    return aggregate(kl, found.written).item()
+    kl = agent.dist.kl(
+        *(agent.policy(x, completions.obs, temperature) for x in (params, reference))
+    )
+    return aggregate(kl, completions.written).item()

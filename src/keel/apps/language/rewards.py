@@ -36,9 +36,9 @@ RAISED, TIMED_OUT, DIED = "raised", "timed out", "died"
 NOT_FINITE, NOT_A_NUMBER = "not finite", "not a number"
 OVERLONG = "overlong"
 START_TIMEOUT = 60.0
-"""Seconds for a worker to be there."""
+"""Seconds for a worker to start."""
 GRACE = 5.0
-"""Seconds after a deadline when a worker ends itself, should nobody be left to end it."""
+"""Seconds after a deadline when a worker ends itself, should its parent be gone."""
 
 
 class RewardError(KeelError):
@@ -46,7 +46,7 @@ class RewardError(KeelError):
 
 
 class Scores(NamedTuple):
-    """Rewards of a batch."""
+    """Rewards of a batch of B completions."""
 
     score: Floats
     """`[B]`: weighted sum of all parts; nan where not valid"""
@@ -58,7 +58,7 @@ class Scores(NamedTuple):
     """by kind: `raised`, `timed out`, `died`, `not finite`, `not a number`"""
 
     def means(self) -> dict[str, float]:
-        """Of each part over the valid samples; nan if there are none."""
+        """Return the mean of each part over the valid samples; nan if there are none."""
         some = self.valid.any()
         return {
             name: float(part[self.valid].mean()) if some else math.nan
@@ -82,16 +82,16 @@ class Overlong:
             raise InputError(f"overlong.weight: expected at least 0, got {self.weight}")
 
     def penalty(self, lengths: Sequence[int]) -> Floats:
-        """`[B]`, from −1 to 0, before `weight`."""
+        """Return the penalty `[B]`, from −1 to 0, before `weight`."""
         past = (np.asarray(lengths, np.float64) - self.soft) / (self.hard - self.soft)
         return -np.clip(past, 0.0, 1.0)
 
 
 class Rewards:
-    """`functions` by name, each a callable `(example, completion) -> float`.
+    """Reward functions by name, each a callable `(example, completion) -> float`.
 
     Without a `timeout` they run in this process: nothing is paid, and a function that hangs hangs
-    the training. That is for verifiers one trusts.
+    the training. That is for trusted verifiers.
 
     With a `timeout` (seconds for one call of one function) they run in a process that is forked for
     every batch, so that functions may be closures and data may be anything; only numbers and texts
@@ -178,7 +178,7 @@ class Rewards:
 def _weights(
     functions: Mapping[str, RewardFunction], weights: Mapping[str, float] | None
 ) -> dict[str, float]:
-    """One for each function."""
+    """Return one weight for each function."""
     if weights is None:
         return dict.fromkeys(functions, 1.0)
     for name, weight in weights.items():
@@ -192,7 +192,7 @@ def _weights(
 
 
 class Call(NamedTuple):
-    """One function on one sample."""
+    """A call of one function on one sample."""
 
     row: int
     name: str
@@ -202,7 +202,7 @@ class Call(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of it: a finite number, or a kind of failure and a word about it."""
+    """The outcome of a call: a finite number, or a kind of failure with details."""
 
     value: float
     failure: str = ""
@@ -237,35 +237,37 @@ class Tally:
 def outcome_of(call: Call) -> Outcome:
     """Call a function here and now, and judge what it gives."""
     try:
-        given = call.function(call.example, call.completion)
+        value = call.function(call.example, call.completion)
     except (Exception, SystemExit) as error:
         return Outcome(math.nan, RAISED, describe(error))
-    return judged(given)
+    return outcome_from(value)
 
 
-def judged(given: Any) -> Outcome:
-    """A finite number of any type, or a failure; a number as text is none."""
+def outcome_from(result: Any) -> Outcome:
+    """Return a finite number of any type as an outcome, or a failure; a number as text is none."""
     try:
-        value = None if isinstance(given, str | bytes) else float(given)
+        value = None if isinstance(result, str | bytes) else float(result)
     except OverflowError:
         value = math.inf
     except Exception:  # arrays and tensors of several numbers have errors of their own
         value = None
     if value is None:
-        return Outcome(math.nan, NOT_A_NUMBER, f"it gave {type(given).__name__}, not a number")
+        return Outcome(math.nan, NOT_A_NUMBER, f"it gave {type(result).__name__}, not a number")
     if not math.isfinite(value):
         return Outcome(math.nan, NOT_FINITE, f"it gave {value}")
     return Outcome(value)
 
 
 def describe(error: BaseException) -> str:
-    """Kind and message of an error on one short line."""
+    """Return kind and message of an error on one short line."""
     return " ".join(traceback.format_exception_only(error)[-1].split())[:200]
 
 
 def outcomes_by_deadline(calls: Sequence[Call], timeout: float) -> Generator[Outcome, None, None]:
-    """Of all calls in order, each within `timeout` seconds; after a hang or a death a new worker
-    goes on with the next call."""
+    """Yield outcomes of all calls in order, each within `timeout` seconds.
+
+    After a hang or a death a new worker goes on with the next call.
+    """
     done = 0
     while done < len(calls):
         with contextlib.closing(Worker(calls[done:], timeout)) as worker:
@@ -283,30 +285,32 @@ class Worker:
     def __init__(self, calls: Sequence[Call], timeout: float) -> None:
         context = multiprocessing.get_context("fork")
         self._timeout, self._ended = timeout, False
-        self._pipe, theirs = context.Pipe(duplex=False)
-        self._process = context.Process(target=_serve, args=(theirs, calls, timeout), daemon=True)
+        self._pipe, child_end = context.Pipe(duplex=False)
+        self._process = context.Process(
+            target=_serve, args=(child_end, calls, timeout), daemon=True
+        )
         self._process.start()
-        theirs.close()
-        there = self._pipe.poll(START_TIMEOUT)
-        if not there or self._heard() is None:
+        child_end.close()
+        answered = self._pipe.poll(START_TIMEOUT)
+        if not answered or self._receive() is None:
             self.close()
             how = f"ended with code {self._process.exitcode}"
             raise RewardError(
                 "rewards: the process to run them in "
-                + (how if there else f"was not there after {START_TIMEOUT:g} s")
+                + (how if answered else f"was not there after {START_TIMEOUT:g} s")
             )
 
     def next_outcome(self) -> Outcome:
-        """Wait for it until the deadline. After a hang or a death there is no next one."""
+        """Wait for the next outcome until the deadline. After a hang or a death there is none."""
         if not self._pipe.poll(self._timeout):
             self.close()
-            told = f"it gave no answer for {self._timeout:g} s and was killed"
-            return Outcome(math.nan, TIMED_OUT, told)
-        message = self._heard()
+            detail = f"it gave no answer for {self._timeout:g} s and was killed"
+            return Outcome(math.nan, TIMED_OUT, detail)
+        message = self._receive()
         if message is None:
             self.close()
-            told = f"its process ended with code {self._process.exitcode}"
-            return Outcome(math.nan, DIED, told)
+            detail = f"its process ended with code {self._process.exitcode}"
+            return Outcome(math.nan, DIED, detail)
         return Outcome(*json.loads(message))
 
     def close(self) -> None:
@@ -317,12 +321,12 @@ class Worker:
         group = self._process.pid
         assert group is not None
         self._process.kill()
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody left in it
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # the group is empty
             os.killpg(group, signal.SIGKILL)
         self._process.join()
         self._pipe.close()
 
-    def _heard(self) -> bytes | None:
+    def _receive(self) -> bytes | None:
         try:
             return self._pipe.recv_bytes()
         except (EOFError, OSError):
@@ -330,12 +334,12 @@ class Worker:
 
 
 def _serve(pipe: Connection, calls: Sequence[Call], timeout: float) -> None:
-    """The body of a worker: first a word that it is there, then outcome by outcome."""
+    """Run the calls in a worker: first a message that it has started, then outcome by outcome."""
     os.setpgid(0, 0)  # Ctrl-C is the parent's business, and the whole group can be killed
     for number in (signal.SIGALRM, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(1)  # the parent's others did not come along: it hangs
+        sys.modules["torch"].set_num_threads(1)  # threads do not survive fork: it would hang
     with contextlib.suppress(BrokenPipeError):  # the parent is gone
         pipe.send_bytes(b"here")
         for call in calls:
@@ -344,8 +348,10 @@ def _serve(pipe: Connection, calls: Sequence[Call], timeout: float) -> None:
 
 
 def load_function(name: str) -> Callable[[Any, str], Any]:
-    """The reward function or the tool that `module:function` names, checked to take two arguments;
-    modules of the working directory count."""
+    """Import the reward function or the tool that `module:function` names, and check its arguments.
+
+    It must take two; modules of the working directory count.
+    """
     if not re.fullmatch(r"[\w.]+:\w+", name):
         raise InputError(f"{name}: expected module:function, such as my_rewards:right")
     return import_function(name, takes=["an example (a tool: its data)", "a text"])

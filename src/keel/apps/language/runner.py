@@ -26,7 +26,7 @@ from keel.apps.language.judge import judge
 from keel.apps.language.loop import Iteration, State, initial_state, run
 from keel.apps.language.preflight import preflight, require
 from keel.apps.language.session import Session, open_session
-from keel.apps.language.supervised import Told, control, warm_up
+from keel.apps.language.supervised import ProgressCallback, control, warm_up
 from keel.apps.language.tasks import held_out
 from keel.apps.language.watching import token_table
 from keel.models.language import TokenAgent
@@ -52,7 +52,7 @@ def start(
     config: Language,
     root: Path,
     name: str | None = None,
-    told: Told | None = None,
+    told: ProgressCallback | None = None,
     evaluating: Watch | None = None,
     announce: Callable[[], None] | None = None,
 ) -> Generator[Progress, None, State]:
@@ -81,7 +81,10 @@ def start(
 
 
 def _begin(
-    session: Session, directory: RunDirectory, told: Told | None, evaluating: Watch | None
+    session: Session,
+    directory: RunDirectory,
+    told: ProgressCallback | None,
+    evaluating: Watch | None,
 ) -> Generator[Progress, None, State]:
     """Warm up and check, then go on as every run does; what fails on the way ends the run."""
     config = session.config
@@ -105,7 +108,7 @@ def _begin(
 def resume(
     path: Path | str,
     changes: Language | None = None,
-    told: Told | None = None,
+    told: ProgressCallback | None = None,
     evaluating: Watch | None = None,
     *,
     trust_code: bool = False,
@@ -143,7 +146,7 @@ def _drive(
     session: Session,
     state: State,
     directory: RunDirectory,
-    heard: Told | None,
+    heard: ProgressCallback | None,
     evaluating: Watch | None,
 ) -> Generator[Progress, None, State]:
     def watched() -> Generator[Iteration, None, State]:
@@ -188,7 +191,7 @@ def _finish(
     state: State,
     path: Path,
     told: dict[str, float],
-    heard: Told | None,
+    heard: ProgressCallback | None,
 ) -> dict[str, float]:
     """Train the control, write the summary, and return metrics of both."""
     metrics: dict[str, float] = {}

@@ -19,12 +19,17 @@ from keel.training.evaluate import EvaluationStopped
 from keel.training.signals import stop_requested
 from keel.types import HyperParams
 
-Told = Callable[[dict[str, float]], None]
-"""Called with metrics after every look; of the control they say how many passes there will be."""
+ProgressCallback = Callable[[dict[str, float]], None]
+"""Called with metrics after every look; those of the control hold the number of passes."""
 
 
 def examples_as_rows(session: Session, examples: Sequence[Example]) -> Rows:
-    """Prompts and perfect answers; only what the policy would write counts, its end included."""
+    """Return prompts and perfect answers as rows; only tokens that the policy would write count.
+
+    Args:
+        session: with task, tokenizer and device.
+        examples: R examples; rows are `[R, L]`, `<eos>` included.
+    """
     tokens, attention = pad_left(
         [session.encode(example.prompt) for example in examples], session.pad
     )
@@ -39,31 +44,33 @@ def examples_as_rows(session: Session, examples: Sequence[Example]) -> Rows:
         answers.append([*ids, session.eos])
         weights.append([*counts, 1.0])
     length = max(map(len, answers))
-    written = torch.zeros(len(answers), length)
+    response_mask = torch.zeros(len(answers), length)
     action = torch.full((len(answers), length), session.pad)
-    there = torch.zeros(len(answers), length, dtype=torch.bool)
+    completion_mask = torch.zeros(len(answers), length, dtype=torch.bool)
     for row, (ids, counts) in enumerate(zip(answers, weights, strict=True)):
         action[row, : len(ids)] = torch.tensor(ids)
-        written[row, : len(ids)] = torch.tensor(counts)
-        there[row, : len(ids)] = True
+        response_mask[row, : len(ids)] = torch.tensor(counts)
+        completion_mask[row, : len(ids)] = True
     obs = {
         TOKENS: torch.cat([tokens, action], 1),
-        ATTENTION: torch.cat([attention, there], 1),
-        WRITTEN: written,
+        ATTENTION: torch.cat([attention, completion_mask], 1),
+        WRITTEN: response_mask,
     }
-    nothing = torch.zeros_like(written)
+    nothing = torch.zeros_like(response_mask)
     return Rows(
         obs={key: x.to(session.device) for key, x in obs.items()},
         behaviour={},
         action=action.to(session.device),
         log_prob=nothing.to(session.device),
-        weight=written.to(session.device),
+        weight=response_mask.to(session.device),
         group_axis=None,
     )
 
 
-def warm_up(session: Session, told: Told | None = None) -> tuple[OptimizerState, dict[str, float]]:
-    """Imitate until enough is solved; the parameters, and what came of it."""
+def warm_up(
+    session: Session, on_progress: ProgressCallback | None = None
+) -> tuple[OptimizerState, dict[str, float]]:
+    """Imitate until enough is solved; return the optimizer, and metrics."""
     settings = session.config.warmup
     state = initial_opt_state(session.agent.initial)
     if not settings.examples:
@@ -79,17 +86,17 @@ def warm_up(session: Session, told: Told | None = None) -> tuple[OptimizerState,
         passes += 3.0 * rows.obs[ATTENTION].sum().item()
         if epoch % settings.every == 0:
             score = judge(session, state.params, looks).success
-            if told is not None:
-                told({"epoch": float(epoch), "loss": loss, "success": score})
+            if on_progress is not None:
+                on_progress({"epoch": float(epoch), "loss": loss, "success": score})
             if score >= settings.until:
                 break
     return state, {"epochs": float(epoch), "loss": loss, "success": score, "passes": passes}
 
 
 def control(
-    session: Session, start: Tensor, passes: float, told: Told | None = None
+    session: Session, start: Tensor, passes: float, on_progress: ProgressCallback | None = None
 ) -> dict[str, float]:
-    """More passes over the warm-up data, until as many tokens went through the model as RL took.
+    """Imitate the warm-up data until as many tokens went through the model as RL took.
 
     It begins where RL began, and its best look counts: what more imitation can give at most. Raises
     `EvaluationStopped` if the process was asked to stop.
@@ -111,6 +118,8 @@ def control(
         if epoch % every == 0 or epoch == epochs:
             last = judge(session, state.params, looks).success
             most = max(most, last)
-            if told is not None:
-                told({"epoch": float(epoch), "of": float(epochs), "loss": loss, "success": last})
+            if on_progress is not None:
+                on_progress(
+                    {"epoch": float(epoch), "of": float(epochs), "loss": loss, "success": last}
+                )
     return {"epochs": float(epochs), "success": most, "last": last, "passes": epochs * cost}

@@ -22,7 +22,7 @@ UNKNOWN = "<unk>"
 def build_tokenizer(
     characters: str = CHARACTERS, specials: Sequence[str] = TAGS
 ) -> PreTrainedTokenizerFast:
-    """One token a character, one for each of `specials`, padding on the left.
+    """Build a tokenizer: one token a character, one for each of `specials`, padding on the left.
 
     Tokens are numbered `<pad>`, `<eos>`, `<bos>`, then `specials`, then `characters`. Decoding with
     `skip_special_tokens` leaves out the first three only: tags are text. `save_pretrained` writes
@@ -62,7 +62,7 @@ def build_tokenizer(
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Tokens of a text and nothing added; works with any tokenizer of Hugging Face."""
+    """Return the tokens of a text and nothing added; works with any tokenizer of Hugging Face."""
     try:
         ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
     except Exception as error:  # the library has no error of its own for this
@@ -77,10 +77,10 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 
 def _first_unknown(tokenizer: PreTrainedTokenizerBase, text: str) -> int | None:
-    known, tags = tokenizer.get_vocab(), tokenizer.get_added_vocab()
+    vocabulary, tags = tokenizer.get_vocab(), tokenizer.get_added_vocab()
     pattern = re.compile("|".join(map(re.escape, tags)))
-    inside = {i for found in pattern.finditer(text) for i in range(*found.span())}
-    unknown = (i for i, x in enumerate(text) if i not in inside and x not in known)
+    inside = {i for match in pattern.finditer(text) for i in range(*match.span())}
+    unknown = (i for i, x in enumerate(text) if i not in inside and x not in vocabulary)
     return next(unknown, None)
 
 
@@ -91,10 +91,10 @@ def _check(characters: str, specials: Sequence[str]) -> None:
     twice = sorted({x for x in characters if characters.count(x) > 1})
     if twice:
         raise InputError(f"characters: {twice[0]!r} is there twice")
-    taken = [*CONTROLS, UNKNOWN, *characters]
+    names = [*CONTROLS, UNKNOWN, *characters]
     for name in specials:
         if len(name) < 2:
             raise InputError(f"specials: {name!r} is too short for a tag, such as '<search>'")
-        if name in taken:
+        if name in names:
             raise InputError(f"specials: {name!r} is taken already")
-        taken.append(name)
+        names.append(name)

@@ -1,7 +1,7 @@
 """Tools that answer while a policy writes: `<search>ab</search>` → `<result>xy</result>`.
 
 The policy writes up to the closing tag of a call; what the tool answers is put behind it, and the
-policy goes on. The text put in is not the policy's own: whoever trains on it must mask it.
+policy goes on. The text put in is not the policy's own and must be masked in training.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ToolError(KeelError):
 
 
 class ToolReport(NamedTuple):
-    """What happened since the last report."""
+    """Counts since the last report."""
 
     calls: int
     """answered, failures included"""
@@ -105,8 +105,12 @@ class ToolLoop:
         self._first_failure = ""
 
     def reply(self, data: Mapping[str, Any], text: str) -> str | None:
-        """What to put behind `text`, all that a completion holds so far with earlier answers; None
-        if it does not end with a call, or holds more calls than allowed."""
+        """Return the text to put behind `text`; None if it ends with no call, or calls too often.
+
+        Args:
+            data: of the example.
+            text: all that a completion holds so far, with earlier answers.
+        """
         calls = list(self._call.finditer(text))
         if not calls or calls[-1].end() != len(text):
             return None
@@ -119,7 +123,7 @@ class ToolLoop:
         return f"{first}{answer}{last}"
 
     def report(self) -> ToolReport:
-        """The counts since the last report, for every batch; raises if too many calls failed."""
+        """Return the counts since the last report; raise if too many calls failed."""
         counts, failures, example = self._counts, self._failures, self._first_failure
         self._counts, self._failures, self._first_failure = Counter(), Counter(), ""
         failed, calls = failures.total(), counts["calls"]
@@ -154,7 +158,7 @@ class ToolLoop:
         return answer[: self._max_length]
 
     def _cleaned(self, answer: str) -> str:
-        """Without what must not be in it; what is left may look like a tag again, so once more."""
+        """Remove what must not be in it; the rest may look like a tag again, so once more."""
         clean = self._without_unwanted(answer)
         self._counts["cleaned"] += clean != answer
         while (cleaner := self._without_unwanted(clean)) != clean:
@@ -163,12 +167,12 @@ class ToolLoop:
 
     def _without_unwanted(self, answer: str) -> str:
         text = self._unwanted.sub("", answer)
-        known = self._characters
-        return text if known is None else "".join(x for x in text if x in known)
+        characters = self._characters
+        return text if characters is None else "".join(x for x in text if x in characters)
 
 
 def tool_loop(task: Task, **limits: Any) -> ToolLoop:
-    """The tool of a task, ready to answer; `limits` as those of `ToolLoop`."""
+    """Return the tool of a task, ready to answer; `limits` as those of `ToolLoop`."""
     if not isinstance(task, ToolTask):
         raise InputError(f"task {task.name}: has no tool")
     tool = task.tool

@@ -16,36 +16,45 @@ from keel.regions.measure import measure
 
 
 def token_table(session: Session, last: Iteration, params: Tensor, path: Path) -> TokenTable:
-    """What the last update did to each token; `params` are those it ended with."""
-    seen = last.sampled
-    found, weight = seen.found, seen.rows.weight
+    """Return what the last update did to each token.
+
+    Args:
+        session: of the run.
+        last: the last iteration.
+        params: `[1, P]`, those that the update ended with.
+        path: of the run.
+    """
+    batch = last.sampled
+    completions, weight = batch.found, batch.rows.weight
     hparams = last.state.hparams
-    agent = session.agent.sampled_by(seen.before)
-    measured = measure(agent, params, seen.rows, hparams.temperature)
-    advantage, ratio = seen.targets.advantage, measured.ratio.ratio
+    agent = session.agent.sampled_by(batch.before)
+    measured = measure(agent, params, batch.rows, hparams.temperature)
+    advantage, ratio = batch.targets.advantage, measured.ratio.ratio
     over = (advantage > 0) & (ratio > 1.0 + hparams.clip_high)
     under = (advantage < 0) & (ratio < 1.0 - hparams.clip_low)
     clipped = (over | under) & torch.tensor(session.config.region.clip is not None)
     reference = None
-    if seen.reference is not None:
-        reference = torch.where(weight > 0, seen.reference.kl, 0.0).cpu().numpy()
+    if batch.reference is not None:
+        reference = torch.where(weight > 0, batch.reference.kl, 0.0).cpu().numpy()
     names = session.tokenizer.convert_ids_to_tokens
     texts = [
-        [str(name) for name, there in zip(names(ids), row, strict=True) if there]
-        for ids, row in zip(found.action.tolist(), found.there.bool().tolist(), strict=True)
+        [str(name) for name, real in zip(names(ids), row, strict=True) if real]
+        for ids, row in zip(
+            completions.action.tolist(), completions.there.bool().tolist(), strict=True
+        )
     ]
 
     def array(x: Tensor) -> NDArray[Any]:
-        found: NDArray[Any] = torch.where(weight > 0, x, 0.0).cpu().numpy()
-        return found
+        values: NDArray[Any] = torch.where(weight > 0, x, 0.0).cpu().numpy()
+        return values
 
     return TokenTable(
         run=f"{path.parent.name}/{path.name}",
         step=last.state.steps,
-        prompts=[example.prompt for example in seen.examples],
+        prompts=[example.prompt for example in batch.examples],
         tokens=texts,
         weight=weight.cpu().numpy(),
-        reward=seen.score.cpu().numpy(),
+        reward=batch.score.cpu().numpy(),
         kl_old_new=array(measured.kl),
         kl_reference=reference,
         log_ratio=array(measured.ratio.raw_log_ratio),

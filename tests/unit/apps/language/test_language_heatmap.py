@@ -20,8 +20,8 @@ from keel.apps.language import heatmap
 from keel.apps.language.heatmap import (
     TokenTable,
     checked,
+    page_rows,
     peaks,
-    shown_rows,
     total,
     write_heatmap,
 )
@@ -109,7 +109,7 @@ def test_what_is_not_finite_comes_first_among_the_peaks():
 def test_a_masked_token_is_no_peak_even_if_it_is_infinite():
     kl = np.array([[0.1, 0.0, np.inf, 0.4], [0.2, 0.0, 9.0, 9.0]])
     assert peaks(table(kl_old_new=kl)) == peaks(table())
-    assert shown_rows(table(kl_old_new=kl), 4) == [0]
+    assert page_rows(table(kl_old_new=kl), 4) == [0]
 
 
 def test_weights_count_in_the_peaks():
@@ -266,9 +266,9 @@ def test_numbers_have_three_digits_and_a_true_minus():
 def test_completions_beyond_the_limit_are_left_out_by_their_kl():
     kl = np.array([[0.0, 0.0, 9.0, 0.1], [0.2, 0.0, 9.0, 9.0]])
     wide = checked(table(kl_old_new=kl))
-    assert shown_rows(wide, 1000) == [0, 1]
-    assert shown_rows(wide, 4) == [1]
-    assert shown_rows(wide, 1) == [1]  # one is always shown
+    assert page_rows(wide, 1000) == [0, 1]
+    assert page_rows(wide, 4) == [1]
+    assert page_rows(wide, 1) == [1]  # one is always shown
     text = page(wide, max_tokens=4)
     assert "1 of 2 completions are left out" in text
     assert "Completion 1<" not in text
@@ -316,7 +316,7 @@ def test_a_negative_kl_on_a_masked_token_or_from_rounding_passes():
 
 def test_a_page_needs_room_for_a_token():
     with pytest.raises(InputError, match="max_tokens: expected at least 1, got 0"):
-        shown_rows(table(), 0)
+        page_rows(table(), 0)
 
 
 def test_the_page_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -51,18 +51,18 @@ __all__ = [
 TASKS: Mapping[str, Callable[..., Task]] = {
     kind.name: kind for kind in (Sort, FlawedSort, Reverse, Addition, Countdown, Parity, Lookup)
 }
-"""By name, what makes them."""
+"""Constructors of tasks, by name."""
 
 
 def task_named(name: str, /, **options: Any) -> Task:
-    """The task of this name, with options of its own.
+    """Make the task of this name, with options of its own.
 
     Examples:
         >>> task_named("lookup", hops=2).max_new_tokens
         27
     """
     make = TASKS[check_choice("task", name, TASKS)]
-    known = [field.name for field in dataclasses.fields(make)]  # type: ignore[arg-type]
+    fields = [field.name for field in dataclasses.fields(make)]  # type: ignore[arg-type]
     for option in options:
-        check_choice(f"option of task {name}", option, known)
+        check_choice(f"option of task {name}", option, fields)
     return make(**options)

@@ -17,7 +17,7 @@ from keel.apps.language.tasks.protocol import MARKER, Example, after_marker
 
 @dataclass(frozen=True)
 class Addition:
-    """Both numbers have `shortest … longest` digits, each length equally likely."""
+    """Sums of two numbers of `shortest … longest` digits, each length equally likely."""
 
     name: ClassVar[str] = "addition"
     stop: ClassVar[None] = None

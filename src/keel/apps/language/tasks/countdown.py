@@ -42,9 +42,9 @@ class Countdown:
         """Draw numbers, a target that can be reached, and a way to reach it."""
         numbers = sorted(rng.integers(1, self.largest + 1, self.count).tolist())
         ways: dict[int, set[str]] = {}
-        for found in expressions(numbers):
-            if 1 <= found.value <= MOST:
-                ways.setdefault(found.value, set()).add(found.text)
+        for expression in expressions(numbers):
+            if 1 <= expression.value <= MOST:
+                ways.setdefault(expression.value, set()).add(expression.text)
         target = sorted(ways)[rng.integers(len(ways))]
         texts = sorted(ways[target])
         answer = texts[rng.integers(len(texts))]

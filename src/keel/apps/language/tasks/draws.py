@@ -1,4 +1,4 @@
-"""What several tasks need: random strings, and checks of their options."""
+"""Helpers of several tasks: random strings, and checks of their options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from keel.errors import InputError
 
 
 def draw_text(rng: np.random.Generator, characters: str, shortest: int, longest: int) -> str:
-    """A string of `shortest … longest` characters, all lengths and all characters equally likely.
+    """Draw a string of `shortest … longest` characters, all lengths and characters equally likely.
 
     Examples:
         >>> draw_text(np.random.default_rng(0), "ab", 3, 3)
@@ -22,8 +22,8 @@ def draw_text(rng: np.random.Generator, characters: str, shortest: int, longest:
 
 def check_whole(where: str, value: Any, least: int, most: int) -> None:
     """Raise unless an option is a whole number from `least` to `most`."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if not whole or not least <= value <= most:
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    if not is_int or not least <= value <= most:
         raise InputError(f"{where}: expected a whole number from {least} to {most}, got {value!r}")
 
 

@@ -17,12 +17,12 @@ from keel.errors import InputError
 
 DIGITS = "0123456789"
 MOST_CHARACTERS = 200
-"""What is longer is not read: depth of recursion and size of numbers stay bounded."""
+"""Longest text that is read: depth of recursion and size of numbers stay bounded."""
 MOST_DIGITS = 6
 
 
 class Evaluated(NamedTuple):
-    """What an expression is worth, and the numbers in it from left to right."""
+    """The value of an expression, and the numbers in it from left to right."""
 
     value: int
     numbers: tuple[int, ...]
@@ -62,10 +62,10 @@ class _Reader:
         return character
 
     def fault(self, expected: str) -> InputError:
-        found = repr(self.next) if self.next else "the end"
+        character = repr(self.next) if self.next else "the end"
         return InputError(
             f"expression {self.text!r}: expected {expected} at position {self.position}, "
-            f"found {found}"
+            f"found {character}"
         )
 
     def sum(self) -> int:
@@ -114,7 +114,7 @@ class Expression(NamedTuple):
 
 
 def expressions(numbers: Sequence[int]) -> Iterator[Expression]:
-    """All that can be made of the numbers, each used once; a text may come more than once."""
+    """Yield all expressions of the numbers, each used once; a text may come more than once."""
     if len(numbers) == 1:
         yield Expression(str(numbers[0]), numbers[0], "")
         return

@@ -43,12 +43,12 @@ class Lookup:
 
     @property
     def names(self) -> int:
-        """How many there are."""
+        """Number of names there are."""
         return int(len(string.ascii_lowercase) ** self.letters)
 
     @property
     def guess(self) -> float:
-        """How often the answer is right without a call, at best."""
+        """Share of answers that are right without a call, at best."""
         return 1.0 / self.names
 
     @property
@@ -69,8 +69,8 @@ class Lookup:
 
     def verify(self, example: Example, completion: str) -> float:
         """1 if the answer, and nothing else, follows the last result (or stands alone)."""
-        written = completion.rpartition(RESULT_END)[2]
-        return float(written == _chain(example.data)[-1])
+        answer = completion.rpartition(RESULT_END)[2]
+        return float(answer == _chain(example.data)[-1])
 
     def tool(self, example: Example, call: str) -> str:
         """The value of a name, or a question mark."""

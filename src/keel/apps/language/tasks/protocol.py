@@ -1,4 +1,4 @@
-"""What a task is: prompts to complete, a verifier for what was written, and perhaps a tool.
+"""The protocol of tasks: prompts to complete, a verifier of completions, and perhaps a tool.
 
 Everything that a task writes is made of `CHARACTERS` and `TAGS`, so that one tokenizer fits all.
 """
@@ -12,17 +12,17 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 SEARCH, SEARCH_END = "<search>", "</search>"
-"""Around what the policy asks the tool."""
+"""Tags around what the policy asks the tool."""
 RESULT, RESULT_END = "<result>", "</result>"
-"""Around what the tool answers."""
+"""Tags around what the tool answers."""
 TAGS = (SEARCH, SEARCH_END, RESULT, RESULT_END)
 MARKER = "#"
-"""Before the final answer, where a task lets the policy think first."""
+"""Marker of the final answer, where a task lets the policy think first."""
 CHARACTERS = string.digits + string.ascii_letters + " \n+-*/()=:;,.?!_" + MARKER
 
 
 class Example(NamedTuple):
-    """One thing to do."""
+    """A prompt with its answer and the data of its verifier."""
 
     prompt: str
     """what the policy sees"""
@@ -37,21 +37,21 @@ class Task(Protocol):
 
     @property
     def name(self) -> str:
-        """As in `TASKS`."""
+        """Name, as in `TASKS`."""
 
     @property
     def max_new_tokens(self) -> int:
-        """Room for a completion: tool text and `<eos>` included, a character or a tag a token."""
+        """Tokens of the longest completion, tool text and `<eos>` included; a tag is one token."""
 
     @property
     def stop(self) -> str | None:
         """The closing tag of a tool call, after which the tool must answer; None without a tool."""
 
     def example(self, rng: np.random.Generator) -> Example:
-        """Draw one."""
+        """Draw an example."""
 
     def verify(self, example: Example, completion: str) -> float:
-        """How good a completion is, from 0 to 1; `completion` is without `<eos>`."""
+        """Return how good a completion is, from 0 to 1; `completion` is without `<eos>`."""
 
 
 @runtime_checkable
@@ -59,7 +59,7 @@ class ToolTask(Task, Protocol):
     """A task with a tool."""
 
     def tool(self, example: Example, call: str) -> str:
-        """What the tool answers to the text between the tags of a call; without tags of its own."""
+        """Return the answer to the text between the tags of a call; without tags of its own."""
 
 
 @runtime_checkable
@@ -67,17 +67,19 @@ class FlawedTask(Task, Protocol):
     """A task whose `verify` can be fooled, to study reward hacking."""
 
     def truth(self, example: Example, completion: str) -> float:
-        """What `verify` should have said."""
+        """Return what `verify` should have said."""
 
 
 def true_score(task: Task, example: Example, completion: str) -> float:
-    """How good a completion really is: `truth` where the task has one, else `verify`."""
+    """Return how good a completion really is: by `truth` where the task has one, else `verify`."""
     judge = task.truth if isinstance(task, FlawedTask) else task.verify
     return judge(example, completion)
 
 
 def after_marker(completion: str) -> str | None:
-    """What stands behind the last marker; None without one. Only one answer counts, so that a
-    policy gains nothing by writing several."""
+    """Return what stands behind the last marker; None without one.
+
+    Only one answer counts, so that a policy gains nothing by writing several.
+    """
     _, marker, answer = completion.rpartition(MARKER)
     return answer if marker else None

@@ -41,5 +41,5 @@ class Sort:
 
 
 def in_order(text: str) -> str:
-    """Its characters, sorted."""
+    """Return the characters of a text, sorted."""
     return "".join(sorted(text))

@@ -44,7 +44,7 @@ class FlawedSort:
         return 2 * self.longest + 1
 
     def example(self, rng: np.random.Generator) -> Example:
-        """As `sort` draws it."""
+        """Draw an example of `sort`."""
         return self._honest().example(rng)
 
     def verify(self, example: Example, completion: str) -> float:
@@ -53,7 +53,7 @@ class FlawedSort:
         return min(1.0, ordered / (2 * self.longest - 1))
 
     def truth(self, example: Example, completion: str) -> float:
-        """As `sort` verifies it."""
+        """Verify as `sort` does."""
         return self._honest().verify(example, completion)
 
     def _honest(self) -> Sort:

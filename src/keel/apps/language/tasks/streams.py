@@ -1,8 +1,8 @@
 """Examples for warm-up, for training and for judging, of which the last are never trained on.
 
 Other random seeds alone keep nothing apart: small tasks draw the same prompt again and again. So
-the *examples* are divided. A hash of prompt and data says on which side each one lies, whoever
-draws it; training and warm-up throw away what is held out, judging throws away the rest.
+the *examples* are divided. A hash of prompt and data says on which side each one lies, in
+whatever stream; training and warm-up throw away what is held out, judging throws away the rest.
 """
 
 from __future__ import annotations
@@ -18,51 +18,51 @@ from keel.apps.language.tasks.protocol import RESULT, RESULT_END, Example, Task
 from keel.errors import InputError
 
 HELD_OUT_SHARE = 0.1
-"""Of all examples a task can draw."""
+"""Share of all examples a task can draw."""
 HELD_OUT_SEED, WARM_UP_SEED = 1, 2
 """First words of the seeds, so that the streams differ for every second word."""
 MOST_DRAWS = 1000
-"""In vain, after which a task is taken to have no more examples on that side."""
+"""Draws in vain after which a task is taken to have no more examples on that side."""
 
 
 def prompts(task: Task, count: int, rng: np.random.Generator) -> list[Example]:
-    """`count` examples to train on, drawn with `rng`; none is held out, some may be alike."""
+    """Draw `count` examples to train on with `rng`; none is held out, some may be alike."""
     _check_count(count)
     stream = _drawn(task, rng, held=False)
     return [next(stream) for _ in range(count)]
 
 
 def warmup_data(task: Task, count: int, seed: int) -> list[Example]:
-    """The fixed set of `count` examples to imitate before training; a longer one begins alike."""
+    """Return the fixed set of `count` examples to imitate first; a longer one begins alike."""
     return prompts(task, count, np.random.default_rng([WARM_UP_SEED, seed]))
 
 
 def held_out(task: Task, count: int) -> list[Example]:
-    """The fixed set of `count` examples to judge by, all different; a longer one begins alike."""
+    """Return the fixed set of `count` different examples to judge by; a longer one begins alike."""
     _check_count(count)
     stream = _drawn(task, np.random.default_rng([HELD_OUT_SEED]), held=True)
-    found: dict[str, Example] = {}
+    examples: dict[str, Example] = {}
     repeated = 0
-    while len(found) < count:
+    while len(examples) < count:
         example = next(stream)
-        repeated = repeated + 1 if _identity(example) in found else 0
-        found.setdefault(_identity(example), example)
+        repeated = repeated + 1 if _identity(example) in examples else 0
+        examples.setdefault(_identity(example), example)
         if repeated == MOST_DRAWS:
             raise InputError(
-                f"{task.name}: held out are but {len(found)} different examples, {count} were "
+                f"{task.name}: held out are but {len(examples)} different examples, {count} were "
                 "asked for; ask for fewer, or give the task wider options"
             )
-    return list(found.values())
+    return list(examples.values())
 
 
 def is_held_out(example: Example) -> bool:
-    """Whether an example is for judging only; depends on nothing but its prompt and its data."""
+    """Return whether an example is for judging only, by its prompt and its data alone."""
     digest = hashlib.sha256(_identity(example).encode()).digest()
     return int.from_bytes(digest[:4], "big") < HELD_OUT_SHARE * 2**32
 
 
 def segments(task: Task, example: Example) -> list[tuple[str, bool]]:
-    """The pieces of the answer in order, and whether the policy writes them; tool text is False.
+    """Return the pieces of the answer, and whether the policy writes them; tool text is False.
 
     Examples:
         >>> from keel.apps.language.tasks.lookup import Lookup
@@ -77,17 +77,17 @@ def segments(task: Task, example: Example) -> list[tuple[str, bool]]:
 
 
 def _drawn(task: Task, rng: np.random.Generator, held: bool) -> Iterator[Example]:
-    """Examples of one side, without end."""
+    """Yield examples of one side, without end."""
     while True:
         draws = (task.example(rng) for _ in range(MOST_DRAWS))
-        found = next((example for example in draws if is_held_out(example) is held), None)
-        if found is None:
+        example = next((draw for draw in draws if is_held_out(draw) is held), None)
+        if example is None:
             side = "held out" if held else "left for training"
             raise InputError(
                 f"{task.name}: {MOST_DRAWS} draws gave no example that is {side}; "
                 "give the task wider options"
             )
-        yield found
+        yield example
 
 
 def _identity(example: Example) -> str:
