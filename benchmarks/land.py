@@ -38,7 +38,7 @@ from keel.apps.land import (
     write_city,
     write_film,
 )
-from keel.apps.land.learned import learned, rules_of
+from keel.apps.land.trained_policy import learned, rules_of
 from keel.apps.land.vector import vector_env
 from keel.look import BLUE, GREEN, GREY, INK, ORANGE, new_figure, tidy
 from keel.runs.drawing import write_png

@@ -30,7 +30,7 @@ from aiohttp import web
 
 from keel.apps.serving import Scorer, load_scorer
 from keel.apps.serving.live.backends import make_backends
-from keel.apps.serving.live.choosing import Chooser, Guards
+from keel.apps.serving.live.guarded_policy import Chooser, Guards
 from keel.apps.serving.live.running import serve
 from keel.apps.serving.live.server import Options, Router
 from keel.apps.serving.observations import REPLICA, REQUEST

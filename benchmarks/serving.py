@@ -45,8 +45,8 @@ from keel.apps.serving import (
     make_setting,
     simulate,
 )
-from keel.apps.serving.judging import LEARNED, best_heuristic, learned
-from keel.apps.serving.picture import write_latencies, write_timeline
+from keel.apps.serving.evaluation import LEARNED, best_heuristic, learned
+from keel.apps.serving.plots import write_latencies, write_timeline
 from keel.apps.serving.results import means
 from keel.apps.serving.vector import vector_env
 
@@ -194,7 +194,7 @@ def _draw(scorers: dict[str, Any], best_name: str) -> None:
     setting = make_setting("mixed", requests=REQUESTS)
     seed = held_out(1)[0]
     scene = draw(setting, seed)
-    from keel.apps.serving.many import Many
+    from keel.apps.serving.vector_clusters import Many
 
     many = Many(setting, 1)
     many.begin(0, scene, seed)

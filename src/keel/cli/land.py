@@ -65,7 +65,7 @@ def run(args: Sequence[str]) -> int:
     players: dict[str, Baseline] = {}
     rules = make_rules(chosen.variant)
     if chosen.run is not None:
-        from keel.apps.land.learned import learned, rules_of
+        from keel.apps.land.trained_policy import learned, rules_of
         from keel.training.policy import open_policy
 
         policy = open_policy(chosen.run)

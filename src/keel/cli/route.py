@@ -61,7 +61,7 @@ def run(args: Sequence[str]) -> int:
     chosen = read_options(Route, args, "keel route")
     import_extra("aiohttp", "serving")
     from keel.apps.serving.live.backends import make_backends
-    from keel.apps.serving.live.choosing import Chooser, Guards
+    from keel.apps.serving.live.guarded_policy import Chooser, Guards
     from keel.apps.serving.live.running import serve
     from keel.apps.serving.live.server import Router
 

@@ -171,7 +171,7 @@ def _headroom(options: Headroom) -> int:
 
 def _judge(options: Judge) -> int:
     from keel.apps.serving import HONEST, gain, load_scorer
-    from keel.apps.serving.judging import best_heuristic
+    from keel.apps.serving.evaluation import best_heuristic
 
     _at_least_one(seeds=options.seeds, requests=options.requests, replicas=options.replicas)
     found = _on_setting(options, HONEST, load_scorer(options.run), options.clairvoyant)
@@ -221,7 +221,7 @@ def _on_setting(
     options: Headroom | Judge, routers: Sequence[str], scorer: Scorer | None, clairvoyant: bool
 ) -> dict[str, list[Report]]:
     from keel.apps.serving import held_out, judge
-    from keel.apps.serving.judging import CLAIRVOYANTS
+    from keel.apps.serving.evaluation import CLAIRVOYANTS
 
     setting = _setting(options)
     players = len(routers) + (len(CLAIRVOYANTS) if clairvoyant else 0) + (scorer is not None)
@@ -253,7 +253,7 @@ def _on_trace(options: Headroom) -> dict[str, list[Report]]:
         simulate,
         summarise,
     )
-    from keel.apps.serving.judging import CLAIRVOYANTS
+    from keel.apps.serving.evaluation import CLAIRVOYANTS
 
     workload = _trace(options)
     cluster = equal_cluster(closed_form(options.model or USUAL), options.replicas)
@@ -271,7 +271,7 @@ def _on_trace(options: Headroom) -> dict[str, list[Report]]:
 
 def _draw(options: Headroom, best: str) -> None:
     from keel.apps.serving import clairvoyant, closed_form, draw, equal_cluster, held_out, simulate
-    from keel.apps.serving.picture import write_latencies, write_timeline
+    from keel.apps.serving.plots import write_latencies, write_timeline
 
     assert options.png is not None
     if options.trace:

@@ -14,25 +14,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from keel.apps.land.arrays import Month
     from keel.apps.land.baselines import BASELINES, Beam
-    from keel.apps.land.chronicle import Chronicle, record_game
     from keel.apps.land.env import LandDev, parallel_env
     from keel.apps.land.games import Games
     from keel.apps.land.maps import HELD_OUT, draw_map, held_out, map_seeds
     from keel.apps.land.observations import Sight, look, worth
     from keel.apps.land.optimum import Optimum, find_optimum, replay
-    from keel.apps.land.picture import draw_city, write_city, write_film
+    from keel.apps.land.recording import Chronicle, record_game
+    from keel.apps.land.rendering import draw_city, write_city, write_film
     from keel.apps.land.report import Report, held_out_gap, percent_of_optimum, play
     from keel.apps.land.rules import FULL, SMALL, Rules, Trade, make_rules, note_000
 
 _NAMES = {
     "arrays": ("Month",),
     "baselines": ("BASELINES", "Beam"),
-    "chronicle": ("Chronicle", "record_game"),
+    "recording": ("Chronicle", "record_game"),
     "env": ("LandDev", "parallel_env"),
     "games": ("Games",),
     "maps": ("HELD_OUT", "draw_map", "held_out", "map_seeds"),
     "optimum": ("Optimum", "find_optimum", "replay"),
-    "picture": ("draw_city", "write_city", "write_film"),
+    "rendering": ("draw_city", "write_city", "write_film"),
     "report": ("Report", "held_out_gap", "percent_of_optimum", "play"),
     "rules": ("FULL", "SMALL", "Rules", "Trade", "make_rules", "note_000"),
     "observations": ("Sight", "look", "worth"),

@@ -11,10 +11,10 @@ import numpy as np
 from gymnasium import spaces
 
 from keel.apps.land.arrays import Array
-from keel.apps.land.chronicle import Chronicle
 from keel.apps.land.games import Games
 from keel.apps.land.maps import MapSet, map_seeds
 from keel.apps.land.observations import OWN, PARCEL, Sight, look, state_names
+from keel.apps.land.recording import Chronicle
 from keel.apps.land.rules import Rules, make_rules
 from keel.errors import InputError, check_choice, import_extra
 
@@ -145,7 +145,7 @@ class LandDev(Base):  # type: ignore[misc]
 
     def render(self) -> Array | None:
         """The city, `[height, width, 3]`; None without a `render_mode`."""
-        from keel.apps.land.picture import city_pixels
+        from keel.apps.land.rendering import city_pixels
 
         return None if self._story is None else city_pixels(self._story)
 

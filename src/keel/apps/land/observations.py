@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from keel.apps.land import kernels_sight, kernels_worth
+from keel.apps.land import kernels_marginal_npv, kernels_observation
 from keel.apps.land.arrays import Array
 from keel.apps.land.games import Games
 from keel.apps.land.rules import AHEAD, SIZES, TRADES, Rules
@@ -78,7 +78,7 @@ def worth(games: Games) -> Array:
     """`[E, A, P, 3]`: by how much each building, begun now, would raise its developer's net present
     value if nobody began anything else, in thousands and before interest."""
     out = np.empty((games.count, games.rules.agents, games.rules.parcels, len(SIZES)))
-    kernels_worth.worth(games.world, games.state, games.tables, out)
+    kernels_marginal_npv.worth(games.world, games.state, games.tables, out)
     return out
 
 
@@ -95,7 +95,7 @@ def look(games: Games) -> Sight:
     parcels = np.empty((count, rules.agents, rules.parcels, len(PARCEL)), np.float32)
     whole = np.empty((count, len(state_names(rules))), np.float32)
     kinds = np.array([list(TRADES).index(name) for name in rules.names])
-    kernels_sight.look(
+    kernels_observation.look(
         kinds, len(TRADES), games.world, games.state, games.tables, games.mask, worth(games), own,
         parcels, whole,
     )  # fmt: skip

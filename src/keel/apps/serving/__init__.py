@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from keel.apps.serving.arrays import Weights
     from keel.apps.serving.cluster import Cluster, Replica, equal_cluster
+    from keel.apps.serving.evaluation import Gain, Headroom, gain, headroom, judge
     from keel.apps.serving.fidelity import Fidelity, compare
-    from keel.apps.serving.judging import Gain, Headroom, gain, headroom, judge
     from keel.apps.serving.results import Objective, Report, latencies, summarise
     from keel.apps.serving.scorer import Scorer, load_scorer
     from keel.apps.serving.settings import SETTINGS, Scenario, Setting, draw, held_out, make_setting
@@ -35,7 +35,7 @@ _NAMES = {
     "arrays": ("Weights",),
     "cluster": ("Cluster", "Replica", "equal_cluster"),
     "fidelity": ("Fidelity", "compare"),
-    "judging": ("Gain", "Headroom", "gain", "headroom", "judge"),
+    "evaluation": ("Gain", "Headroom", "gain", "headroom", "judge"),
     "simulation": ("HONEST", "ROUTERS", "Conditions", "Trace", "clairvoyant", "simulate", "replay"),
     "results": ("Objective", "Report", "latencies", "summarise"),
     "scorer": ("Scorer", "load_scorer"),

@@ -11,8 +11,10 @@ from gymnasium import spaces
 
 from keel.apps.serving import fields as f
 from keel.apps.serving.arrays import Weights, make_weights
-from keel.apps.serving.many import Many
-from keel.apps.serving.note import (
+from keel.apps.serving.observations import REPLICA, REQUEST
+from keel.apps.serving.results import summarise
+from keel.apps.serving.settings import Setting, draw, held_out, make_setting, training_seed
+from keel.apps.serving.throughput_reward import (
     AFTER,
     VERSIONS,
     Memory,
@@ -23,9 +25,7 @@ from keel.apps.serving.note import (
     measured,
     score,
 )
-from keel.apps.serving.observations import REPLICA, REQUEST
-from keel.apps.serving.results import summarise
-from keel.apps.serving.settings import Setting, draw, held_out, make_setting, training_seed
+from keel.apps.serving.vector_clusters import Many
 from keel.envs.protocol import Autoreset, Obs, Saved, Step
 from keel.errors import InputError, check_choice
 from keel.keys import MASK
@@ -47,7 +47,7 @@ class ServingEnvs:
     choice costs all requests at its replica, beyond what the mean choice would: their futures are
     played with and without the request, on the same random numbers. `weights` says what a second
     until the first token, until the end, and a lost request cost in both. `note-004` is the note's
-    (`keel.apps.serving.note`), which is told of the cluster every `refresh` seconds.
+    (`keel.apps.serving.throughput_reward`), which is told of the cluster every `refresh` seconds.
     """
 
     agents: tuple[str, ...] = ()

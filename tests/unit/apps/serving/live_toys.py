@@ -13,7 +13,7 @@ import numpy as np
 from aiohttp import web
 
 from keel.apps.serving.live.backends import make_backends
-from keel.apps.serving.live.choosing import Chooser, Guards, Scoring
+from keel.apps.serving.live.guarded_policy import Chooser, Guards, Scoring
 from keel.apps.serving.live.server import Options, Router
 
 COMPLETIONS = "/v1/completions"

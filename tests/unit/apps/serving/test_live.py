@@ -23,7 +23,7 @@ from children import default_signals
 from live_toys import COMPLETIONS, Toy, live, prefer, routed, toys
 
 from keel.apps.serving import fields as f
-from keel.apps.serving import kernels_many, kernels_route
+from keel.apps.serving import kernels_route, kernels_vector
 from keel.apps.serving.arrays import Telemetry, View, blank_view
 from keel.apps.serving.live.backends import (
     Backend,
@@ -33,7 +33,7 @@ from keel.apps.serving.live.backends import (
     read_report,
     view_of,
 )
-from keel.apps.serving.live.choosing import Chooser, Guards, burdens, reference_odds, see
+from keel.apps.serving.live.guarded_policy import Chooser, Guards, burdens, reference_odds, see
 from keel.apps.serving.live.prompts import Prefixes, Prompt, read_prompt
 from keel.apps.serving.observations import REPLICA, REQUEST
 from keel.apps.serving.simulation import ROUTERS
@@ -61,7 +61,7 @@ def test_the_policy_sees_what_it_was_trained_on(count: int) -> None:
         view, prompt, now = random_view(rng, count), int(rng.integers(30, 5_000)), 0.7
         replicas = np.zeros((count, len(REPLICA)), dtype=np.float32)
         request, mask = np.zeros(len(REQUEST), dtype=np.float32), np.zeros(count, dtype=bool)
-        kernels_many.see.py_func(now, prompt, view, replicas, request, mask)
+        kernels_vector.see.py_func(now, prompt, view, replicas, request, mask)
         own = see(view, prompt, now)
         np.testing.assert_allclose(own[0], replicas, rtol=1e-6, atol=1e-7)
         np.testing.assert_allclose(own[1], request, rtol=1e-6)

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from live_toys import Routed, Toy, live, prefer, routed, toys
 
-from keel.apps.serving.live.blame import (
+from keel.apps.serving.live.failure_attribution import (
     BUSY,
     QUARANTINE,
     Failure,

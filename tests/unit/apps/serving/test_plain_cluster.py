@@ -23,9 +23,9 @@ from serving_toys import toy_tables
 from keel.apps.serving import fields as f
 from keel.apps.serving.arrays import Weights
 from keel.apps.serving.cluster import Cluster, Replica
-from keel.apps.serving.many import Many
 from keel.apps.serving.settings import Scenario, make_setting
 from keel.apps.serving.simulation import Conditions, replay, simulate
+from keel.apps.serving.vector_clusters import Many
 from keel.apps.serving.workload import Workload, make_workload
 
 TABLES, GROUPED = toy_tables(), toy_tables(grouped=True)

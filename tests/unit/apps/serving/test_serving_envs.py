@@ -14,17 +14,17 @@ import torch
 
 from keel.apps.serving import fields as f
 from keel.apps.serving.cluster import equal_cluster
+from keel.apps.serving.evaluation import gain, headroom, judge
 from keel.apps.serving.gym import ServingVectorEnv
-from keel.apps.serving.judging import gain, headroom, judge
-from keel.apps.serving.many import Many
-from keel.apps.serving.note import AFTER, BEFORE, cold_values, fresh_memory, score
 from keel.apps.serving.observations import REPLICA
 from keel.apps.serving.results import Report, summarise
 from keel.apps.serving.scorer import make_scorer
 from keel.apps.serving.settings import draw, held_out, make_setting
 from keel.apps.serving.simulation import replay, simulate
 from keel.apps.serving.tables import closed_form
+from keel.apps.serving.throughput_reward import AFTER, BEFORE, cold_values, fresh_memory, score
 from keel.apps.serving.vector import LATENCY_SCALE, vector_env
+from keel.apps.serving.vector_clusters import Many
 from keel.cli import main
 from keel.config import from_dict
 from keel.config.options import named_values

@@ -13,11 +13,11 @@ from serving_toys import one_by_one, toy_tables
 
 from keel.apps.serving import fields as f
 from keel.apps.serving.cluster import Cluster, Replica
-from keel.apps.serving.kernels_many import see
-from keel.apps.serving.many import Many
+from keel.apps.serving.kernels_vector import see
 from keel.apps.serving.observations import REPLICA
 from keel.apps.serving.settings import Scenario, draw, make_setting
 from keel.apps.serving.simulation import Conditions, replay
+from keel.apps.serving.vector_clusters import Many
 from keel.apps.serving.workload import Workload, make_workload
 
 TABLES = toy_tables()

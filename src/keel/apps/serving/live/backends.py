@@ -17,7 +17,7 @@ from yarl import URL
 
 from keel.apps.serving import fields as f
 from keel.apps.serving.arrays import View, blank_view
-from keel.apps.serving.live.blame import Record
+from keel.apps.serving.live.failure_attribution import Record
 from keel.apps.serving.live.prompts import CHARACTERS, PIECE, Prefixes, Prompt
 from keel.apps.serving.observations import follow
 from keel.errors import InputError

@@ -3,7 +3,7 @@
 A request can be sent to another backend as long as nothing of an answer is promised to the client,
 so the first bytes of a body are waited for before its headers go out: a server that accepts a
 request and dies before the first token has cost no one an answer. Whose fault a failure is, is
-decided in `blame`.
+decided in `failure_attribution`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aiohttp import web
 from yarl import URL
 
 from keel.apps.serving.live.backends import Backend, Flight, Watch, view_of
-from keel.apps.serving.live.blame import (
+from keel.apps.serving.live.failure_attribution import (
     QUARANTINE,
     UNREACHABLE,
     Failure,
@@ -30,7 +30,7 @@ from keel.apps.serving.live.blame import (
     request_at_fault,
     same_way,
 )
-from keel.apps.serving.live.choosing import Chooser, Mask
+from keel.apps.serving.live.guarded_policy import Chooser, Mask
 from keel.apps.serving.live.headers import OF_THE_ROUTER, end_to_end
 from keel.apps.serving.live.metrics import Metrics
 from keel.apps.serving.live.parsing import PromptParser

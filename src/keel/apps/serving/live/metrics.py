@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from keel.apps.serving.live.backends import Backend
-from keel.apps.serving.live.choosing import Chooser
+from keel.apps.serving.live.guarded_policy import Chooser
 
 PREFIX = "keel_route_"
 HELP = {

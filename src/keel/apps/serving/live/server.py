@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from keel.apps.serving.live.backends import Backend
-from keel.apps.serving.live.choosing import Chooser
 from keel.apps.serving.live.connections import Connections, Runner, error_body
 from keel.apps.serving.live.forwarding import Call, Forwarder, Refusal
+from keel.apps.serving.live.guarded_policy import Chooser
 from keel.apps.serving.live.headers import check_hosts, host_allowed
 from keel.apps.serving.live.metrics import Metrics, gauges
 from keel.apps.serving.proxy_options import Options

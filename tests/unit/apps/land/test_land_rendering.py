@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from keel.apps.land.baselines import greedy_roi
-from keel.apps.land.chronicle import Chronicle, record_game
-from keel.apps.land.picture import city_pixels, draw_city, write_city, write_film
+from keel.apps.land.recording import Chronicle, record_game
+from keel.apps.land.rendering import city_pixels, draw_city, write_city, write_film
 from keel.apps.land.report import play
 from keel.apps.land.rules import SMALL, make_rules
 from keel.errors import InputError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from keel.apps.land.arrays import FREE, Array
-from keel.apps.land.chronicle import Chronicle, Scene
+from keel.apps.land.recording import Chronicle, Scene
 from keel.apps.land.rules import SIZES
 from keel.errors import InputError, KeelError
 from keel.look import BLUE, GREEN, GREY, INK, ORANGE, PALE, new_figure, tidy

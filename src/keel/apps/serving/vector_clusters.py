@@ -101,7 +101,7 @@ class Many:
 
     def look(self, clusters: Ints) -> None:
         """Up to the arrival of the request at hand; `seen` tells what there is to see."""
-        from keel.apps.serving.kernels_many import look_many
+        from keel.apps.serving.kernels_vector import look_many
 
         self._in_parallel(lambda part: look_many(part, *self._everything()), clusters)
 
@@ -111,7 +111,7 @@ class Many:
         Returns what all requests cost until then, `[C]`; after a last request until all have
         ended, and the cluster waits for a new trace.
         """
-        from keel.apps.serving.kernels_many import step_many
+        from keel.apps.serving.kernels_vector import step_many
 
         cost, everything = np.zeros(self.count), self._everything()
         self._in_parallel(
@@ -127,7 +127,7 @@ class Many:
 
     def weighed(self) -> Floats:
         """What each choice would cost all requests: `[C, R]`."""
-        from keel.apps.serving.kernels_many import weigh_many
+        from keel.apps.serving.kernels_vector import weigh_many
 
         weight = np.zeros((self.count, self.setting.replicas))
 

@@ -48,7 +48,7 @@ WHY = {
 
 
 def see(view: View, prompt: int, now: float) -> tuple[Numbers, Numbers]:
-    """Make the numbers of `observations.py` as `kernels_many.see` does for training."""
+    """Make the numbers of `observations.py` as `kernels_vector.see` does for training."""
     ints, times = view.ints, view.times
     outstanding = ints[f.V_WAITING] + ints[f.V_RUNNING] + ints[f.V_SENT]
     up, known = ints[f.V_UP] == 1, times[f.V_PACE] > 0.0

@@ -10,11 +10,11 @@ import numpy as np
 from scipy.stats import t as student
 
 from keel.apps.serving.arrays import Weights
-from keel.apps.serving.many import Many
 from keel.apps.serving.results import Report, summarise
 from keel.apps.serving.scorer import Scorer
 from keel.apps.serving.settings import Scenario, Setting, draw
 from keel.apps.serving.simulation import HONEST, Trace, clairvoyant, simulate
+from keel.apps.serving.vector_clusters import Many
 from keel.errors import InputError
 
 LEARNED = "policy"
