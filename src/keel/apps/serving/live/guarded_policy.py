@@ -1,10 +1,10 @@
-"""Which backend gets a request: the policy's choice, and guards that hold it to a heuristic.
+"""Guarded policy of the router: the policy chooses a backend, inside of guards around a heuristic.
 
-The policy sees the numbers it was trained on (`keel.apps.serving.observations`), here in numpy. Its
-distribution over backends, and that of the reference, are added up over a window of decisions; the
-KL between the two sums says how far the policy has moved traffic away from where the reference
-would have it. (Decision by decision the KL of a policy that knows what it wants would be large even
-where both share traffic alike.)
+The policy gets the observations it was trained on (`keel.apps.serving.observations`), here in
+numpy. Its distribution over backends, and that of the reference, are summed over a window of
+decisions; the KL between the two sums measures how far the policy has moved traffic away from the
+reference. (Decision by decision the KL of a confident policy would be large even where both
+distribute traffic alike.)
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ from numpy.typing import NDArray
 from keel.apps.serving import fields as f
 from keel.apps.serving.arrays import Floats, View, blank_view
 from keel.apps.serving.observations import REPLICA, REQUEST, UNKNOWN_PACE
-from keel.apps.serving.simulation import HONEST
+from keel.apps.serving.simulation import HEURISTICS
 from keel.errors import InputError, check_choice
 
 log = logging.getLogger("keel.route")
 
-Numbers = NDArray[np.float32]
+Features = NDArray[np.float32]
 Mask = NDArray[np.bool_]
-Scoring = Callable[[Numbers, Numbers], Numbers]
-"""Of replicas `[R, 11]` and a request `[2]`: scores `[R]`."""
+ScoreFunction = Callable[[Features, Features], Features]
+"""Function from replicas `[R, 11]` and a request `[2]` to scores `[R]`."""
 
 SMOOTHING = 0.1
 """Share of the reference that is spread evenly: its KL to any policy is finite."""
 FAULTS_IN_A_ROW, REST = 3, 1.0
-"""After so many faults the policy rests for so many seconds: a slow one holds up everybody."""
-WHY = {
+"""Faults in a row after which the policy is not called, and for how many seconds: a slow policy
+delays all requests."""
+FALLBACK_REASONS = {
     "no_policy": "there is no policy",
     "error": "the policy failed",
     "not_finite": "the policy's scores are no numbers",
@@ -47,14 +48,23 @@ WHY = {
 """Reasons to fall back to the reference."""
 
 
-def see(view: View, prompt: int, now: float) -> tuple[Numbers, Numbers]:
-    """Make the numbers of `observations.py` as `kernels_vector.see` does for training."""
+def observe(view: View, prompt: int, now: float) -> tuple[Features, Features]:
+    """Return the policy's observation, as `kernels_vector.write_observation` does for training.
+
+    Args:
+        view: What is known of R backends.
+        prompt: Tokens of the request's prompt.
+        now: Time in seconds.
+
+    Returns:
+        Features of the replicas `[R, 11]` and of the request `[2]`.
+    """
     ints, times = view.ints, view.times
     outstanding = ints[f.V_WAITING] + ints[f.V_RUNNING] + ints[f.V_SENT]
     up, known = ints[f.V_UP] == 1, times[f.V_PACE] > 0.0
     log_pace = np.log(np.where(known, times[f.V_PACE], 1.0))
-    told = log_pace[known & up]
-    typical = float(told.mean()) if told.size else UNKNOWN_PACE
+    up_paces = log_pace[known & up]
+    typical = float(up_paces.mean()) if up_paces.size else UNKNOWN_PACE
     pace = np.where(known, log_pace, typical) - UNKNOWN_PACE
     tokens, to_read = ints[f.V_UNREAD] + ints[f.V_SENT_TOKENS], prompt - ints[f.V_HIT]
     replicas = np.empty((len(outstanding), len(REPLICA)), dtype=np.float32)
@@ -75,8 +85,15 @@ def see(view: View, prompt: int, now: float) -> tuple[Numbers, Numbers]:
     return replicas, request
 
 
-def burdens(name: str, view: View, prompt: int, output: float) -> Floats:
-    """What a heuristic would rather have less of, `[R]`; as in `kernels_route.score`."""
+def heuristic_costs(name: str, view: View, prompt: int, output: float) -> Floats:
+    """Return the costs that a heuristic minimizes, `[R]`, as `kernels_route.heuristic_cost` does.
+
+    Args:
+        name: The heuristic.
+        view: What is known of R backends.
+        prompt: Tokens of the request's prompt.
+        output: Expected tokens of an answer.
+    """
     ints = view.ints
     reported: Floats = np.asarray(ints[f.V_WAITING] + ints[f.V_RUNNING], dtype=np.float64)
     outstanding: Floats = reported + ints[f.V_SENT]
@@ -98,32 +115,40 @@ def burdens(name: str, view: View, prompt: int, output: float) -> Floats:
     return work if name == "cache-work" else np.asarray(work * pace)
 
 
-def reference_odds(name: str, view: View, prompt: int, output: float, allowed: Mask) -> Floats:
-    """How likely a heuristic takes each backend, `[R]`; round robin takes all alike."""
-    chances = allowed.astype(np.float64)
+def reference_probs(name: str, view: View, prompt: int, output: float, allowed: Mask) -> Floats:
+    """Return the probability that a heuristic takes each backend, `[R]`; uniform for round robin.
+
+    Args:
+        name: The heuristic.
+        view: What is known of R backends.
+        prompt: Tokens of the request's prompt.
+        output: Expected tokens of an answer.
+        allowed: Backends that may be taken, `[R]`.
+    """
+    weights = allowed.astype(np.float64)
     if name not in ("random", "round-robin"):
-        burden = np.where(allowed, burdens(name, view, prompt, output), np.inf)
-        chances = (burden == burden.min()).astype(np.float64)
+        costs = np.where(allowed, heuristic_costs(name, view, prompt, output), np.inf)
+        weights = (costs == costs.min()).astype(np.float64)
     if name == "power-of-two":
-        own = np.arange(len(burden))
-        better = np.where(burden[:, None] <= burden, own[:, None], own)[np.ix_(allowed, allowed)]
-        chances = np.bincount(better.ravel(), minlength=len(own)).astype(np.float64)
-    odds: Floats = chances / chances.sum()
-    return odds
+        own = np.arange(len(costs))
+        better = np.where(costs[:, None] <= costs, own[:, None], own)[np.ix_(allowed, allowed)]
+        weights = np.bincount(better.ravel(), minlength=len(own)).astype(np.float64)
+    probs: Floats = weights / weights.sum()
+    return probs
 
 
 @dataclass(frozen=True)
 class Guards:
-    """How far the policy may go."""
+    """Limits of the policy; beyond them the reference decides."""
 
     max_kl: float = 0.5
     """nats between the policy's traffic and the reference's"""
     max_share: float = 0.6
-    """of the decisions, for one backend"""
+    """largest share of the decisions for one backend"""
     deadline: float = 0.002
     """seconds for a decision of the policy"""
     window: int = 200
-    """decisions"""
+    """length of the window in decisions"""
     enough: int = 20
     """decisions before KL and shares mean anything"""
 
@@ -138,8 +163,8 @@ class Guards:
             raise InputError(f"--window: expected at least {self.enough}, got {self.window}")
 
 
-class Window:
-    """Sums over the last so many rows `[R]`."""
+class RollingSum:
+    """Sum over the last `length` rows `[R]`."""
 
     def __init__(self, length: int, width: int) -> None:
         self._rows: deque[Floats] = deque()
@@ -149,90 +174,113 @@ class Window:
         return len(self._rows)
 
     def add(self, row: Floats) -> None:
-        """The oldest row goes when there are too many."""
+        """Add a row, and drop the oldest when there are too many."""
         self._rows.append(row)
         self.sum += row
         if len(self._rows) > self._length:
             self.sum -= self._rows.popleft()
 
     def shares(self) -> Floats:
-        """That sum to one."""
+        """Return the mean row `[R]`: shares that sum to one."""
         return np.maximum(self.sum, 0.0) / max(1, len(self._rows))
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Which backend, and why not by the policy."""
+    """Chosen backend, and the reason for a fallback."""
 
-    where: int
+    backend: int
     fallback: str = ""
-    """a name of `WHY`; empty: the policy's own choice"""
+    """a name of `FALLBACK_REASONS`; empty: the policy's own choice"""
 
 
 @dataclass
-class Chooser:
-    """Decides, remembers its decisions, and tells loudly when the policy is overruled."""
+class GuardedPolicy:
+    """Policy inside of guards: falls back to a heuristic, and logs when it does.
+
+    Args:
+        count: Number of backends, R.
+        policy: The trained policy; without one the reference decides.
+        reference: The heuristic that the policy is compared with and falls back to.
+        guards: Limits of the policy.
+        seed: Seed of the reference's random choices.
+        clock: Source of seconds, for tests.
+    """
 
     count: int
-    policy: Scoring | None = None
+    policy: ScoreFunction | None = None
     reference: str = "least-outstanding"
     guards: Guards = field(default_factory=Guards)
     seed: int | None = None
     clock: Callable[[], float] = time.perf_counter
 
     def __post_init__(self) -> None:
-        check_choice("--reference", self.reference, HONEST)
+        check_choice("--reference", self.reference, HEURISTICS)
         width, length = self.count, self.guards.window
-        self.wanted, self.expected, self.taken = (Window(length, width) for _ in range(3))
+        self.policy_traffic, self.reference_traffic, self.decisions = (
+            RollingSum(length, width) for _ in range(3)
+        )
         self.episodes: Counter[str] = Counter()
-        self._quiet: dict[str, int] = {}
+        self._since_fallback: dict[str, int] = {}
         self._rng, self._turn = np.random.default_rng(self.seed), 0
         self._faults, self._fault, self._error, self._rest_until = 0, "", "", -math.inf
 
     def __call__(
         self, view: View, prompt: int, now: float, allowed: Mask, output: float = 256.0
     ) -> Decision:
-        """For one request; at least one backend must be allowed."""
-        odds = reference_odds(self.reference, view, prompt, output, allowed)
-        wish, fallback = self._ask(view, prompt, now, allowed)
-        if wish is not None:
-            self.wanted.add(wish)
-            self.expected.add((1.0 - SMOOTHING) * odds + SMOOTHING * allowed / allowed.sum())
-            fallback = self._overruled(int(allowed.sum()))
-        self._tell(fallback)
-        if wish is not None and not fallback:
-            where = int(wish.argmax())
+        """Choose a backend for a request.
+
+        Args:
+            view: What is known of R backends.
+            prompt: Tokens of the request's prompt.
+            now: Time in seconds.
+            allowed: Backends that may be taken, `[R]`; at least one.
+            output: Expected tokens of an answer.
+        """
+        probs = reference_probs(self.reference, view, prompt, output, allowed)
+        policy_probs, fallback = self._policy_probs(view, prompt, now, allowed)
+        if policy_probs is not None:
+            self.policy_traffic.add(policy_probs)
+            self.reference_traffic.add(
+                (1.0 - SMOOTHING) * probs + SMOOTHING * allowed / allowed.sum()
+            )
+            fallback = self._guard_reason(int(allowed.sum()))
+        self._log_fallback(fallback)
+        if policy_probs is not None and not fallback:
+            backend = int(policy_probs.argmax())
         elif self.reference == "round-robin":
-            where = self._next_in_turn(allowed)
+            backend = self._next_in_turn(allowed)
         else:
-            where = int(self._rng.choice(self.count, p=odds))
-        self.taken.add(np.eye(self.count)[where])
-        return Decision(where, fallback)
+            backend = int(self._rng.choice(self.count, p=probs))
+        self.decisions.add(np.eye(self.count)[backend])
+        return Decision(backend, fallback)
 
     def warm_up(self) -> None:
-        """The first call of a policy is slow, and nobody's request should wait for it."""
-        self._ask(blank_view(self.count), 1, 0.0, np.ones(self.count, dtype=np.bool_))
+        """Call the policy once: its first call is slow, and no request should wait for it."""
+        self._policy_probs(blank_view(self.count), 1, 0.0, np.ones(self.count, dtype=np.bool_))
         self._faults, self._rest_until = 0, -math.inf
 
     def kl(self) -> float:
         """KL(policy‖reference) of the traffic over the window, in nats."""
-        p, q = self.wanted.shares(), self.expected.shares()
+        p, q = self.policy_traffic.shares(), self.reference_traffic.shares()
         some = p > 1e-12
         return float((p[some] * np.log(p[some] / np.maximum(q[some], 1e-12))).sum())
 
     def falling_back(self) -> tuple[str, ...]:
         """Reasons for which the policy was overruled within the window."""
-        return tuple(self._quiet)
+        return tuple(self._since_fallback)
 
-    def _ask(self, view: View, prompt: int, now: float, allowed: Mask) -> tuple[Floats | None, str]:
-        """The policy's distribution, or what is wrong with it."""
+    def _policy_probs(
+        self, view: View, prompt: int, now: float, allowed: Mask
+    ) -> tuple[Floats | None, str]:
+        """Return the policy's distribution `[R]`, or None and the reason to fall back."""
         if self.policy is None:
             return None, "no_policy"
         begun = self.clock()
         if begun < self._rest_until:
             return None, self._fault
         try:
-            scores = np.asarray(self.policy(*see(view, prompt, now)), dtype=np.float64)[allowed]
+            scores = np.asarray(self.policy(*observe(view, prompt, now)), dtype=np.float64)[allowed]
             fault = "" if np.isfinite(scores).all() else "not_finite"
         except Exception as error:  # whatever it is: requests go on
             fault, self._error = "error", f": {error!r}"
@@ -245,36 +293,39 @@ class Chooser:
             if self._faults >= FAULTS_IN_A_ROW:
                 self._rest_until = ended + REST
             return None, fault
-        wish = np.zeros(self.count)
+        policy_probs = np.zeros(self.count)
         weight = np.exp(scores - scores.max())
-        wish[allowed] = weight / weight.sum()
-        return wish, ""
+        policy_probs[allowed] = weight / weight.sum()
+        return policy_probs, ""
 
-    def _overruled(self, living: int) -> str:
+    def _guard_reason(self, up_count: int) -> str:
         guards = self.guards
-        if len(self.wanted) >= guards.enough and self.kl() > guards.max_kl:
+        if len(self.policy_traffic) >= guards.enough and self.kl() > guards.max_kl:
             return "kl"
-        limit = max(guards.max_share, 1.0 / living)
-        enough = len(self.taken) >= guards.enough and living > 1
-        return "share" if enough and self.taken.shares().max() > limit else ""
+        limit = max(guards.max_share, 1.0 / up_count)
+        enough = len(self.decisions) >= guards.enough and up_count > 1
+        return "share" if enough and self.decisions.shares().max() > limit else ""
 
-    def _tell(self, fallback: str) -> None:
-        """Once for each episode; one ends with a whole window of decisions without its reason."""
-        for reason in list(self._quiet):
-            self._quiet[reason] += 1
-            if self._quiet[reason] > self.guards.window:
-                del self._quiet[reason]
-                log.warning("no longer falling back: %s", WHY[reason])
+    def _log_fallback(self, fallback: str) -> None:
+        """Log each episode of fallback once.
+
+        An episode ends with a whole window of decisions without its reason.
+        """
+        for reason in list(self._since_fallback):
+            self._since_fallback[reason] += 1
+            if self._since_fallback[reason] > self.guards.window:
+                del self._since_fallback[reason]
+                log.warning("no longer falling back: %s", FALLBACK_REASONS[reason])
         if fallback:
-            if fallback not in self._quiet:
+            if fallback not in self._since_fallback:
                 self.episodes[fallback] += 1
-                why = WHY[fallback] + (self._error if fallback == "error" else "")
-                if fallback != "no_policy":  # which nobody expected
+                why = FALLBACK_REASONS[fallback] + (self._error if fallback == "error" else "")
+                if fallback != "no_policy":  # without a policy, fallback is expected
                     log.warning("FALLING BACK to %s: %s", self.reference, why)
-            self._quiet[fallback] = 0
+            self._since_fallback[fallback] = 0
 
     def _next_in_turn(self, allowed: Mask) -> int:
         while True:
-            where, self._turn = self._turn % self.count, self._turn + 1
-            if allowed[where]:
-                return where
+            backend, self._turn = self._turn % self.count, self._turn + 1
+            if allowed[backend]:
+                return backend
