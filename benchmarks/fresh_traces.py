@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from keel.apps.serving import Workload
-from keel.apps.serving.settings import FIRST_HELD_OUT, Scenario, Setting, Span, draw
+from keel.apps.serving.settings import FIRST_HELD_OUT, Scenario, Setting, Span, draw_scenario
 from keel.config import read
 from keel.config.renamed import rename_settings
 from keel.presets import path_of
@@ -44,8 +44,8 @@ class Family:
     first_seed: int
 
     def draw(self, setting: Setting, seed: int) -> Scenario:
-        """Return the scene of a seed."""
-        return self.change(draw(setting, seed), np.random.default_rng([seed, 7]))
+        """Return the scenario of a seed."""
+        return self.change(draw_scenario(setting, seed), np.random.default_rng([seed, 7]))
 
     def seeds(self, count: int) -> list[int]:
         """Return seeds that no training draws, and no other table uses."""

@@ -36,9 +36,9 @@ from keel.apps.land import (
     play,
     record_game,
     write_city,
-    write_film,
+    write_gif,
 )
-from keel.apps.land.learned import learned, rules_of
+from keel.apps.land.trained_policy import rules_of, trained_player
 from keel.apps.land.vector import vector_env
 from keel.look import BLUE, GREEN, GREY, INK, ORANGE, new_figure, tidy
 from keel.runs.drawing import write_png
@@ -66,7 +66,7 @@ def judge(runs: Path, maps: int) -> None:
         }
         for folder in sorted((runs / f"land-{variant}").glob("seed-*")):
             policy = open_policy(folder, "last")
-            report = play(learned(policy), rules_of(policy), seeds, name=folder.name)
+            report = play(trained_player(policy), rules_of(policy), seeds, name=folder.name)
             reports[folder.name] = report.to_dict()
             print(f"{variant} {folder.name}: {report.total:,.0f}")
         told[variant] = known | {"maps": maps, "rules": rules.digest(), "reports": reports}
@@ -82,9 +82,9 @@ def _draw(runs: Path) -> None:
     """One city of ours, and its months."""
     folder = sorted((runs / "land-full").glob("seed-*"))[0]
     policy = open_policy(folder, "last")
-    story = record_game(learned(policy), rules_of(policy), int(held_out(1)[0]))
-    write_city(story, IMAGES / "land.png")
-    write_film(story, IMAGES / "land.gif")
+    record = record_game(trained_player(policy), rules_of(policy), int(held_out(1)[0]))
+    write_city(record, IMAGES / "land.png")
+    write_gif(record, IMAGES / "land.gif")
 
 
 def paired(ours: list[list[float]], other: list[float]) -> tuple[float, float, float]:

@@ -30,7 +30,7 @@ from aiohttp import web
 
 from keel.apps.serving import Scorer, load_scorer
 from keel.apps.serving.live.backends import make_backends
-from keel.apps.serving.live.choosing import Chooser, Guards
+from keel.apps.serving.live.guarded_policy import GuardedPolicy, Guards
 from keel.apps.serving.live.running import serve
 from keel.apps.serving.live.server import Options, Router
 from keel.apps.serving.observations import REPLICA, REQUEST
@@ -92,9 +92,9 @@ def by_delay() -> Scorer:
 def router(say: Connection, urls: list[str], policy: Path | None, reference: str) -> None:
     """With the guards of the command."""
     scorer = by_delay() if policy is None else load_scorer(policy)
-    chooser = Chooser(len(urls), scorer, reference, Guards())
-    asyncio.run(serve(Router(make_backends(urls, 100_000), chooser, Options()), "127.0.0.1", 0,
-                      say.send))  # fmt: skip
+    guarded_policy = GuardedPolicy(len(urls), scorer, reference, Guards())
+    proxy = Router(make_backends(urls, 100_000), guarded_policy, Options())
+    asyncio.run(serve(proxy, "127.0.0.1", 0, say.send))
 
 
 @dataclass(frozen=True)

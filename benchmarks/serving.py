@@ -31,22 +31,22 @@ from benchmarks import fresh_traces, note_004
 from benchmarks.fresh_traces import saved
 from benchmarks.seeds import train_seed
 from keel.apps.serving import (
-    HONEST,
+    HEURISTICS,
     clairvoyant,
     closed_form,
     compare,
-    draw,
+    draw_scenario,
+    evaluate_routers,
     gain,
     headroom,
     held_out,
-    judge,
     load_scorer,
     load_tables,
     make_setting,
     simulate,
 )
-from keel.apps.serving.judging import LEARNED, best_heuristic, learned
-from keel.apps.serving.picture import write_latencies, write_timeline
+from keel.apps.serving.evaluation import LEARNED, best_heuristic, evaluate_scorer
+from keel.apps.serving.plots import write_latencies, write_timeline
 from keel.apps.serving.results import means
 from keel.apps.serving.vector import vector_env
 
@@ -109,17 +109,21 @@ def _trained(runs: Path) -> dict[str, Any]:
 
 
 def _beside_all(
-    name: str, setting: Any, seeds: list[int], scorers: dict[str, Any], draw_scene: Any = draw
+    name: str,
+    setting: Any,
+    seeds: list[int],
+    scorers: dict[str, Any],
+    draw: Any = draw_scenario,
 ) -> dict[str, Any]:
     """Every heuristic, both clairvoyants and every trained seed on the same traces."""
-    found = judge(setting, seeds, HONEST, draw_scene=draw_scene)
+    found = evaluate_routers(setting, seeds, HEURISTICS, draw=draw)
     entry: dict[str, Any] = {"routers": {}, "headroom": {}, "policies": {}}
     for router, reports in found.items():
         entry["routers"][router] = _means(reports)
     for measure in MEASURES:
         entry["headroom"][measure] = headroom(found, measure).to_dict()
     for seed, scorer in scorers.items():
-        own = learned(scorer, setting, seeds, draw_scene=draw_scene)
+        own = evaluate_scorer(scorer, setting, seeds, draw=draw)
         best = {m: entry["headroom"][m]["best"] for m in MEASURES}
         entry["policies"][seed] = {
             **_means(own),
@@ -147,14 +151,14 @@ def _beside_speeds(setting: Any, scorers: dict[str, Any]) -> dict[str, Any]:
     """Gains over JSQ by speeds that it guesses, and by those it is told."""
     seeds, entry = held_out(TRACES), {}
     others = {
-        kind: judge(
+        kind: evaluate_routers(
             replace(setting, known_speeds=kind == "told"), seeds, ("least-by-speed",),
             clairvoyant=False,
         )["least-by-speed"]
         for kind in ("guessed", "told")
     }  # fmt: skip
     for seed, scorer in scorers.items():
-        own = learned(scorer, setting, seeds)
+        own = evaluate_scorer(scorer, setting, seeds)
         entry[seed] = {kind: vars(gain(own, other)) for kind, other in others.items()}
     print(setting.replicas, json.dumps(entry), flush=True)
     return entry
@@ -163,9 +167,9 @@ def _beside_speeds(setting: Any, scorers: dict[str, Any]) -> dict[str, Any]:
 def _beside_best(setting: Any, scorers: dict[str, Any]) -> dict[str, Any]:
     """Gains over the best heuristic of each measure."""
     seeds, entry = held_out(TRACES), {}
-    found = judge(setting, seeds, HONEST, clairvoyant=False)
+    found = evaluate_routers(setting, seeds, HEURISTICS, clairvoyant=False)
     for seed, scorer in scorers.items():
-        own = learned(scorer, setting, seeds)
+        own = evaluate_scorer(scorer, setting, seeds)
         entry[seed] = {m: vars(gain(own, found[best_heuristic(found, m)], m)) for m in MEASURES}
     print(setting.load, setting.trace, json.dumps(entry), flush=True)
     return entry
@@ -193,17 +197,17 @@ def _draw(scorers: dict[str, Any], best_name: str) -> None:
     """One held-out trace: the best heuristic, the first trained router, the clairvoyant."""
     setting = make_setting("mixed", requests=REQUESTS)
     seed = held_out(1)[0]
-    scene = draw(setting, seed)
-    from keel.apps.serving.many import Many
+    scene = draw_scenario(setting, seed)
+    from keel.apps.serving.vector_clusters import VectorClusters
 
-    many = Many(setting, 1)
+    many = VectorClusters(setting, 1)
     many.begin(0, scene, seed)
-    many.look(many.all)
+    many.observe(many.all)
     scorer = next(iter(scorers.values()))
     for _ in range(setting.requests):
-        replicas, request, mask = many.seen
+        replicas, request, mask = many.observations
         many.step(np.where(mask, scorer(replicas, request), -np.inf).argmax(1))
-    policy = many.played(0, LEARNED)
+    policy = many.result(0, LEARNED)
     best = simulate(scene.cluster, scene.workload, best_name, scene.conditions, seed)
     others = [
         simulate(scene.cluster, scene.workload, name, scene.conditions, seed)
@@ -223,7 +227,9 @@ def _draw(scorers: dict[str, Any], best_name: str) -> None:
 def note(seeds: list[int]) -> None:
     """Note 004 before and after, and what could make its largest share, beside round robin."""
     run_seeds("note", {"after": note_004.EVEN} | note_004.VARIANTS, seeds)
-    found = judge(make_setting("note-004"), held_out(TRACES), ("round-robin", "least-outstanding"))
+    found = evaluate_routers(
+        make_setting("note-004"), held_out(TRACES), ("round-robin", "least-outstanding")
+    )
     _keep({
         "note_round_robin": _means(found["round-robin"]),
         "note_headroom": headroom(found).to_dict(),

@@ -100,7 +100,7 @@ MODULES: dict[str, list[str]] = {
             f"{SERVING}/test_plain_routers.py",
             f"{SERVING}/test_serving_numbers.py",
         ]
-        for name in ("kernels", "kernels_batch", "kernels_cache", "kernels_many")
+        for name in ("kernels", "kernels_batch", "kernels_cache", "kernels_vector")
     },
     "apps/serving/kernels_route.py": [
         f"{SERVING}/test_plain_cluster.py",

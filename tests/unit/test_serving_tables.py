@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import fresh_traces, note_004
 from benchmarks.fresh_traces import day_and_night, families, with_tails
-from keel.apps.serving import Synthetic, held_out, synthesise
+from keel.apps.serving import Synthetic, held_out, synthesize
 from keel.config import check
 
 
@@ -23,7 +23,7 @@ def test_a_day_moves_arrivals_to_its_busy_hours() -> None:
 
 
 def test_tails_are_on_their_share_and_arrivals_make_room_for_them() -> None:
-    workload = synthesise(Synthetic(count=4_000, rate=2.0, shared=4), 1)
+    workload = synthesize(Synthetic(count=4_000, rate=2.0, shared=4), 1)
     longer = with_tails(workload, 0.25, 1.5, np.random.default_rng(0))
     added = longer.prompt - workload.prompt
     assert (added > 0).mean() == pytest.approx(0.25, abs=0.03)

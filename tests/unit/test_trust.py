@@ -109,7 +109,7 @@ def test_names_of_registries_are_nobodys_code(env: str) -> None:
         "toys:CartPole-v1",
         "keel.__main__:X-v0",
         "keel.cli:main",
-        "keel.apps.land.picture:write_film",
+        "keel.apps.land.rendering:write_gif",
         "pettingzoo.evil:parallel_env",
         "mpe2.evil:parallel_env",
         "mpe2.simple_v3:os",

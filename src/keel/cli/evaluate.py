@@ -146,9 +146,9 @@ def _film(policy: Policy, path: Path, deterministic: bool, seed: int) -> float:
     from keel.envs.names import atari_game
 
     if atari_game(policy.config.env):
-        from keel.apps.atari import film_game
+        from keel.apps.atari import record_game_video
 
-        return film_game(policy, path, deterministic=deterministic, seed=seed).returns[0]
+        return record_game_video(policy, path, deterministic=deterministic, seed=seed).returns[0]
     from keel.training.video import record_video
 
     return record_video(policy, path, deterministic=deterministic, seed=seed).returns[0]

@@ -18,7 +18,7 @@ from keel.errors import InputError
 
 if TYPE_CHECKING:
     from keel.apps.land import Report, Rules
-    from keel.apps.land.baselines import Baseline
+    from keel.apps.land.baselines import Player
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Land:
 
 
 def run(args: Sequence[str]) -> int:
-    """Play, and say what came of it."""
+    """Play all policies on held-out maps and print their reports."""
     chosen = read_options(Land, args, "keel land")
     from keel.apps.land import BASELINES, held_out, make_rules, play
     from keel.errors import check_choice
@@ -62,15 +62,17 @@ def run(args: Sequence[str]) -> int:
     for path, suffix in ((chosen.png, ".png"), (chosen.gif, ".gif")):
         if path is not None and (path.suffix.lower() != suffix or not path.parent.is_dir()):
             raise InputError(f"{path}: expected a file ending in {suffix}, in a folder that exists")
-    players: dict[str, Baseline] = {}
+    players: dict[str, Player] = {}
     rules = make_rules(chosen.variant)
     if chosen.run is not None:
-        from keel.apps.land.learned import learned, rules_of
+        from keel.apps.land.trained_policy import rules_of, trained_player
         from keel.training.policy import open_policy
 
         policy = open_policy(chosen.run)
         rules = rules_of(policy)
-        players[policy.path.parent.name] = learned(policy, deterministic=chosen.deterministic)
+        players[policy.path.parent.name] = trained_player(
+            policy, deterministic=chosen.deterministic
+        )
     for name in chosen.baselines:
         players[name] = BASELINES[check_choice("baselines", name, BASELINES)]
     seeds = held_out(chosen.maps)
@@ -85,17 +87,17 @@ def run(args: Sequence[str]) -> int:
     best = _optimum(rules, reports) if chosen.optimum else None
     _draw(chosen, rules, next(iter(players.values())), int(seeds[0]))
     if chosen.json:
-        told = {"maps": chosen.maps, "reports": [report.to_dict() for report in reports]}
+        output = {"maps": chosen.maps, "reports": [report.to_dict() for report in reports]}
         if best is not None:
-            told["optimum"] = best
-        print_json(told)
+            output["optimum"] = best
+        print_json(output)
         return 0
     _table(reports, best)
     return 0
 
 
 def _optimum(rules: Rules, reports: list[Report]) -> float:
-    """The mean over the maps of what is possible at all."""
+    """Return the mean optimum over the maps."""
     from keel.apps.land import find_optimum
 
     maps, total = reports[0].maps, 0.0
@@ -110,16 +112,16 @@ def _step(player: str) -> str:
     return f"{player} plays"
 
 
-def _draw(chosen: Land, rules: Rules, player: Baseline, seed: int) -> None:
-    from keel.apps.land import record_game, write_city, write_film
+def _draw(chosen: Land, rules: Rules, player: Player, seed: int) -> None:
+    from keel.apps.land import record_game, write_city, write_gif
 
     if chosen.png is None and chosen.gif is None:
         return
-    story = record_game(player, rules, seed)
+    record = record_game(player, rules, seed)
     if chosen.png is not None:
-        write_city(story, chosen.png)
+        write_city(record, chosen.png)
     if chosen.gif is not None:
-        write_film(story, chosen.gif)
+        write_gif(record, chosen.gif)
 
 
 def _table(reports: list[Report], best: float | None) -> None:

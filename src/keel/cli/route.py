@@ -57,11 +57,11 @@ class Route:
 
 
 def run(args: Sequence[str]) -> int:
-    """Route until a signal; return 128 and its number: 130 for Ctrl-C, 143 for SIGTERM."""
+    """Route until a signal; return 128 plus its number: 130 for Ctrl-C, 143 for SIGTERM."""
     chosen = read_options(Route, args, "keel route")
     import_extra("aiohttp", "serving")
     from keel.apps.serving.live.backends import make_backends
-    from keel.apps.serving.live.choosing import Chooser, Guards
+    from keel.apps.serving.live.guarded_policy import GuardedPolicy, Guards
     from keel.apps.serving.live.running import serve
     from keel.apps.serving.live.server import Router
 
@@ -71,13 +71,13 @@ def run(args: Sequence[str]) -> int:
         raise InputError(f"--kv-tokens: expected at least 1, got {chosen.kv_tokens}")
     backends = make_backends(chosen.backends, chosen.kv_tokens)
     guards = Guards(chosen.max_kl, chosen.max_share, chosen.deadline_ms / 1e3, chosen.window)
-    chooser = Chooser(len(backends), None, chosen.reference, guards)
+    guarded_policy = GuardedPolicy(len(backends), None, chosen.reference, guards)
     if chosen.policy is not None:
         from keel.apps.serving import load_scorer
 
-        chooser.policy = load_scorer(chosen.policy, chosen.checkpoint)
+        guarded_policy.policy = load_scorer(chosen.policy, chosen.checkpoint)
     _log_to_stderr()
-    router = Router(backends, chooser, chosen.options)
+    router = Router(backends, guarded_policy, chosen.options)
     return 128 + asyncio.run(serve(router, chosen.host, chosen.port, partial(_tell, chosen)))
 
 

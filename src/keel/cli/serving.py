@@ -39,7 +39,7 @@ class Replay:
 
 @dataclass(frozen=True)
 class Headroom:
-    """Before training: the heuristics against one who knows the future, on held-out traces.
+    """Before training: the heuristics against clairvoyant routers, on held-out traces.
 
     Examples: keel serving headroom --setting mixed
               keel serving headroom --trace azure.csv --replicas 4 --png pictures
@@ -90,13 +90,13 @@ class Judge:
     seeds: int = 20
     """How many traces."""
     clairvoyant: bool = True
-    """Also play the one who knows the future, which takes longer than all others together."""
+    """Also evaluate clairvoyant routers, which takes longer than all others together."""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print one JSON object in place of tables."""
 
 
 def run(args: Sequence[str]) -> int:
-    """One of the three."""
+    """Run one of the three actions."""
     words = list(args)
     if not words or words[0] in ("-h", "--help"):
         print(_help())  # noqa: T201
@@ -124,66 +124,65 @@ def _help() -> str:
 def _replay(options: Replay) -> int:
     from keel.apps.serving import compare, load_tables
 
-    found = compare(options.results, load_tables(options.tables))
+    fidelity = compare(options.results, load_tables(options.tables))
     if options.json:
-        print_json(found.to_dict())
+        print_json(fidelity.to_dict())
         return 0
     from keel.cli.render import PipedConsole
 
     console = PipedConsole(highlight=False)
     console.print(
-        f"{found.requests} requests on {found.replicas} replicas\n"
-        f"largest relative error of any request: {found.ttft_error:.2g} to the first token, "
-        f"{found.end_to_end_error:.2g} to the end\n"
-        f"restarts: {found.restarts}, {found.restarts_differ} requests differ\n"
-        f"{found.requests_per_second:,.0f} simulated requests a second, on one core"
+        f"{fidelity.requests} requests on {fidelity.replicas} replicas\n"
+        f"largest relative error of any request: {fidelity.ttft_error:.2g} to the first token, "
+        f"{fidelity.end_to_end_error:.2g} to the end\n"
+        f"restarts: {fidelity.restarts}, {fidelity.restarts_differ} requests differ\n"
+        f"{fidelity.requests_per_second:,.0f} simulated requests a second, on one core"
     )
     return 0
 
 
 def _headroom(options: Headroom) -> int:
-    from keel.apps.serving import HONEST, headroom
+    from keel.apps.serving import HEURISTICS, headroom
 
     _at_least_one(seeds=options.seeds, requests=options.requests, replicas=options.replicas)
     if options.png is not None:
         _make_folder(options.png)
-    found = _on_trace(options) if options.trace else _on_setting(options, HONEST, None, True)
-    rooms = [headroom(found, measure) for measure in ("end_to_end", "ttft_p99")]
+    reports = _on_trace(options) if options.trace else _on_setting(options, HEURISTICS, None, True)
+    headrooms = [headroom(reports, measure) for measure in ("end_to_end", "ttft_p99")]
     if options.png is not None:
-        _draw(options, rooms[0].best)
+        _draw(options, headrooms[0].best)
     if options.json:
-        told: dict[str, Any] = {
-            "routers": _told(found), "headroom": [room.to_dict() for room in rooms],
+        output: dict[str, Any] = {
+            "routers": _mean_metrics(reports), "headroom": [x.to_dict() for x in headrooms],
         }  # fmt: skip
-        print_json(told)
+        print_json(output)
         return 0
-    console = _table(found)
-    for room, name in zip(rooms, ("mean end to end", "p99 to the first token"), strict=True):
+    console = _table(reports)
+    for x, name in zip(headrooms, ("mean end to end", "p99 to the first token"), strict=True):
         console.print(
-            f"{name}: {room.best} {room.best_value:.3f} s, clairvoyant {room.clairvoyant:.3f} s: "
-            f"{room.room:.1%} ({room.low:.1%} to {room.high:.1%}) to win — {room.verdict}"
-            if room.low == room.low
-            else f"{name}: {room.best} {room.best_value:.3f} s, clairvoyant "
-            f"{room.clairvoyant:.3f} s: {room.room:.1%} to win, on one trace"
+            f"{name}: {x.best} {x.best_value:.3f} s, clairvoyant {x.clairvoyant:.3f} s: "
+            f"{x.room:.1%} ({x.low:.1%} to {x.high:.1%}) to win — {x.verdict}"
+            if x.low == x.low
+            else f"{name}: {x.best} {x.best_value:.3f} s, clairvoyant "
+            f"{x.clairvoyant:.3f} s: {x.room:.1%} to win, on one trace"
         )
     return 0
 
 
 def _judge(options: Judge) -> int:
-    from keel.apps.serving import HONEST, gain, load_scorer
-    from keel.apps.serving.judging import best_heuristic
+    from keel.apps.serving import HEURISTICS, gain, load_scorer
+    from keel.apps.serving.evaluation import best_heuristic
 
     _at_least_one(seeds=options.seeds, requests=options.requests, replicas=options.replicas)
-    found = _on_setting(options, HONEST, load_scorer(options.run), options.clairvoyant)
+    reports = _on_setting(options, HEURISTICS, load_scorer(options.run), options.clairvoyant)
     gains = [
-        gain(found["policy"], found[best_heuristic(found, measure)], measure)
+        gain(reports["policy"], reports[best_heuristic(reports, measure)], measure)
         for measure in ("end_to_end", "ttft_p99")
     ]
     if options.json:
-        told = {"routers": _told(found), "gains": [vars(x) for x in gains]}
-        print_json(told)
+        print_json({"routers": _mean_metrics(reports), "gains": [vars(x) for x in gains]})
         return 0
-    console = _table(found)
+    console = _table(reports)
     for x, name in zip(gains, ("mean end to end", "p99 to the first token"), strict=True):
         console.print(
             f"{name}: {x.own:.3f} s, best heuristic ({x.against}) {x.other:.3f} s: "
@@ -220,13 +219,13 @@ def _setting(options: Headroom | Judge) -> Setting:
 def _on_setting(
     options: Headroom | Judge, routers: Sequence[str], scorer: Scorer | None, clairvoyant: bool
 ) -> dict[str, list[Report]]:
-    from keel.apps.serving import held_out, judge
-    from keel.apps.serving.judging import CLAIRVOYANTS
+    from keel.apps.serving import evaluate_routers, held_out
+    from keel.apps.serving.evaluation import CLAIRVOYANTS
 
     setting = _setting(options)
     players = len(routers) + (len(CLAIRVOYANTS) if clairvoyant else 0) + (scorer is not None)
     with _progress(options, players * options.seeds) as progress:
-        return judge(
+        return evaluate_routers(
             setting, held_out(options.seeds), routers, scorer, clairvoyant, progress.advance
         )
 
@@ -240,58 +239,65 @@ def _trace(options: Headroom) -> Workload:
     from keel.apps.serving import load_workload
 
     assert options.trace is not None
-    whole = load_workload(options.trace).slower(options.scale)
-    return whole.part(0, min(len(whole), options.requests))
+    trace = load_workload(options.trace).slower(options.scale)
+    return trace.part(0, min(len(trace), options.requests))
 
 
 def _on_trace(options: Headroom) -> dict[str, list[Report]]:
     from keel.apps.serving import (
-        HONEST,
+        HEURISTICS,
         clairvoyant,
         closed_form,
         equal_cluster,
         simulate,
-        summarise,
+        summarize,
     )
-    from keel.apps.serving.judging import CLAIRVOYANTS
+    from keel.apps.serving.evaluation import CLAIRVOYANTS
 
     workload = _trace(options)
     cluster = equal_cluster(closed_form(options.model or USUAL), options.replicas)
     reports: dict[str, list[Report]] = {}
-    with _progress(options, len(HONEST) + len(CLAIRVOYANTS)) as progress:
-        for name in (*HONEST, *CLAIRVOYANTS):
+    with _progress(options, len(HEURISTICS) + len(CLAIRVOYANTS)) as progress:
+        for name in (*HEURISTICS, *CLAIRVOYANTS):
             if name in CLAIRVOYANTS:
-                trace = clairvoyant(cluster, workload, None, CLAIRVOYANTS[name])
+                result = clairvoyant(cluster, workload, None, CLAIRVOYANTS[name])
             else:
-                trace = simulate(cluster, workload, name)
-            reports[name] = [summarise(trace)]
+                result = simulate(cluster, workload, name)
+            reports[name] = [summarize(result)]
             progress.advance(1, name)
     return reports
 
 
 def _draw(options: Headroom, best: str) -> None:
-    from keel.apps.serving import clairvoyant, closed_form, draw, equal_cluster, held_out, simulate
-    from keel.apps.serving.picture import write_latencies, write_timeline
+    from keel.apps.serving import (
+        clairvoyant,
+        closed_form,
+        draw_scenario,
+        equal_cluster,
+        held_out,
+        simulate,
+    )
+    from keel.apps.serving.plots import write_latencies, write_timeline
 
     assert options.png is not None
     if options.trace:
         cluster = equal_cluster(closed_form(options.model or USUAL), options.replicas)
         workload, conditions = _trace(options), None
     else:
-        scene = draw(_setting(options), held_out(1)[0])
-        cluster, workload, conditions = scene.cluster, scene.workload, scene.conditions
-    traces = [simulate(cluster, workload, name, conditions) for name in ("round-robin", best)]
-    traces.append(clairvoyant(cluster, workload, conditions))
-    write_latencies(traces, options.png / "latencies.png")
-    for trace in traces:
-        write_timeline(trace, options.png / f"timeline-{trace.router}.png")
+        scenario = draw_scenario(_setting(options), held_out(1)[0])
+        cluster, workload, conditions = scenario.cluster, scenario.workload, scenario.conditions
+    results = [simulate(cluster, workload, name, conditions) for name in ("round-robin", best)]
+    results.append(clairvoyant(cluster, workload, conditions))
+    write_latencies(results, options.png / "latencies.png")
+    for result in results:
+        write_timeline(result, options.png / f"timeline-{result.router}.png")
 
 
-def _told(found: dict[str, list[Report]]) -> dict[str, Any]:
-    """Means over traces."""
+def _mean_metrics(reports: dict[str, list[Report]]) -> dict[str, Any]:
+    """Return the mean metrics over traces, by router."""
     from keel.apps.serving.results import means
 
-    return {name: means(reports) for name, reports in found.items()}
+    return {name: means(of_router) for name, of_router in reports.items()}
 
 
 def _caption(count: int) -> str:
@@ -301,17 +307,17 @@ def _caption(count: int) -> str:
     )
 
 
-def _table(found: dict[str, list[Report]]) -> Any:
+def _table(reports: dict[str, list[Report]]) -> Any:
     from keel.cli.render import PipedConsole, simple_table
 
     console = PipedConsole(highlight=False)
     heads = ["", "e2e", "p99", "TTFT", "p99", "SLO", "cached", "share", "lost"]
     rows = []
-    for name, told in _told(found).items():
-        a, b, c, d, slo, hits, share, dropped = told.values()
+    for name, metrics in _mean_metrics(reports).items():
+        a, b, c, d, slo, hits, share, dropped = metrics.values()
         seconds = [f"{x:.3f}" for x in (a, b, c, d)]
         rows.append([name, *seconds, f"{slo:.1%}", f"{hits:.0%}", f"{share:.0%}", f"{dropped:g}"])
-    count = len(next(iter(found.values())))
+    count = len(next(iter(reports.values())))
     console.print(_caption(count))
     console.print(simple_table(heads, rows))
     return console

@@ -41,11 +41,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_game_is_filmed_in_colour_and_is_the_game_that_was_played(
     run: Path, tmp_path: Path
 ) -> None:
-    from keel.apps.atari import film_game
+    from keel.apps.atari import record_game_video
     from keel.training.policy import evaluate_policy, open_policy
 
     policy = open_policy(run)
-    score = film_game(policy, tmp_path / "game.gif", seed=3)
+    score = record_game_video(policy, tmp_path / "game.gif", seed=3)
     with Image.open(tmp_path / "game.gif") as film:
         assert film.size == (160, 210)
         frame = np.asarray(film.convert("RGB"))

@@ -120,10 +120,10 @@ def test_a_trace_that_nobody_can_serve_is_one_line_without_a_warning(
 def test_windows_of_a_trace_that_nobody_can_serve_are_refused_without_a_warning(
     tmp_path: Path,
 ) -> None:
-    from keel.apps.serving.windows import served_well
+    from keel.apps.serving.windows import sustainable_rate
 
     trace = write_trace(tmp_path / "t.csv", 10_000_000)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(InputError, match="has memory for none of its requests"):
-            served_well(str(trace), "llama-2-7b-a100")
+            sustainable_rate(str(trace), "llama-2-7b-a100")

@@ -1,6 +1,6 @@
-"""Atari games: filmed in colour, and judged by the steps to a score."""
+"""Atari games: videos in color, and the steps to given scores."""
 
-from keel.apps.atari.games import film_game
+from keel.apps.atari.games import record_game_video
 from keel.apps.atari.milestones import MILESTONES, Milestone, milestones
 
-__all__ = ["MILESTONES", "Milestone", "film_game", "milestones"]
+__all__ = ["MILESTONES", "Milestone", "milestones", "record_game_video"]

@@ -1,4 +1,4 @@
-"""Filming a game: one twin is seen by the policy, the other by people."""
+"""Videos of Atari games in color, beside the preprocessed observations of the policy."""
 
 from __future__ import annotations
 
@@ -15,53 +15,71 @@ from keel.training.policy import Policy, check_trusted, make_like
 from keel.training.video import Camera, check_video_path, record_video
 
 FRAMES = 60.0
-"""A second of the console."""
+"""Frames per second of the console."""
 
 
-class Twins:
-    """Two games from one seed: the same actions keep them the same, so one can be in colour."""
+class PairedEnvs:
+    """Two games from one seed and with the same actions: one for the policy, one in color.
 
-    def __init__(self, seen: Envs, shown: Envs) -> None:
-        self.num_envs, self.backend, self.autoreset = seen.num_envs, seen.backend, seen.autoreset
-        self.observation_space, self.action_space = seen.observation_space, seen.action_space
-        self.agents, self.save = seen.agents, seen.save
-        self._seen, self._shown = seen, shown
-        self.picture = np.zeros((1, 1, 3), np.uint8)
+    Args:
+        policy_envs: The game with the policy's preprocessing.
+        color_envs: The same game in color.
+    """
+
+    def __init__(self, policy_envs: Envs, color_envs: Envs) -> None:
+        self.num_envs, self.backend = policy_envs.num_envs, policy_envs.backend
+        self.autoreset = policy_envs.autoreset
+        self.observation_space = policy_envs.observation_space
+        self.action_space = policy_envs.action_space
+        self.agents, self.save = policy_envs.agents, policy_envs.save
+        self._policy_envs, self._color_envs = policy_envs, color_envs
+        self.image = np.zeros((1, 1, 3), np.uint8)
 
     def reset(self, seed: int) -> Obs:
-        """Both."""
-        self._look(self._shown.reset(seed))
-        return self._seen.reset(seed)
+        """Reset both games, and return the policy's observation."""
+        self._update_image(self._color_envs.reset(seed))
+        return self._policy_envs.reset(seed)
 
     def step(self, action: np.ndarray) -> Step:
-        """Both; what the policy sees is returned."""
-        self._look(self._shown.step(action).obs)
-        return self._seen.step(action)
+        """Step both games, and return the policy's step."""
+        self._update_image(self._color_envs.step(action).obs)
+        return self._policy_envs.step(action)
 
     def load(self, arrays: Mapping[str, np.ndarray], data: Mapping[str, Any]) -> None:
-        """As the first of them does."""
-        self._seen.load(arrays, data)
+        """Load the state of the policy's game."""
+        self._policy_envs.load(arrays, data)
 
     def close(self) -> None:
-        """Both."""
-        self._seen.close()
-        self._shown.close()
+        """Close both games."""
+        self._policy_envs.close()
+        self._color_envs.close()
 
-    def _look(self, obs: Obs) -> None:
-        self.picture = obs["obs"][0, -1]
+    def _update_image(self, obs: Obs) -> None:
+        self.image = obs["obs"][0, -1]
 
 
-def film_game(policy: Policy, path: Path, *, deterministic: bool = False, seed: int = 0) -> Score:
-    """Play one whole game and write it to `path`, a .gif or .mp4, in colour.
+def record_game_video(
+    policy: Policy, path: Path, *, deterministic: bool = False, seed: int = 0
+) -> Score:
+    """Play one game and write a video of it in color.
 
-    Sticky actions are drawn by each game for itself, so they are left out of a film.
+    Sticky actions are left out: the two games would draw them independently.
+
+    Args:
+        policy: Of a run on an Atari game.
+        path: File ending in .gif or .mp4.
+        deterministic: Take the likeliest actions instead of sampling.
+        seed: Seed of the game and of the sampled actions.
+
+    Returns:
+        The score of the game.
     """
     check_video_path(path)
     check_trusted(policy)
     skip, envs = policy.config.atari.frame_skip, replace(policy.config.envs, backend="ale")
-    seen = make_like(replace(policy.config, envs=envs), 1, seed, sticky=0.0)
+    policy_envs = make_like(replace(policy.config, envs=envs), 1, seed, sticky=0.0)
     unguarded = replace(policy.config, envs=replace(envs, guard=False))  # nothing learns from it
-    shown = make_like(unguarded, 1, seed, sticky=0.0, colour=True)
-    twins = Twins(seen, shown)
-    camera = Camera(twins, lambda _: twins.picture, rate=FRAMES / skip)
+    color_envs = make_like(unguarded, 1, seed, sticky=0.0, colour=True)
+    envs_pair = PairedEnvs(policy_envs, color_envs)
+    camera = Camera(envs_pair, lambda _: envs_pair.image, rate=FRAMES / skip)
     return record_video(policy, path, deterministic=deterministic, seed=seed, camera=camera)

@@ -1,4 +1,4 @@
-"""Demonstrations: recorded from a trained policy or a function, or taken from Minari."""
+"""Demonstrations: recorded from a trained policy or a function, or loaded from Minari."""
 
 from keel.apps.demonstrations.record import record_function, record_policy
 from keel.rollout.demos import Demos, check_fits, load_demos, save_demos

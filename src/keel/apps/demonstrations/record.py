@@ -1,4 +1,4 @@
-"""Playing episodes to learn from."""
+"""Recording of demonstrations."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from keel.training.policy import Policy, make_for
 
 Array = NDArray[Any]
 Act = Callable[[dict[str, Array], bool], Array]
-"""Observations `[1, …]`, as `keel.envs` gives them, and whether an episode begins with them, to an
-action for `step`, `[1]` or `[1, D]`."""
+"""Function from observations `[1, …]`, as `keel.envs` gives them, and whether an episode begins
+with them, to an action for `step`, `[1]` or `[1, D]`."""
 Step = tuple[dict[str, Array], Array, float, bool, bool]
 """Observation, action, reward, terminated, truncated."""
 MOST_STEPS = 1_000_000
-"""After which an episode that does not end is given up."""
+"""Steps after which an episode that does not end is an error."""
 
 
 def record_policy(
@@ -38,8 +38,15 @@ def record_policy(
     deterministic: bool = False,
     seed: int = 0,
 ) -> Demos:
-    """Whole episodes of a trained policy, on its own environment or on another of the same spaces,
-    such as one with other rewards."""
+    """Record episodes of a trained policy.
+
+    Args:
+        policy: The policy.
+        episodes: Number of whole episodes.
+        env: Another environment of the same spaces, such as one with other rewards.
+        deterministic: Take the likeliest actions instead of sampling.
+        seed: Seed of the environment and of the sampled actions.
+    """
     agent = policy.agent
     act_with = make_actor(agent, policy.params)
     output = np.zeros((1, agent.dist.outputs), np.float32)
@@ -48,12 +55,12 @@ def record_policy(
 
     def act(obs: dict[str, Array], first: bool) -> Array:
         nonlocal hidden_state
-        seen = obs if policy.normaliser is None else policy.normaliser.apply(obs)
-        mask = seen.get(MASK)
+        inputs = obs if policy.normaliser is None else policy.normaliser.apply(obs)
+        mask = inputs.get(MASK)
         if agent.recurrent:
             hidden_state = initial_hidden_state(agent, 1) if first else hidden_state
-            seen = {**seen, **hidden_state, EPISODE_STARTS: np.array([first])}
-        hidden_state = act_with(seen, output).hidden_state or {}
+            inputs = {**inputs, **hidden_state, EPISODE_STARTS: np.array([first])}
+        hidden_state = act_with(inputs, output).hidden_state or {}
         if deterministic:
             action = mode(agent.dist, output, mask)
         else:
@@ -61,23 +68,31 @@ def record_policy(
             action = sample(agent.dist, output, mask, 1.0, noise)
         return to_env(agent.dist, action)
 
-    named = env or policy.config.env
+    env_name = env or policy.config.env
     envs = make_for(policy, 1, seed, env)
-    demos = _record(envs, act, episodes, seed, named)
+    demos = _record(envs, act, episodes, seed, env_name)
     return dataclasses.replace(demos, source=f"{policy.path.parent.name} at step {policy.step:,}")
 
 
 def record_function(
     env: str, function: Callable[[Any], Any], episodes: int, *, seed: int = 0, source: str = ""
 ) -> Demos:
-    """Whole episodes of a function from an observation (array or dictionary) to an action."""
+    """Record episodes of a function from an observation (array or dictionary) to an action.
+
+    Args:
+        env: Name of the environment.
+        function: The policy.
+        episodes: Number of whole episodes.
+        seed: Seed of the environment.
+        source: Description of the function, stored with the demonstrations.
+    """
     config = Config(env=env)
     envs = make_envs(env, 1, backend=config.envs.backend, seed=seed)
     plain = "obs" in envs.reset(seed)
 
     def act(obs: dict[str, Array], first: bool) -> Array:
-        seen = obs["obs"][0] if plain else {key: x[0] for key, x in obs.items()}
-        action = np.asarray(function(seen))
+        inputs = obs["obs"][0] if plain else {key: x[0] for key, x in obs.items()}
+        action = np.asarray(function(inputs))
         expected = tuple(envs.action_space.shape or ())
         if action.shape != expected:
             raise InputError(
@@ -95,7 +110,7 @@ def _record(envs: Envs, act: Act, episodes: int, seed: int, env: str) -> Demos:
     rows: list[Step] = []
     lengths: list[int] = []
     try:
-        for steps in _played(envs, act, seed):
+        for steps in _episodes(envs, act, seed):
             rows += steps
             lengths.append(len(steps))
             if len(lengths) == episodes:
@@ -114,8 +129,8 @@ def _record(envs: Envs, act: Act, episodes: int, seed: int, env: str) -> Demos:
     )
 
 
-def _played(envs: Envs, act: Act, seed: int) -> Iterator[list[Step]]:
-    """Episode by episode, its steps."""
+def _episodes(envs: Envs, act: Act, seed: int) -> Iterator[list[Step]]:
+    """Yield the steps of each episode."""
     obs, first = envs.reset(seed), True
     steps: list[Step] = []
     space = envs.action_space
@@ -126,9 +141,9 @@ def _played(envs: Envs, act: Act, seed: int) -> Iterator[list[Step]]:
         step = envs.step(action)
         first = bool(step.ignored[0])
         if not step.ignored[0]:
-            seen = {key: x[0].copy() for key, x in obs.items()}
+            row = {key: x[0].copy() for key, x in obs.items()}
             ended, cut = bool(step.terminated[0]), bool(step.truncated[0])
-            steps.append((seen, action[0], float(step.reward[0]), ended, cut and not ended))
+            steps.append((row, action[0], float(step.reward[0]), ended, cut and not ended))
             if ended or cut:
                 first = envs.autoreset == "same_step"
                 yield steps

@@ -1,4 +1,4 @@
-"""Tasks whose reward says nothing until they are all but solved: what demonstrations are for.
+"""Tasks with sparse rewards, which demonstrations help with.
 
 `keel train keel.apps.demonstrations.sparse:HalfCheetahFar-v0` imports this file, which registers
 them with Gymnasium.
@@ -19,7 +19,7 @@ class OnlyTheTop(gymnasium.Wrapper[Any, Any, Any, Any]):
     """MountainCar-v0 with 1 for reaching the top in place of −1 for every step on the way."""
 
     def step(self, action: Any) -> Step:
-        """One step; terminated is the top."""
+        """Take one step; the reward is 1 at the top."""
         obs, _, terminated, truncated, info = self.env.step(action)
         return obs, float(terminated), terminated, truncated, info
 
@@ -28,18 +28,18 @@ class OnlyFar(gymnasium.Wrapper[Any, Any, Any, Any]):
     """HalfCheetah-v5 with 1 for every step beyond 10 m, in place of its speed."""
 
     def step(self, action: Any) -> Step:
-        """One step."""
+        """Take one step; the reward is 1 beyond `FAR`."""
         obs, _, terminated, truncated, info = self.env.step(action)
         return obs, float(info["x_position"] > FAR), terminated, truncated, info
 
 
 def mountain_car(**options: Any) -> gymnasium.Env[Any, Any]:
-    """Without Gymnasium's own time limit: the registration below brings one."""
+    """Make MountainCar-v0 with a sparse reward; the registration below sets the time limit."""
     return OnlyTheTop(gymnasium.make("MountainCar-v0", **options).unwrapped)
 
 
 def half_cheetah(**options: Any) -> gymnasium.Env[Any, Any]:
-    """The same."""
+    """Make HalfCheetah-v5 with a sparse reward; the registration below sets the time limit."""
     return OnlyFar(gymnasium.make("HalfCheetah-v5", **options).unwrapped)
 
 

@@ -1,9 +1,9 @@
 """`LandDev-v0`: developers who compete for land, and whose return is their net present value.
 
     from keel.apps.land.env import parallel_env      # PettingZoo
-    from keel.apps.land import Games, look           # the same in batches
+    from keel.apps.land import Games, observe        # the same in batches
 
-Names are loaded when they are first used: numba is a second and 100 MB, which others need not pay.
+Names are loaded lazily, on first use: importing numba takes a second and 100 MB.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from keel.apps.land.arrays import Month
     from keel.apps.land.baselines import BASELINES, Beam
-    from keel.apps.land.chronicle import Chronicle, record_game
     from keel.apps.land.env import LandDev, parallel_env
     from keel.apps.land.games import Games
     from keel.apps.land.maps import HELD_OUT, draw_map, held_out, map_seeds
-    from keel.apps.land.observations import Sight, look, worth
+    from keel.apps.land.observations import Observation, marginal_npv, observe
     from keel.apps.land.optimum import Optimum, find_optimum, replay
-    from keel.apps.land.picture import draw_city, write_city, write_film
+    from keel.apps.land.recording import GameRecord, record_game
+    from keel.apps.land.rendering import draw_city, write_city, write_gif
     from keel.apps.land.report import Report, held_out_gap, percent_of_optimum, play
-    from keel.apps.land.rules import FULL, SMALL, Rules, Trade, make_rules, note_000
+    from keel.apps.land.rules import FULL, SMALL, Rules, Trade, legacy_rules, make_rules
 
 _NAMES = {
     "arrays": ("Month",),
     "baselines": ("BASELINES", "Beam"),
-    "chronicle": ("Chronicle", "record_game"),
+    "recording": ("GameRecord", "record_game"),
     "env": ("LandDev", "parallel_env"),
     "games": ("Games",),
     "maps": ("HELD_OUT", "draw_map", "held_out", "map_seeds"),
     "optimum": ("Optimum", "find_optimum", "replay"),
-    "picture": ("draw_city", "write_city", "write_film"),
+    "rendering": ("draw_city", "write_city", "write_gif"),
     "report": ("Report", "held_out_gap", "percent_of_optimum", "play"),
-    "rules": ("FULL", "SMALL", "Rules", "Trade", "make_rules", "note_000"),
-    "observations": ("Sight", "look", "worth"),
+    "rules": ("FULL", "SMALL", "Rules", "Trade", "make_rules", "legacy_rules"),
+    "observations": ("Observation", "observe", "marginal_npv"),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
@@ -45,32 +45,32 @@ __all__ = [
     "HELD_OUT",
     "SMALL",
     "Beam",
-    "Chronicle",
+    "GameRecord",
     "Games",
     "LandDev",
     "Month",
+    "Observation",
     "Optimum",
     "Report",
     "Rules",
-    "Sight",
     "Trade",
     "draw_city",
     "draw_map",
     "find_optimum",
     "held_out",
     "held_out_gap",
-    "look",
+    "legacy_rules",
     "make_rules",
     "map_seeds",
-    "note_000",
+    "marginal_npv",
+    "observe",
     "parallel_env",
     "percent_of_optimum",
     "play",
     "record_game",
     "replay",
-    "worth",
     "write_city",
-    "write_film",
+    "write_gif",
 ]
 
 

@@ -1,4 +1,4 @@
-"""What the compiled loops work on: the rules, the maps and the state of E games, as arrays."""
+"""Arrays that the compiled kernels work on: the rules, the maps and the state of E games."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from keel.apps.land.rules import AHEAD, CONSTRUCTION, LEAST_LEVEL, Rules
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
 FREE = -1
-"""The owner of a parcel that nobody has."""
+"""Owner number of a parcel without an owner."""
 
 
 class World(NamedTuple):
-    """The maps; they do not change during a game."""
+    """Maps of E games; they do not change during a game."""
 
     price: Array
-    """`[E, P]` float64: of the land, before anything is built"""
+    """`[E, P]` float64: price of the land before anything is built"""
     zone: Array
-    """`[E, P]` float64: what permission costs"""
+    """`[E, P]` float64: cost of the building permission"""
     level: Array
     """`[E, P]` int8: 1 to 5"""
     river: Array
-    """`[E, P]` bool: at the water"""
+    """`[E, P]` bool: whether the parcel lies at the water"""
     hub: Array
     """`[E, P]` float64: distance to the nearest hub, in parcels"""
     hubs: Array
@@ -37,20 +37,20 @@ class World(NamedTuple):
 
 
 class State(NamedTuple):
-    """Where E games stand at the beginning of a month."""
+    """State of E games at the beginning of a month."""
 
     owner: Array
     """`[E, P]` int8: a developer, or `FREE`"""
     size: Array
-    """`[E, P]` int8: 0, 1, 2 for S, M, L; 0 where nothing stands"""
+    """`[E, P]` int8: 0, 1, 2 for S, M, L; 0 on an empty parcel"""
     left: Array
-    """`[E, P]` int8: months until it operates"""
+    """`[E, P]` int8: months until the building operates"""
     age: Array
-    """`[E, P]` int16: months that it has operated"""
+    """`[E, P]` int16: months that the building has operated"""
     prestige: Array
-    """`[E, P]` float64: the share by which land has become dearer"""
+    """`[E, P]` float64: relative increase of the land price"""
     pollution: Array
-    """`[E, P]` float64: the share of income that is lost here"""
+    """`[E, P]` float64: share of income that is lost on the parcel"""
     cash: Array
     """`[E, A]` float64"""
     bankrupt: Array
@@ -60,7 +60,7 @@ class State(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """`Rules` for the loops: `[A, 3]` by trade and size, unless it says otherwise."""
+    """`Rules` as arrays for the kernels: `[A, 3]` by trade and size, unless noted otherwise."""
 
     cost: Array
     revenue: Array
@@ -75,7 +75,7 @@ class Tables(NamedTuple):
     slopes: Array
     """`[3]`"""
     near: Array
-    """`[P, P]`: how much of what stands on one parcel is felt on another"""
+    """`[P, P]`: weight with which a building on one parcel affects another parcel"""
     construction: Array
     """`[3]` int64"""
     least_level: Array
@@ -99,49 +99,49 @@ class Tables(NamedTuple):
     reward_clip: bool
 
 
-class Purse(NamedTuple):
-    """How a month's money of one game came about, `[A]`."""
+class CashFlows(NamedTuple):
+    """Cash flows of one month of one game, `[A]` each."""
 
     spent: Array
-    """on what was begun"""
+    """outlay for the building that was begun"""
     earned: Array
-    """by what operates"""
-    owed: Array
-    """as interest"""
-    told: Array
-    """by the rewards of note 000 of what was begun"""
+    """income of operating buildings"""
+    interest: Array
+    """interest on debt"""
+    appraisal: Array
+    """appraisal that the legacy rewards pay for the building that was begun"""
 
 
 class Month(NamedTuple):
-    """What a month brought each developer, `[E, A]`; the arrays are the caller's to keep."""
+    """Outcome of one month for each developer, `[E, A]`; the arrays are never overwritten."""
 
     reward: Array
     """float64"""
     flow: Array
     """float64: cash in less cash out, in thousands"""
-    kept: Array
-    """float64: what buildings and land are worth the day after the last month, else 0"""
+    terminal_value: Array
+    """float64: value of buildings and land the day after the last month, else 0"""
     begun: Array
-    """int64: the action that was carried out, or that of waiting"""
+    """int64: the action that was carried out, or the wait action"""
     conflict: Array
-    """bool: a legal wish that lost to another developer's; it cost nothing"""
+    """bool: a legal action that lost the parcel to another developer; it cost nothing"""
     refused: Array
-    """bool: an illegal wish; nothing was done"""
+    """bool: an illegal action; nothing was done"""
     done: Array
-    """`[E]` bool: that was the last month"""
+    """`[E]` bool: whether that was the last month"""
 
 
 def nearness(rules: Rules) -> Floats:
-    """`[P, P]`: exp(−distance / reach), 0 on the parcel itself and without externalities."""
+    """Return exp(−distance / reach), `[P, P]`; 0 on the diagonal and without externalities."""
     place = np.stack(np.divmod(np.arange(rules.parcels), rules.columns), 1).astype(np.float64)
     distance = np.sqrt(((place[:, None] - place[None]) ** 2).sum(-1))
-    felt = np.exp(-distance / rules.reach)
-    np.fill_diagonal(felt, 0.0)
-    return felt if rules.externalities else np.zeros_like(felt)
+    near = np.exp(-distance / rules.reach)
+    np.fill_diagonal(near, 0.0)
+    return near if rules.externalities else np.zeros_like(near)
 
 
 def make_tables(rules: Rules) -> Tables:
-    """Everything that loops must know of the rules."""
+    """Return the rules as arrays for the kernels."""
 
     def table(name: str) -> Floats:
         return np.array([getattr(trade, name) for trade in rules.trades], np.float64)
@@ -178,7 +178,7 @@ def make_tables(rules: Rules) -> Tables:
 
 
 def blank_world(rules: Rules, games: int) -> World:
-    """Room for the maps of so many games."""
+    """Allocate the maps of `games` games."""
     shape = games, rules.parcels
     return World(
         price=np.zeros(shape),
@@ -193,7 +193,7 @@ def blank_world(rules: Rules, games: int) -> World:
 
 
 def blank_state(rules: Rules, games: int) -> State:
-    """So many games in their first month."""
+    """Return the state of `games` games in their first month."""
     shape = games, rules.parcels
     return State(
         owner=np.full(shape, FREE, np.int8),
@@ -209,12 +209,12 @@ def blank_state(rules: Rules, games: int) -> State:
 
 
 def blank_month(rules: Rules, games: int) -> Month:
-    """Room for what a month brings."""
+    """Allocate the outcome of a month of `games` games."""
     shape = games, rules.agents
     return Month(
         reward=np.empty(shape),
         flow=np.empty(shape),
-        kept=np.empty(shape),
+        terminal_value=np.empty(shape),
         begun=np.empty(shape, np.int64),
         conflict=np.empty(shape, bool),
         refused=np.empty(shape, bool),

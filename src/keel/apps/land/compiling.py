@@ -1,4 +1,4 @@
-"""The decorators of the game's loops."""
+"""Decorators that compile the kernels of the game."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ compiled = keeping(SOURCES)
 
 
 def inner(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` for other loops only: without a way in from Python it compiles in half the time,
-    and it is kept on disk as a part of them."""
+    """Compile a function that only other kernels call.
+
+    Without a Python entry point it compiles in half the time; it is cached as a part of its
+    callers.
+    """
     options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     loop: Callable[..., Any] = njit(error_model="numpy", **options)(function)
     return loop

@@ -11,10 +11,10 @@ import numpy as np
 from gymnasium import spaces
 
 from keel.apps.land.arrays import Array
-from keel.apps.land.chronicle import Chronicle
 from keel.apps.land.games import Games
 from keel.apps.land.maps import MapSet, map_seeds
-from keel.apps.land.observations import OWN, PARCEL, Sight, look, state_names
+from keel.apps.land.observations import OWN, PARCEL, Observation, observe, state_names
+from keel.apps.land.recording import GameRecord
 from keel.apps.land.rules import Rules, make_rules
 from keel.errors import InputError, check_choice, import_extra
 
@@ -22,7 +22,7 @@ Obs = dict[str, Array]
 
 
 def _base() -> Any:
-    """PettingZoo is optional, and this file must be importable without it."""
+    """Return PettingZoo's base class, or `object` where PettingZoo is not installed."""
     try:
         return importlib.import_module("pettingzoo").ParallelEnv
     except ImportError:
@@ -33,12 +33,17 @@ Base: Any = _base()
 
 
 class LandDev(Base):  # type: ignore[misc]
-    """One game. Every month each developer begins one building, or waits.
+    """Parallel environment of one game: every month each developer begins one building or waits.
 
-    It ends, for all at once, after the last month: `terminated`, for there is no future that a
-    value could speak of, and the month is among the observations. A bankrupt developer stays, and
-    can only wait. With the `gamma` of the rules as discount and the reward "npv", the return of a
-    developer times the scale is its net present value.
+    The game ends for all developers at once, after the last month, with `terminated`: there is no
+    future to bootstrap from, and the month is among the observations. A bankrupt developer stays,
+    and can only wait. With the `gamma` of the rules as discount and the reward "npv", the return of
+    a developer times the scale is its net present value.
+
+    Args:
+        rules: The variant of the game.
+        maps: Draw maps for training, or held-out ones.
+        render_mode: None or "rgb_array".
     """
 
     def __init__(
@@ -58,12 +63,12 @@ class LandDev(Base):  # type: ignore[misc]
         self.agents: list[str] = []
         self._games = Games(rules, 1)
         self._rng = np.random.default_rng()
-        self._seen: Sight | None = None
-        self._story: Chronicle | None = None
+        self._observation: Observation | None = None
+        self._record: GameRecord | None = None
 
     @cached_property
     def observation_spaces(self) -> dict[str, spaces.Dict]:
-        """`own`, `parcels` and `action_mask` of each developer."""
+        """Spaces of `own`, `parcels` and `action_mask`, by developer."""
         rules = self.rules
         everything: dict[str, spaces.Space[Any]] = {
             "own": _box(len(OWN)),
@@ -74,33 +79,34 @@ class LandDev(Base):  # type: ignore[misc]
 
     @cached_property
     def action_spaces(self) -> dict[str, spaces.Discrete]:
-        """`3 * parcel + size`, or wait, which is the last."""
+        """Spaces of the actions by developer: `3 * parcel + size`, or wait, which is the last."""
         return {name: spaces.Discrete(self.rules.actions) for name in self.possible_agents}
 
     @cached_property
     def state_space(self) -> spaces.Box:
-        """Of `state()`."""
+        """Space of `state()`."""
         return _box(len(state_names(self.rules)))
 
     def observation_space(self, agent: str) -> spaces.Dict:
-        """Of one developer; the same object every time."""
+        """Return the observation space of one developer; the same object every time."""
         return self.observation_spaces[agent]
 
     def action_space(self, agent: str) -> spaces.Discrete:
-        """Of one developer; the same object every time."""
+        """Return the action space of one developer; the same object every time."""
         return self.action_spaces[agent]
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Obs], dict[str, dict[str, Any]]]:
-        """A new game on a map drawn from `maps`, or on that of the seed `options["map"]`."""
+        """Begin a game on a map drawn from `maps`, or on that of the seed `options["map"]`."""
         if seed is not None:
             self._rng = np.random.default_rng(seed)
         chosen = (options or {}).get("map")
-        drawn = map_seeds(self.maps, 1, self._rng)  # also if not used: the next must not depend
+        # Drawn even if not used: the next map must not depend on the option.
+        drawn = map_seeds(self.maps, 1, self._rng)
         self._games.begin([0], drawn if chosen is None else [chosen])
         self.agents = list(self.possible_agents)
-        self._story = Chronicle.of(self._games) if self.render_mode else None
+        self._record = GameRecord.begin(self._games) if self.render_mode else None
         info = {"map": int(self._games.seeds[0])}
         return self._observe(), {name: dict(info) for name in self.agents}
 
@@ -113,14 +119,14 @@ class LandDev(Base):  # type: ignore[misc]
         dict[str, bool],
         dict[str, dict[str, Any]],
     ]:
-        """One month; an illegal action is refused, and does what waiting does."""
+        """Play one month; an illegal action is refused, and has the effect of waiting."""
         if not self.agents:
             return {}, {}, {}, {}, {}
         if set(actions) != set(self.agents):
             raise InputError(f"actions: expected one for each of {', '.join(self.agents)}")
         month = self._games.step([[int(actions[name]) for name in self.agents]])
-        if self._story is not None:
-            self._story.note(self._games, month)
+        if self._record is not None:
+            self._record.append(self._games, month)
         reward = {name: float(month.reward[0, k]) for k, name in enumerate(self.agents)}
         done = dict.fromkeys(self.agents, bool(month.done[0]))
         infos = {
@@ -131,34 +137,34 @@ class LandDev(Base):  # type: ignore[misc]
             }
             for k, name in enumerate(self.agents)
         }
-        seen = self._observe()
+        observations = self._observe()
         if month.done[0]:
             self.agents = []
-        return seen, reward, done, dict.fromkeys(done, False), infos
+        return observations, reward, done, dict.fromkeys(done, False), infos
 
     def state(self) -> Array:
-        """For a critic that sees all; float32."""
-        if self._seen is None:
+        """Return the global state for a central critic, `[F3]` float32."""
+        if self._observation is None:
             raise InputError("state: reset the environment first")
-        whole: Array = self._seen.state[0]
-        return whole
+        state: Array = self._observation.state[0]
+        return state
 
     def render(self) -> Array | None:
-        """The city, `[height, width, 3]`; None without a `render_mode`."""
-        from keel.apps.land.picture import city_pixels
+        """Return an image of the city, `[height, width, 3]`; None without a `render_mode`."""
+        from keel.apps.land.rendering import city_pixels
 
-        return None if self._story is None else city_pixels(self._story)
+        return None if self._record is None else city_pixels(self._record)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no resources are held."""
 
     def _observe(self) -> dict[str, Obs]:
-        seen = self._seen = look(self._games)
+        observation = self._observation = observe(self._games)
         return {
             name: {
-                "own": seen.own[0, k],
-                "parcels": seen.parcels[0, k],
-                "action_mask": seen.mask[0, k].astype(np.int8),
+                "own": observation.own[0, k],
+                "parcels": observation.parcels[0, k],
+                "action_mask": observation.mask[0, k].astype(np.int8),
             }
             for k, name in enumerate(self.possible_agents)
         }
@@ -177,9 +183,17 @@ def parallel_env(
     render_mode: str | None = None,
     **changes: Any,
 ) -> LandDev:
-    """`LandDev-v0`: a variant of the game with other fields of `Rules`, or `rules` as they are.
+    """Make `LandDev-v0` as a PettingZoo parallel environment.
 
     Example: `parallel_env(agents=4, welfare=0.5, maps="held_out", reward="npv")`.
+
+    Args:
+        rules: A complete variant, in place of `variant`, `agents` and `changes`.
+        variant: "full" or "small".
+        agents: Number of developers, or their trades.
+        maps: Draw maps for training, or held-out ones.
+        render_mode: None or "rgb_array".
+        **changes: Other values of the fields of `Rules`.
     """
     import_extra("pettingzoo", "multi-agent")
     if rules is None:

@@ -1,4 +1,4 @@
-"""Many games side by side, as arrays: what everything else plays on."""
+"""Batch of games as arrays."""
 
 from __future__ import annotations
 
@@ -45,12 +45,17 @@ class Games:
         self.world, self.state = blank_world(rules, count), blank_state(rules, count)
         self.seeds = np.zeros(count, np.int64)
         self.mask = np.zeros((count, rules.agents, rules.actions), bool)
-        """`[E, A, 3P + 1]`: what may be done now"""
-        self._everyone = np.arange(count)
-        self.begin(self._everyone, self.seeds)
+        """`[E, A, 3P + 1]`: legal actions"""
+        self._all_games = np.arange(count)
+        self.begin(self._all_games, self.seeds)
 
     def begin(self, games: ArrayLike, seeds: ArrayLike) -> None:
-        """Begin some of the games anew, on the maps of these seeds."""
+        """Begin some of the games anew.
+
+        Args:
+            games: Numbers of the games, `[K]`.
+            seeds: Seeds of their maps, `[K]`.
+        """
         rows, maps = np.atleast_1d(np.asarray(games, np.int64)), check_seeds(np.asarray(seeds))
         if rows.shape != maps.shape:
             raise InputError(f"seeds: expected {rows.size}, one for each game, got {maps.size}")
@@ -60,57 +65,62 @@ class Games:
         self.seeds[rows] = maps
         state = self.state
         state.owner[rows] = FREE
-        for room in (state.size, state.left, state.age, state.prestige, state.pollution):
-            room[rows] = 0
+        for array in (state.size, state.left, state.age, state.prestige, state.pollution):
+            array[rows] = 0
         state.cash[rows] = [trade.cash for trade in self.rules.trades]
         state.bankrupt[rows] = False
         state.month[rows] = 0
-        self.mask = self.mask.copy()  # what was seen before stays as it was
-        kernels.legal(rows, self.world, state, self.tables, self.mask)
+        self.mask = self.mask.copy()  # earlier observations share the old array
+        kernels.write_mask(rows, self.world, state, self.tables, self.mask)
 
     def step(self, action: ArrayLike) -> Month:
-        """One month of all games; `action` `[E, A]` as `Rules.actions` counts them.
+        """Play one month of all games.
 
-        A wish that is not legal is refused, and the month is waited through.
+        Args:
+            action: `[E, A]`, as `Rules.actions` counts them. An illegal action is refused, and has
+                the effect of waiting.
+
+        Returns:
+            Rewards and cash flows of the month, `[E, A]`.
         """
-        wishes = np.ascontiguousarray(action, np.int64)
-        if wishes.shape != (self.count, self.rules.agents):
+        actions = np.ascontiguousarray(action, np.int64)
+        if actions.shape != (self.count, self.rules.agents):
             expected = [self.count, self.rules.agents]
-            raise InputError(f"action: expected shape {expected}, got {list(wishes.shape)}")
-        if wishes.min() < 0 or wishes.max() >= self.rules.actions:
+            raise InputError(f"action: expected shape {expected}, got {list(actions.shape)}")
+        if actions.min() < 0 or actions.max() >= self.rules.actions:
             raise InputError(f"action: expected 0 to {self.rules.wait}")
         if self.state.month.max() >= self.rules.months:
             raise InputError("step: a game is over; begin it anew first")
         month = blank_month(self.rules, self.count)
-        kernels.advance(wishes, self.world, self.state, self.tables, month)
+        kernels.advance(actions, self.world, self.state, self.tables, month)
         self.mask = np.empty_like(self.mask)
-        kernels.legal(self._everyone, self.world, self.state, self.tables, self.mask)
+        kernels.write_mask(self._all_games, self.world, self.state, self.tables, self.mask)
         return month
 
     def select(self, rows: ArrayLike) -> Games:
-        """A copy of some of the games, as often as they are named: to look ahead with."""
+        """Return copies of the games in `rows` `[K]`, for lookahead; rows may repeat."""
         index = np.asarray(rows, np.int64)
         other = object.__new__(Games)
         other.rules, other.tables, other.count = self.rules, self.tables, index.size
-        other.world = type(self.world)(*(room[index] for room in self.world))
-        other.state = type(self.state)(*(room[index] for room in self.state))
+        other.world = type(self.world)(*(array[index] for array in self.world))
+        other.state = type(self.state)(*(array[index] for array in self.state))
         other.seeds, other.mask = self.seeds[index], self.mask[index]
-        other._everyone = np.arange(index.size)
+        other._all_games = np.arange(index.size)
         return other
 
     def land_prices(self) -> Array:
-        """`[E, P]`: of land alone, today."""
+        """Return today's prices of land alone, `[E, P]`."""
         prices: Array = self.world.price * (1.0 + self.state.prestige)
         return prices
 
-    def _rooms(self) -> dict[str, Array]:
-        world = {f"world/{name}": room for name, room in self.world._asdict().items()}
-        state = {f"state/{name}": room for name, room in self.state._asdict().items()}
+    def _named_arrays(self) -> dict[str, Array]:
+        world = {f"world/{name}": array for name, array in self.world._asdict().items()}
+        state = {f"state/{name}": array for name, array in self.state._asdict().items()}
         return {**world, **state, "seeds": self.seeds}
 
     def save(self) -> Saved:
-        """Everything that a bit-exact continuation needs."""
-        arrays = {name: room.copy() for name, room in self._rooms().items()}
+        """Return the state that a bit-exact continuation needs."""
+        arrays = {name: array.copy() for name, array in self._named_arrays().items()}
         return arrays, {"count": self.count, "rules": self.rules.digest()}
 
     def load(self, arrays: Mapping[str, Array], data: Mapping[str, Any]) -> None:
@@ -118,11 +128,11 @@ class Games:
         for what, value in (("count", self.count), ("rules", self.rules.digest())):
             if data.get(what) != value:
                 raise InputError(f"load: {what} is {data.get(what)!r} there, {value!r} here")
-        rooms = self._rooms()
-        for name, room in rooms.items():
-            if name not in arrays or arrays[name].shape != room.shape:
-                raise InputError(f"load: {name} is missing, or not of shape {list(room.shape)}")
-        for name, room in rooms.items():
-            room[...] = arrays[name]
+        saved_arrays = self._named_arrays()
+        for name, array in saved_arrays.items():
+            if name not in arrays or arrays[name].shape != array.shape:
+                raise InputError(f"load: {name} is missing, or not of shape {list(array.shape)}")
+        for name, array in saved_arrays.items():
+            array[...] = arrays[name]
         self.mask = np.empty_like(self.mask)
-        kernels.legal(self._everyone, self.world, self.state, self.tables, self.mask)
+        kernels.write_mask(self._all_games, self.world, self.state, self.tables, self.mask)

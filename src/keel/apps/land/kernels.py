@@ -1,4 +1,4 @@
-"""The months of many games at once, compiled: 200,000 decisions a second need loops, not arrays.
+"""Compiled kernels that advance many games by a month, at 200,000 decisions a second.
 
 `world`, `state`, `tables` and `out` are those of `keel.apps.land.arrays`.
 """
@@ -10,21 +10,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from keel.apps.land.arrays import FREE, Purse
+from keel.apps.land.arrays import FREE, CashFlows
 from keel.apps.land.compiling import compiled, inner
 
-APPRAISED = 12
-"""Months of income by which note 000 judged a building."""
+APPRAISED_MONTHS = 12
+"""Months of income by which the legacy reward appraises a building."""
 LEAST_NPV, MOST_NPV = -1_500.0, 3_000.0
 PROGRESS = 5.0
 PENALTY = 500.0
 BONUS = np.array([0.0, 1_500.0, 3_700.0])
-"""What note 000's size bonuses must have been like: with them its range follows from its prices."""
+"""Size bonuses of the legacy reward, reconstructed: with them its range follows from its prices."""
 
 
 @inner
 def demand_pays(capacity, demand, slopes):
-    """What a trade earns in a month from the revenue it has room for: concave, in three parts."""
+    """Return a trade's monthly revenue at a capacity: concave, in three linear parts."""
     first, second = demand
     paid = slopes[0] * min(capacity, first)
     if capacity > first:
@@ -35,32 +35,32 @@ def demand_pays(capacity, demand, slopes):
 
 
 @inner
-def share_left(pollution, least):
-    """Of the income of one that suffers."""
+def income_share(pollution, least):
+    """Return the share of income that pollution leaves to a trade that suffers."""
     return max(least, 1.0 - pollution)
 
 
 @inner
 def land_price(game, parcel, world, state):
-    """Of land alone, today."""
+    """Return today's price of land alone."""
     return world.price[game, parcel] * (1.0 + state.prestige[game, parcel])
 
 
 @inner
-def building_worth(cost, age, tables):
-    """After the last month."""
+def building_value(cost, age, tables):
+    """Return the value of a building after the last month."""
     return tables.residual * cost * max(0.0, 1.0 - age / tables.life)
 
 
 @inner
 def turn_of(game, turn, agents, world, state):
-    """The developer whose wish is heard at this turn of the month; who is first rotates."""
+    """Return the developer that acts at this turn of the month; priority rotates monthly."""
     return (turn + state.month[game] + world.first[game]) % agents
 
 
 @inner
 def is_legal(game, agent, parcel, size, world, state, tables):
-    """Whether this size may be begun here by this developer, now."""
+    """Return whether a developer may begin this size on this parcel now."""
     if state.bankrupt[game, agent] or state.owner[game, parcel] != FREE:
         return False
     if world.level[game, parcel] < tables.least_level[size]:
@@ -71,17 +71,17 @@ def is_legal(game, agent, parcel, size, world, state, tables):
 
 @inner
 def months_counted(month, size, tables):
-    """Of the twelve by which note 000 judged a building: all, though the game may end before."""
+    """Return the months of income that the legacy reward counts, though the game may end before."""
     if tables.late_build_npv:
-        return APPRAISED
-    return min(APPRAISED, max(0, tables.months - month - tables.construction[size]))
+        return APPRAISED_MONTHS
+    return min(APPRAISED_MONTHS, max(0, tables.months - month - tables.construction[size]))
 
 
 @inner
-def legacy_pay(agent, size, outlay, cash, months, tables):
-    """Note 000's reward in the month a building is begun; waiting pays 0.
+def legacy_reward(agent, size, outlay, cash, months, tables):
+    """Return the legacy reward in the month a building is begun; waiting pays 0.
 
-    From the note: the sum NPV + progress − budget penalty, and the three ranges. Reconstructed:
+    Documented: the sum NPV + progress − budget penalty, and the three ranges. Reconstructed:
     the NPV is twelve months of revenue less running costs and rent at full demand, undiscounted,
     less what is paid today, plus a bonus for size; progress is 5, 10 or 15 for S, M and L; the
     penalty grows with the share of the credit line that is used after paying.
@@ -94,49 +94,49 @@ def legacy_pay(agent, size, outlay, cash, months, tables):
 
 
 @inner
-def told(agent, size, outlay, cash, month, tables):
-    """What the faulty rewards say of a building on the day it is begun."""
+def appraisal(agent, size, outlay, cash, month, tables):
+    """Return what the faulty rewards pay for a building on the day it is begun."""
     if tables.legacy:
         months = months_counted(month, size, tables)
-        return legacy_pay(agent, size, outlay, cash, months, tables)
-    return APPRAISED * (tables.revenue[agent, size] - tables.upkeep[agent, size])
+        return legacy_reward(agent, size, outlay, cash, months, tables)
+    return APPRAISED_MONTHS * (tables.revenue[agent, size] - tables.upkeep[agent, size])
 
 
 @inner
-def hear_wishes(game, action, world, state, tables, out, purse):
-    """Begin what was wished for, in the order of the month."""
+def begin_buildings(game, action, world, state, tables, out, flows):
+    """Begin the chosen buildings in the priority order of the month."""
     agents = action.shape[1]
     wait = 3 * state.owner.shape[1]
     for agent in range(agents):
-        wish = action[game, agent]
+        chosen = action[game, agent]
         out.begun[game, agent] = wait
         out.conflict[game, agent] = False
-        out.refused[game, agent] = wish != wait and not is_legal(
-            game, agent, wish // 3, wish % 3, world, state, tables
+        out.refused[game, agent] = chosen != wait and not is_legal(
+            game, agent, chosen // 3, chosen % 3, world, state, tables
         )
     for turn in range(agents):
         agent = turn_of(game, turn, agents, world, state)
-        wish = action[game, agent]
-        if wish == wait or out.refused[game, agent]:
+        chosen = action[game, agent]
+        if chosen == wait or out.refused[game, agent]:
             continue
-        parcel, size = wish // 3, wish % 3
+        parcel, size = chosen // 3, chosen % 3
         if state.owner[game, parcel] != FREE:
             out.conflict[game, agent] = True
             continue
         price = land_price(game, parcel, world, state) + world.zone[game, parcel]
-        purse.spent[agent] = tables.cost[agent, size] + price
-        purse.told[agent] = told(
-            agent, size, purse.spent[agent], state.cash[game, agent], state.month[game], tables
+        flows.spent[agent] = tables.cost[agent, size] + price
+        flows.appraisal[agent] = appraisal(
+            agent, size, flows.spent[agent], state.cash[game, agent], state.month[game], tables
         )
         state.owner[game, parcel] = agent
         state.size[game, parcel] = size
         state.left[game, parcel] = tables.construction[size]
-        out.begun[game, agent] = wish
+        out.begun[game, agent] = chosen
 
 
 @inner
-def operate(game, state, tables, purse, capacity):
-    """What operating buildings earn; `capacity` `[A]` is the revenue that meets demand."""
+def operate(game, state, tables, flows, capacity):
+    """Add the income of operating buildings; `capacity` `[A]` is the revenue that meets demand."""
     for parcel in range(state.owner.shape[1]):
         agent = state.owner[game, parcel]
         if agent == FREE or state.left[game, parcel] > 0:
@@ -144,17 +144,17 @@ def operate(game, state, tables, purse, capacity):
         size = state.size[game, parcel]
         revenue = tables.revenue[agent, size]
         if tables.suffers[agent]:
-            revenue *= share_left(state.pollution[game, parcel], tables.least_income)
+            revenue *= income_share(state.pollution[game, parcel], tables.least_income)
         capacity[agent] += revenue
-        purse.earned[agent] -= tables.upkeep[agent, size]
+        flows.earned[agent] -= tables.upkeep[agent, size]
         state.age[game, parcel] += 1
     for agent in range(capacity.shape[0]):
-        purse.earned[agent] += demand_pays(capacity[agent], tables.demand[agent], tables.slopes)
+        flows.earned[agent] += demand_pays(capacity[agent], tables.demand[agent], tables.slopes)
 
 
 @inner
 def construct(game, state, tables):
-    """A month of construction; what is finished operates, and is felt, from the next month on."""
+    """Advance construction by a month; finished buildings take effect from the next month on."""
     parcels = state.owner.shape[1]
     for parcel in range(parcels):
         if state.left[game, parcel] == 0:
@@ -170,12 +170,12 @@ def construct(game, state, tables):
 
 
 @inner
-def settle(game, state, tables, out, purse):
-    """Interest on the debt with which the month began, cash, and who is bankrupt."""
+def settle(game, state, tables, out, flows):
+    """Charge interest on the initial debt of the month, and update cash and bankruptcies."""
     for agent in range(state.cash.shape[1]):
         cash = state.cash[game, agent]
-        purse.owed[agent] = tables.interest * max(0.0, -cash)
-        flow = purse.earned[agent] - purse.spent[agent] - purse.owed[agent]
+        flows.interest[agent] = tables.interest * max(0.0, -cash)
+        flow = flows.earned[agent] - flows.spent[agent] - flows.interest[agent]
         out.flow[game, agent] = flow
         state.cash[game, agent] = cash + flow
         if cash + flow < -tables.credit:
@@ -184,36 +184,37 @@ def settle(game, state, tables, out, purse):
 
 @compiled
 def holdings(game, world, state, tables):
-    """`[A]`: what buildings and land would be worth if this were the end."""
-    kept = np.zeros(state.cash.shape[1])
+    """Return the value of buildings and land if the game ended now, `[A]`."""
+    terminal_value = np.zeros(state.cash.shape[1])
     for parcel in range(state.owner.shape[1]):
         agent = state.owner[game, parcel]
         if agent != FREE:
             cost = tables.cost[agent, state.size[game, parcel]]
-            worth = building_worth(cost, state.age[game, parcel], tables)
-            kept[agent] += worth + land_price(game, parcel, world, state)
-    return kept
+            value = building_value(cost, state.age[game, parcel], tables)
+            terminal_value[agent] += value + land_price(game, parcel, world, state)
+    return terminal_value
 
 
 @inner
-def own_reward(flow, kept, spent, owed, promise, tables):
-    """One developer's, before the welfare mix and the scale."""
+def own_reward(flow, terminal_value, spent, interest, appraised, tables):
+    """Return one developer's reward before the welfare mix and the scale."""
     if tables.legacy:
-        return promise
+        return appraised
     if tables.late_build_npv:
-        flow = promise - spent - owed
-    return flow + tables.gamma * kept
+        flow = appraised - spent - interest
+    return flow + tables.gamma * terminal_value
 
 
 @inner
-def reward(game, tables, out, purse):
-    """Of every developer."""
+def reward(game, tables, out, flows):
+    """Write the rewards of all developers."""
     agents = out.reward.shape[1]
     mean = 0.0
     for agent in range(agents):
-        flow, kept = out.flow[game, agent], out.kept[game, agent]
-        spent, owed, promise = purse.spent[agent], purse.owed[agent], purse.told[agent]
-        out.reward[game, agent] = own_reward(flow, kept, spent, owed, promise, tables)
+        flow, value = out.flow[game, agent], out.terminal_value[game, agent]
+        spent, interest = flows.spent[agent], flows.interest[agent]
+        appraised = flows.appraisal[agent]
+        out.reward[game, agent] = own_reward(flow, value, spent, interest, appraised, tables)
         mean += out.reward[game, agent] / agents
     for agent in range(agents):
         mixed = (1.0 - tables.welfare) * out.reward[game, agent] + tables.welfare * mean
@@ -223,30 +224,30 @@ def reward(game, tables, out, purse):
 
 @compiled
 def advance(action, world, state, tables, out):
-    """One month of every game; `action` `[E, A]`."""
+    """Advance every game by one month; `action` `[E, A]`."""
     games, agents = action.shape
-    purse = Purse(np.empty(agents), np.empty(agents), np.empty(agents), np.empty(agents))
+    flows = CashFlows(np.empty(agents), np.empty(agents), np.empty(agents), np.empty(agents))
     capacity = np.empty(agents)
     for game in range(games):
         for agent in range(agents):
-            purse.spent[agent] = purse.earned[agent] = purse.told[agent] = 0.0
-            capacity[agent] = out.kept[game, agent] = 0.0
-        hear_wishes(game, action, world, state, tables, out, purse)
-        operate(game, state, tables, purse, capacity)
+            flows.spent[agent] = flows.earned[agent] = flows.appraisal[agent] = 0.0
+            capacity[agent] = out.terminal_value[game, agent] = 0.0
+        begin_buildings(game, action, world, state, tables, out, flows)
+        operate(game, state, tables, flows, capacity)
         construct(game, state, tables)
-        settle(game, state, tables, out, purse)
+        settle(game, state, tables, out, flows)
         out.done[game] = state.month[game] == tables.months - 1
         if out.done[game]:
-            kept = holdings(game, world, state, tables)
+            terminal_value = holdings(game, world, state, tables)
             for agent in range(agents):
-                out.kept[game, agent] = kept[agent]
-        reward(game, tables, out, purse)
+                out.terminal_value[game, agent] = terminal_value[agent]
+        reward(game, tables, out, flows)
         state.month[game] += 1
 
 
 @compiled
-def legal(games, world, state, tables, mask):
-    """Write into `mask` `[E, A, 3P + 1]` what may be done in each of `games` `[K]`."""
+def write_mask(games, world, state, tables, mask):
+    """Write the legal actions of each of `games` `[K]` into `mask` `[E, A, 3P + 1]`."""
     agents, actions = mask.shape[1:]
     for game in games:
         for parcel in range((actions - 1) // 3):

@@ -1,4 +1,4 @@
-"""Maps drawn from their seeds, compiled: a game is over after thirty steps, and the next needs one.
+"""Compiled kernels that draw maps from their seeds: a game of thirty steps needs a new one.
 
 Numbers come from splitmix64 (Steele, Lea and Flood 2014) rather than from numpy, whose generators
 cost more to set up than a map to draw.
@@ -16,16 +16,16 @@ import numpy as np
 from keel.apps.land.compiling import compiled, inner
 
 CHEAP, DEAR = 110.0, 1_100.0
-"""What land costs, from the worst to the best."""
+"""Prices of the worst and of the best land."""
 ZONE = 200.0
-"""The most that permission costs."""
+"""Highest cost of a building permission."""
 SHARES = np.array([0.1, 0.2, 0.5, 0.75])
-"""Of the parcels, from the worst on, how many are below level 2, 3, 4 and 5."""
+"""Shares of the parcels, from the worst on, that are below level 2, 3, 4 and 5."""
 
 
 @inner
 def uniform(stream):
-    """The next number of a stream, in [0, 1)."""
+    """Return the next number of a stream, in [0, 1)."""
     stream[0] += np.uint64(0x9E3779B97F4A7C15)
     z = stream[0]
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -35,13 +35,13 @@ def uniform(stream):
 
 @inner
 def between(stream, low, high):
-    """Uniform."""
+    """Return the next number of a stream, uniform in [low, high)."""
     return low + (high - low) * uniform(stream)
 
 
 @inner
 def noise(stream):
-    """Of mean 0 and deviation 1, bell-shaped: the sum of four uniform numbers."""
+    """Return bell-shaped noise of mean 0 and deviation 1: the sum of four uniform numbers."""
     total = uniform(stream) + uniform(stream) + uniform(stream) + uniform(stream)
     return (total - 2.0) * math.sqrt(3.0)
 

@@ -13,26 +13,35 @@ from keel.apps.land.rules import Rules
 from keel.errors import InputError, check_choice
 
 HELD_OUT = 1_000_000
-"""Maps from this seed on are for judging only: training never draws them."""
+"""First seed of the held-out maps: training never draws from there on."""
 MapSet = Literal["train", "held_out"]
 Seeds = NDArray[np.int64]
 
 
 def draw_map(rules: Rules, seed: int) -> World:
-    """The map of one seed (a leading axis of 1): land is dear and of a high level near the two
-    hubs, and cheaper at the river. The same seed gives the same map always."""
+    """Draw the map of one seed; the same seed always gives the same map.
+
+    Land is dear and of a high level near the two hubs, and cheaper at the river.
+
+    Args:
+        rules: The variant of the game.
+        seed: At least 0; held-out maps begin at `HELD_OUT`.
+
+    Returns:
+        The map, with a leading axis of 1.
+    """
     world = blank_world(rules, 1)
     write_maps(rules, np.zeros(1, np.int64), check_seeds(np.array([seed])), world)
     return world
 
 
 def write_maps(rules: Rules, games: Seeds, seeds: Seeds, world: World) -> None:
-    """The map of each of `seeds` `[K]` into the rows `games` `[K]` of `world`."""
+    """Write the map of each of `seeds` `[K]` into the rows `games` `[K]` of `world`."""
     kernels_maps.draw_maps(games, seeds, rules.rows, rules.columns, rules.agents, world)
 
 
 def check_seeds(seeds: NDArray[np.int64]) -> Seeds:
-    """As int64, or an error if they are not seeds of maps."""
+    """Return seeds as int64 `[K]`; raise an `InputError` if they are not seeds of maps."""
     seeds = np.atleast_1d(np.asarray(seeds))
     if seeds.dtype.kind not in "iu" or (seeds < 0).any():
         raise InputError("seeds: expected integers of at least 0")
@@ -40,11 +49,20 @@ def check_seeds(seeds: NDArray[np.int64]) -> Seeds:
 
 
 def map_seeds(maps: str, count: int, rng: np.random.Generator) -> Seeds:
-    """`[count]` seeds drawn from the maps for training, or from those held out."""
+    """Draw seeds of maps.
+
+    Args:
+        maps: "train" or "held_out".
+        count: How many.
+        rng: Source of randomness.
+
+    Returns:
+        Seeds, `[count]`.
+    """
     low = HELD_OUT if check_choice("maps", maps, ("train", "held_out")) == "held_out" else 0
     return rng.integers(low, low + HELD_OUT, count)
 
 
 def held_out(count: int) -> Seeds:
-    """`[count]`: the first of the maps that are held out, to be judged on."""
+    """Return the seeds of the first `count` held-out maps, `[count]`."""
     return HELD_OUT + np.arange(count)

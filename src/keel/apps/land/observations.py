@@ -1,4 +1,4 @@
-"""What is seen of E games: float32, finite, of size about 1."""
+"""Observations of E games: float32, finite, of magnitude about 1."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from keel.apps.land import kernels_sight, kernels_worth
+from keel.apps.land import kernels_marginal_npv, kernels_observation
 from keel.apps.land.arrays import Array
 from keel.apps.land.games import Games
 from keel.apps.land.rules import AHEAD, SIZES, TRADES, Rules
@@ -26,7 +26,7 @@ PRIVATE = (
     *(f"best worth {size}" for size in SIZES),
     *(f"legal {size}" for size in SIZES),
 )
-"""Of one developer; the critic sees those of all."""
+"""Private features of one developer; the critic sees those of all."""
 OWN = (*PRIVATE, "month", *TRADES)
 PARCEL = (
     "free",
@@ -55,35 +55,50 @@ LAND = (
 )
 
 
-class Sight(NamedTuple):
-    """What is seen of a month; float32, and the caller's to keep."""
+class Observation(NamedTuple):
+    """Observation of a month, float32; the arrays are never overwritten."""
 
     own: Array
-    """`[E, A, F1]`: what a developer knows of itself, by `OWN`"""
+    """`[E, A, F1]`: features of the developer itself, named by `OWN`"""
     parcels: Array
-    """`[E, A, P, F2]`: the city with a developer's eyes, by `PARCEL`"""
+    """`[E, A, P, F2]`: features of the parcels for each developer, named by `PARCEL`"""
     state: Array
-    """`[E, F3]`: for a critic that sees all, by `state_names`"""
+    """`[E, F3]`: global state for a central critic, named by `state_names`"""
     mask: Array
     """`[E, A, 3P + 1]` bool"""
 
 
 def state_names(rules: Rules) -> tuple[str, ...]:
-    """Of the features for the critic: all that developers know, the month, and the land."""
-    known = (f"{name}: {feature}" for name in rules.names for feature in PRIVATE)
-    return (*known, "month", *LAND)
+    """Return the names of the critic's features: of all developers, the month, and the land."""
+    private = (f"{name}: {feature}" for name in rules.names for feature in PRIVATE)
+    return (*private, "month", *LAND)
 
 
-def worth(games: Games) -> Array:
-    """`[E, A, P, 3]`: by how much each building, begun now, would raise its developer's net present
-    value if nobody began anything else, in thousands and before interest."""
+def marginal_npv(games: Games) -> Array:
+    """Return the marginal net present value of each building if it is begun now.
+
+    That is the increase of its developer's net present value if nothing else is begun, before
+    interest.
+
+    Args:
+        games: E games.
+
+    Returns:
+        Thousands, `[E, A, P, 3]`; 0 where the size cannot be built.
+    """
     out = np.empty((games.count, games.rules.agents, games.rules.parcels, len(SIZES)))
-    kernels_worth.worth(games.world, games.state, games.tables, out)
+    kernels_marginal_npv.marginal_npv(games.world, games.state, games.tables, out)
     return out
 
 
-def look(games: Games) -> Sight:
-    """At all games, through all eyes.
+def observe(games: Games) -> Observation:
+    """Return the observations of all developers of all games.
+
+    Args:
+        games: E games.
+
+    Returns:
+        Features and masks of this month.
 
     Examples:
         >>> from keel.apps.land.games import Games
@@ -93,10 +108,10 @@ def look(games: Games) -> Sight:
     rules, count = games.rules, games.count
     own = np.empty((count, rules.agents, len(OWN)), np.float32)
     parcels = np.empty((count, rules.agents, rules.parcels, len(PARCEL)), np.float32)
-    whole = np.empty((count, len(state_names(rules))), np.float32)
+    critic_state = np.empty((count, len(state_names(rules))), np.float32)
     kinds = np.array([list(TRADES).index(name) for name in rules.names])
-    kernels_sight.look(
-        kinds, len(TRADES), games.world, games.state, games.tables, games.mask, worth(games), own,
-        parcels, whole,
+    kernels_observation.observe(
+        kinds, len(TRADES), games.world, games.state, games.tables, games.mask,
+        marginal_npv(games), own, parcels, critic_state,
     )  # fmt: skip
-    return Sight(own, parcels, whole, games.mask)
+    return Observation(own, parcels, critic_state, games.mask)

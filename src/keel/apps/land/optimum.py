@@ -1,4 +1,4 @@
-"""The best that all developers together can do on a small map, by mixed-integer programming.
+"""Optimal joint plan of all developers on a small map, by mixed-integer programming.
 
 Without externalities money is linear in what is begun where and when: revenue is a concave function
 of capacity, debt a convex one of cash, and more cash never hurts. So the optimum of the linear
@@ -23,24 +23,24 @@ from keel.apps.land.rules import CONSTRUCTION, LEAST_LEVEL, SMALL, Rules
 from keel.errors import InputError, KeelError
 
 GAP = 0.005
-"""The share of the optimum by which a plan may fall short of it."""
+"""Relative gap at which the solver stops."""
 MOST_PARCELS = 24
 MARGIN = 1e-4
-"""Of money, by which a plan stays inside the credit line, lest a rounding error breaks it."""
+"""Margin of money inside the credit line, so that rounding errors cannot break a plan."""
 
 Term = tuple[int, float]
-"""A column of the program, and its coefficient."""
+"""Column of the program, and its coefficient."""
 
 
 @dataclass(frozen=True)
 class Optimum:
-    """The best plan that was found, and how good it is."""
+    """Best plan of the solver, and the bound on its quality."""
 
     seed: int
     npv: float
     """of all developers together, in thousands"""
     bound: float
-    """which no plan exceeds"""
+    """upper bound on the net present value of any plan"""
     gap: float
     """(bound − npv) / npv, at most `GAP` unless time ran out"""
     seconds: float
@@ -50,7 +50,7 @@ class Optimum:
 
 @dataclass(frozen=True)
 class Choice:
-    """One building that might be begun."""
+    """Candidate building: developer, parcel, size and month."""
 
     agent: int
     parcel: int
@@ -60,12 +60,14 @@ class Choice:
 
     @property
     def operates(self) -> int:
-        """Its first month of income, which may lie after the end."""
+        """First month of income, which may lie after the end."""
         return self.month + CONSTRUCTION[self.size]
 
 
 class Program:
-    """Columns: x (0 or 1) for each choice, then for each developer and month revenue, debt, whether
+    """Mixed-integer linear program of one map.
+
+    Columns: x (0 or 1) for each choice, then for each developer and month revenue, debt, whether
     it is bankrupt after the month (0 or 1), and cash before it (one month more)."""
 
     def __init__(self, rules: Rules, world: World) -> None:
@@ -83,23 +85,23 @@ class Program:
         self._constrain()
 
     def revenue(self, agent: int, month: int) -> int:
-        """Its column."""
+        """Return the column of a developer's revenue in a month."""
         return self._revenue + agent * self.rules.months + month
 
     def debt(self, agent: int, month: int) -> int:
-        """Its column."""
+        """Return the column of a developer's debt in a month."""
         return self._debt + agent * self.rules.months + month
 
     def bankrupt(self, agent: int, month: int) -> int:
-        """Its column."""
+        """Return the column of a developer's bankruptcy after a month."""
         return self._bankrupt + agent * self.rules.months + month
 
     def cash(self, agent: int, month: int) -> int:
-        """Its column."""
+        """Return the column of a developer's cash before a month."""
         return self._cash + agent * (self.rules.months + 1) + month
 
     def objective(self) -> Array:
-        """What each column adds to the net present value of all."""
+        """Return the contribution of each column to the total net present value."""
         rules, gamma = self.rules, self.rules.gamma
         value = np.zeros(self.columns)
         for column, choice in enumerate(self.choices):
@@ -107,8 +109,8 @@ class Program:
             operating = range(choice.operates, rules.months)
             upkeep = trade.running[size] + trade.rent[size]
             worn = max(0.0, 1.0 - len(operating) / rules.life)
-            kept = rules.residual * trade.cost[size] * worn + self.price[choice.parcel]
-            value[column] = gamma**rules.months * kept - gamma**choice.month * choice.outlay
+            residual = rules.residual * trade.cost[size] * worn + self.price[choice.parcel]
+            value[column] = gamma**rules.months * residual - gamma**choice.month * choice.outlay
             value[column] -= upkeep * sum(gamma**month for month in operating)
         for agent in range(rules.agents):
             for month in range(rules.months):
@@ -134,7 +136,7 @@ class Program:
                 self._money(agent, month, own)
 
     def _demand(self, agent: int, month: int, own: list[tuple[int, Choice]]) -> None:
-        """Revenue lies below each of the three lines of which demand is the lowest."""
+        """Bound revenue by each of the three lines whose minimum is the demand curve."""
         trade, slopes = self.rules.trades[agent], self.rules.slopes
         first, second = trade.demand
         at_zero = (0.0, (slopes[0] - slopes[1]) * first)
@@ -145,7 +147,7 @@ class Program:
             self._add([(self.revenue(agent, month), 1.0), *terms], -np.inf, height)
 
     def _money(self, agent: int, month: int, own: list[tuple[int, Choice]]) -> None:
-        """Cash from month to month; one building a month, within the credit line, unless broke."""
+        """Constrain cash from month to month: one building a month, within the credit line."""
         rules, trade = self.rules, self.rules.trades[agent]
         now, then = self.cash(agent, month), self.cash(agent, month + 1)
         begun = [(i, choice.outlay) for i, choice in own if choice.month == month]
@@ -166,33 +168,35 @@ class Program:
         self._add([(then, 1.0), (now, -1.0), *flow], 0.0, 0.0)
 
     def _deepest(self, agent: int) -> float:
-        """How far below the credit line a bankrupt developer can get: upkeep of all that it can
-        own, month for month, without revenue and with interest."""
+        """Return a bound on how far below the credit line a bankrupt developer can get.
+
+        That is the upkeep of all it can own, every month, without revenue and with interest.
+        """
         rules, trade = self.rules, self.rules.trades[agent]
         upkeep = max(map(sum, zip(trade.running, trade.rent, strict=True)))
         grown = (1.0 + rules.interest) ** rules.months
         return (upkeep * rules.parcels * rules.months + rules.credit) * grown
 
     def solve(self, seconds: float) -> Any:
-        """scipy's result."""
+        """Solve the program and return scipy's result."""
         rows, columns, values = zip(*self._terms, strict=True)
         shape = len(self._low), self.columns
         matrix = coo_matrix((values, (rows, columns)), shape).tocsr()
-        count, whole = len(self.choices), np.zeros(self.columns)
-        whole[:count] = whole[self._bankrupt : self._cash] = 1.0
-        low, high = np.zeros(self.columns), np.where(whole > 0.0, 1.0, np.inf)
+        count, integrality = len(self.choices), np.zeros(self.columns)
+        integrality[:count] = integrality[self._bankrupt : self._cash] = 1.0
+        low, high = np.zeros(self.columns), np.where(integrality > 0.0, 1.0, np.inf)
         low[self._cash :] = -np.inf
         return milp(
             -self.objective(),
             constraints=LinearConstraint(matrix, self._low, self._high),
-            integrality=whole,
+            integrality=integrality,
             bounds=Bounds(low, high),
             options={"time_limit": seconds, "mip_rel_gap": GAP},
         )
 
 
 def list_choices(rules: Rules, world: World) -> list[Choice]:
-    """Every building that level allows, in every month, by every developer."""
+    """Return every building that the level allows, in every month, for every developer."""
     price, level = world.price[0] + world.zone[0], world.level[0]
     return [
         Choice(agent, parcel, size, month, trade.cost[size] + float(price[parcel]))
@@ -205,7 +209,13 @@ def list_choices(rules: Rules, world: World) -> list[Choice]:
 
 
 def find_optimum(seed: int, rules: Rules = SMALL, seconds: float = 60.0) -> Optimum:
-    """The plan with the highest net present value of all developers together, within `GAP`."""
+    """Solve for the plan with the highest total net present value, within `GAP`.
+
+    Args:
+        seed: Seed of the map.
+        rules: A variant without externalities, of at most `MOST_PARCELS` parcels.
+        seconds: Time limit of the solver.
+    """
     if rules.externalities:
         raise InputError("optimum: only without externalities is the game linear")
     if rules.parcels > MOST_PARCELS:
@@ -225,12 +235,12 @@ def find_optimum(seed: int, rules: Rules = SMALL, seconds: float = 60.0) -> Opti
 
 
 def replay(optimum: Optimum, rules: Rules = SMALL) -> float:
-    """The net present value of all developers when the game plays the plan."""
+    """Play an optimal plan in the game and return the total net present value, in thousands."""
     games = Games(rules, 1)
     games.begin([0], [optimum.seed])
     total, discount = 0.0, 1.0
     for action in optimum.actions:
         month = games.step(action[None])
-        total += discount * float((month.flow + rules.gamma * month.kept).sum())
+        total += discount * float((month.flow + rules.gamma * month.terminal_value).sum())
         discount *= rules.gamma
     return total

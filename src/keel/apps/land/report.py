@@ -1,4 +1,4 @@
-"""Playing a policy over maps, and what came of it in numbers that JSON can hold."""
+"""Evaluation of policies over maps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from keel.apps.land.arrays import Array, Month
-from keel.apps.land.baselines import Baseline
+from keel.apps.land.baselines import Player
 from keel.apps.land.games import Games
 from keel.apps.land.maps import check_seeds
 from keel.apps.land.optimum import Optimum
@@ -20,7 +20,7 @@ from keel.errors import InputError
 
 @dataclass(frozen=True)
 class Report:
-    """Means over maps, unless it says otherwise; money in thousands."""
+    """Results of a policy: means over maps, unless noted otherwise; money in thousands."""
 
     policy: str
     maps: tuple[int, ...]
@@ -40,23 +40,23 @@ class Report:
     sizes_by_level: dict[str, dict[str, float]]
     """the same, on parcels of level 3, 4 and 5"""
     buildings: dict[str, float]
-    """that each developer began in a game"""
+    """buildings that each developer began in a game"""
     never_operated: float
     """share of buildings begun too late to earn anything"""
     bankruptcies: dict[str, float]
     """share of the games in which a developer went bankrupt"""
     conflicts: float
-    """wishes in a game that lost to another's"""
+    """actions of a game that lost a parcel to another developer"""
     refused: float
-    """illegal wishes in a game"""
+    """illegal actions of a game"""
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the report as plain data for JSON."""
         return asdict(self)
 
 
 def play(
-    policy: Baseline,
+    policy: Player,
     rules: Rules,
     seeds: ArrayLike,
     *,
@@ -64,9 +64,15 @@ def play(
     seed: int = 0,
     on_month: Callable[[], None] | None = None,
 ) -> Report:
-    """A whole game on the map of each of `seeds`, all developers played by `policy`.
+    """Play a whole game on each map and report the results.
 
-    `on_month` is called after each month that all maps have played, for a display of progress.
+    Args:
+        policy: Plays all developers.
+        rules: The variant of the game.
+        seeds: Seeds of the maps, `[E]`.
+        name: Name of the policy in the report.
+        seed: Seed of the policy's randomness.
+        on_month: Called after each month of all games, for a display of progress.
 
     Examples:
         >>> from keel.apps.land.baselines import wait
@@ -91,8 +97,8 @@ def _report(name: str, games: Games, months: list[Month]) -> Report:
     npv = net_present_value(months, rules)
     begun = np.stack([month.begun for month in months])  # [T, E, A]
     when, game, agent = np.nonzero(begun != rules.wait)
-    wish = begun[when, game, agent]
-    size, level = wish % 3, games.world.level[game, wish // 3]
+    action = begun[when, game, agent]
+    size, level = action % 3, games.world.level[game, action // 3]
     late = when + np.array(CONSTRUCTION)[size] >= rules.months
     inequality = gini(npv)
     return Report(
@@ -119,15 +125,17 @@ def _by_name(rules: Rules, values: Array) -> dict[str, float]:
 
 
 def net_present_value(months: Sequence[Month], rules: Rules) -> Array:
-    """`[E, A]`, in thousands: of the cash flows of whole games, and of what is left after them."""
+    """Return the net present value of whole games with their terminal value, `[E, A]`."""
     total = np.zeros_like(months[0].flow)
     for k, month in enumerate(months):
-        total += rules.gamma**k * (month.flow + rules.gamma * month.kept)
+        total += rules.gamma**k * (month.flow + rules.gamma * month.terminal_value)
     return total
 
 
 def gini(npv: Array) -> Array:
-    """`[E]` of `[E, A]`: 0 if all have the same, (A − 1) / A if one has all; losses count as 0.
+    """Return the Gini coefficient of net present values `[E, A]`, `[E]`; losses count as 0.
+
+    It is 0 if all developers have the same, (A − 1) / A if one has everything.
 
     Examples:
         >>> gini(np.array([[5.0, 5.0], [10.0, 0.0], [-1.0, -2.0]])).tolist()
@@ -141,18 +149,28 @@ def gini(npv: Array) -> Array:
 
 
 def shares(size: Array) -> dict[str, float]:
-    """Of S, M and L among buildings; 0 for all where there are none."""
+    """Return the shares of S, M and L among buildings; 0 for all where there are none."""
     count = np.bincount(size, minlength=len(SIZES)) / max(1, size.size)
     return {name: float(share) for name, share in zip(SIZES, count, strict=True)}
 
 
 def percent_of_optimum(report: Report, optima: Sequence[Optimum]) -> float:
-    """What a policy reached of the optimum over the same maps, in percent."""
+    """Return a policy's total as a percentage of the optimum over the same maps.
+
+    Args:
+        report: Of the policy.
+        optima: Of the maps of the report, in their order.
+    """
     if [optimum.seed for optimum in optima] != list(report.maps):
         raise InputError("optimum: expected those of the maps that were played, in that order")
     return 100.0 * sum(report.total_by_map) / sum(optimum.npv for optimum in optima)
 
 
 def held_out_gap(trained: Report, held_out: Report) -> float:
-    """The share of the total on maps of training that is missing on maps held out."""
+    """Return the relative loss of the total on held-out maps against maps of training.
+
+    Args:
+        trained: Report on maps of training.
+        held_out: Report on held-out maps.
+    """
     return (trained.total - held_out.total) / abs(trained.total) if trained.total else 0.0

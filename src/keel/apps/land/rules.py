@@ -1,4 +1,4 @@
-"""What the game is made of: who builds what, what it costs and brings, and how neighbours matter.
+"""Rules of the game: trades, buildings, costs, revenues and externalities.
 
 Money is in thousands, time in months. Nothing here changes during a game.
 """
@@ -15,29 +15,29 @@ from keel.errors import InputError, check_choice
 
 SIZES = ("S", "M", "L")
 LEAST_LEVEL = (3, 4, 5)
-"""The least level of a parcel for each size."""
+"""Least level of a parcel for each size."""
 CONSTRUCTION = (1, 2, 4)
 """Months from the first payment until a building operates, for each size."""
 AHEAD = max(CONSTRUCTION) - 1
-"""Months after which all that is being built today operates: one has passed when it is seen."""
+"""Months after which everything under construction operates; the first is over when it is seen."""
 
 Reward = Literal["npv", "legacy"]
 Triple = tuple[float, float, float]
-"""A number for each size."""
+"""Number for each size: S, M, L."""
 
 
 @dataclass(frozen=True)
 class Trade:
-    """What one kind of developer builds."""
+    """Trade of a developer: its buildings, costs, revenues and demand."""
 
     name: str
     cost: Triple
     revenue: Triple
-    """a month, while demand lasts"""
+    """revenue a month, at full demand"""
     running: Triple
     rent: Triple
     cash: float
-    """at the beginning"""
+    """initial cash"""
     demand: tuple[float, float]
     """monthly revenue up to which demand pays in full, and up to which it pays in half"""
     pollutes: Triple = (0.0, 0.0, 0.0)
@@ -57,7 +57,7 @@ INDUSTRY = Trade(
     demand=(2_600.0, 4_200.0),
     pollutes=(0.05, 0.08, 0.12),
 )
-"""Note 000's industry to the number; the other trades, and all demand, are ours."""
+"""Trade of the legacy game to the number; the other trades, and all demand, are Keel's own."""
 EDUCATION = Trade(
     "education",
     cost=(700.0, 1300.0, 2200.0),
@@ -92,12 +92,12 @@ HOUSING = Trade(
 TRADES = {trade.name: trade for trade in (INDUSTRY, EDUCATION, COUNCIL, HOUSING)}
 
 LEGACY_SCALES = (500.0, 2_000.0, 3_000.0)
-"""What note 000 divided its reward by, one after the other."""
+"""Divisors of the legacy reward."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """One variant of the game.
+    """Rules of one variant of the game.
 
     Examples:
         >>> Rules().actions  # three sizes on each of 48 parcels, or wait
@@ -109,34 +109,35 @@ class Rules:
     columns: int = 8
     months: int = 30
     rate: float = 0.008
-    """a month, by which money is discounted"""
+    """monthly discount rate"""
     credit: float = 3_000.0
-    """how far cash may fall below 0"""
+    """credit line: how far cash may fall below 0"""
     interest: float = 0.012
-    """a month, on the debt with which it began"""
+    """monthly interest rate on the debt at the beginning of the month"""
     slopes: Triple = (1.0, 0.5, 0.1)
-    """of revenue in the three parts of demand"""
+    """slopes of revenue in the three parts of demand"""
     reach: float = 1.2
-    """parcels over which pollution and prestige fall by a factor e"""
+    """distance in parcels over which pollution and prestige fall by a factor e"""
     least_income: float = 0.4
-    """of a building that suffers, however polluted"""
+    """least share of income of a building that suffers, however polluted"""
     residual: float = 0.7
-    """of its cost is what a new building is worth after the last month; land keeps its price"""
+    """share of its cost that a new building is worth after the last month; land keeps its price"""
     life: float = 240.0
-    """months of operation in which that goes to 0"""
+    """months of operation in which that value falls to 0"""
     externalities: bool = True
     """whether neighbours feel pollution and prestige"""
     welfare: float = 0.0
     """share of the reward that is the mean of all developers' own"""
     scale: float = 1_000.0
-    """by which rewards are divided"""
+    """divisor of the rewards"""
     reward: Reward = "npv"
-    """cash flow, whose discounted sum is the net present value; or what note 000 paid"""
+    """"npv": cash flow, whose discounted sum is the net present value; "legacy": the appraisal of a
+    building on the day it is begun"""
     late_build_npv: bool = False
-    """A fault of note 000: a building brings twelve undiscounted months of income on the day it is
-    begun, though it may be the last; what it then earns is no longer part of the reward."""
+    """Fault of the legacy game: a building brings twelve undiscounted months of income on the day
+    it is begun, though it may be the last; what it then earns is no longer part of the reward."""
     reward_clip: bool = False
-    """A fault of note 000: rewards are cut at ±1."""
+    """Fault of the legacy game: rewards are clipped at ±1."""
 
     def __post_init__(self) -> None:
         if not 2 <= len(self.trades) <= len(TRADES):
@@ -159,50 +160,55 @@ class Rules:
 
     @property
     def agents(self) -> int:
-        """A."""
+        """Number of developers, A."""
         return len(self.trades)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the developers."""
+        """Names of the developers."""
         return tuple(trade.name for trade in self.trades)
 
     @property
     def parcels(self) -> int:
-        """P."""
+        """Number of parcels, P."""
         return self.rows * self.columns
 
     @property
     def actions(self) -> int:
-        """Every size on every parcel, `3 * parcel + size`, or wait, which is the last."""
+        """Number of actions: each size on each parcel, `3 * parcel + size`, and wait, the last."""
         return 3 * self.parcels + 1
 
     @property
     def wait(self) -> int:
-        """The action that does nothing; always legal."""
+        """Action that does nothing; always legal."""
         return 3 * self.parcels
 
     @property
     def gamma(self) -> float:
-        """The discount at which the return is the net present value."""
+        """Discount factor at which the return is the net present value."""
         return 1.0 / (1.0 + self.rate)
 
     def digest(self) -> str:
-        """Sixteen digits that tell these rules from others."""
+        """Return sixteen hexadecimal digits that identify these rules."""
         text = json.dumps(asdict(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 FULL = Rules()
 SMALL = Rules(rows=3, columns=4, externalities=False, welfare=1.0)
-"""Twelve parcels without neighbours that matter: its optimum is within reach of a solver."""
+"""Twelve parcels without externalities, whose optimum a solver finds."""
 VARIANTS = {"full": FULL, "small": SMALL}
 
 
 def make_rules(
     variant: str = "full", agents: int | Sequence[str] | None = None, **changes: Any
 ) -> Rules:
-    """A variant with so many of `TRADES`, or those named, and with other fields of `Rules`.
+    """Make the rules of a variant with changes.
+
+    Args:
+        variant: "full" or "small".
+        agents: Number of developers, the first of `TRADES`, or their names.
+        **changes: Other values of the fields of `Rules`.
 
     Examples:
         >>> make_rules(agents=("industry", "housing"), welfare=0.5).names
@@ -221,14 +227,17 @@ def make_rules(
     return replace(rules, **changes)
 
 
-def note_000(scale: float = 3_000.0) -> Rules:
-    """The full game with the reward of note 000, and the two faults that belong to it.
+def legacy_rules(scale: float = 3_000.0) -> Rules:
+    """Return the full game with the legacy reward, and the two faults that belong to it.
 
-    Of that reward the note gives a formula and three ranges,
+    Of that reward a formula and three ranges are documented,
 
         NPV (−1500 … 3000) + progress (0 … 15) − budget penalty (0 … 500),
 
-    and says that it was divided by 500, then 2000, then 3000. How the parts were computed is
-    reconstructed, in `keel.apps.land.kernels.legacy_pay`.
+    and that it was divided by 500, then 2000, then 3000. How the parts were computed is
+    reconstructed in `keel.apps.land.kernels.legacy_reward`.
+
+    Args:
+        scale: Divisor of the reward, one of `LEGACY_SCALES`.
     """
     return make_rules(reward="legacy", scale=scale, late_build_npv=True, reward_clip=True)

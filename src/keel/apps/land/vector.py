@@ -1,4 +1,4 @@
-"""`LandDev-v0` as Keel trains on it: all games in one array, without a Python loop over them."""
+"""`LandDev-v0` as a vectorized environment: all games in one array, without a Python loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from keel.apps.land.arrays import Array
 from keel.apps.land.env import parallel_env
 from keel.apps.land.games import Games
 from keel.apps.land.maps import MapSet, map_seeds
-from keel.apps.land.observations import OWN, PARCEL, look, state_names
+from keel.apps.land.observations import OWN, PARCEL, observe, state_names
 from keel.apps.land.report import gini
 from keel.apps.land.rules import SIZES, Rules, make_rules
 from keel.envs.protocol import Autoreset, Obs, Saved, Step
@@ -20,14 +20,19 @@ from keel.keys import AGENT, MASK, STATE
 
 __all__ = ["LandEnvs", "parallel_env", "vector_env"]
 
-NOBODY = np.zeros(0, np.int64)
+NO_EPISODES = np.zeros(0, np.int64)
 
 
 class LandEnvs:
-    """`num_envs` games; a finished one begins at once on another map.
+    """Vectorized environment of `num_envs` games; a finished game restarts at once on another map.
 
-    Returns of episodes are discounted as the reward wants it: with the reward "npv" they are net
-    present values over the scale, for each developer its own.
+    Returns of episodes are discounted by the `gamma` of the rules: with the reward "npv" they are
+    the developers' net present values over the scale.
+
+    Args:
+        rules: The variant of the game.
+        num_envs: Number of games.
+        maps: Draw maps for training, or held-out ones.
     """
 
     autoreset: Autoreset = "same_step"
@@ -56,18 +61,18 @@ class LandEnvs:
         for x in (self._total, self._npv, self._built):
             x[:] = 0.0
         self._games.begin(np.arange(self.num_envs), self._draw(self.num_envs))
-        return observe(self._games)
+        return observation_dict(self._games)
 
     def step(self, action: np.ndarray) -> Step:
         discount = self.rules.gamma ** self._games.state.month[:, None]
         month = self._games.step(action)
         self._total += discount * month.reward
-        self._npv += discount * (month.flow + self.rules.gamma * month.kept)
+        self._npv += discount * (month.flow + self.rules.gamma * month.terminal_value)
         game, agent = (month.begun != self.rules.wait).nonzero()
         kind = game * len(SIZES) + month.begun[game, agent] % len(SIZES)
         self._built += np.bincount(kind, minlength=self._built.size).reshape(self._built.shape)
         over = month.done.nonzero()[0]
-        returns, length = NOBODY.astype(np.float64), NOBODY
+        returns, length = NO_EPISODES.astype(np.float64), NO_EPISODES
         own, measures = np.zeros((0, self.rules.agents)), None
         if over.size:
             own, measures = self._total[over], self._measures(over)
@@ -77,7 +82,7 @@ class LandEnvs:
             self._games.begin(over, self._draw(over.size))
         lead = month.reward.shape
         return Step(
-            obs=observe(self._games),
+            obs=observation_dict(self._games),
             reward=month.reward.astype(np.float32),
             terminated=np.repeat(month.done[:, None], lead[1], 1),
             truncated=np.zeros(lead, bool),
@@ -91,7 +96,7 @@ class LandEnvs:
         )
 
     def _measures(self, over: Array) -> dict[str, Array]:
-        """Of games that ended: their worth in thousands, and the mix of what was built."""
+        """Return metrics of games that ended: value in thousands, and the mix of buildings."""
         npv, built = self._npv[over], self._built[over]
         count = built.sum(1)
         mix = np.where(count[:, None] > 0, built / np.maximum(count, 1.0)[:, None], np.nan)
@@ -103,12 +108,12 @@ class LandEnvs:
         }
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no resources are held."""
 
     def save(self) -> Saved | None:
         arrays, data = self._games.save()
-        kept = {"total": self._total, "npv": self._npv, "built": self._built}
-        return arrays | {name: x.copy() for name, x in kept.items()}, data | {
+        totals = {"total": self._total, "npv": self._npv, "built": self._built}
+        return arrays | {name: x.copy() for name, x in totals.items()}, data | {
             "maps": self._rng.bit_generator.state
         }
 
@@ -122,15 +127,15 @@ class LandEnvs:
         return map_seeds(self.maps, count, self._rng)
 
 
-def observe(games: Games) -> Obs:
-    """What all developers see of all games, as `LandEnvs` gives it."""
-    seen, agents = look(games), games.rules.agents
+def observation_dict(games: Games) -> Obs:
+    """Return the observations of all developers of all games, as `LandEnvs` gives them."""
+    observation, agents = observe(games), games.rules.agents
     return {
-        "own": seen.own,
-        "parcels": seen.parcels,
+        "own": observation.own,
+        "parcels": observation.parcels,
         AGENT: np.tile(np.arange(agents), (games.count, 1)),
-        STATE: np.repeat(seen.state[:, None], agents, 1),
-        MASK: seen.mask.copy(),
+        STATE: np.repeat(observation.state[:, None], agents, 1),
+        MASK: observation.mask.copy(),
     }
 
 
@@ -142,7 +147,7 @@ def vector_env(
     maps: MapSet = "train",
     **changes: Any,
 ) -> LandEnvs:
-    """`num_envs` games at once, with the options of `parallel_env`."""
+    """Make a vectorized environment of `num_envs` games, with the options of `parallel_env`."""
     return LandEnvs(make_rules(variant, agents, **changes), num_envs, maps)
 
 

@@ -1,8 +1,8 @@
-"""Replicas of language models, and routers that send requests to them.
+"""Simulation of language-model replicas, and of routers that send requests to them.
 
-    from keel.apps.serving import Synthetic, closed_form, equal_cluster, simulate, summarise
+    from keel.apps.serving import Synthetic, closed_form, equal_cluster, simulate, summarize
 
-Names are loaded when they are first used: numba is a second and 100 MB, which others need not pay.
+Names are loaded lazily, on first use: importing numba takes a second and 100 MB.
 """
 
 from __future__ import annotations
@@ -13,21 +13,28 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from keel.apps.serving.arrays import Weights
     from keel.apps.serving.cluster import Cluster, Replica, equal_cluster
+    from keel.apps.serving.evaluation import Gain, Headroom, evaluate_routers, gain, headroom
     from keel.apps.serving.fidelity import Fidelity, compare
-    from keel.apps.serving.judging import Gain, Headroom, gain, headroom, judge
-    from keel.apps.serving.results import Objective, Report, latencies, summarise
+    from keel.apps.serving.results import Objective, Report, latencies, summarize
     from keel.apps.serving.scorer import Scorer, load_scorer
-    from keel.apps.serving.settings import SETTINGS, Scenario, Setting, draw, held_out, make_setting
+    from keel.apps.serving.settings import (
+        SETTINGS,
+        Scenario,
+        Setting,
+        draw_scenario,
+        held_out,
+        make_setting,
+    )
     from keel.apps.serving.simulation import (
-        HONEST,
+        HEURISTICS,
         ROUTERS,
         Conditions,
-        Trace,
+        SimulationResult,
         clairvoyant,
         replay,
         simulate,
     )
-    from keel.apps.serving.synthetic import Synthetic, synthesise
+    from keel.apps.serving.synthetic import Synthetic, synthesize
     from keel.apps.serving.tables import FORMS, Tables, closed_form, load_tables
     from keel.apps.serving.workload import Workload, load_workload, make_workload
 
@@ -35,19 +42,27 @@ _NAMES = {
     "arrays": ("Weights",),
     "cluster": ("Cluster", "Replica", "equal_cluster"),
     "fidelity": ("Fidelity", "compare"),
-    "judging": ("Gain", "Headroom", "gain", "headroom", "judge"),
-    "simulation": ("HONEST", "ROUTERS", "Conditions", "Trace", "clairvoyant", "simulate", "replay"),
-    "results": ("Objective", "Report", "latencies", "summarise"),
+    "evaluation": ("Gain", "Headroom", "gain", "headroom", "evaluate_routers"),
+    "simulation": (
+        "HEURISTICS",
+        "ROUTERS",
+        "Conditions",
+        "SimulationResult",
+        "clairvoyant",
+        "simulate",
+        "replay",
+    ),
+    "results": ("Objective", "Report", "latencies", "summarize"),
     "scorer": ("Scorer", "load_scorer"),
-    "settings": ("SETTINGS", "Scenario", "Setting", "draw", "held_out", "make_setting"),
-    "synthetic": ("Synthetic", "synthesise"),
+    "settings": ("SETTINGS", "Scenario", "Setting", "draw_scenario", "held_out", "make_setting"),
+    "synthetic": ("Synthetic", "synthesize"),
     "tables": ("FORMS", "Tables", "closed_form", "load_tables"),
     "workload": ("Workload", "load_workload", "make_workload"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = [
     "FORMS",
-    "HONEST",
+    "HEURISTICS",
     "ROUTERS",
     "SETTINGS",
     "Cluster",
@@ -61,20 +76,20 @@ __all__ = [
     "Scenario",
     "Scorer",
     "Setting",
+    "SimulationResult",
     "Synthetic",
     "Tables",
-    "Trace",
     "Weights",
     "Workload",
     "clairvoyant",
     "closed_form",
     "compare",
-    "draw",
+    "draw_scenario",
     "equal_cluster",
+    "evaluate_routers",
     "gain",
     "headroom",
     "held_out",
-    "judge",
     "latencies",
     "load_scorer",
     "load_tables",
@@ -83,8 +98,8 @@ __all__ = [
     "make_workload",
     "replay",
     "simulate",
-    "summarise",
-    "synthesise",
+    "summarize",
+    "synthesize",
 ]
 
 

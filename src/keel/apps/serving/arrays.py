@@ -1,4 +1,4 @@
-"""The simulator's numbers as its loops take them: of one cluster, by request or by replica."""
+"""Arrays that the simulator's kernels work on: one cluster, by request or by replica."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Ints = NDArray[np.int64]
 
 
 class Clock(NamedTuple):
-    """Tables of all kinds of replicas, one after the other."""
+    """Iteration times of all kinds of replicas, stacked."""
 
     linear: Floats
     """`[K, 1025]`"""
@@ -35,22 +35,22 @@ class Clock(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a cluster is made of; `[R]` each."""
+    """Configuration of a cluster; `[R]` each."""
 
     kind: Ints
-    """which tables"""
+    """index of its tables in `Clock`"""
     speed: Floats
-    """times divide by it"""
+    """speed factor: times are divided by it"""
     blocks: Ints
-    """of the KV cache"""
+    """blocks of the KV cache"""
     watermark: Ints
-    """blocks that admitting a request must leave"""
+    """blocks that must stay free when a request is admitted"""
     cache: Ints
-    """prefix blocks kept for later requests; 0: none"""
+    """capacity of the prefix cache in blocks; 0: none"""
     chunk: int
-    """tokens of an iteration"""
+    """most tokens of an iteration"""
     cap: int
-    """sequences of an iteration"""
+    """most sequences of an iteration"""
     order: int
     """0: Sarathi's chunks; 1: vLLM's, prompts first and alone"""
     queue: int
@@ -60,12 +60,13 @@ class Plan(NamedTuple):
 
 
 class Requests(NamedTuple):
-    """In the order of their arrival. The rows of `ints` and `times` are named in
-    `keel.apps.serving.fields`:
+    """Requests in the order of their arrival.
+
+    The rows of `ints` and `times` are named in `keel.apps.serving.fields`:
 
     * `Q_PROMPT`, `Q_OUTPUT`: tokens to read, and that will be written, which no router knows;
-    * `Q_PREFILL`: tokens to read now, which are more after a restart; `Q_PROCESSED`: of all so far;
-    * `Q_HELD`: blocks of KV cache; `Q_NEXT`: who waits behind it; `Q_REPLICA`: where it was sent;
+    * `Q_PREFILL`: tokens to read now, more after a restart; `Q_PROCESSED`: tokens processed so far;
+    * `Q_HELD`: blocks of KV cache; `Q_NEXT`: next request in its queue; `Q_REPLICA`: its replica;
     * `Q_HIT`: tokens of its prompt that were in the prefix cache; `Q_RESTARTS`;
     * `Q_LOST`: 0; 1: turned away, 2: gave up, 3: its replica failed;
     * `Q_ARRIVAL`, `Q_STARTED` (first admitted), `Q_FIRST_TOKEN`, `Q_FINISHED`: NaN until then.
@@ -84,8 +85,9 @@ class Requests(NamedTuple):
 
 
 class Replicas(NamedTuple):
-    """Where replicas stand. The rows of `ints` and `times` are named in
-    `keel.apps.serving.fields`:
+    """State of the replicas.
+
+    The rows of `ints` and `times` are named in `keel.apps.serving.fields`:
 
     * `R_HEAD`, `R_TAIL` of the queue; `R_WAITING` requests in it, `R_WAITING_TOKENS` to read;
       `R_READING`: tokens to read of those that were admitted, as the iteration under way began;
@@ -108,16 +110,17 @@ class Replicas(NamedTuple):
     batch: Ints
     """`[R, cap]`: in the iteration under way"""
     tokens: Ints
-    """`[R, cap]`: how many of each"""
+    """`[R, cap]`: tokens of each sequence in the iteration under way"""
     stamp: Ints
-    """`[R, U]`: when a prefix block was last used; 0: it is not there"""
+    """`[R, U]`: when a prefix block was last used; 0: it is not cached"""
     ring: Ints
     """`[R, L, 2]`: uses in their order: block and stamp"""
 
 
 class View(NamedTuple):
-    """What a router knows: reports of the replicas, and what it has itself sent since. The rows
-    are named in `keel.apps.serving.fields`:
+    """Knowledge of a router: reports of the replicas, and the requests it has sent since.
+
+    The rows are named in `keel.apps.serving.fields`:
 
     * `V_WAITING`, `V_RUNNING`, `V_UNREAD` (tokens of prompts), `V_MEMORY` (share of the KV cache
       in use), `V_PACE`: as reported, at the time `V_REPORTED`;
@@ -131,18 +134,18 @@ class View(NamedTuple):
     times: Floats
     """`[V_TIMES, R]`"""
     turn: Ints
-    """`[1]`: whose it is, for round robin"""
+    """`[1]`: position of round robin"""
 
 
 class Telemetry(NamedTuple):
-    """How replicas report."""
+    """Reporting of the replicas."""
 
     interval: float
-    """seconds between reports; 0: they are always up to date"""
+    """seconds between reports; 0: always up to date"""
     dropped: float
     """share of reports that get lost"""
     known_speeds: int
-    """1: routers are told how fast replicas are"""
+    """1: routers know the speeds of the replicas"""
     mean_output: float
     """tokens a router expects a request to write"""
     seed: int
@@ -150,36 +153,36 @@ class Telemetry(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """What a second, or a lost request, costs: several aims at once."""
+    """Costs of seconds and of lost requests: a weighted sum of objectives."""
 
     end: float = 1.0
-    """a second of any request until its end"""
+    """cost of a second of any request until its end"""
     first: float = 0.0
-    """on top of that, a second until its first token"""
+    """additional cost of a second until its first token"""
     lost: float = 30.0
-    """a request that is turned away, gives up, or was at a replica that failed"""
+    """cost of a request that is turned away, gives up, or was at a replica that failed"""
 
 
 def make_weights(end: float, first: float, lost: float) -> Weights:
-    """Checked."""
-    found = Weights(float(end), float(first), float(lost))
-    if not all(0.0 <= x < np.inf for x in found) or found.end + found.first == 0.0:
+    """Return checked weights; raise an `InputError` for negative ones."""
+    weights = Weights(float(end), float(first), float(lost))
+    if not all(0.0 <= x < np.inf for x in weights) or weights.end + weights.first == 0.0:
         raise InputError(
             f"weights: expected numbers from 0, and that of the end or of the first token above 0, "
             f"got {end:g}, {first:g}, {lost:g}"
         )
-    return found
+    return weights
 
 
 def blank_view(count: int) -> View:
-    """Before the first report."""
+    """Return the view of a router before the first report, for `count` replicas."""
     ints = np.zeros((f.V_INTS, count), dtype=np.int64)
     ints[f.V_UP] = 1
     return View(ints, np.zeros((f.V_TIMES, count)), np.zeros(1, dtype=np.int64))
 
 
 def make_clock(tables: Sequence[Tables]) -> Clock:
-    """Put tables one after the other."""
+    """Stack the tables of K kinds of replicas."""
     return Clock(
         linear=np.stack([t.linear for t in tables]),
         decode=np.stack([t.decode for t in tables]),
@@ -190,9 +193,14 @@ def make_clock(tables: Sequence[Tables]) -> Clock:
 
 
 def idle_replicas(plan: Plan, universe: int) -> Replicas:
-    """Before the first request; `universe` is how many different prefix blocks there are."""
+    """Return the state of replicas before the first request.
+
+    Args:
+        plan: Configuration of R replicas.
+        universe: Number of different prefix blocks.
+    """
     count, cap = len(plan.kind), plan.cap
-    room = int(4 * plan.cache.max(initial=0) + 8)
+    ring_length = int(4 * plan.cache.max(initial=0) + 8)
     ints = np.zeros((f.R_INTS, count), dtype=np.int64)
     ints[[f.R_HEAD, f.R_TAIL]] = NONE
     ints[f.R_UP] = 1
@@ -208,5 +216,5 @@ def idle_replicas(plan: Plan, universe: int) -> Replicas:
         batch=zeros(cap),
         tokens=zeros(cap),
         stamp=zeros(max(1, universe)),
-        ring=zeros(room, 2),
+        ring=zeros(ring_length, 2),
     )

@@ -1,4 +1,4 @@
-"""A cluster of replicas: what it is made of, and a trace through it."""
+"""Configuration of a cluster of replicas."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ ORDERS = ("sarathi", "vllm")
 
 @dataclass(frozen=True)
 class Replica:
-    """One of a cluster."""
+    """Configuration of one replica."""
 
     tables: Tables
     speed: float = 1.0
-    """how much faster than its tables"""
+    """speed relative to its tables"""
     blocks: int | None = None
-    """of KV cache, in place of the tables' own"""
+    """blocks of KV cache, in place of the tables' own"""
     cache: int = 0
-    """prefix blocks that are kept for later requests; 0: no prefix cache"""
+    """capacity of the prefix cache in blocks; 0: no prefix cache"""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.speed < np.inf:
@@ -36,7 +36,7 @@ class Replica:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Replicas, and the rules they follow."""
+    """Cluster of replicas, and their batching rules."""
 
     replicas: tuple[Replica, ...]
     order: Literal["sarathi", "vllm"] = "sarathi"
@@ -46,7 +46,7 @@ class Cluster:
     cap: int = 128
     """sequences of an iteration"""
     watermark: float = 0.01
-    """share of the KV cache that admitting must leave free"""
+    """share of the KV cache that stays free when a request is admitted"""
     queue: int = 1 << 40
     """requests that may wait at one replica; more are turned away"""
     patience: float = np.inf
@@ -69,7 +69,7 @@ class Cluster:
         return len(self.replicas)
 
     def arrays(self) -> tuple[Clock, Plan]:
-        """For the simulator's loops."""
+        """Return the cluster as arrays for the simulator's kernels."""
         kinds = list({id(r.tables): r.tables for r in self.replicas}.values())
         blocks = np.array([r.blocks or r.tables.blocks for r in self.replicas])
         plan = Plan(
@@ -89,5 +89,11 @@ class Cluster:
 
 
 def equal_cluster(tables: Tables, count: int, **settings: object) -> Cluster:
-    """`count` replicas alike."""
+    """Make a cluster of equal replicas.
+
+    Args:
+        tables: Iteration times of the replicas.
+        count: Number of replicas.
+        **settings: Other fields of `Cluster`.
+    """
     return dataclasses.replace(Cluster((Replica(tables),) * count), **settings)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The decorators of the simulator's loops."""
+"""Decorators that compile the kernels of the simulator."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ OPTIONS: dict[str, Any] = {
 
 
 def inner(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` as a part of the loops that call it: without a way in from Python, and in place.
+    """Compile a function into the kernels that call it, without a Python entry point.
 
-    A call passes every array by its seven numbers, and there are fifty of them: that took half of
-    the time.
+    A call would pass each of fifty arrays as seven numbers, which took half of the time.
     """
     loop: Callable[..., Any] = njit(forceinline=True, **OPTIONS)(function)
     return loop
 
 
 def outer(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` for several loops, which share one copy: those that are large and called seldom
-    would else be compiled again and again."""
+    """Compile a function as one copy that several kernels share.
+
+    Large functions that are called seldom would otherwise be compiled once for each caller.
+    """
     loop: Callable[..., Any] = njit(**OPTIONS)(function)
     return loop

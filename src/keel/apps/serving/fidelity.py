@@ -1,4 +1,4 @@
-"""Another simulator's results, played again: request by request, how far apart are we?"""
+"""Comparison with another simulator: replay of its results, request by request."""
 
 from __future__ import annotations
 
@@ -23,28 +23,33 @@ COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens", "replica", "ttft_s", "
 
 @dataclass(frozen=True)
 class Fidelity:
-    """Of one file of results."""
+    """Differences from one file of results."""
 
     requests: int
     replicas: int
     max_relative_error: float
-    """the larger of the two below"""
+    """larger of the two errors below"""
     ttft_error: float
-    """the largest of any request, relative to the other's"""
+    """largest error of any request, relative to the other simulator's latency"""
     end_to_end_error: float
     restarts: int
     restarts_differ: int
-    """requests that restarted another number of times"""
+    """requests with a different number of restarts"""
     requests_per_second: float
-    """simulated, the best of five, without the first, which compiles"""
+    """simulated requests per second, best of five after compilation"""
 
     def to_dict(self) -> dict[str, object]:
-        """As plain data."""
+        """Return the comparison as plain data for JSON."""
         return asdict(self)
 
 
 def compare(results: Path, tables: Tables) -> Fidelity:
-    """Replay the choices of replicas in a file of results, with the tables it was made with."""
+    """Replay the routing choices of another simulator and compare the latencies.
+
+    Args:
+        results: CSV file with the columns `COLUMNS`.
+        tables: Iteration times that the results were made with.
+    """
     workload = load_workload(results)
     with results.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -66,18 +71,18 @@ def compare(results: Path, tables: Tables) -> Fidelity:
         raise InputError(f"{results}: expected replicas from 0 on, got {chosen.min()}")
     cluster = equal_cluster(tables, int(chosen.max()) + 1)
     workload = replace(workload, arrival=arrival)  # loaders begin at 0, these do not
-    played = replay(cluster, workload, chosen)
-    spent = []
+    result = replay(cluster, workload, chosen)
+    seconds = []
     for _ in range(5):
         begin = time.perf_counter()
-        played = replay(cluster, workload, chosen)
-        spent.append(time.perf_counter() - begin)
-    ttft, _, whole = latencies(played)
+        result = replay(cluster, workload, chosen)
+        seconds.append(time.perf_counter() - begin)
+    ttft, _, end_to_end = latencies(result)
     errors = [
         float(np.abs(own / column(name) - 1.0).max())
-        for own, name in ((ttft, "ttft_s"), (whole, "e2e_s"))
+        for own, name in ((ttft, "ttft_s"), (end_to_end, "e2e_s"))
     ]
-    restarts = played.requests.ints[f.Q_RESTARTS]
+    restarts = result.requests.ints[f.Q_RESTARTS]
     return Fidelity(
         requests=len(workload),
         replicas=len(cluster),
@@ -86,5 +91,5 @@ def compare(results: Path, tables: Tables) -> Fidelity:
         end_to_end_error=errors[1],
         restarts=int(restarts.sum()),
         restarts_differ=int((restarts != column("restarts")).sum()),
-        requests_per_second=len(workload) / min(spent),
+        requests_per_second=len(workload) / min(seconds),
     )

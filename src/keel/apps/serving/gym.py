@@ -1,4 +1,4 @@
-"""The same clusters as a Gymnasium vector environment, for those who train with something else.
+"""Serving clusters as a Gymnasium vector environment, for other training libraries.
 
 import gymnasium, keel.apps.serving.gym
 envs = gymnasium.make_vec("keel/Serving-v0", num_envs=64, setting="mixed")
@@ -19,10 +19,12 @@ from keel.keys import MASK
 
 
 class ServingVectorEnv(VectorEnv[Any, Any, Any]):
-    """One routing decision per cluster and step; `info["action_mask"]` says who is up.
+    """Vector environment with one routing decision per cluster and step.
 
-    A trace that ends is followed at once by another (`SAME_STEP`); it terminates, so nobody needs
-    its final observation. Options are those of `keel.apps.serving.vector.vector_env`.
+    `info["action_mask"]` marks the replicas that are up.
+
+    A trace that ends is followed at once by another (`SAME_STEP`); it terminates, so its final
+    observation is not needed. Options are those of `keel.apps.serving.vector.vector_env`.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
@@ -39,22 +41,22 @@ class ServingVectorEnv(VectorEnv[Any, Any, Any]):
     def reset(
         self, *, seed: Any = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin a trace in every cluster."""
+        """Start a trace in every cluster."""
         if seed is None:
             seed = int(np.random.default_rng().integers(2**31))
         obs = self._envs.reset(int(seed[0] if isinstance(seed, list) else seed))
-        return self._told(obs), {MASK: obs[MASK]}
+        return self._without_mask(obs), {MASK: obs[MASK]}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Send the requests at hand."""
+        """Send the requests at hand to the chosen replicas, `actions` `[num_envs]`."""
         final = {key: x.copy() for key, x in self._last.items()}
-        found = self._envs.step(np.asarray(actions))
-        info: dict[str, Any] = {MASK: found.obs[MASK]}
-        if found.terminated.any():
-            info["final_obs"], info["_final_obs"] = final, found.terminated
-        return self._told(found.obs), found.reward, found.terminated, found.truncated, info
+        step = self._envs.step(np.asarray(actions))
+        info: dict[str, Any] = {MASK: step.obs[MASK]}
+        if step.terminated.any():
+            info["final_obs"], info["_final_obs"] = final, step.terminated
+        return self._without_mask(step.obs), step.reward, step.terminated, step.truncated, info
 
-    def _told(self, obs: Obs) -> Obs:
+    def _without_mask(self, obs: Obs) -> Obs:
         self._last = {key: x for key, x in obs.items() if key != MASK}
         return self._last
 

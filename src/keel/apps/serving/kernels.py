@@ -1,9 +1,9 @@
-"""Replicas of a cluster, iteration by iteration, compiled.
+"""Compiled kernels that simulate the replicas of a cluster, iteration by iteration.
 
 A replica is a queue, a list of what runs, and an iteration under way. The rules are those of
 Sarathi's chunked prefill as Vidur simulates it: all that decode write one token each, then prompts
 that were begun are read on, then waiting requests are admitted, up to `chunk` tokens. Iterations in
-which all decode and nobody can be admitted last equally long for up to 64 of them: such a stretch
+which all decode and none can be admitted last equally long for up to 64 of them: such a stretch
 is one step, which a request that comes meanwhile cuts short.
 
 `clock`, `plan`, `requests` and `replicas` are those of `keel.apps.serving.arrays`.
@@ -32,18 +32,18 @@ from keel.apps.serving.kernels_batch import (
     prompt_is_read,
     push_back,
 )
-from keel.apps.serving.kernels_cache import forget_prefixes, keep_prefix
+from keel.apps.serving.kernels_cache import cache_prefix, clear_prefixes
 from keel.apps.serving.observations import PACE_DOWN, PACE_UP
 
 GRAIN, MOST_KV = 64, 4096
 SHARED_KEYS = 1.1
-"""What several sequences at once cost where queries share keys."""
+"""Cost factor of several sequences at once where queries share keys."""
 MILLI = 1e-3
 
 
 @inner
 def linear_time(kind, tokens, clock):
-    """Of everything but attention; beyond the table in proportion."""
+    """Return the time of everything but attention; beyond the table in proportion."""
     rounded = (tokens + 7) // 8 * 8
     last = clock.linear.shape[1] - 1
     if rounded <= last:
@@ -53,7 +53,7 @@ def linear_time(kind, tokens, clock):
 
 @inner
 def prefill_time(kind, kv, read, several, clock):
-    """Of attention of what is read; long reads in parts of the table's longest."""
+    """Return the attention time of prefill; long reads in parts of the table's longest."""
     last = clock.prefill.shape[2] - 1
     row = min(kv, MOST_KV) // GRAIN
     spent = 0.0
@@ -67,8 +67,11 @@ def prefill_time(kind, kv, read, several, clock):
 
 @inner
 def duration(r, tokens, clock, plan, requests, replicas):
-    """Seconds of the batch, of what decodes in it the number and the sum of their KV, and of the
-    prompts in it the tokens that are not read yet."""
+    """Return the seconds of the batch, and its composition.
+
+    That is the number of decoding sequences, the sum of their KV, and the unread tokens of the
+    prompts.
+    """
     kind = plan.kind[r]
     decoding = total = kv = prompts = unread = 0
     squares = 0.0
@@ -95,9 +98,12 @@ def duration(r, tokens, clock, plan, requests, replicas):
 
 @inner
 def stretch(r, total, requests, replicas):
-    """How many more iterations are like this one, in which all decode: while nobody finishes, the
-    mean KV cache stays between two entries of the table, and there is memory for all. They are
-    taken at once; somebody who comes meanwhile cuts them short."""
+    """Return how many more iterations are like this one, in which all sequences decode.
+
+    That holds while none finishes, the mean KV cache stays between two entries of the table, and
+    there is memory for all. They are simulated at once; a request that comes meanwhile cuts them
+    short.
+    """
     size = replicas.ints[f.R_SIZE, r]
     mean = total // size
     entry = min((mean + GRAIN - 1) // GRAIN, MOST_KV // GRAIN)
@@ -156,7 +162,7 @@ def cut(r, now, requests, replicas):
 
 @outer
 def blocks_now(r, now, requests, replicas):
-    """Blocks that are free, in the middle of a stretch as well."""
+    """Return the number of free blocks, also in the middle of a stretch."""
     free = replicas.ints[f.R_FREE, r]
     if replicas.ints[f.R_SIZE, r] == 0 or replicas.ints[f.R_MORE, r] == 0:
         return free
@@ -173,8 +179,8 @@ def blocks_now(r, now, requests, replicas):
 
 
 @inner
-def has_room(r, requests, replicas, plan):
-    """Whether the first that waits could be admitted."""
+def can_admit(r, requests, replicas, plan):
+    """Return whether the first waiting request could be admitted."""
     q = replicas.ints[f.R_HEAD, r]
     if q == NONE or replicas.ints[f.R_SIZE, r] + replicas.ints[f.R_ASIDE, r] >= plan.cap:
         return False
@@ -184,7 +190,7 @@ def has_room(r, requests, replicas, plan):
 
 @outer
 def begin(r, now, clock, plan, requests, replicas):
-    """The next iteration, and all that are like it; idle if there is nothing to do."""
+    """Begin the next iteration and all that are like it; stay idle if there is no work."""
     give_up(r, now, requests, replicas, plan)
     if plan.order == 0:
         tokens = form(r, now, requests, replicas, plan)
@@ -201,10 +207,10 @@ def begin(r, now, clock, plan, requests, replicas):
     replicas.ints[f.R_READING, r] = unread
     more = 0
     if decoding == size:
-        nobody = replicas.ints[f.R_HEAD, r] == NONE or plan.patience == math.inf
-        if plan.order != 0 and has_room(r, requests, replicas, plan):
-            nobody = False  # who was restarted just now is admitted by the next iteration
-        if replicas.ints[f.R_ASIDE, r] == 0 and nobody:
+        undisturbed = replicas.ints[f.R_HEAD, r] == NONE or plan.patience == math.inf
+        if plan.order != 0 and can_admit(r, requests, replicas, plan):
+            undisturbed = False  # the next iteration admits a request that was restarted
+        if replicas.ints[f.R_ASIDE, r] == 0 and undisturbed:
             more = stretch(r, total, requests, replicas)
     if decoding and replicas.times[f.R_PACE, r] == 0.0:
         replicas.times[f.R_PACE, r] = seconds
@@ -220,7 +226,7 @@ def begin(r, now, clock, plan, requests, replicas):
 
 @inner
 def complete(r, requests, replicas):
-    """The iteration under way has ended: tokens are there, some requests are through."""
+    """End the iteration under way: count its tokens, and finish requests."""
     now, left, decoding = replicas.times[f.R_END, r], replicas.ints[f.R_ASIDE, r], False
     for j in range(replicas.ints[f.R_SIZE, r]):
         q = replicas.batch[r, j]
@@ -230,7 +236,7 @@ def complete(r, requests, replicas):
             requests.ints[f.Q_PROCESSED, q] += 1
             if math.isnan(requests.times[f.Q_FIRST_TOKEN, q]):
                 requests.times[f.Q_FIRST_TOKEN, q] = now
-                keep_prefix(r, q, requests, replicas)
+                cache_prefix(r, q, requests, replicas)
         if (
             requests.ints[f.Q_PROCESSED, q]
             == requests.ints[f.Q_PROMPT, q] + requests.ints[f.Q_OUTPUT, q]
@@ -246,15 +252,15 @@ def complete(r, requests, replicas):
     replicas.ints[f.R_SIZE, r] = 0
     if decoding:
         seconds, pace = replicas.times[f.R_SECONDS, r], replicas.times[f.R_PACE, r]
-        kept = PACE_DOWN if seconds < pace else PACE_UP
+        decay = PACE_DOWN if seconds < pace else PACE_UP
         if replicas.ints[f.R_MORE, r]:
-            kept = kept ** (replicas.ints[f.R_MORE, r] + 1)
-        replicas.times[f.R_PACE, r] = kept * pace + (1.0 - kept) * seconds
+            decay = decay ** (replicas.ints[f.R_MORE, r] + 1)
+        replicas.times[f.R_PACE, r] = decay * pace + (1.0 - decay) * seconds
 
 
 @outer
 def advance(r, until, clock, plan, requests, replicas):
-    """One replica up to a time: every iteration that begins before it has begun."""
+    """Advance a replica to a time: every iteration that begins before it has begun."""
     while replicas.ints[f.R_SIZE, r] and replicas.times[f.R_END, r] <= until:
         now = replicas.times[f.R_END, r]
         complete(r, requests, replicas)
@@ -263,7 +269,7 @@ def advance(r, until, clock, plan, requests, replicas):
 
 @outer
 def send(q, r, clock, plan, requests, replicas):
-    """A request to a replica that stands at its arrival; one that is idle begins at once."""
+    """Send a request to a replica at its arrival; an idle replica begins at once."""
     requests.ints[f.Q_REPLICA, q] = r
     now = requests.times[f.Q_ARRIVAL, q]
     need = blocks_of(requests.ints[f.Q_PROMPT, q] + requests.ints[f.Q_OUTPUT, q])
@@ -284,7 +290,7 @@ def send(q, r, clock, plan, requests, replicas):
 
 @outer
 def fail(r, now, plan, requests, replicas):
-    """A replica dies: all it had is lost, its caches too."""
+    """Fail a replica: all its requests and caches are lost."""
     for j in range(replicas.ints[f.R_SIZE, r]):
         lose(replicas.batch[r, j], now, requests)
     for j in range(replicas.ints[f.R_ASIDE, r]):
@@ -294,12 +300,12 @@ def fail(r, now, plan, requests, replicas):
     replicas.ints[f.R_SIZE, r] = replicas.ints[f.R_ASIDE, r] = 0
     replicas.ints[f.R_FREE, r] = plan.blocks[r]
     replicas.ints[f.R_UP, r] = replicas.ints[f.R_READING, r] = 0
-    forget_prefixes(r, replicas)
+    clear_prefixes(r, replicas)
 
 
 @inner
 def lose(q, now, requests):
-    """A request of a replica that failed."""
+    """Mark a request of a failed replica as lost."""
     requests.ints[f.Q_LOST, q] = FAILED
     requests.times[f.Q_FINISHED, q] = now
     requests.ints[f.Q_HELD, q] = 0
@@ -307,7 +313,7 @@ def lose(q, now, requests):
 
 @compiled
 def replay(chosen, clock, plan, requests, replicas):
-    """A whole trace to replicas that were chosen before; to the end of the last request."""
+    """Replay a trace with given choices of replicas, to the end of the last request."""
     for q in range(len(requests.times[f.Q_ARRIVAL])):
         r = chosen[q]
         advance(r, requests.times[f.Q_ARRIVAL, q], clock, plan, requests, replicas)

@@ -1,4 +1,4 @@
-"""The next batch of a replica: who decodes, whose prompt is read on, who is admitted; compiled.
+"""Compiled kernels that form the next batch of a replica: decodes, prompts, admissions.
 
 `plan`, `requests` and `replicas` are those of `keel.apps.serving.arrays`.
 """
@@ -16,13 +16,13 @@ from keel.apps.serving.compiling import inner, outer
 from keel.apps.serving.kernels_cache import prefix_hit
 
 VLLM_TOKENS = 4096
-"""The most a batch of prompts may hold in vLLM's order, padded to the longest."""
+"""Most tokens of a batch of prompts in vLLM's order, padded to the longest."""
 TURNED_AWAY, GAVE_UP, FAILED = 1, 2, 3
 
 
 @inner
 def push_back(r, q, requests, replicas):
-    """Let a request wait."""
+    """Append a request to the queue."""
     requests.ints[f.Q_NEXT, q] = NONE
     if replicas.ints[f.R_TAIL, r] == NONE:
         replicas.ints[f.R_HEAD, r] = q
@@ -35,7 +35,7 @@ def push_back(r, q, requests, replicas):
 
 @inner
 def push_front(r, q, requests, replicas):
-    """Let a request wait before all others."""
+    """Put a request at the front of the queue."""
     requests.ints[f.Q_NEXT, q] = replicas.ints[f.R_HEAD, r]
     if replicas.ints[f.R_HEAD, r] == NONE:
         replicas.ints[f.R_TAIL, r] = q
@@ -46,7 +46,7 @@ def push_front(r, q, requests, replicas):
 
 @inner
 def pop_front(r, requests, replicas):
-    """The one that has waited longest."""
+    """Remove and return the first request of the queue."""
     q = replicas.ints[f.R_HEAD, r]
     replicas.ints[f.R_HEAD, r] = requests.ints[f.Q_NEXT, q]
     if replicas.ints[f.R_HEAD, r] == NONE:
@@ -58,7 +58,7 @@ def pop_front(r, requests, replicas):
 
 @inner
 def restart(r, q, requests, replicas):
-    """Out of memory: what a request has read and written has to be read again."""
+    """Restart a request for lack of memory: its tokens so far have to be read again."""
     requests.ints[f.Q_PREFILL, q] = requests.ints[f.Q_PROCESSED, q]
     requests.ints[f.Q_PROCESSED, q] = 0
     requests.ints[f.Q_RESTARTS, q] += 1
@@ -69,19 +69,19 @@ def restart(r, q, requests, replicas):
 
 @inner
 def blocks_of(tokens):
-    """Blocks of KV cache that hold them."""
+    """Return the blocks of KV cache that hold `tokens` tokens."""
     return (tokens + BLOCK - 1) // BLOCK
 
 
 @inner
 def prompt_is_read(q, requests):
-    """The end of reading writes the first token, so a sequence that decodes is ahead by one."""
+    """Return whether a sequence decodes: the end of its prefill wrote the first token."""
     return requests.ints[f.Q_PROCESSED, q] > requests.ints[f.Q_PREFILL, q]
 
 
 @inner
 def add(r, q, tokens, replicas):
-    """A request to the batch that is being made."""
+    """Add a request to the batch that is being formed."""
     at = replicas.ints[f.R_SIZE, r]
     replicas.batch[r, at] = q
     replicas.tokens[r, at] = tokens
@@ -90,7 +90,7 @@ def add(r, q, tokens, replicas):
 
 @inner
 def take_decodes(r, requests, replicas, plan):
-    """All that decode into the batch; of those that cannot get a block the last restart.
+    """Add all decoding sequences to the batch; without a free block the last ones restart.
 
     Returns how many tokens there are, and where the rest of `running` begins and ends. Prompts that
     are not read yet stay in front of it, compacted: `[0, prompts)`.
@@ -125,7 +125,7 @@ def take_decodes(r, requests, replicas, plan):
 
 @inner
 def read_on(r, tokens, prompts, i, end, requests, replicas, plan):
-    """Prompts that were begun; those for which no room is left stay in `running`, by arrival."""
+    """Continue prompts that were begun; those that do not fit stay in `running`, by arrival."""
     running, left = replicas.running[r], 0
     for j in range(prompts):
         q = running[j]
@@ -155,7 +155,7 @@ def read_on(r, tokens, prompts, i, end, requests, replicas, plan):
 
 @outer
 def give_up(r, now, requests, replicas, plan):
-    """Requests at the head of the queue that have waited too long; restarted ones stay."""
+    """Drop requests at the head of the queue that have waited too long; restarted ones stay."""
     while replicas.ints[f.R_HEAD, r] != NONE:
         q = replicas.ints[f.R_HEAD, r]
         waited = now - requests.times[f.Q_ARRIVAL, q]
@@ -168,7 +168,7 @@ def give_up(r, now, requests, replicas, plan):
 
 @inner
 def admit(r, now, tokens, requests, replicas, plan):
-    """Waiting requests, first come, first served, while there is room."""
+    """Admit waiting requests, first come, first served, while memory lasts."""
     while replicas.ints[f.R_HEAD, r] != NONE:
         q = replicas.ints[f.R_HEAD, r]
         if (
@@ -196,7 +196,7 @@ def admit(r, now, tokens, requests, replicas, plan):
 
 @inner
 def form(r, now, requests, replicas, plan):
-    """The next batch in Sarathi's order; returns its tokens."""
+    """Form the next batch in Sarathi's order, and return its tokens."""
     replicas.ints[f.R_SIZE, r] = 0
     tokens, prompts, i, end = take_decodes(r, requests, replicas, plan)
     tokens = read_on(r, tokens, prompts, i, end, requests, replicas, plan)
@@ -205,7 +205,7 @@ def form(r, now, requests, replicas, plan):
 
 @outer
 def form_prompts_first(r, now, requests, replicas, plan):
-    """The next batch in vLLM's order: whole prompts alone if any can be admitted, or all decode."""
+    """Form the next batch in vLLM's order: prompts alone if any can be admitted, else decodes."""
     replicas.ints[f.R_SIZE, r] = 0
     longest = tokens = 0
     while replicas.ints[f.R_HEAD, r] != NONE:

@@ -1,4 +1,4 @@
-"""The prefix cache of a replica: named blocks of prompts, the least recently used go first.
+"""Compiled kernels of a replica's prefix cache: LRU over named blocks of prompts.
 
 Uses are written into a ring in their order. An entry counts only if no later use of its block is
 there, so the oldest entry that counts is the block to drop; nothing is ever searched.
@@ -15,7 +15,7 @@ from keel.apps.serving.compiling import outer
 
 @outer
 def prefix_hit(r, q, requests, replicas):
-    """Tokens at the begin of the prompt that need not be read; the last one always is."""
+    """Return the cached tokens at the begin of the prompt; the last token is always read."""
     if replicas.ints[f.R_CACHED, r] == 0:
         return 0
     blocks = 0
@@ -27,8 +27,8 @@ def prefix_hit(r, q, requests, replicas):
 
 
 @outer
-def oldest_goes(r, replicas):
-    """Drop the block whose last use is the longest ago."""
+def evict_oldest(r, replicas):
+    """Evict the least recently used block."""
     length = replicas.ring.shape[1]
     while replicas.ints[f.R_RING_COUNT, r]:
         at = replicas.ints[f.R_RING_FROM, r]
@@ -42,30 +42,30 @@ def oldest_goes(r, replicas):
 
 
 @outer
-def tidy_ring(r, replicas):
-    """Throw away the entries that count no more, when the ring is full."""
-    length, kept = replicas.ring.shape[1], 0
+def compact_ring(r, replicas):
+    """Remove outdated entries from a full ring."""
+    length, count = replicas.ring.shape[1], 0
     begin = replicas.ints[f.R_RING_FROM, r]
     for k in range(replicas.ints[f.R_RING_COUNT, r]):
         at = (begin + k) % length
         name, stamp = replicas.ring[r, at, 0], replicas.ring[r, at, 1]
         if replicas.stamp[r, name] == stamp:
-            to = (begin + kept) % length
+            to = (begin + count) % length
             replicas.ring[r, to, 0], replicas.ring[r, to, 1] = name, stamp
-            kept += 1
-    replicas.ints[f.R_RING_COUNT, r] = kept
+            count += 1
+    replicas.ints[f.R_RING_COUNT, r] = count
 
 
 @outer
-def use(r, name, room, replicas):
-    """A block was read or written."""
+def touch_block(r, name, capacity, replicas):
+    """Mark a block as most recently used, and evict others if needed."""
     if replicas.stamp[r, name] == 0:
-        while replicas.ints[f.R_CACHED, r] >= room:
-            oldest_goes(r, replicas)
+        while replicas.ints[f.R_CACHED, r] >= capacity:
+            evict_oldest(r, replicas)
         replicas.ints[f.R_CACHED, r] += 1
     length = replicas.ring.shape[1]
     if replicas.ints[f.R_RING_COUNT, r] == length:
-        tidy_ring(r, replicas)
+        compact_ring(r, replicas)
     replicas.ints[f.R_TICKS, r] += 1
     replicas.stamp[r, name] = replicas.ints[f.R_TICKS, r]
     at = (replicas.ints[f.R_RING_FROM, r] + replicas.ints[f.R_RING_COUNT, r]) % length
@@ -74,19 +74,19 @@ def use(r, name, room, replicas):
 
 
 @outer
-def keep_prefix(r, q, requests, replicas):
-    """The prompt of a request is in the cache from now on, its end first to go."""
-    room = replicas.ints[f.R_ROOM, r]
+def cache_prefix(r, q, requests, replicas):
+    """Cache the prompt of a request; its end is evicted first."""
+    capacity = replicas.ints[f.R_ROOM, r]
     first, last = requests.first[q], requests.first[q + 1]
-    if room == 0 or last - first > room:
-        last = min(last, first + room)
+    if capacity == 0 or last - first > capacity:
+        last = min(last, first + capacity)
     for k in range(last - 1, first - 1, -1):
-        use(r, requests.hashes[k], room, replicas)
+        touch_block(r, requests.hashes[k], capacity, replicas)
 
 
 @outer
-def forget_prefixes(r, replicas):
-    """All of it."""
+def clear_prefixes(r, replicas):
+    """Clear the prefix cache of a replica."""
     replicas.stamp[r, :] = 0
     replicas.ints[f.R_RING_FROM, r] = replicas.ints[f.R_RING_COUNT, r] = replicas.ints[
         f.R_CACHED, r

@@ -1,7 +1,8 @@
-"""Routers that need no learning, and a trace through a cluster with one of them, compiled.
+"""Compiled kernels of heuristic routers, and of the simulation of a trace with one of them.
 
-All see the same: reports, which may be old, and what they have sent since. The router's own index
-of prefixes is a cache like that of the replicas, filled when a request is sent.
+All routers have the same information: reports, which may be old, and the requests they have sent
+since. The router's own index of prefixes is a cache like that of the replicas, filled when a
+request is sent.
 """
 
 # Every function is compiled: numba's decorator has no types, and signatures would say nothing.
@@ -16,7 +17,7 @@ import numpy as np
 from keel.apps.serving import fields as f
 from keel.apps.serving.compiling import compiled, inner, outer
 from keel.apps.serving.kernels import advance, blocks_now, fail, send
-from keel.apps.serving.kernels_cache import keep_prefix, prefix_hit
+from keel.apps.serving.kernels_cache import cache_prefix, prefix_hit
 
 (
     RANDOM, ROUND_ROBIN, LEAST, LEAST_BY_SPEED, TWO, WORK, LOCAL, STICKY, CACHE_WORK,
@@ -26,7 +27,7 @@ from keel.apps.serving.kernels_cache import keep_prefix, prefix_hit
 
 @outer
 def report(r, now, plan, requests, replicas, view):
-    """A replica tells where it stands; what was sent before is in it."""
+    """Write a replica's report into the view; it includes the requests sent before."""
     view.ints[f.V_WAITING, r] = replicas.ints[f.R_WAITING, r]
     view.ints[f.V_RUNNING, r] = replicas.ints[f.R_ASIDE, r] + replicas.ints[f.R_SIZE, r]
     view.ints[f.V_UNREAD, r] = replicas.ints[f.R_WAITING_TOKENS, r] + replicas.ints[f.R_READING, r]
@@ -37,8 +38,8 @@ def report(r, now, plan, requests, replicas, view):
 
 
 @inner
-def scattered(x):
-    """A whole number, by another that looks like chance (SplitMix64): [0, 1)."""
+def splitmix64(x):
+    """Hash an integer to a pseudo-random number in [0, 1) (SplitMix64)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     x = x ^ (x >> np.uint64(31))
@@ -47,14 +48,14 @@ def scattered(x):
 
 @inner
 def is_lost(r, tick, telemetry):
-    """Whether the report of a replica was lost."""
+    """Return whether the report of a replica was lost."""
     name = np.uint64(telemetry.seed * 1_000_003 + tick * 257 + r + 1)
-    return scattered(name * np.uint64(0x9E3779B97F4A7C15)) < telemetry.dropped
+    return splitmix64(name * np.uint64(0x9E3779B97F4A7C15)) < telemetry.dropped
 
 
 @outer
 def last_report(r, count, now, telemetry):
-    """When the last report that was not lost was made, before or at `now`; −1 before the first.
+    """Return the time of the last report that was not lost, until `now`; −1 before the first.
 
     Replicas report in turn, not all at once.
     """
@@ -67,7 +68,7 @@ def last_report(r, count, now, telemetry):
 
 @outer
 def observe(q, clock, plan, telemetry, requests, replicas, index, view):
-    """All replicas up to the arrival of a request, and what its router knows then."""
+    """Advance all replicas to the arrival of a request, and update the router's view."""
     now = requests.times[f.Q_ARRIVAL, q]
     for r in range(len(replicas.ints[f.R_HEAD])):
         if telemetry.interval > 0.0:
@@ -84,30 +85,30 @@ def observe(q, clock, plan, telemetry, requests, replicas, index, view):
 
 
 @outer
-def dispatch(q, r, clock, plan, requests, replicas, index, view):
-    """Send a request, and remember it."""
+def send_and_record(q, r, clock, plan, requests, replicas, index, view):
+    """Send a request, and record it in the router's view and prefix index."""
     send(q, r, clock, plan, requests, replicas)
-    keep_prefix(r, q, requests, index)
+    cache_prefix(r, q, requests, index)
     view.ints[f.V_SENT, r] += 1
     view.ints[f.V_SENT_TOKENS, r] += requests.ints[f.Q_PROMPT, q] - view.ints[f.V_HIT, r]
 
 
 @inner
-def drawn(dice):
-    """The next number in [0, 1): the same on every machine."""
+def next_uniform(dice):
+    """Return the next random number in [0, 1); the same on every machine."""
     dice[0] = dice[0] + np.uint64(0x9E3779B97F4A7C15)
-    return scattered(dice[0])
+    return splitmix64(dice[0])
 
 
 @inner
-def living(view, dice):
-    """Any replica that is up; any at all if none is."""
+def random_live_replica(view, dice):
+    """Return a random replica that is up; any replica if none is."""
     count = 0
     for r in range(len(view.ints[f.V_UP])):
         count += view.ints[f.V_UP, r]
     if count == 0:
-        return int(drawn(dice) * len(view.ints[f.V_UP]))
-    k = int(drawn(dice) * count)
+        return int(next_uniform(dice) * len(view.ints[f.V_UP]))
+    k = int(next_uniform(dice) * count)
     for r in range(len(view.ints[f.V_UP])):
         if view.ints[f.V_UP, r]:
             if k == 0:
@@ -118,7 +119,7 @@ def living(view, dice):
 
 @inner
 def speed_of(r, plan, telemetry, view):
-    """How fast a replica is: told, or guessed from its pace; without one, like the others."""
+    """Return the speed of a replica: known, or estimated from its pace or the others'."""
     if telemetry.known_speeds:
         return plan.speed[r]
     if view.times[f.V_PACE, r] > 0.0:
@@ -132,8 +133,8 @@ def speed_of(r, plan, telemetry, view):
 
 
 @inner
-def score(kind, r, q, plan, telemetry, requests, view):
-    """What a router would rather have less of."""
+def heuristic_cost(kind, r, q, plan, telemetry, requests, view):
+    """Return the cost that a heuristic minimizes."""
     reported = view.ints[f.V_WAITING, r] + view.ints[f.V_RUNNING, r]
     outstanding = reported + view.ints[f.V_SENT, r]
     if kind in (LEAST, TWO):
@@ -159,10 +160,10 @@ def score(kind, r, q, plan, telemetry, requests, view):
 
 @outer
 def choose(kind, q, plan, telemetry, requests, view, dice):
-    """The replica for a request; ties are broken at random, but for Vidur's."""
+    """Choose the replica for a request; ties are broken at random, except for Vidur's."""
     count = len(view.ints[f.V_UP])
     if kind == RANDOM:
-        return living(view, dice)
+        return random_live_replica(view, dice)
     if kind == ROUND_ROBIN:
         for _ in range(count):
             r = view.turn[0] % count
@@ -171,26 +172,30 @@ def choose(kind, q, plan, telemetry, requests, view, dice):
                 return r
         return view.turn[0] % count
     if kind == TWO:
-        one, other = living(view, dice), living(view, dice)
-        first = score(kind, one, q, plan, telemetry, requests, view)
-        return one if first <= score(kind, other, q, plan, telemetry, requests, view) else other
+        one, other = random_live_replica(view, dice), random_live_replica(view, dice)
+        first = heuristic_cost(kind, one, q, plan, telemetry, requests, view)
+        return (
+            one
+            if first <= heuristic_cost(kind, other, q, plan, telemetry, requests, view)
+            else other
+        )
     best, least, ties = -1, np.inf, 0
     for r in range(count):
         if view.ints[f.V_UP, r] == 0:
             continue
-        found = score(kind, r, q, plan, telemetry, requests, view)
-        if found < least:
-            best, least, ties = r, found, 1
-        elif found == least and kind != VIDUR:
+        cost = heuristic_cost(kind, r, q, plan, telemetry, requests, view)
+        if cost < least:
+            best, least, ties = r, cost, 1
+        elif cost == least and kind != VIDUR:
             ties += 1
-            if drawn(dice) * ties < 1.0:
+            if next_uniform(dice) * ties < 1.0:
                 best = r
-    return best if best >= 0 else living(view, dice)
+    return best if best >= 0 else random_live_replica(view, dice)
 
 
 @outer
-def strike(now, at, failures, clock, plan, requests, replicas, index):
-    """Failures `[F, 3]` (when, which replica, 0 down or 1 up) up to a time; the next of them."""
+def apply_failures(now, at, failures, clock, plan, requests, replicas, index):
+    """Apply failures `[F, 3]` (time, replica, 0 down or 1 up) until `now`; return the next."""
     while at < len(failures) and failures[at, 0] <= now and failures[at, 0] < np.inf:
         when, r = failures[at, 0], int(failures[at, 1])
         advance(r, when, clock, plan, requests, replicas)
@@ -208,23 +213,23 @@ def strike(now, at, failures, clock, plan, requests, replicas, index):
 
 @compiled
 def simulate(kind, clock, plan, telemetry, failures, requests, replicas, index, view, dice):
-    """A whole trace by one router, to the end of the last request."""
+    """Simulate a trace with one router, to the end of the last request."""
     at = 0
     for q in range(len(requests.times[f.Q_ARRIVAL])):
-        at = strike(
+        at = apply_failures(
             requests.times[f.Q_ARRIVAL, q], at, failures, clock, plan, requests, replicas, index
         )
         observe(q, clock, plan, telemetry, requests, replicas, index, view)
         r = choose(kind, q, plan, telemetry, requests, view, dice)
-        dispatch(q, r, clock, plan, requests, replicas, index, view)
-    strike(np.inf, at, failures, clock, plan, requests, replicas, index)
+        send_and_record(q, r, clock, plan, requests, replicas, index, view)
+    apply_failures(np.inf, at, failures, clock, plan, requests, replicas, index)
     for r in range(len(replicas.ints[f.R_HEAD])):
         advance(r, np.inf, clock, plan, requests, replicas)
 
 
 @outer
 def copy_replica(r, replicas, spare):
-    """Everything a replica's future depends on, but for its requests."""
+    """Copy the state of a replica into `spare`, without its requests."""
     for k in range(f.R_INTS):
         spare.ints[k, 0] = replicas.ints[k, r]
     for k in range(f.R_TIMES):
@@ -247,7 +252,7 @@ def copy_replica(r, replicas, spare):
 
 @outer
 def copy_requests(q, requests, future):
-    """What becomes of the requests so far."""
+    """Copy the requests so far into `future`."""
     for k in range(f.Q_INTS):
         for i in range(q + 1):
             future.ints[k, i] = requests.ints[k, i]
@@ -258,7 +263,7 @@ def copy_requests(q, requests, future):
 
 @inner
 def cost_of_one(i, now, weights, requests, future):
-    """What a request that has not ended will cost from now on."""
+    """Return the future cost of a request that has not ended."""
     end = future.times[f.Q_FINISHED, i]
     total = weights.end * (end - now)
     if math.isnan(requests.times[f.Q_FIRST_TOKEN, i]):
@@ -269,8 +274,10 @@ def cost_of_one(i, now, weights, requests, future):
 
 @outer
 def cost_of_all(r, q, weights, requests, future):
-    """What everything at a replica will cost until its end, the request at hand included if it was
-    sent there."""
+    """Return the future cost of all requests at a replica.
+
+    The request at hand is included if it was sent there.
+    """
     now, total = requests.times[f.Q_ARRIVAL, q], 0.0
     for i in range(q):
         if requests.ints[f.Q_REPLICA, i] == r and math.isnan(requests.times[f.Q_FINISHED, i]):
@@ -281,16 +288,17 @@ def cost_of_all(r, q, weights, requests, future):
 
 
 @compiled
-def foresee(weights, clock, plan, plans, requests, future, replicas, spare, failures, index):
-    """A whole trace by one who knows all lengths, speeds and caches.
+def clairvoyant(weights, clock, plan, plans, requests, future, replicas, spare, failures, index):
+    """Simulate a trace with a router that knows all lengths, speeds and caches.
 
-    For every request and replica the replica's future is played to its end, with and without it;
-    the request goes where all that are there lose least. `plans` are those of single replicas.
+    For every request and replica the replica's future is simulated to its end, with and without
+    the request; it is sent where the total cost increases least. `plans` are those of single
+    replicas.
     """
     at = 0
     for q in range(len(requests.times[f.Q_ARRIVAL])):
         now = requests.times[f.Q_ARRIVAL, q]
-        at = strike(now, at, failures, clock, plan, requests, replicas, index)
+        at = apply_failures(now, at, failures, clock, plan, requests, replicas, index)
         best, least = 0, np.inf
         for r in range(len(replicas.ints[f.R_HEAD])):
             advance(r, now, clock, plan, requests, replicas)
@@ -308,6 +316,6 @@ def foresee(weights, clock, plan, plans, requests, future, replicas, spare, fail
             if extra < least:
                 best, least = r, extra
         send(q, best, clock, plan, requests, replicas)
-    strike(np.inf, at, failures, clock, plan, requests, replicas, index)
+    apply_failures(np.inf, at, failures, clock, plan, requests, replicas, index)
     for r in range(len(replicas.ints[f.R_HEAD])):
         advance(r, np.inf, clock, plan, requests, replicas)

@@ -25,7 +25,7 @@ class Options:
     silent_seconds: float = 300.0
     """Seconds without any byte from a backend; without streaming there is none before the end."""
     max_body: int = 32 << 20
-    """Bytes of a request."""
+    """Largest body of a request in bytes."""
     poll: float = 0.0
     """Seconds between reading the backends' /metrics (vLLM's names); 0: never."""
     grace: float = 30.0

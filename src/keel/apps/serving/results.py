@@ -1,4 +1,4 @@
-"""What became of a trace: latencies, goodput, drops, shares."""
+"""Metrics of a simulation: latencies, goodput, drops, shares."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 
 from keel.apps.serving import fields as f
 from keel.apps.serving.arrays import Floats
-from keel.apps.serving.simulation import Trace
+from keel.apps.serving.simulation import SimulationResult
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What users were promised."""
+    """Service-level objective."""
 
     ttft: float = 2.0
     """seconds to the first token"""
@@ -24,8 +24,8 @@ class Objective:
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Of latencies, in seconds."""
+class LatencySummary:
+    """Mean and percentiles of latencies, in seconds."""
 
     mean: float
     p50: float
@@ -35,64 +35,69 @@ class Spread:
 
 @dataclass(frozen=True)
 class Report:
-    """One trace by one router. Latencies are of requests that were served; drops stand beside."""
+    """Metrics of one trace with one router. Latencies are those of served requests."""
 
     router: str
     requests: int
-    ttft: Spread
-    tpot: Spread
+    ttft: LatencySummary
+    tpot: LatencySummary
     """of requests with at least two tokens"""
-    end_to_end: Spread
+    end_to_end: LatencySummary
     slo: float
-    """share of all requests, lost ones included, that were served as promised"""
+    """share of all requests, lost ones included, that met the objective"""
     throughput: float
     """requests served per second"""
     goodput: float
-    """requests served as promised, per second"""
+    """requests per second that met the objective"""
     tokens_per_second: float
-    """written"""
+    """tokens written per second"""
     dropped: int
     turned_away: int
     gave_up: int
     failed: int
     restarts: int
-    """out of memory"""
+    """restarts for lack of memory"""
     cache_hits: float
     """share of the prompts' tokens that were in a prefix cache"""
     utilisation: tuple[float, ...]
     """share of the time that each replica was busy"""
     shares: tuple[float, ...]
-    """of the requests"""
+    """share of the requests that each replica got"""
     fairness: float
     """Jain's index of the replicas' shares: 1 when all are equal, 1/R when one has all"""
 
     def to_dict(self) -> dict[str, object]:
-        """As plain data, for JSON."""
+        """Return the report as plain data for JSON."""
         return asdict(self)
 
 
-def summarise(played: Trace, objective: Objective | None = None) -> Report:
-    """Everything at a glance."""
+def summarize(result: SimulationResult, objective: Objective | None = None) -> Report:
+    """Summarize a simulation.
+
+    Args:
+        result: What `simulate`, `replay` or `clairvoyant` returned.
+        objective: Service-level objective; by default `Objective()`.
+    """
     objective = objective or Objective()
-    requests, replicas = played.requests, played.replicas
+    requests, replicas = result.requests, result.replicas
     served = requests.ints[f.Q_LOST] == 0
-    ttft, tpot, whole = latencies(played)
-    kept = served & (ttft <= objective.ttft) & ~(tpot > objective.tpot)
-    span = max(last_moment(played) - float(requests.times[f.Q_ARRIVAL][0]), 1e-9)
+    ttft, tpot, end_to_end = latencies(result)
+    within_slo = served & (ttft <= objective.ttft) & ~(tpot > objective.tpot)
+    span = max(end_time(result) - float(requests.times[f.Q_ARRIVAL][0]), 1e-9)
     count = replicas.ints.shape[1]
     sent = np.bincount(
         requests.ints[f.Q_REPLICA][requests.ints[f.Q_REPLICA] >= 0], minlength=count
     ).astype(float)
     share = sent / max(1.0, sent.sum())
     return Report(
-        router=played.router,
+        router=result.router,
         requests=len(served),
-        ttft=_spread(ttft[served]),
-        tpot=_spread(tpot[served & ~np.isnan(tpot)]),
-        end_to_end=_spread(whole[served]),
-        slo=float(kept.mean()),
+        ttft=_summary(ttft[served]),
+        tpot=_summary(tpot[served & ~np.isnan(tpot)]),
+        end_to_end=_summary(end_to_end[served]),
+        slo=float(within_slo.mean()),
         throughput=float(served.sum()) / span,
-        goodput=float(kept.sum()) / span,
+        goodput=float(within_slo.sum()) / span,
         tokens_per_second=float(requests.ints[f.Q_OUTPUT][served].sum()) / span,
         dropped=int((~served).sum()),
         turned_away=int((requests.ints[f.Q_LOST] == 1).sum()),
@@ -108,18 +113,25 @@ def summarise(played: Trace, objective: Objective | None = None) -> Report:
     )
 
 
-def last_moment(played: Trace) -> float:
+def end_time(result: SimulationResult) -> float:
     """Return when the last request was finished or, where none was, when the last one arrived."""
-    finished = played.requests.times[f.Q_FINISHED]
+    finished = result.requests.times[f.Q_FINISHED]
     finished = finished[np.isfinite(finished)]
-    return float(finished.max() if finished.size else played.requests.times[f.Q_ARRIVAL].max())
+    return float(finished.max() if finished.size else result.requests.times[f.Q_ARRIVAL].max())
 
 
-def latencies(played: Trace) -> tuple[Floats, Floats, Floats]:
-    """To the first token, per token after it (NaN if there is but one), and to the end; `[N]`."""
-    requests = played.requests
+def latencies(result: SimulationResult) -> tuple[Floats, Floats, Floats]:
+    """Return the latencies of all requests, `[N]` each.
+
+    Args:
+        result: What `simulate`, `replay` or `clairvoyant` returned.
+
+    Returns:
+        Seconds to the first token, per token after it (NaN if there is only one), and to the end.
+    """
+    requests = result.requests
     ttft = requests.times[f.Q_FIRST_TOKEN] - requests.times[f.Q_ARRIVAL]
-    whole = requests.times[f.Q_FINISHED] - requests.times[f.Q_ARRIVAL]
+    end_to_end = requests.times[f.Q_FINISHED] - requests.times[f.Q_ARRIVAL]
     more = requests.ints[f.Q_OUTPUT] - 1
     with np.errstate(invalid="ignore", divide="ignore"):
         tpot = np.where(
@@ -127,19 +139,19 @@ def latencies(played: Trace) -> tuple[Floats, Floats, Floats]:
             (requests.times[f.Q_FINISHED] - requests.times[f.Q_FIRST_TOKEN]) / more,
             np.nan,
         )
-    return ttft, tpot, whole
+    return ttft, tpot, end_to_end
 
 
-def _spread(x: Floats) -> Spread:
+def _summary(x: Floats) -> LatencySummary:
     if not x.size:
-        return Spread(*[float("nan")] * 4)
+        return LatencySummary(*[float("nan")] * 4)
     p50, p90, p99 = np.percentile(x, (50, 90, 99)).tolist()
-    return Spread(float(x.mean()), p50, p90, p99)
+    return LatencySummary(float(x.mean()), p50, p90, p99)
 
 
 def means(reports: Sequence[Report]) -> dict[str, float]:
-    """Over traces."""
-    found: dict[str, Callable[[Report], float]] = {
+    """Return the mean metrics over traces."""
+    metrics: dict[str, Callable[[Report], float]] = {
         "end_to_end": lambda r: r.end_to_end.mean,
         "end_to_end_p99": lambda r: r.end_to_end.p99,
         "ttft": lambda r: r.ttft.mean,
@@ -149,4 +161,4 @@ def means(reports: Sequence[Report]) -> dict[str, float]:
         "largest_share": lambda r: max(r.shares),
         "dropped": lambda r: float(r.dropped),
     }
-    return {name: statistics.fmean(map(of, reports)) for name, of in found.items()}
+    return {name: statistics.fmean(map(value_of, reports)) for name, value_of in metrics.items()}

@@ -1,4 +1,4 @@
-"""A trained router on its own: numbers of replicas in, scores out, in tens of microseconds.
+"""Trained router as a numpy function from features of replicas to scores, in tens of microseconds.
 
 The network of `keel.models.pointer` scores every replica by itself: it does not care how many there
 are. Here it is three matrix products of numpy, for evaluation and for live routing; a test holds it
@@ -36,7 +36,7 @@ ACTIVATIONS: dict[str, Callable[[Weights], Weights]] = {
 
 @dataclass(frozen=True)
 class Scorer:
-    """The weights, transposed: `[in, out]`."""
+    """Weights of the network that scores replicas, transposed: `[in, out]`."""
 
     item: Weights
     item_bias: Weights
@@ -48,17 +48,17 @@ class Scorer:
     activation: str = "relu"
 
     def __call__(self, replicas: Weights, request: Weights) -> Weights:
-        """Scores `[…, R]` of replicas `[…, R, F]`, given the request `[…, C]`; higher is better."""
+        """Return scores `[…, R]` of replicas `[…, R, F]` for a request `[…, C]`."""
         act = ACTIVATIONS[self.activation]
-        known = (request @ self.context)[..., None, :]
-        hidden = act(replicas @ self.item + self.item_bias + known)
+        context = (request @ self.context)[..., None, :]
+        hidden = act(replicas @ self.item + self.item_bias + context)
         hidden = act(hidden @ self.second + self.second_bias)
         scores: Weights = (hidden @ self.score + self.score_bias)[..., 0]
         return scores
 
 
 def scorer_of(policy: Policy) -> Scorer:
-    """Of a run on `serving`."""
+    """Return the scorer of a policy that was trained on `serving`."""
     if policy.config.env != "serving":
         raise InputError(f"{policy.path}: was trained on {policy.config.env}, not on serving")
     if policy.config.network.kind != "pointer" or policy.normaliser is not None:
@@ -71,7 +71,7 @@ def scorer_of(policy: Policy) -> Scorer:
 
 
 def make_scorer(tree: Mapping[str, Weights], activation: str) -> Scorer:
-    """From weights by the names of the network."""
+    """Make a scorer from weights by the names of the network."""
     missing = [name for name in NAMES.values() if name not in tree]
     if missing or activation not in ACTIVATIONS:
         raise InputError(f"scorer: these weights are no router's ({', '.join(missing)})")
@@ -79,14 +79,19 @@ def make_scorer(tree: Mapping[str, Weights], activation: str) -> Scorer:
         own: np.ascontiguousarray(tree[name].T if tree[name].ndim == 2 else tree[name])
         for own, name in NAMES.items()
     }
-    found = Scorer(**parts, activation=activation)
-    if found.item.shape[0] != len(REPLICA) or found.context.shape[0] != len(REQUEST):
+    scorer = Scorer(**parts, activation=activation)
+    if scorer.item.shape[0] != len(REPLICA) or scorer.context.shape[0] != len(REQUEST):
         raise InputError("scorer: was trained on other observations than this version makes")
-    return found
+    return scorer
 
 
 def load_scorer(run: Path, checkpoint: str | int | None = None) -> Scorer:
-    """Of a run's folder."""
+    """Load the scorer of a run.
+
+    Args:
+        run: Folder of a run on `serving`.
+        checkpoint: "best", "last" or a step; by default the best, or the last.
+    """
     from keel.training.policy import open_policy
 
     return scorer_of(open_policy(run, checkpoint))

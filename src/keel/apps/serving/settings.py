@@ -1,4 +1,4 @@
-"""The clusters and traces that a router is trained on: drawn anew for every episode."""
+"""Distributions of the clusters and traces that a router is trained on."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ import numpy as np
 
 from keel.apps.serving.cluster import Cluster, Replica
 from keel.apps.serving.simulation import Conditions
-from keel.apps.serving.synthetic import Synthetic, synthesise
+from keel.apps.serving.synthetic import Synthetic, synthesize
 from keel.apps.serving.tables import FORMS, closed_form
-from keel.apps.serving.windows import served_well, window
+from keel.apps.serving.windows import sustainable_rate, window
 from keel.apps.serving.workload import Workload
 from keel.errors import InputError, check_choice
 
 Span = tuple[float, float]
-"""Between these, by chance."""
+"""Bounds of a uniform distribution."""
 UNIT_RATE = {"conversation": 2.0, "code": 2.2, "arxiv": 0.94, "chat": 3.05}
-"""Requests a second that one replica of speed 1 serves well (Llama-2-7B on an A100), by their
-lengths: the share `keel.apps.serving.windows.WELL` of what it can do at most."""
+"""Sustainable requests per second of one replica of speed 1 (Llama-2-7B on an A100), by their
+lengths: the share `keel.apps.serving.windows.SUSTAINABLE_SHARE` of its peak rate."""
 PREFIX_BLOCK = 64
 """Tokens of a prefix block, in requests that are drawn."""
 FIRST_HELD_OUT = 2**40
-"""Seeds from here on are never trained on."""
+"""First held-out seed: training never draws from here on."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What may vary, and between which bounds."""
+    """Distribution of scenarios: parameters of clusters and traces, and their bounds."""
 
     replicas: int = 4
     fewest: int | None = None
-    """of a scene; as many as `replicas` at most. None: always as many"""
+    """least number of replicas of a scenario; `replicas` is the largest. None: always `replicas`"""
     requests: int = 256
-    """of an episode"""
+    """requests of an episode"""
     model: str = "llama-2-7b-a100"
     load: Span = (0.5, 0.95)
-    """arrivals, over what the replicas together serve well"""
+    """arrival rate over the sustainable rate of all replicas"""
     speed: Span = (1.0, 1.0)
-    """of each replica, evenly in the logarithm"""
+    """speed of each replica, log-uniform"""
     cache: Span = (0.0, 0.0)
     """prefix blocks of 64 tokens in each replica"""
     interval: Span = (0.0, 0.0)
@@ -52,22 +52,22 @@ class Setting:
     shared: int = 0
     """kinds of system prompts"""
     failing: float = 0.0
-    """share of scenes in which a replica fails for a tenth of the time"""
+    """share of scenarios in which a replica fails for a tenth of the time"""
     alike: float = 0.0
-    """share of scenes in which all replicas are equally fast"""
+    """share of scenarios in which all replicas are equally fast"""
     fresh: float = 0.0
-    """share of scenes in which reports are always up to date, whoever is alike"""
+    """share of scenarios in which reports are always up to date"""
     disturbed: float = 0.0
-    """share of scenes in which somebody else sends many of the requests of the first half to one
-    replica: a good router never sees a crowd, and would not know what to do about it"""
+    """share of scenarios in which a disturbance sends many requests of the first half to one
+    replica: a good router would never see a crowded replica otherwise"""
     lengths: Literal["conversation", "code", "arxiv", "chat", "any"] = "conversation"
-    """of prompts and outputs (`keel.apps.serving.synthetic`); `any`: of one kind in each scene"""
+    """lengths of prompts and outputs (`keel.apps.serving.synthetic`); `any`: one kind a scenario"""
     fixed: tuple[int, int] | None = None
     """prompt and output of every request"""
     trace: str | None = None
-    """a file of recorded requests: a scene is a window of it, at the load that was drawn"""
+    """file of recorded requests: a scenario is a window of it, at the load that was drawn"""
     known_speeds: bool = False
-    """heuristics are told how fast replicas are"""
+    """heuristics know the speeds of the replicas"""
 
     def __post_init__(self) -> None:
         check_choice("model", self.model, FORMS)
@@ -101,14 +101,19 @@ SETTINGS = {
         sessions=(0.0, 0.8), shared=8, failing=0.1, alike=0.25, fresh=0.4, disturbed=0.3,
     ),
 }  # fmt: skip
-"""`equal`: replicas alike, always up to date. `fixed`: equal requests as well, as in note 004, and
-nothing to be won; `note-004`: the same at the note's throughput of 0.1 requests a second.
+"""`equal`: equal replicas, always up to date. `fixed`: equal requests as well, which leave nothing
+to win; `note-004`: the same at a throughput of 0.1 requests a second.
 `speeds`: unknown speeds, and nothing else. `mixed`: unknown speeds, prefix caches and old reports
 at once. `router`: what a router is trained on, from nothing of that to all of it."""
 
 
 def make_setting(name: str, **changes: Any) -> Setting:
-    """A named one, with changes."""
+    """Make a named setting with changes.
+
+    Args:
+        name: A name of `SETTINGS`.
+        **changes: Other fields of `Setting`.
+    """
     setting = SETTINGS[check_choice("setting", name, SETTINGS)]
     known = {field.name for field in fields(Setting)}
     for key in changes:
@@ -118,15 +123,20 @@ def make_setting(name: str, **changes: Any) -> Setting:
 
 @dataclass(frozen=True)
 class Scenario:
-    """One cluster, one trace, and what is known of them."""
+    """Cluster, trace, and conditions of one episode."""
 
     cluster: Cluster
     workload: Workload
     conditions: Conditions
 
 
-def draw(setting: Setting, seed: int) -> Scenario:
-    """By chance; the same for the same seed."""
+def draw_scenario(setting: Setting, seed: int) -> Scenario:
+    """Draw a scenario; the same seed always gives the same.
+
+    Args:
+        setting: Distribution of scenarios.
+        seed: Below `FIRST_HELD_OUT` for training.
+    """
     rng = np.random.default_rng([seed, 3])
     tables = _tables(setting.model)
     low, high = np.log(setting.speed)
@@ -139,7 +149,7 @@ def draw(setting: Setting, seed: int) -> Scenario:
         speeds = np.ones(count)
     load = _between(setting.load, rng) * float(speeds.sum())
     if setting.trace is not None:
-        rate = load * served_well(setting.trace, setting.model)
+        rate = load * sustainable_rate(setting.trace, setting.model)
         workload = window(setting.trace, setting.requests, rate, seed >= FIRST_HELD_OUT, chance)
         caches = caches * PREFIX_BLOCK // workload.prefix_block
     else:
@@ -163,7 +173,7 @@ def draw(setting: Setting, seed: int) -> Scenario:
 def _drawn(
     setting: Setting, lengths: str, rate: float, seed: int, rng: np.random.Generator
 ) -> Workload:
-    return synthesise(
+    return synthesize(
         Synthetic(
             count=setting.requests,
             rate=rate,
@@ -181,7 +191,7 @@ def _drawn(
 def _failures(
     failing: float, count: int, span: float, rng: np.random.Generator
 ) -> tuple[tuple[float, int, bool], ...]:
-    """One replica goes, and comes back."""
+    """Draw the failure and the return of one replica."""
     chance, when, which = rng.random(), rng.uniform(0.1, 0.8) * span, rng.integers(count)
     if count < 2 or chance >= failing:
         return ()
@@ -196,17 +206,17 @@ _KNOWN: dict[str, Any] = {}
 
 
 def _tables(model: str) -> Any:
-    """One object for one model: clusters tell kinds of replicas by it."""
+    """Return the tables of a model, always the same object: clusters group replicas by it."""
     if model not in _KNOWN:
         _KNOWN[model] = closed_form(model)
     return _KNOWN[model]
 
 
 def held_out(count: int) -> list[int]:
-    """Seeds that no training draws."""
+    """Return the first `count` held-out seeds, which training never draws."""
     return [FIRST_HELD_OUT + i for i in range(count)]
 
 
 def training_seed(rng: np.random.Generator) -> int:
-    """Any of those that are not held out."""
+    """Draw a seed for training."""
     return int(rng.integers(FIRST_HELD_OUT))

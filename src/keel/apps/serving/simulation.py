@@ -1,4 +1,4 @@
-"""A trace through a cluster: by given choices, by a router, or by one who knows the future."""
+"""Simulation of a trace on a cluster: with given choices, a heuristic, or a clairvoyant router."""
 
 from __future__ import annotations
 
@@ -37,37 +37,38 @@ ROUTERS = {
     "vidur-lor": "BROKEN: Vidur's least outstanding, which counts waiting requests only and "
     "sends ties to the first replica",
 }
-"""In the order of their numbers in `keel.apps.serving.kernels_route`."""
-HONEST = tuple(name for name in ROUTERS if name != "vidur-lor")
-"""Baselines to be beaten."""
+"""Routers with a description, in the order of their numbers in
+`keel.apps.serving.kernels_route`."""
+HEURISTICS = tuple(name for name in ROUTERS if name != "vidur-lor")
+"""Routers that serve as baselines: all but the broken one."""
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """What a router does not choose."""
+    """Conditions of a simulation: telemetry and failures."""
 
     interval: float = 0.0
     """seconds between the reports of a replica; 0: always up to date"""
     dropped: float = 0.0
     """share of reports that get lost"""
     known_speeds: bool = False
-    """routers are told how fast replicas are"""
+    """routers know the speeds of the replicas"""
     failures: tuple[tuple[float, int, bool], ...] = ()
-    """when, which replica, and whether it comes back"""
+    """time, replica, and whether it comes back"""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.interval < np.inf or not 0.0 <= self.dropped < 1.0:
             raise InputError("conditions: expected interval ≥ 0 and 0 ≤ dropped < 1")
 
-    def strikes(self) -> Floats:
-        """Failures `[F, 3]`, in their order."""
-        found = [(when, float(r), float(back)) for when, r, back in sorted(self.failures)]
-        return np.array(found, dtype=np.float64).reshape(-1, 3)
+    def failure_table(self) -> Floats:
+        """Return the failures `[F, 3]` in the order of time: time, replica, and 1 for a return."""
+        rows = [(when, float(r), float(back)) for when, r, back in sorted(self.failures)]
+        return np.array(rows, dtype=np.float64).reshape(-1, 3)
 
 
 @dataclass(frozen=True)
-class Trace:
-    """A trace that went through a cluster."""
+class SimulationResult:
+    """State of all requests and replicas after a trace."""
 
     router: str
     requests: Requests
@@ -75,7 +76,7 @@ class Trace:
 
 
 def telemetry_of(conditions: Conditions, workload: Workload, seed: int) -> Telemetry:
-    """As the loops take it; routers know the mean length of outputs, and no more."""
+    """Return telemetry for the kernels; of output lengths routers know only the mean."""
     return Telemetry(
         float(conditions.interval),
         float(conditions.dropped),
@@ -85,8 +86,14 @@ def telemetry_of(conditions: Conditions, workload: Workload, seed: int) -> Telem
     )
 
 
-def replay(cluster: Cluster, workload: Workload, chosen: Sequence[int] | Ints) -> Trace:
-    """Send every request to the replica that was chosen for it."""
+def replay(cluster: Cluster, workload: Workload, chosen: Sequence[int] | Ints) -> SimulationResult:
+    """Simulate a trace with given choices of replicas.
+
+    Args:
+        cluster: R replicas.
+        workload: N requests.
+        chosen: Replica of each request, `[N]`.
+    """
     from keel.apps.serving import kernels
 
     where = np.asarray(chosen, dtype=np.int64)
@@ -98,7 +105,7 @@ def replay(cluster: Cluster, workload: Workload, chosen: Sequence[int] | Ints) -
     clock, plan = cluster.arrays()
     requests, replicas = workload.requests(), idle_replicas(plan, workload.universe)
     kernels.replay(where, clock, plan, requests, replicas)
-    return Trace("replay", requests, replicas)
+    return SimulationResult("replay", requests, replicas)
 
 
 def simulate(
@@ -107,8 +114,16 @@ def simulate(
     router: str,
     conditions: Conditions | None = None,
     seed: int = 0,
-) -> Trace:
-    """Let a router choose; everything random is drawn from `seed`."""
+) -> SimulationResult:
+    """Simulate a trace with a heuristic router.
+
+    Args:
+        cluster: The replicas.
+        workload: The requests.
+        router: A name of `ROUTERS`.
+        conditions: Telemetry and failures; by default `Conditions()`.
+        seed: Source of everything random.
+    """
     from keel.apps.serving import kernels_route
 
     kind = list(ROUTERS).index(check_choice("router", router, ROUTERS))
@@ -122,14 +137,14 @@ def simulate(
         clock,
         plan,
         telemetry_of(conditions, workload, seed),
-        conditions.strikes(),
+        conditions.failure_table(),
         requests,
         replicas,
         index,
         blank_view(len(cluster)),
         np.array([seed], dtype=np.uint64),
     )
-    return Trace(router, requests, replicas)
+    return SimulationResult(router, requests, replicas)
 
 
 def clairvoyant(
@@ -137,11 +152,17 @@ def clairvoyant(
     workload: Workload,
     conditions: Conditions | None = None,
     weights: Weights = Weights(),  # noqa: B008
-) -> Trace:
-    """The choices of one who knows all lengths, speeds and caches, and plays every future.
+) -> SimulationResult:
+    """Simulate a trace with a router that knows all lengths, speeds and caches.
 
-    What it does not know are the requests that are still to come, so it is no bound in the strict
-    sense. `weights` says what it plays for.
+    It simulates the future of every choice. It does not know the requests that are still to come,
+    so it is no bound in the strict sense.
+
+    Args:
+        cluster: The replicas.
+        workload: The requests.
+        conditions: Telemetry and failures; by default `Conditions()`.
+        weights: Costs that it minimizes.
     """
     from keel.apps.serving import kernels_route
 
@@ -152,7 +173,7 @@ def clairvoyant(
     requests, universe = workload.requests(), workload.universe
     replicas, index = (idle_replicas(plan, universe) for _ in range(2))
     spare = idle_replicas(_alone(plan, int(plan.cache.argmax())), universe)
-    kernels_route.foresee(
+    kernels_route.clairvoyant(
         weights,
         clock,
         plan,
@@ -161,14 +182,14 @@ def clairvoyant(
         workload.requests(),
         replicas,
         spare,
-        conditions.strikes(),
+        conditions.failure_table(),
         index,
     )
-    return Trace("clairvoyant", requests, replicas)
+    return SimulationResult("clairvoyant", requests, replicas)
 
 
 def _alone(plan: Plan, r: int) -> Plan:
-    """The plan of one replica."""
+    """Return the plan of one replica."""
     own = {
         name: getattr(plan, name)[r : r + 1].copy()
         for name in ("kind", "speed", "blocks", "watermark", "cache")

@@ -1,4 +1,4 @@
-"""Requests that were never made, like those that were: lengths, bursts, and shared prefixes."""
+"""Synthetic requests: lengths, bursts, and shared prefixes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from keel.errors import InputError, check_choice
 
 @dataclass(frozen=True)
 class Lengths:
-    """Log-normal, cut off; fitted to a trace."""
+    """Truncated log-normal distributions of lengths, fitted to a trace."""
 
     prompt: tuple[float, float]
     """mean and deviation of the logarithm"""
@@ -33,7 +33,7 @@ LENGTHS = {
 
 @dataclass(frozen=True)
 class Synthetic:
-    """How requests are drawn."""
+    """Parameters of synthetic requests."""
 
     count: int = 3_000
     rate: float = 6.0
@@ -42,9 +42,9 @@ class Synthetic:
     fixed: tuple[int, int] | None = None
     """prompt and output of every request, in place of `lengths`"""
     burst: float = 0.0
-    """deviation of the logarithm of the rate, which wanders: 0 is Poisson"""
+    """deviation of the logarithm of the arrival rate, which varies; 0: Poisson"""
     wander: float = 60.0
-    """seconds in which it changes"""
+    """correlation time of the rate in seconds"""
     sessions: float = 0.0
     """share of requests that go on with an earlier conversation, whose prompt they begin with"""
     shared: int = 0
@@ -60,8 +60,13 @@ class Synthetic:
             raise InputError("synthetic: expected burst ≥ 0, wander > 0, shared ≥ 0")
 
 
-def synthesise(settings: Synthetic, seed: int) -> Workload:
-    """Draw requests; the same for the same seed."""
+def synthesize(settings: Synthetic, seed: int) -> Workload:
+    """Draw requests; the same seed always gives the same.
+
+    Args:
+        settings: Parameters of the requests.
+        seed: Source of randomness.
+    """
     rng = np.random.default_rng([seed, 1])
     arrival = _arrivals(settings, rng)
     if settings.fixed is not None:
@@ -77,14 +82,14 @@ def synthesise(settings: Synthetic, seed: int) -> Workload:
 
 
 def _arrivals(settings: Synthetic, rng: np.random.Generator) -> Floats:
-    """Poisson, at a rate whose logarithm is an Ornstein–Uhlenbeck process of mean rate 1."""
+    """Draw Poisson arrivals at a rate whose logarithm is an Ornstein–Uhlenbeck process, `[N]`."""
     gaps = rng.exponential(1.0 / settings.rate, settings.count)
     if not settings.burst:
         return np.cumsum(gaps)
-    from keel.apps.serving.kernels_draw import wandering
+    from keel.apps.serving.kernels_draw import arrival_times
 
     noise = rng.normal(size=settings.count + 1)
-    times: Floats = wandering(gaps, noise, settings.burst, settings.wander)
+    times: Floats = arrival_times(gaps, noise, settings.burst, settings.wander)
     scaled: Floats = times * (settings.count / settings.rate) / times[-1]
     return scaled
 
@@ -97,7 +102,7 @@ def _lengths(shape: tuple[float, float], most: int, count: int, rng: np.random.G
 def _with_prefixes(
     settings: Synthetic, arrival: Floats, prompt: Ints, output: Ints, rng: np.random.Generator
 ) -> Workload:
-    """Conversations: a turn repeats all that was said before, and adds a short question."""
+    """Draw conversations: each turn repeats all turns before, and adds a short question."""
     from keel.apps.serving.kernels_draw import conversations
 
     kinds = np.minimum(rng.zipf(1.5, settings.count), max(1, settings.shared)) - 1

@@ -1,4 +1,4 @@
-"""How long an iteration of a replica takes: tables in milliseconds per layer.
+"""Times of a replica's iterations: tables in milliseconds per layer.
 
 They come from a file (`.npz`, as Vidur's predictor gives them) or from closed forms for a few
 models and devices. A closed form is written into a table of the same shape, so that the simulator
@@ -33,30 +33,34 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Tables:
-    """One model on one device."""
+    """Iteration times of one model on one device."""
 
     name: str
     linear: Floats
-    """`[1025]`: of everything but attention, by tokens of a batch"""
+    """`[1025]`: time of everything but attention, by tokens of a batch"""
     decode: Floats
-    """`[129, 65]`: by sequences that decode, and their mean KV cache in steps of 64"""
+    """`[129, 65]`: decode attention, by sequences and their mean KV cache in steps of 64"""
     prefill: Floats
-    """`[65, 513]`: by the KV cache of what is read, in steps of 64, and the tokens read"""
+    """`[65, 513]`: prefill attention, by the KV cache in steps of 64, and the tokens read"""
     layers: int
     grouped: bool
     """queries share keys: several sequences at once cost a tenth more"""
     blocks: int
-    """of 16 tokens, in the KV cache"""
+    """blocks of 16 tokens in the KV cache"""
 
 
 def load_tables(path: Path) -> Tables:
-    """Read a file of tables."""
+    """Load tables from a file.
+
+    Args:
+        path: `.npz` file with the arrays `FIELDS`.
+    """
     try:
-        with np.load(path, allow_pickle=False) as found:
-            missing = [name for name in FIELDS if name not in found.files]
+        with np.load(path, allow_pickle=False) as arrays:
+            missing = [name for name in FIELDS if name not in arrays.files]
             if missing:
                 raise InputError(f"{path}: has no {', '.join(missing)}")
-            linear, decode, prefill, layers, grouped, blocks = (found[name] for name in FIELDS)
+            linear, decode, prefill, layers, grouped, blocks = (arrays[name] for name in FIELDS)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except (OSError, EOFError, ValueError, BadZipFile):
@@ -69,7 +73,7 @@ def load_tables(path: Path) -> Tables:
 def make_tables(
     name: str, times: tuple[Floats, Floats, Floats], layers: int, grouped: bool, blocks: int
 ) -> Tables:
-    """Check and arrange them."""
+    """Make checked tables; raise an `InputError` for wrong shapes or times."""
     linear, decode, prefill = (np.ascontiguousarray(x, dtype=np.float64) for x in times)
     shapes = (MOST_TOKENS + 1,), (MOST_BATCH + 1, MOST_KV // GRAIN + 1)
     expected = (*shapes, (MOST_KV // GRAIN + 1, MOST_CHUNK + 1))
@@ -86,7 +90,7 @@ def make_tables(
 
 @dataclass(frozen=True)
 class Form:
-    """Fitted to profiles: milliseconds per layer."""
+    """Closed form of iteration times, fitted to profiles: milliseconds per layer."""
 
     layers: int
     linear: tuple[float, float, float, float, float]
@@ -94,7 +98,7 @@ class Form:
     decode: tuple[float, float, float]
     """constant, per sequence, per token of KV cache"""
     heads: float
-    """attention of prompts, over that of 32 query heads on an A100"""
+    """prefill attention relative to 32 query heads on an A100"""
     pair: float
     """all-reduces of a layer: a constant, and per token (MB · ms/MB)"""
     per_token: float
@@ -132,15 +136,19 @@ FORMS = {
         0.000173, True, 32_870,
     ),
 }  # fmt: skip
-"""By name. Linear parts are fitted to profiles of each; so is attention of the first three. In the
-others attention is *scaled*, not profiled: from token to token it waits for memory, so it goes with
-the linear part's memory time (m0) beside the A100's, and over a prompt with its arithmetic (c1);
+"""Closed forms by name. Linear parts are fitted to profiles, as is attention of the first three.
+The others' attention is *scaled*, not profiled: decoding waits for memory, so it is scaled by the
+linear part's memory time (m0) relative to the A100's, and prefill by its arithmetic (c1);
 half as many heads take half of the time. Four devices add up half again as many bytes as two, and
 an H100's links carry half again as many. Memory: nine tenths of the device less the weights."""
 
 
 def closed_form(name: str) -> Tables:
-    """Tables of a model and device that have a closed form."""
+    """Return the tables of a model and device that have a closed form.
+
+    Args:
+        name: A name of `FORMS`.
+    """
     form = FORMS[check_choice("model", name, FORMS)]
     m0, m1, c0, c1, p = form.linear
     tokens = np.arange(MOST_TOKENS + 1, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Routing as Keel trains on it: many clusters, each with one decision per step."""
+"""Routing as a vectorized environment: many clusters, each with one decision per step."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from gymnasium import spaces
 
 from keel.apps.serving import fields as f
 from keel.apps.serving.arrays import Weights, make_weights
-from keel.apps.serving.many import Many
-from keel.apps.serving.note import (
+from keel.apps.serving.observations import REPLICA, REQUEST
+from keel.apps.serving.results import summarize
+from keel.apps.serving.settings import Setting, draw_scenario, held_out, make_setting, training_seed
+from keel.apps.serving.throughput_reward import (
     AFTER,
     VERSIONS,
-    Memory,
-    NoteReward,
-    Scores,
-    cold_values,
-    fresh_memory,
-    measured,
-    score,
+    RewardState,
+    RewardTerms,
+    ThroughputReward,
+    cold_start_metrics,
+    compute_reward,
+    initial_state,
+    measure_clusters,
 )
-from keel.apps.serving.observations import REPLICA, REQUEST
-from keel.apps.serving.results import summarise
-from keel.apps.serving.settings import Setting, draw, held_out, make_setting, training_seed
+from keel.apps.serving.vector_clusters import VectorClusters
 from keel.envs.protocol import Autoreset, Obs, Saved, Step
 from keel.errors import InputError, check_choice
 from keel.keys import MASK
@@ -33,21 +33,29 @@ from keel.keys import MASK
 Reward = Literal["latency", "counterfactual", "note-004"]
 REWARDS = ("latency", "counterfactual", "note-004")
 LATENCY_SCALE, WEIGHT_SCALE = 20.0, 2.0
-"""Seconds."""
+"""Scales of the rewards in seconds."""
 WORST = 20.0
 """Bound on the reward of one choice, in units of its scale."""
-NOBODY = np.zeros(0, np.int64)
+NO_EPISODES = np.zeros(0, np.int64)
 
 
 class ServingEnvs:
-    """`num_envs` clusters; a finished trace is followed at once by another, on another cluster.
+    """Vectorized environment of `num_envs` clusters; a finished trace restarts on another cluster.
 
     The reward `latency` is minus the seconds that all requests of the cluster spend until the next
-    one arrives: over an episode minus the sum of all latencies. `counterfactual` is minus what the
-    choice costs all requests at its replica, beyond what the mean choice would: their futures are
-    played with and without the request, on the same random numbers. `weights` says what a second
-    until the first token, until the end, and a lost request cost in both. `note-004` is the note's
-    (`keel.apps.serving.note`), which is told of the cluster every `refresh` seconds.
+    one arrives: over an episode minus the sum of all latencies. `counterfactual` is minus the cost
+    of the choice to all requests at its replica, relative to the mean choice: their futures are
+    simulated with and without the request, on the same random numbers. `note-004` is the reward of
+    measured throughput and latency (`keel.apps.serving.throughput_reward`).
+
+    Args:
+        setting: Distribution of clusters and traces.
+        num_envs: Number of clusters, C.
+        reward: "latency", "counterfactual" or "note-004".
+        scenes: "train" or "held-out": which scenarios are drawn.
+        reward_rules: Parameters of the reward "note-004".
+        refresh: Seconds between measurements for the reward "note-004".
+        weights: Costs of a second and of a lost request in the other two rewards.
     """
 
     agents: tuple[str, ...] = ()
@@ -60,7 +68,7 @@ class ServingEnvs:
         num_envs: int,
         reward: Reward = "latency",
         scenes: str = "train",
-        note: NoteReward = AFTER,
+        reward_rules: ThroughputReward = AFTER,
         refresh: float = 0.0,
         weights: Weights = Weights(),  # noqa: B008
     ) -> None:
@@ -72,17 +80,17 @@ class ServingEnvs:
                 "else overrules; with other rewards say disturbed=0.0"
             )
         self.setting, self.num_envs = setting, num_envs
-        self.many = Many(setting, num_envs, weights)
+        self.clusters = VectorClusters(setting, num_envs, weights)
         self._rng = np.random.default_rng(0)
         self._next = 0
         self._total = np.zeros(num_envs)
         self._crowd = np.zeros((2, num_envs))
-        """where somebody else sends requests, and how often"""
-        self.note, self.refresh = note, refresh
-        self._memory = fresh_memory(num_envs)
-        self._told = np.full(num_envs, -np.inf)
-        self._known = np.zeros((3, num_envs))
-        self._parts = np.zeros((len(Scores._fields), num_envs))
+        """replica that a disturbance sends requests to, and its probability"""
+        self.reward_rules, self.refresh = reward_rules, refresh
+        self._reward_state = initial_state(num_envs)
+        self._measured_at = np.full(num_envs, -np.inf)
+        self._metrics = np.zeros((3, num_envs))
+        self._parts = np.zeros((len(RewardTerms._fields), num_envs))
         self.action_space = spaces.Discrete(setting.replicas)
         self.observation_space = spaces.Dict(
             {
@@ -93,35 +101,37 @@ class ServingEnvs:
 
     def reset(self, seed: int) -> Obs:
         self._rng, self._next = np.random.default_rng(seed), 0
-        self._forget(self.many.all)
-        for c in self.many.all:
+        self._clear_episodes(self.clusters.all)
+        for c in self.clusters.all:
             self._begin(int(c))
-        self.many.look(self.many.all)
+        self.clusters.observe(self.clusters.all)
         return self._obs()
 
     def step(self, action: np.ndarray) -> Step:
-        many, chosen = self.many, np.ascontiguousarray(action, dtype=np.int64)
-        weight = many.weighed() if self.reward_kind == "counterfactual" else None
-        may = many.seen[2].copy()
-        decision = many.at + 1
+        clusters, chosen = self.clusters, np.ascontiguousarray(action, dtype=np.int64)
+        choice_cost = (
+            clusters.counterfactual_costs() if self.reward_kind == "counterfactual" else None
+        )
+        mask = clusters.observations[2].copy()
+        decision = clusters.at + 1
         last = decision == self.setting.requests
-        cost = many.step(self._disturbed(chosen, may))
+        cost = clusters.step(self._with_disturbance(chosen, mask))
         if self.reward_kind == "note-004":
-            reward = self._by_note(decision)
-        elif weight is None:
+            reward = self._throughput_reward(decision)
+        elif choice_cost is None:
             reward = -cost / LATENCY_SCALE
         else:
-            extra = weight[many.all, chosen] - np.average(weight, 1, may)
+            extra = choice_cost[clusters.all, chosen] - np.average(choice_cost, 1, mask)
             reward = -np.clip(extra / WEIGHT_SCALE, -WORST, WORST)
         self._total += reward
         over = last.nonzero()[0]
         returns, measures = self._total[over].copy(), None
         if over.size:
             measures = self._measures(over)
-            self._forget(over)
+            self._clear_episodes(over)
             for c in over:
                 self._begin(int(c))
-            many.look(over)
+            clusters.observe(over)
         nothing = np.zeros(self.num_envs, bool)
         return Step(
             obs=self._obs(),
@@ -137,36 +147,38 @@ class ServingEnvs:
         )
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no resources are held."""
 
     def save(self) -> Saved | None:
-        kept = {"total": self._total, "crowd": self._crowd, "told": self._told,
-                "known": self._known,
-                "parts": self._parts, "memory": np.array(self._memory)}  # fmt: skip
-        return self.many.save() | {name: x.copy() for name, x in kept.items()}, {
+        saved = {"total": self._total, "crowd": self._crowd, "told": self._measured_at,
+                "known": self._metrics,
+                "parts": self._parts, "memory": np.array(self._reward_state)}  # fmt: skip
+        return self.clusters.save() | {name: x.copy() for name, x in saved.items()}, {
             "rng": self._rng.bit_generator.state,
             "next": self._next,
         }
 
     def load(self, arrays: Mapping[str, np.ndarray], data: Mapping[str, Any]) -> None:
-        self.many.load(arrays)
-        self._total[:], self._told[:] = arrays["total"], arrays["told"]
+        self.clusters.load(arrays)
+        self._total[:], self._measured_at[:] = arrays["total"], arrays["told"]
         self._crowd[:] = arrays["crowd"]
         parts = arrays["parts"]  # of version 0.1: without the last
-        self._known[:], self._parts[: len(parts)] = arrays["known"], parts
-        self._memory = Memory(*(x.copy() for x in arrays["memory"]))
+        self._metrics[:], self._parts[: len(parts)] = arrays["known"], parts
+        self._reward_state = RewardState(*(x.copy() for x in arrays["memory"]))
         self._rng.bit_generator.state = data["rng"]
         self._next = int(data["next"])
 
-    def _disturbed(self, chosen: np.ndarray, may: np.ndarray) -> np.ndarray:
-        """What is really done: now and then somebody else chooses. Whoever is credited by what the
-        choice would have cost does not mind."""
+    def _with_disturbance(self, chosen: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """Return the actions after random disturbances, `[C]`.
+
+        The counterfactual reward credits the chosen action, so it is not affected.
+        """
         if not self.setting.disturbed:
             return chosen
-        early = self.many.at < self.setting.requests // 2
+        early = self.clusters.at < self.setting.requests // 2
         others = self._rng.random(self.num_envs) < self._crowd[1]
         crowd = self._crowd[0].astype(np.int64)
-        return np.where(early & others & may[self.many.all, crowd], crowd, chosen)
+        return np.where(early & others & mask[self.clusters.all, crowd], crowd, chosen)
 
     def _begin(self, cluster: int) -> None:
         if self.scenes == "train":
@@ -174,53 +186,55 @@ class ServingEnvs:
         else:
             seed = held_out(self._next + 1)[-1]
             self._next += 1
-        self.many.begin(cluster, draw(self.setting, seed), seed)
+        self.clusters.begin(cluster, draw_scenario(self.setting, seed), seed)
         if self.setting.disturbed:
             often = self._rng.uniform(0.2, 0.8) * (self._rng.random() < self.setting.disturbed)
-            self._crowd[:, cluster] = self._rng.integers(self.many.sizes[cluster]), often
+            self._crowd[:, cluster] = self._rng.integers(self.clusters.sizes[cluster]), often
 
-    def _by_note(self, decision: np.ndarray) -> np.ndarray:
-        """Note 004's reward of what is known of all clusters; the parts are added up.
+    def _throughput_reward(self, decision: np.ndarray) -> np.ndarray:
+        """Return the reward of measured throughput and latency, `[C]`, and sum up its terms.
 
         Args:
             decision: Decisions of the trace so far, `[C]`, the one that is rewarded included.
         """
-        many = self.many
-        now = many.requests.times[many.all, f.Q_ARRIVAL, many.at]
-        due = now >= self._told + self.refresh
-        if self.note.cold_start:
-            fresh = cold_values(self.note, self.num_envs)
+        clusters = self.clusters
+        now = clusters.requests.times[clusters.all, f.Q_ARRIVAL, clusters.at]
+        due = now >= self._measured_at + self.refresh
+        if self.reward_rules.cold_start:
+            fresh = cold_start_metrics(self.reward_rules, self.num_envs)
         else:
-            fresh = np.array(measured(now, many.requests, many.replicas))
-        self._known = np.where(due, fresh, self._known)
-        self._told = np.where(due, now, self._told)
-        throughput, latency, balance = self._known
-        scores, self._memory = score(self.note, throughput, latency, balance, self._memory)
+            fresh = np.array(measure_clusters(now, clusters.requests, clusters.replicas))
+        self._metrics = np.where(due, fresh, self._metrics)
+        self._measured_at = np.where(due, now, self._measured_at)
+        throughput, latency, balance = self._metrics
+        scores, self._reward_state = compute_reward(
+            self.reward_rules, throughput, latency, balance, self._reward_state
+        )
         self._parts += np.array(scores)
-        if self.note.unpaid:
-            return np.where(decision % self.note.unpaid == 0, 0.0, scores.total_reward)
+        if self.reward_rules.unpaid:
+            return np.where(decision % self.reward_rules.unpaid == 0, 0.0, scores.total_reward)
         return scores.total_reward
 
-    def _forget(self, over: np.ndarray) -> None:
-        """Traces that ended leave nothing to those that begin."""
+    def _clear_episodes(self, over: np.ndarray) -> None:
+        """Reset the sums and measurements of clusters `over` whose traces ended."""
         self._total[over], self._parts[:, over] = 0.0, 0.0
-        self._told[over] = -np.inf
-        for old, blank in zip(self._memory, fresh_memory(len(over)), strict=True):
+        self._measured_at[over] = -np.inf
+        for old, blank in zip(self._reward_state, initial_state(len(over)), strict=True):
             old[over] = blank
 
     def _measures(self, over: np.ndarray) -> dict[str, np.ndarray]:
-        """Of traces that ended."""
-        reports = [summarise(self.many.played(int(c), "policy")) for c in over]
+        """Return the metrics of traces that ended."""
+        reports = [summarize(self.clusters.result(int(c), "policy")) for c in over]
         shares = np.zeros((len(reports), self.setting.replicas))
         for own, report in zip(shares, reports, strict=True):
             own[: len(report.shares)] = report.shares
         steps = self.setting.requests
-        of_note = {}
+        terms = {}
         if self.reward_kind == "note-004":
-            parts = zip(Scores._fields, self._parts[:, over] / steps, strict=True)
-            of_note = dict(parts)
+            parts = zip(RewardTerms._fields, self._parts[:, over] / steps, strict=True)
+            terms = dict(parts)
         return (
-            of_note
+            terms
             | {f"action_replica_{r}": x for r, x in enumerate(shares.T)}
             | {
                 "latency": np.array([r.end_to_end.mean for r in reports]),
@@ -233,7 +247,7 @@ class ServingEnvs:
         )
 
     def _obs(self) -> Obs:
-        replicas, request, mask = (x.copy() for x in self.many.seen)
+        replicas, request, mask = (x.copy() for x in self.clusters.observations)
         return {"replicas": replicas, "request": request, MASK: mask}
 
 
@@ -250,12 +264,23 @@ def vector_env(
     weight_lost: float = 30.0,
     **changes: Any,
 ) -> ServingEnvs:
-    """`num_envs` clusters of a named setting, with changes to it, or to note 004's reward, whose
-    parameters are those `before` or `after` the note. The weights are those of a second until the
-    end, another until the first token, and of a lost request."""
+    """Make a vectorized environment of clusters of a named setting.
+
+    Args:
+        num_envs: Number of clusters.
+        setting: A name of `SETTINGS`.
+        reward: "latency", "counterfactual" or "note-004".
+        scenes: "train" or "held-out": which scenarios are drawn.
+        note: Parameters of the reward "note-004": "before" or "after".
+        refresh: Seconds between measurements for the reward "note-004".
+        weight_end: Cost of a second of a request until its end.
+        weight_first: Additional cost of a second until its first token.
+        weight_lost: Cost of a lost request.
+        **changes: Other fields of `Setting` or of `ThroughputReward`.
+    """
     weights = make_weights(weight_end, weight_first, weight_lost)
     rules = VERSIONS[check_choice("note", note, VERSIONS)]
-    names = {field.name for field in fields(NoteReward)}
+    names = {field.name for field in fields(ThroughputReward)}
     own = {name: changes.pop(name) for name in list(changes) if name in names}
     return ServingEnvs(
         make_setting(setting, **changes), num_envs, reward, scenes, replace(rules, **own), refresh,

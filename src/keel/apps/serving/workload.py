@@ -1,4 +1,4 @@
-"""Requests: when they come, how long they are, and which prefixes they share."""
+"""Workloads: arrival times, lengths and shared prefixes of requests."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ class Workload:
     first: Ints
     """`[N + 1]`: where the prefix blocks of each begin in `hashes`"""
     hashes: Ints
-    """names of prefix blocks, from 0 without gaps"""
+    """ids of prefix blocks, from 0 without gaps"""
     prefix_block: int = 16
-    """tokens of one"""
+    """tokens of a prefix block"""
 
     def __len__(self) -> int:
         return len(self.arrival)
 
     @property
     def universe(self) -> int:
-        """Different prefix blocks."""
+        """Number of different prefix blocks."""
         return int(self.hashes.max(initial=-1)) + 1
 
     @property
@@ -52,7 +52,7 @@ class Workload:
         return (len(self) - 1) / span if span else float("nan")
 
     def slower(self, factor: float) -> Workload:
-        """The same requests, `factor` times as far apart."""
+        """Return the same requests, `factor` times as far apart."""
         if not 0.0 < factor < np.inf:
             raise InputError(f"factor: expected a number above 0, got {factor}")
         return Workload(
@@ -61,7 +61,7 @@ class Workload:
         )  # fmt: skip
 
     def part(self, begin: int, end: int) -> Workload:
-        """Requests `begin` to `end`, from time 0 on."""
+        """Return requests `begin` to `end`, from time 0 on."""
         first = self.first[begin : end + 1]
         names = self.hashes[first[0] : first[-1]]
         return make_workload(
@@ -70,7 +70,7 @@ class Workload:
         )  # fmt: skip
 
     def requests(self) -> Requests:
-        """For the simulator, none of them sent."""
+        """Return arrays for the simulator, with no request sent yet."""
         count = len(self)
         ints = np.zeros((f.Q_INTS, count), dtype=np.int64)
         ints[f.Q_PROMPT], ints[f.Q_PREFILL], ints[f.Q_OUTPUT] = (
@@ -92,7 +92,15 @@ def make_workload(
     hashes: ArrayLike = (),
     prefix_block: int = 16,
 ) -> Workload:
-    """Check requests and arrange them.
+    """Make a workload from checked arrays.
+
+    Args:
+        arrival: Seconds, not decreasing, `[N]`.
+        prompt: Tokens of the prompts, `[N]`.
+        output: Tokens of the answers, `[N]`.
+        first: Where the prefix blocks of each request begin in `hashes`, `[N + 1]`.
+        hashes: Ids of prefix blocks, request after request.
+        prefix_block: Tokens of a prefix block.
 
     Examples:
         >>> len(make_workload([0.0, 0.5], [100, 200], [10, 20]))
@@ -110,13 +118,17 @@ def make_workload(
     if first is not None:
         begins = np.asarray(first, dtype=np.int64)
     names = np.asarray(hashes, dtype=np.int64)
-    if len(names) and (names.min() != 0 or names.max() >= len(names)):  # named by somebody else
+    if len(names) and (names.min() != 0 or names.max() >= len(names)):  # foreign ids
         names = np.unique(names, return_inverse=True)[1].astype(np.int64).reshape(-1)
     return Workload(when, sizes[0], sizes[1], begins, names, prefix_block)
 
 
 def load_workload(path: Path | str) -> Workload:
-    """A trace in the format of Azure or Vidur (CSV) or Mooncake (JSONL), told by its columns."""
+    """Load a trace of Azure or Vidur (CSV) or Mooncake (JSONL), recognized by its columns.
+
+    Args:
+        path: The file.
+    """
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -139,7 +151,7 @@ def load_workload(path: Path | str) -> Workload:
 
 
 def _clock_time(text: str) -> float:
-    """Azure writes seven decimals of a second, one more than Python reads."""
+    """Parse Azure's timestamps, which have seven decimals, one more than Python reads."""
     return datetime.fromisoformat(text.strip()[:26]).timestamp()
 
 
@@ -148,7 +160,7 @@ FORMATS: dict[tuple[str, str, str], Callable[[str], float]] = {
     ("arrived_at", "num_prefill_tokens", "num_decode_tokens"): float,
     ("arrival_s", "prompt_tokens", "output_tokens"): float,
 }
-"""Columns of Azure's traces, of Vidur's, and of its results in `keel serving replay`."""
+"""Columns of Azure's traces, of Vidur's, and of the results for `keel serving replay`."""
 
 
 def _from_rows(
@@ -157,45 +169,45 @@ def _from_rows(
     names: tuple[str, str, str],
     time: Callable[[str], float],
 ) -> Workload:
-    found: list[tuple[float, int, int]] = []
+    requests: list[tuple[float, int, int]] = []
     for number, row in enumerate(rows, 2):
         try:
             when, prompt, output = (row[name] for name in names)
-            found.append((time(when), max(1, int(float(prompt))), max(1, int(float(output)))))
+            requests.append((time(when), max(1, int(float(prompt))), max(1, int(float(output)))))
         except (TypeError, ValueError):
             raise InputError(f"{path}, line {number}: not a request: {dict(row)}") from None
-    return _sorted(path, found)
+    return _sorted(path, requests)
 
 
 def _mooncake(path: Path, lines: Sequence[str]) -> Workload:
-    found: list[tuple[float, int, int]] = []
+    requests: list[tuple[float, int, int]] = []
     names: list[list[int]] = []
     for number, line in enumerate(lines, 1):
         try:
             row: dict[str, Any] = json.loads(line)
             when, prompt = float(row["timestamp"]) / 1000.0, int(row["input_length"])
-            found.append((when, max(1, prompt), max(1, int(row["output_length"]))))
+            requests.append((when, max(1, prompt), max(1, int(row["output_length"]))))
             names.append([int(x) for x in row.get("hash_ids", [])])
         except (KeyError, TypeError, ValueError):
             raise InputError(f"{path}, line {number}: not a request of Mooncake's") from None
-    return _sorted(path, found, names, MOONCAKE_BLOCK)
+    return _sorted(path, requests, names, MOONCAKE_BLOCK)
 
 
 def _sorted(
     path: Path,
-    found: list[tuple[float, int, int]],
+    requests: list[tuple[float, int, int]],
     names: list[list[int]] | None = None,
     block: int = 16,
 ) -> Workload:
-    if not found:
+    if not requests:
         raise InputError(f"{path}: holds no requests")
-    order = sorted(range(len(found)), key=lambda i: found[i][0])
-    begin = found[order[0]][0]
+    order = sorted(range(len(requests)), key=lambda i: requests[i][0])
+    begin = requests[order[0]][0]
     blocks = [names[i] for i in order] if names is not None else [[] for _ in order]
     return make_workload(
-        [found[i][0] - begin for i in order],
-        [found[i][1] for i in order],
-        [found[i][2] for i in order],
+        [requests[i][0] - begin for i in order],
+        [requests[i][1] for i in order],
+        [requests[i][2] for i in order],
         np.cumsum([0, *map(len, blocks)]),
         [x for part in blocks for x in part],
         block,

@@ -20,7 +20,7 @@ from keel.apps.land.baselines import (
 )
 from keel.apps.land.games import Games
 from keel.apps.land.maps import held_out
-from keel.apps.land.observations import worth
+from keel.apps.land.observations import marginal_npv
 from keel.apps.land.report import play
 from keel.apps.land.rules import FULL, SMALL, make_rules
 from keel.errors import InputError
@@ -51,7 +51,7 @@ def test_random_play_takes_every_legal_action_equally_often() -> None:
 def test_greedy_takes_the_best_and_then_stops() -> None:
     games = Games(FULL, 4)
     games.begin(np.arange(4), np.arange(4))
-    value = np.where(games.mask[..., :-1], worth(games).reshape(4, 3, -1), -np.inf)
+    value = np.where(games.mask[..., :-1], marginal_npv(games).reshape(4, 3, -1), -np.inf)
     np.testing.assert_array_equal(greedy_npv(games, RNG), value.argmax(-1))
     ratio = value / outlays(games).reshape(4, 3, -1)
     np.testing.assert_array_equal(greedy_roi(games, RNG), ratio.argmax(-1))

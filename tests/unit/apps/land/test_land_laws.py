@@ -14,7 +14,7 @@ from land_toys import Event, audit
 from keel.apps.land.arrays import World
 from keel.apps.land.baselines import play_out, random_legal, wait
 from keel.apps.land.games import Games
-from keel.apps.land.observations import look, worth
+from keel.apps.land.observations import marginal_npv, observe
 from keel.apps.land.report import net_present_value
 from keel.apps.land.rules import FULL, SMALL, TRADES, Rules
 from keel.errors import InputError
@@ -126,7 +126,7 @@ def test_saved_games_continue_bit_for_bit(
         action = random_legal(games, rng)
         for mine, theirs in zip(games.step(action), other.step(action), strict=True):
             np.testing.assert_array_equal(mine, theirs)
-        for mine, theirs in zip(look(games), look(other), strict=True):
+        for mine, theirs in zip(observe(games), observe(other), strict=True):
             np.testing.assert_array_equal(mine, theirs)
     np.testing.assert_array_equal(arrays["seeds"], seeds)
 
@@ -158,10 +158,10 @@ def test_worth_is_what_a_building_adds(
     action = np.full((legal.size, rules.agents), rules.wait)
     action[:, agent] = legal
     month = copies.step(action)
-    total = (month.flow + rules.gamma * month.kept)[:, agent]
+    total = (month.flow + rules.gamma * month.terminal_value)[:, agent]
     if not month.done.any():
         total = total + rules.gamma * play_out(copies, wait, rng)[:, agent]
-    expected = np.append(worth(games)[0, agent].ravel(), 0.0)[legal]
+    expected = np.append(marginal_npv(games)[0, agent].ravel(), 0.0)[legal]
     np.testing.assert_allclose(total - total[-1], expected, atol=1e-6)
 
 
@@ -175,4 +175,4 @@ def test_games_side_by_side_do_not_touch(seeds: list[int], play: int) -> None:
         together, single = many.step(action), alone.step(action[1:2])
         for mine, theirs in zip(together, single, strict=True):
             np.testing.assert_array_equal(mine[1:2], theirs)
-    np.testing.assert_array_equal(look(many).parcels[1], look(alone).parcels[0])
+    np.testing.assert_array_equal(observe(many).parcels[1], observe(alone).parcels[0])

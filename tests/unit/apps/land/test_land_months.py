@@ -11,7 +11,7 @@ from land_toys import build, flat, wishes
 
 from keel.apps.land import kernels
 from keel.apps.land.games import Games
-from keel.apps.land.rules import COUNCIL, FULL, INDUSTRY, Rules, make_rules, note_000
+from keel.apps.land.rules import COUNCIL, FULL, INDUSTRY, Rules, legacy_rules, make_rules
 from keel.errors import InputError
 
 S, M, L = range(3)
@@ -30,7 +30,7 @@ def test_one_building_to_the_last_cent() -> None:
     months = [games.step(wishes(games, industry=build(0, S)))]
     months += [games.step(wishes(games)) for _ in range(3)]
     assert [month.flow[0, 0] for month in months] == [-1500.0, 55.0, 55.0, 55.0]
-    assert [month.kept[0, 0] for month in months] == [0.0, 0.0, 0.0, 1122.125]
+    assert [month.terminal_value[0, 0] for month in months] == [0.0, 0.0, 0.0, 1122.125]
     assert [month.done[0] for month in months] == [False, False, False, True]
     assert games.state.cash[0, 0] == 15_000.0 - 1500.0 + 165.0
     returned = 1000.0 * sum(GAMMA**k * month.reward[0, 0] for k, month in enumerate(months))
@@ -51,7 +51,7 @@ def test_a_building_begun_last_is_worth_its_residual_and_its_land() -> None:
     games = flat(replace(ALONE, months=1))
     month = games.step(wishes(games, council=build(2, L)))
     assert month.flow[0, 2] == -(1800.0 + 600.0)
-    assert month.kept[0, 2] == 0.7 * 1800.0 + 500.0
+    assert month.terminal_value[0, 2] == 0.7 * 1800.0 + 500.0
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def cheap_or_dear(rules: Rules, price: float, zone: float) -> Games:
 def test_note_000_paid_for_size() -> None:
     """Industry: 12 · 55 − 900 − 1300 < −1500, so an S on the dearest land paid −1500 + 5; an L on
     the cheapest 12 · 150 − 2400 − 110 + 3700 = 2990, + 15; waiting nothing, for ever."""
-    rules = replace(note_000(3000.0), reward_clip=False)
+    rules = replace(legacy_rules(3000.0), reward_clip=False)
     dear = cheap_or_dear(rules, 1100.0, 200.0)
     month = dear.step(wishes(dear, industry=build(0, S)))
     assert month.reward[0] * 3000.0 == pytest.approx([-1495.0, 0.0, 0.0])
@@ -217,7 +217,7 @@ def test_note_000_paid_for_size() -> None:
 @pytest.mark.parametrize("scale", [500.0, 2_000.0, 3_000.0])
 def test_note_000_scaled_and_clipped(scale: float) -> None:
     """An M on flat land: 12 · 95 − 2100 + 1500 = 540, + 10."""
-    games = flat(note_000(scale))
+    games = flat(legacy_rules(scale))
     month = games.step(wishes(games, industry=build(0, M)))
     assert month.reward[0, 0] == pytest.approx(min(1.0, 550.0 / scale))
 
@@ -225,7 +225,7 @@ def test_note_000_scaled_and_clipped(scale: float) -> None:
 def test_note_000_punished_debt() -> None:
     """From 600, an M of 2100 leaves a debt of 1500, half of the credit line: 250 of 500."""
     poor = replace(INDUSTRY, cash=600.0)
-    games = flat(replace(note_000(3000.0), trades=(poor, COUNCIL)))
+    games = flat(replace(legacy_rules(3000.0), trades=(poor, COUNCIL)))
     month = games.step(wishes(games, industry=build(0, M)))
     assert month.reward[0, 0] * 3000.0 == pytest.approx(550.0 - 250.0)
 

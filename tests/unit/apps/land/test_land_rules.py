@@ -9,7 +9,7 @@ import pytest
 
 from keel.apps.land.games import Games
 from keel.apps.land.maps import HELD_OUT, draw_map, held_out, map_seeds
-from keel.apps.land.rules import FULL, SMALL, TRADES, Rules, make_rules, note_000
+from keel.apps.land.rules import FULL, SMALL, TRADES, Rules, legacy_rules, make_rules
 from keel.errors import InputError
 
 
@@ -48,7 +48,7 @@ def test_wrong_rules_are_refused(options: dict[str, Any], said: str) -> None:
 
 @pytest.mark.parametrize("scale", [500.0, 2_000.0, 3_000.0])
 def test_note_000_has_its_scales_and_faults(scale: float) -> None:
-    rules = note_000(scale)
+    rules = legacy_rules(scale)
     assert (rules.reward, rules.scale) == ("legacy", scale)
     assert rules.late_build_npv
     assert rules.reward_clip

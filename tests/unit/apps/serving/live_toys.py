@@ -13,7 +13,7 @@ import numpy as np
 from aiohttp import web
 
 from keel.apps.serving.live.backends import make_backends
-from keel.apps.serving.live.choosing import Chooser, Guards, Scoring
+from keel.apps.serving.live.guarded_policy import GuardedPolicy, Guards, ScoreFunction
 from keel.apps.serving.live.server import Options, Router
 
 COMPLETIONS = "/v1/completions"
@@ -130,7 +130,7 @@ def live(test: Test) -> Callable[[], None]:
     return run
 
 
-def prefer(*scores: float) -> Scoring:
+def prefer(*scores: float) -> ScoreFunction:
     """A policy that wants the same, whatever it sees."""
     return lambda replicas, request: np.array(scores, dtype=np.float32)
 
@@ -185,7 +185,7 @@ async def toys(*names: str, **settings: Any) -> AsyncIterator[list[Toy]]:
 @contextlib.asynccontextmanager
 async def routed(
     servers: Sequence[Toy],
-    policy: Scoring | None = None,
+    policy: ScoreFunction | None = None,
     guards: Guards | None = None,
     reference: str = "least-outstanding",
     **options: Any,
@@ -193,8 +193,8 @@ async def routed(
     """Guards are far away, unless a test brings its own; so is the deadline on a busy machine."""
     guards = guards or Guards(max_kl=100.0, max_share=1.0, deadline=1.0)
     backends = make_backends([toy.url for toy in servers], 100_000)
-    chooser = Chooser(len(backends), policy, reference, guards, seed=0)
-    router = Router(backends, chooser, Options(**{"grace": 1.0, **options}))
+    guarded_policy = GuardedPolicy(len(backends), policy, reference, guards, seed=0)
+    router = Router(backends, guarded_policy, Options(**{"grace": 1.0, **options}))
     await router.start()
     runner = router.runner()
     await runner.setup()

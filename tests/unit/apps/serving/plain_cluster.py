@@ -13,8 +13,8 @@ import numpy as np
 
 from keel.apps.serving import fields as f
 from keel.apps.serving.cluster import Cluster
-from keel.apps.serving.observations import follow
-from keel.apps.serving.simulation import Trace
+from keel.apps.serving.observations import update_pace
+from keel.apps.serving.simulation import SimulationResult
 from keel.apps.serving.tables import Tables
 from keel.apps.serving.workload import Workload, make_workload
 
@@ -233,7 +233,7 @@ class PlainReplica:
 
     def complete(self, now: float) -> None:
         if any(x.writes for x, _ in self.batch):
-            self.pace = follow(self.pace, self.spent)
+            self.pace = update_pace(self.pace, self.spent)
         for x, tokens in self.batch:
             x.processed += tokens
             if x.processed == x.prefill:
@@ -339,7 +339,7 @@ def column(calls: list[Call], name: str) -> list[Any]:
     return [getattr(x, name) for x in calls]
 
 
-def expect_same(played: Trace, calls: list[Call]) -> None:
+def expect_same(played: SimulationResult, calls: list[Call]) -> None:
     ints, times = played.requests.ints, played.requests.times
     for row, name in ((f.Q_LOST, "lost"), (f.Q_RESTARTS, "restarts"), (f.Q_HIT, "hit")):
         assert ints[row].tolist() == column(calls, name), name

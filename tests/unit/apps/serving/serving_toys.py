@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from keel.apps.serving.observations import follow
+from keel.apps.serving.observations import update_pace
 from keel.apps.serving.tables import Tables, make_tables
 from keel.apps.serving.workload import Workload
 
@@ -115,7 +115,7 @@ def one_by_one(
         spent = seconds(tables, batch)
         now, busy, done = now + spent, busy + spent, done + used
         if any(x["processed"] > x["prefill"] for x, _ in batch):
-            pace = follow(pace, spent)
+            pace = update_pace(pace, spent)
         for x, tokens in batch:
             x["processed"] += tokens
             if x["processed"] == x["prefill"]:

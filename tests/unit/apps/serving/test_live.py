@@ -23,17 +23,23 @@ from children import default_signals
 from live_toys import COMPLETIONS, Toy, live, prefer, routed, toys
 
 from keel.apps.serving import fields as f
-from keel.apps.serving import kernels_many, kernels_route
+from keel.apps.serving import kernels_route, kernels_vector
 from keel.apps.serving.arrays import Telemetry, View, blank_view
 from keel.apps.serving.live.backends import (
     Backend,
-    Flight,
-    Reported,
+    BackendReport,
+    InFlightRequest,
     make_backends,
     read_report,
     view_of,
 )
-from keel.apps.serving.live.choosing import Chooser, Guards, burdens, reference_odds, see
+from keel.apps.serving.live.guarded_policy import (
+    GuardedPolicy,
+    Guards,
+    heuristic_costs,
+    observe,
+    reference_probs,
+)
 from keel.apps.serving.live.prompts import Prefixes, Prompt, read_prompt
 from keel.apps.serving.observations import REPLICA, REQUEST
 from keel.apps.serving.simulation import ROUTERS
@@ -61,8 +67,8 @@ def test_the_policy_sees_what_it_was_trained_on(count: int) -> None:
         view, prompt, now = random_view(rng, count), int(rng.integers(30, 5_000)), 0.7
         replicas = np.zeros((count, len(REPLICA)), dtype=np.float32)
         request, mask = np.zeros(len(REQUEST), dtype=np.float32), np.zeros(count, dtype=bool)
-        kernels_many.see.py_func(now, prompt, view, replicas, request, mask)
-        own = see(view, prompt, now)
+        kernels_vector.write_observation.py_func(now, prompt, view, replicas, request, mask)
+        own = observe(view, prompt, now)
         np.testing.assert_allclose(own[0], replicas, rtol=1e-6, atol=1e-7)
         np.testing.assert_allclose(own[1], request, rtol=1e-6)
 
@@ -77,9 +83,10 @@ def test_references_are_the_simulators_heuristics(monkeypatch: pytest.MonkeyPatc
         requests = type("Requests", (), {"ints": np.full((f.Q_INTS, 1), prompt)})
         kind = list(ROUTERS).index(name)
         expected = [
-            kernels_route.score.py_func(kind, r, 0, None, told, requests, view) for r in range(6)
+            kernels_route.heuristic_cost.py_func(kind, r, 0, None, told, requests, view)
+            for r in range(6)
         ]
-        np.testing.assert_allclose(burdens(name, view, prompt, 256.0), expected, rtol=1e-12)
+        np.testing.assert_allclose(heuristic_costs(name, view, prompt, 256.0), expected, rtol=1e-12)
 
 
 def test_odds_of_references_by_hand() -> None:
@@ -88,7 +95,7 @@ def test_odds_of_references_by_hand() -> None:
     up = np.array([True, True, True, False])
 
     def odds(name: str) -> list[float]:
-        return reference_odds(name, view, 10, 256.0, up).tolist()
+        return reference_probs(name, view, 10, 256.0, up).tolist()
 
     assert odds("least-outstanding") == [0.0, 0.5, 0.5, 0.0]
     assert odds("round-robin") == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0.0])
@@ -117,11 +124,11 @@ def test_prefixes_are_chains_and_the_oldest_go_first() -> None:
     same_begin = read_prompt(json.dumps({"prompt": "a" * 256 + "B" * 256 + "c" * 256}).encode())
     other_model = json.dumps({"model": "m", "prompt": "a" * 768}).encode()
     known = Prefixes(4)
-    known.keep(first)
+    known.add(first)
     assert known.hit(first) == first.tokens - 1  # the last token is always read
     assert known.hit(same_begin) == 64  # the third piece is equal, its chain is not
     assert known.hit(read_prompt(other_model)) == 0
-    known.keep(same_begin)  # five pieces in four places: the end of the older one goes
+    known.add(same_begin)  # five pieces in four places: the end of the older one goes
     assert known.hit(same_begin) == same_begin.tokens - 1
     assert known.hit(first) == 128
 
@@ -129,7 +136,7 @@ def test_prefixes_are_chains_and_the_oldest_go_first() -> None:
 def test_flights_keep_the_counts_of_a_backend_right() -> None:
     backend = Backend("http://b:1", 1_000)
     prompt = Prompt(100)
-    one, other = Flight(backend, prompt, 0.0), Flight(backend, prompt, 0.0)
+    one, other = InFlightRequest(backend, prompt, 0.0), InFlightRequest(backend, prompt, 0.0)
     assert (backend.waiting, backend.running, backend.to_read, backend.held) == (2, 0, 200, 200)
     one.begin()
     one.stream(b"data: 1\n\n", 1.0, 1.0)
@@ -155,20 +162,20 @@ vllm:kv_cache_usage_perc{model_name="m"} 0.25
 
 
 def test_reports_by_vllms_names() -> None:
-    assert read_report(REPORT, 1.0) == Reported(1.0, 7, 2, 0.25)
+    assert read_report(REPORT, 1.0) == BackendReport(1.0, 7, 2, 0.25)
     older = REPORT.replace("kv_cache", "gpu_cache")
-    assert read_report(older, 1.0) == Reported(1.0, 7, 2, 0.25)
+    assert read_report(older, 1.0) == BackendReport(1.0, 7, 2, 0.25)
     assert read_report("up 1\nvllm:num_requests_running nonsense\n", 1.0) is None
 
 
 def test_a_report_counts_until_it_is_old() -> None:
     backend = Backend("http://b:1", 1_000)
-    backend.hear(Reported(1.0, 7, 2, 0.25))
-    Flight(backend, Prompt(50), 1.5)
+    backend.update(BackendReport(1.0, 7, 2, 0.25))
+    InFlightRequest(backend, Prompt(50), 1.5)
     view = view_of([backend], Prompt(10), 2.0, poll=1.0)
     assert view.ints[:, 0].tolist() == [2, 7, 0, 1, 50, 1, 0]
     assert view.times[:, 0].tolist() == [0.25, 0.0, 1.0]
-    backend.hear(Reported(1.8, 8, 2, 0.25))  # has seen that request
+    backend.update(BackendReport(1.8, 8, 2, 0.25))  # has seen that request
     assert view_of([backend], Prompt(10), 2.0, poll=1.0).ints[f.V_SENT, 0] == 0
     late = view_of([backend], Prompt(10), 9.0, poll=1.0)
     assert late.ints[:2, 0].tolist() == [1, 0]
@@ -178,39 +185,39 @@ def test_a_report_counts_until_it_is_old() -> None:
 # Guards
 
 
-def decide(chooser: Chooser, times: int) -> list[str]:
-    view, up = blank_view(chooser.count), np.ones(chooser.count, dtype=bool)
-    return [chooser(view, 10, 0.0, up).fallback for _ in range(times)]
+def decide(guarded_policy: GuardedPolicy, times: int) -> list[str]:
+    view, up = blank_view(guarded_policy.count), np.ones(guarded_policy.count, dtype=bool)
+    return [guarded_policy(view, 10, 0.0, up).fallback for _ in range(times)]
 
 
 def test_a_policy_far_from_the_reference_is_overruled(caplog: pytest.LogCaptureFixture) -> None:
     guards = Guards(max_kl=0.5, max_share=1.0, deadline=1.0)
-    chooser = Chooser(4, prefer(9.0, 0.0, 0.0, 0.0), guards=guards, seed=0)
+    guarded_policy = GuardedPolicy(4, prefer(9.0, 0.0, 0.0, 0.0), guards=guards, seed=0)
     with caplog.at_level(logging.WARNING, "keel.route"):
-        found = decide(chooser, 100)
+        found = decide(guarded_policy, 100)
     assert found == [""] * 19 + ["kl"] * 81  # from the twentieth decision on
-    assert chooser.kl() == pytest.approx(np.log(4.0), abs=0.01)
+    assert guarded_policy.kl() == pytest.approx(np.log(4.0), abs=0.01)
     assert [x.message for x in caplog.records] == [
         "FALLING BACK to least-outstanding: the policy is farther from the reference than --max-kl"
     ]
-    chooser.policy = prefer(0.0, 0.0, 0.0, 0.0)
-    assert decide(chooser, 400)[-1] == ""  # well again when the window has forgotten
-    assert chooser.falling_back() == ()
+    guarded_policy.policy = prefer(0.0, 0.0, 0.0, 0.0)
+    assert decide(guarded_policy, 400)[-1] == ""  # well again when the window has forgotten
+    assert guarded_policy.falling_back() == ()
 
 
 def test_the_share_of_a_backend_is_bounded() -> None:
     guards = Guards(max_kl=100.0, max_share=0.6, deadline=1.0)
-    chooser = Chooser(4, prefer(9.0, 0.0, 0.0, 0.0), guards=guards, seed=0)
-    found = decide(chooser, 600)
+    guarded_policy = GuardedPolicy(4, prefer(9.0, 0.0, 0.0, 0.0), guards=guards, seed=0)
+    found = decide(guarded_policy, 600)
     assert set(found) == {"", "share"}
-    assert chooser.taken.shares()[0] == pytest.approx(0.6, abs=0.02)
-    assert chooser.episodes == {"share": 1}  # to and fro at the bound is one episode
+    assert guarded_policy.decisions.shares()[0] == pytest.approx(0.6, abs=0.02)
+    assert guarded_policy.episodes == {"share": 1}  # to and fro at the bound is one episode
 
 
 def test_a_single_living_backend_may_have_it_all() -> None:
-    chooser = Chooser(2, prefer(9.0, 0.0), guards=Guards(deadline=1.0))
+    guarded_policy = GuardedPolicy(2, prefer(9.0, 0.0), guards=Guards(deadline=1.0))
     view, up = blank_view(2), np.array([True, False])
-    found = {chooser(view, 10, 0.0, up).fallback for _ in range(100)}
+    found = {guarded_policy(view, 10, 0.0, up).fallback for _ in range(100)}
     assert found == {""}
 
 
@@ -242,20 +249,20 @@ def test_a_sick_policy_is_overruled_and_soon_rests(policy: Any, reason: str) -> 
         calls += 1
         return policy(replicas, request)
 
-    chooser = Chooser(4, policy and counted, "round-robin", Guards(deadline=0.002))
-    assert decide(chooser, 50) == [reason] * 50
+    guarded_policy = GuardedPolicy(4, policy and counted, "round-robin", Guards(deadline=0.002))
+    assert decide(guarded_policy, 50) == [reason] * 50
     assert calls == (3 if policy else 0)  # then it rests
-    assert chooser.taken.sum.tolist() == [13.0, 13.0, 12.0, 12.0]
+    assert guarded_policy.decisions.sum.tolist() == [13.0, 13.0, 12.0, 12.0]
 
 
 def test_a_policy_is_asked_again_after_its_rest() -> None:
     now = [0.0]
-    chooser = Chooser(4, failing, clock=lambda: now[0])
-    decide(chooser, 3)
-    chooser.policy = prefer(0.0, 0.1, 0.0, 0.0)
-    assert decide(chooser, 1) == ["error"]
+    guarded_policy = GuardedPolicy(4, failing, clock=lambda: now[0])
+    decide(guarded_policy, 3)
+    guarded_policy.policy = prefer(0.0, 0.1, 0.0, 0.0)
+    assert decide(guarded_policy, 1) == ["error"]
     now[0] = 1.1
-    assert decide(chooser, 1) == [""]
+    assert decide(guarded_policy, 1) == [""]
 
 
 # Through real sockets
@@ -299,7 +306,9 @@ async def test_any_method_and_path_with_headers_kept() -> None:
 async def test_the_choice_follows_the_policy() -> None:
     async with toys("a", "b", "c") as servers, routed(servers, prefer(0.0, 2.0, 1.0)) as router:
         assert [await router.who() for _ in range(5)] == ["b"] * 5
-        router.router.chooser.policy = lambda replicas, request: -replicas[:, 0]  # outstanding
+        router.router.guarded_policy.policy = lambda replicas, request: (
+            -replicas[:, 0]
+        )  # outstanding
         servers[0].may_go_on.clear()
         servers[1].may_go_on.clear()
         held = [asyncio.ensure_future(router.who()) for _ in range(2)]
@@ -481,13 +490,13 @@ async def test_guards_fall_back_and_say_so() -> None:
 
 def test_routing_without_a_policy_is_no_alarm(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "keel.route"):
-        assert decide(Chooser(4), 5) == ["no_policy"] * 5
+        assert decide(GuardedPolicy(4), 5) == ["no_policy"] * 5
     assert caplog.records == []
 
 
 def test_the_log_says_how_the_policy_failed(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "keel.route"):
-        decide(Chooser(4, failing), 5)
+        decide(GuardedPolicy(4, failing), 5)
     assert [x.message for x in caplog.records] == [
         "FALLING BACK to least-outstanding: the policy failed: RuntimeError('sick')"
     ]

@@ -10,13 +10,13 @@ import aiohttp
 import pytest
 from live_toys import Routed, Toy, live, prefer, routed, toys
 
-from keel.apps.serving.live.blame import (
+from keel.apps.serving.live.failure_attribution import (
     BUSY,
     QUARANTINE,
     Failure,
+    FailureRecord,
     Quarantine,
-    Record,
-    blamed,
+    attribute_failures,
     fingerprint,
     request_at_fault,
 )
@@ -43,17 +43,17 @@ def test_two_failures_of_one_kind_are_the_requests_fault() -> None:
 
 
 def test_a_failure_counts_against_a_backend_unless_another_failed_alike() -> None:
-    assert blamed([BROKE], False, b"x") == [b"x"]
-    assert blamed([BROKE, SILENT], False, b"x") == [b"x", b"x"]
-    assert blamed([BROKE, SILENT, BROKE], False, b"x") == [None, b"x", None]
-    assert blamed([UNREACHABLE, BROKE], False, b"x") == [None, b"x"]
-    (first,) = blamed([BROKE], True, b"x")
-    (second,) = blamed([BROKE], True, b"x")
+    assert attribute_failures([BROKE], False, b"x") == [b"x"]
+    assert attribute_failures([BROKE, SILENT], False, b"x") == [b"x", b"x"]
+    assert attribute_failures([BROKE, SILENT, BROKE], False, b"x") == [None, b"x", None]
+    assert attribute_failures([UNREACHABLE, BROKE], False, b"x") == [None, b"x"]
+    (first,) = attribute_failures([BROKE], True, b"x")
+    (second,) = attribute_failures([BROKE], True, b"x")
     assert first != second  # served elsewhere: the same request counts again
 
 
 def test_a_backend_is_judged_over_different_requests() -> None:
-    record = Record()
+    record = FailureRecord()
     assert [record.fail(b"x") for _ in range(10)] == [False] * 10
     assert not record.fail(b"y")
     record.answer()
@@ -202,8 +202,8 @@ async def test_a_backend_that_fails_what_another_serves_is_out_after_three() -> 
     async with toys("a", "b") as (a, b), routed([a, b], prefer(1.0, 0.0)) as router:
         a.mode = "reset"
         outs: list[str] = []
-        watch = router.router.forwarder.watch
-        watch.take_out = lambda backend, why: outs.append(why)  # type: ignore[method-assign]
+        monitor = router.router.forwarder.monitor
+        monitor.take_out = lambda backend, why: outs.append(why)  # type: ignore[method-assign]
         for _ in range(2):
             assert await router.who() == "b"
         assert outs == []
@@ -249,8 +249,8 @@ async def test_a_backend_whose_health_fails_is_out_after_one_request() -> None:
 async def test_breaks_in_the_middle_count_for_different_requests_only() -> None:
     async with toys("a") as (a,), routed([a]) as router:
         outs: list[str] = []
-        watch = router.router.forwarder.watch
-        watch.take_out = lambda backend, why: outs.append(why)  # type: ignore[method-assign]
+        monitor = router.router.forwarder.monitor
+        monitor.take_out = lambda backend, why: outs.append(why)  # type: ignore[method-assign]
         a.mode = "broken"
         for prompt in ("x", "x", "x", "x", "y"):
             with pytest.raises(aiohttp.ClientPayloadError):

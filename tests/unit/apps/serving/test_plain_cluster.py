@@ -23,9 +23,9 @@ from serving_toys import toy_tables
 from keel.apps.serving import fields as f
 from keel.apps.serving.arrays import Weights
 from keel.apps.serving.cluster import Cluster, Replica
-from keel.apps.serving.many import Many
 from keel.apps.serving.settings import Scenario, make_setting
 from keel.apps.serving.simulation import Conditions, replay, simulate
+from keel.apps.serving.vector_clusters import VectorClusters
 from keel.apps.serving.workload import Workload, make_workload
 
 TABLES, GROUPED = toy_tables(), toy_tables(grouped=True)
@@ -154,18 +154,20 @@ REPORTING = (
 WEIGHTS = Weights(end=1.0, first=0.5, lost=3.0)
 
 
-def many_of(cluster: Cluster, workload: Workload, conditions: Conditions | None = None) -> Many:
+def many_of(
+    cluster: Cluster, workload: Workload, conditions: Conditions | None = None
+) -> VectorClusters:
     """One cluster, with rules of its own, at the arrival of its first request."""
     setting = make_setting(
         "mixed", replicas=len(cluster), requests=len(workload), speed=(1.0, 1.0), cache=(9.0, 9.0)
     )
-    many = Many(setting, 1, WEIGHTS)
+    many = VectorClusters(setting, 1, WEIGHTS)
     many.clock, plan = cluster.arrays()
     rules = ("chunk", "cap", "order", "queue", "patience")
     many.plan = many.plan._replace(**{name: getattr(plan, name) for name in rules})
     assert many.requests.prefix_block == workload.prefix_block
     many.begin(0, Scenario(cluster, workload, conditions or Conditions()), seed=3)
-    many.look(many.all)
+    many.observe(many.all)
     return many
 
 
@@ -209,7 +211,7 @@ def test_what_a_router_is_told_and_what_its_choices_cost(name: str) -> None:
             assert view_times[f.V_REPORTED, r] == x.arrival
             assert view_ints[f.V_HIT, r] == index[r].known(x)
             mid_stretch += int(many.replicas.ints[0, f.R_MORE, r] > 1 and bool(own.batch))
-        weighed = many.weighed()[0]
+        weighed = many.counterfactual_costs()[0]
         expected = [extra_cost(own, x, WEIGHTS) for own in beside]
         assert weighed.tolist() == pytest.approx(expected, rel=1e-7, abs=1e-9)
         r = q % 2
@@ -218,7 +220,7 @@ def test_what_a_router_is_told_and_what_its_choices_cost(name: str) -> None:
         beside[r].send(x, x.arrival)
     for own in beside:
         own.advance(math.inf)
-    expect_same(many.played(0, "turns"), calls)
+    expect_same(many.result(0, "turns"), calls)
     times = [*column(calls, "arrival"), max(column(calls, "end"))]
     between = [cost_between(calls, q, times[q], times[q + 1]) for q in range(len(calls))]
     assert costs == pytest.approx(between, rel=1e-7, abs=1e-9)
@@ -231,5 +233,5 @@ def test_a_replica_that_is_down_costs_a_lost_request() -> None:
     when = float(workload.arrival[2])
     many = many_of(cluster, workload, Conditions(failures=((when, 1, False), (1e9, 1, True))))
     for q in range(6):
-        assert (many.weighed()[0, 1] == WEIGHTS.lost) == (q >= 2)
+        assert (many.counterfactual_costs()[0, 1] == WEIGHTS.lost) == (q >= 2)
         many.step(np.array([0]))

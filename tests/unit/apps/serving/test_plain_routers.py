@@ -21,7 +21,7 @@ from serving_toys import toy_tables
 from keel.apps.serving import fields as f
 from keel.apps.serving.arrays import Weights
 from keel.apps.serving.cluster import Cluster, Replica
-from keel.apps.serving.kernels_draw import conversations, wandering
+from keel.apps.serving.kernels_draw import arrival_times, conversations
 from keel.apps.serving.simulation import Conditions, clairvoyant, simulate
 from keel.apps.serving.workload import Workload, make_workload
 
@@ -249,4 +249,4 @@ def test_a_wandering_rate_is_the_plain_one() -> None:
         remains = math.exp(-gap / 5.0)
         level = remains * level + 0.7 * math.sqrt(1.0 - remains**2) * x
         expected.append(now)
-    assert wandering(gaps, noise, 0.7, 5.0).tolist() == pytest.approx(expected, rel=1e-12)
+    assert arrival_times(gaps, noise, 0.7, 5.0).tolist() == pytest.approx(expected, rel=1e-12)

@@ -16,12 +16,19 @@ from serving_toys import toy_tables
 
 from keel.apps.serving import fields as f
 from keel.apps.serving.cluster import Cluster, Replica, equal_cluster
-from keel.apps.serving.kernels_draw import conversations, wandering
-from keel.apps.serving.kernels_route import VIDUR, scattered, score, speed_of
-from keel.apps.serving.results import Objective, latencies, summarise
-from keel.apps.serving.settings import draw, held_out, make_setting
-from keel.apps.serving.simulation import HONEST, ROUTERS, Conditions, clairvoyant, replay, simulate
-from keel.apps.serving.synthetic import Synthetic, synthesise
+from keel.apps.serving.kernels_draw import arrival_times, conversations
+from keel.apps.serving.kernels_route import VIDUR, heuristic_cost, speed_of, splitmix64
+from keel.apps.serving.results import Objective, latencies, summarize
+from keel.apps.serving.settings import draw_scenario, held_out, make_setting
+from keel.apps.serving.simulation import (
+    HEURISTICS,
+    ROUTERS,
+    Conditions,
+    clairvoyant,
+    replay,
+    simulate,
+)
+from keel.apps.serving.synthetic import Synthetic, synthesize
 from keel.apps.serving.tables import FORMS, closed_form, load_tables
 from keel.apps.serving.workload import load_workload, make_workload
 from keel.errors import InputError
@@ -29,11 +36,11 @@ from keel.errors import InputError
 
 @pytest.fixture(scope="module")
 def trace():
-    return synthesise(Synthetic(count=300, rate=60.0, burst=0.3), 0)
+    return synthesize(Synthetic(count=300, rate=60.0, burst=0.3), 0)
 
 
 def mean_latency(cluster, workload, router, conditions=None) -> float:
-    return summarise(simulate(cluster, workload, router, conditions)).end_to_end.mean
+    return summarize(simulate(cluster, workload, router, conditions)).end_to_end.mean
 
 
 def test_round_robin_takes_turns() -> None:
@@ -46,19 +53,19 @@ def test_least_outstanding_breaks_ties_by_chance_and_vidurs_does_not() -> None:
     """Requests that are over before the next one comes: all replicas are always idle."""
     workload = make_workload(np.arange(400) * 10.0, [10] * 400, [2] * 400)
     cluster = equal_cluster(toy_tables(), 4)
-    fair = summarise(simulate(cluster, workload, "least-outstanding"))
+    fair = summarize(simulate(cluster, workload, "least-outstanding"))
     assert max(fair.shares) < 0.35
     assert min(fair.shares) > 0.15
-    assert summarise(simulate(cluster, workload, "vidur-lor")).shares == (1.0, 0.0, 0.0, 0.0)
+    assert summarize(simulate(cluster, workload, "vidur-lor")).shares == (1.0, 0.0, 0.0, 0.0)
 
 
 def test_vidurs_counts_waiting_requests_only() -> None:
     """Everything is admitted at once, so nothing ever waits: all go to the first replica."""
     workload = make_workload(np.arange(20) * 0.001, [40] * 20, [50] * 20)
     cluster = equal_cluster(toy_tables(), 4)
-    broken = summarise(simulate(cluster, workload, "vidur-lor")).shares
+    broken = summarize(simulate(cluster, workload, "vidur-lor")).shares
     assert broken[0] > 0.5
-    assert max(summarise(simulate(cluster, workload, "least-outstanding")).shares) < 0.35
+    assert max(summarize(simulate(cluster, workload, "least-outstanding")).shares) < 0.35
 
 
 def test_tokens_to_read_count_prompts_that_are_being_read() -> None:
@@ -99,7 +106,7 @@ def test_a_replica_whose_pace_nobody_knows_is_taken_for_one_like_the_others() ->
         sessions=(0.0, 0.0), shared=0,
     )  # fmt: skip
     for seed in held_out(6):
-        scene = draw(setting, seed)
+        scene = draw_scenario(setting, seed)
         guessed = mean_latency(scene.cluster, scene.workload, "least-by-speed")
         told = Conditions(known_speeds=True)
         assert guessed < 1.25 * mean_latency(scene.cluster, scene.workload, "least-by-speed", told)
@@ -107,7 +114,7 @@ def test_a_replica_whose_pace_nobody_knows_is_taken_for_one_like_the_others() ->
 
 def test_speed_helps_those_who_count_tokens_too() -> None:
     setting = make_setting("mixed", requests=400)
-    scenes = [(draw(setting, seed), seed) for seed in held_out(4)]
+    scenes = [(draw_scenario(setting, seed), seed) for seed in held_out(4)]
 
     def mean(router: str) -> float:
         return sum(mean_latency(s.cluster, s.workload, router, s.conditions) for s, _ in scenes)
@@ -139,8 +146,8 @@ def test_the_same_seed_is_the_same_trace(trace) -> None:
 
 def test_one_who_knows_the_future_is_better_than_all(trace) -> None:
     cluster = Cluster(tuple(Replica(toy_tables(), speed=s) for s in (2.0, 1.0, 0.5)))
-    best = min(mean_latency(cluster, trace, name) for name in HONEST)
-    assert summarise(clairvoyant(cluster, trace)).end_to_end.mean < best
+    best = min(mean_latency(cluster, trace, name) for name in HEURISTICS)
+    assert summarize(clairvoyant(cluster, trace)).end_to_end.mean < best
 
 
 def plain(kernel: Any) -> Callable[..., float]:
@@ -152,7 +159,7 @@ def plain(kernel: Any) -> Callable[..., float]:
 def test_chance_is_splitmix64() -> None:
     """The first number of its reference for the seed 0 is E220A8397B1DCDAF."""
     with np.errstate(over="ignore"):
-        drawn = plain(scattered)(np.uint64(0x9E3779B97F4A7C15))
+        drawn = plain(splitmix64)(np.uint64(0x9E3779B97F4A7C15))
     assert drawn == (0xE220A8397B1DCDAF >> 11) / 2**53
 
 
@@ -173,7 +180,7 @@ def test_vidurs_router_counts_what_waits_and_what_was_sent() -> None:
     view = SimpleNamespace(ints=np.zeros((max(f.V_WAITING, f.V_RUNNING, f.V_SENT) + 1, 1), int))
     for field, number in ((f.V_WAITING, 3), (f.V_RUNNING, 40), (f.V_SENT, 2)):
         view.ints[field] = number
-    assert plain(score)(VIDUR, 0, 0, None, None, None, view) == 5.0
+    assert plain(heuristic_cost)(VIDUR, 0, 0, None, None, None, view) == 5.0
 
 
 # --- prefix caches --------------------------------------------------------------------------------
@@ -216,9 +223,9 @@ def test_the_least_recently_used_blocks_go_first(seed: int, count: int, often: f
 
 
 def test_sticky_finds_what_is_cached() -> None:
-    workload = synthesise(Synthetic(count=300, rate=5.0, sessions=0.8, shared=4), 1)
+    workload = synthesize(Synthetic(count=300, rate=5.0, sessions=0.8, shared=4), 1)
     cluster = Cluster(tuple(Replica(toy_tables(), cache=2_000) for _ in range(4)))
-    hits = {name: summarise(simulate(cluster, workload, name)).cache_hits for name in ROUTERS}
+    hits = {name: summarize(simulate(cluster, workload, name)).cache_hits for name in ROUTERS}
     assert hits["sticky"] > 1.3 * hits["round-robin"]
     assert hits["cache-work"] > 1.2 * hits["round-robin"]
 
@@ -252,9 +259,9 @@ def test_a_replica_that_dies_as_a_request_comes_does_not_get_it() -> None:
 
 def test_queues_have_an_end_and_so_has_patience() -> None:
     workload = make_workload(np.zeros(30), [500] * 30, [20] * 30)
-    short = summarise(simulate(Cluster((Replica(toy_tables()),), queue=5), workload, "random"))
+    short = summarize(simulate(Cluster((Replica(toy_tables()),), queue=5), workload, "random"))
     assert short.turned_away > 0
-    tired = summarise(
+    tired = summarize(
         simulate(Cluster((Replica(toy_tables()),), patience=0.02), workload, "random")
     )
     assert tired.gave_up > 0
@@ -276,7 +283,7 @@ def test_a_report_by_hand() -> None:
     assert np.isnan(tpot[0])
     assert tpot[1] == pytest.approx(decode)
     assert whole.tolist() == pytest.approx([first, first + 2 * decode])
-    report = summarise(played, Objective(ttft=1.0, tpot=decode / 2))
+    report = summarize(played, Objective(ttft=1.0, tpot=decode / 2))
     assert report.slo == 0.5
     assert report.shares == (1.0, 0.0)
     assert report.fairness == pytest.approx(0.5)
@@ -329,10 +336,10 @@ def test_a_file_that_is_no_trace_is_named(tmp_path: Path, text: str, message: st
 
 
 def test_synthetic_requests_have_the_rate_and_lengths_they_are_given() -> None:
-    found = synthesise(Synthetic(count=20_000, rate=5.0), 3)
+    found = synthesize(Synthetic(count=20_000, rate=5.0), 3)
     assert found.rate == pytest.approx(5.0, rel=0.03)
     assert np.log(found.prompt).mean() == pytest.approx(6.63, abs=0.15)
-    bursty = synthesise(Synthetic(count=20_000, rate=5.0, burst=0.8), 3)
+    bursty = synthesize(Synthetic(count=20_000, rate=5.0, burst=0.8), 3)
     assert bursty.rate == pytest.approx(5.0, rel=0.01)
 
     def fano(times: np.ndarray) -> float:
@@ -344,7 +351,7 @@ def test_synthetic_requests_have_the_rate_and_lengths_they_are_given() -> None:
 
 
 def test_a_turn_of_a_conversation_begins_with_all_that_was_said() -> None:
-    found = synthesise(Synthetic(count=200, rate=5.0, sessions=0.7, prefix_block=64), 0)
+    found = synthesize(Synthetic(count=200, rate=5.0, sessions=0.7, prefix_block=64), 0)
     chains = [tuple(found.hashes[a:b]) for a, b in zip(found.first, found.first[1:], strict=False)]
     for i, chain in enumerate(chains):
         assert len(chain) == found.prompt[i] // 64
@@ -376,7 +383,7 @@ def test_conversations_by_hand() -> None:
 
 def test_a_wandering_rate_by_hand() -> None:
     """log rate ℓ: 0.5·2 at first, then e^(-1/4)·ℓ + 0.5·√(1 - e^(-1/2))·0.5; mean rate 1."""
-    times = wandering(np.array([1.0, 2.0]), np.array([0.5, -1.0, 2.0]), 0.5, 4.0)
+    times = arrival_times(np.array([1.0, 2.0]), np.array([0.5, -1.0, 2.0]), 0.5, 4.0)
     level = math.exp(-0.25) + 0.25 * math.sqrt(1 - math.exp(-0.5))
     first = math.exp(0.125 - 1.0)
     assert times.tolist() == pytest.approx([first, first + 2 * math.exp(0.125 - level)])

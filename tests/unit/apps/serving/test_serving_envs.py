@@ -14,17 +14,23 @@ import torch
 
 from keel.apps.serving import fields as f
 from keel.apps.serving.cluster import equal_cluster
+from keel.apps.serving.evaluation import evaluate_routers, gain, headroom
 from keel.apps.serving.gym import ServingVectorEnv
-from keel.apps.serving.judging import gain, headroom, judge
-from keel.apps.serving.many import Many
-from keel.apps.serving.note import AFTER, BEFORE, cold_values, fresh_memory, score
 from keel.apps.serving.observations import REPLICA
-from keel.apps.serving.results import Report, summarise
+from keel.apps.serving.results import Report, summarize
 from keel.apps.serving.scorer import make_scorer
-from keel.apps.serving.settings import draw, held_out, make_setting
+from keel.apps.serving.settings import draw_scenario, held_out, make_setting
 from keel.apps.serving.simulation import replay, simulate
 from keel.apps.serving.tables import closed_form
+from keel.apps.serving.throughput_reward import (
+    AFTER,
+    BEFORE,
+    cold_start_metrics,
+    compute_reward,
+    initial_state,
+)
 from keel.apps.serving.vector import LATENCY_SCALE, vector_env
+from keel.apps.serving.vector_clusters import VectorClusters
 from keel.cli import main
 from keel.config import from_dict
 from keel.config.options import named_values
@@ -59,13 +65,13 @@ def test_many_clusters_are_each_alone() -> None:
     for k in range(SMALL["requests"]):
         chosen.append(rng.integers(0, 4, 2))
         if k + 1 == SMALL["requests"]:
-            envs.many.step(chosen[-1])
+            envs.clusters.step(chosen[-1])
         else:
             envs.step(chosen[-1])
     for c, seed in enumerate(held_out(2)):
-        scene = draw(setting, seed)
+        scene = draw_scenario(setting, seed)
         alone = replay(scene.cluster, scene.workload, [x[c] for x in chosen])
-        times = envs.many.played(c, "").requests.times
+        times = envs.clusters.result(c, "").requests.times
         np.testing.assert_allclose(times, alone.requests.times, rtol=1e-12)
 
 
@@ -77,8 +83,8 @@ def test_weights_are_what_a_choice_costs() -> None:
     choices = [0, 1, 0, 0, 1, 0, 1, 1]
     for choice in choices:
         envs.step(np.array([choice]))
-    weight = envs.many.weighed()[0]
-    scene = draw(setting, held_out(1)[0])
+    weight = envs.clusters.counterfactual_costs()[0]
+    scene = draw_scenario(setting, held_out(1)[0])
     at, tables = len(choices), scene.cluster
     start = scene.workload.arrival[at]
     for choice in (0, 1):
@@ -95,12 +101,12 @@ def test_weights_of_first_tokens_and_of_lost_requests() -> None:
     a replica whose queue is full."""
     options = {"setting": "equal", "replicas": 2, "requests": 12, "scenes": "held-out"}
     setting = make_setting("equal", replicas=2, requests=12)
-    scene, choices = draw(setting, held_out(1)[0]), [0, 1, 0, 0, 1, 0, 1, 1]
+    scene, choices = draw_scenario(setting, held_out(1)[0]), [0, 1, 0, 0, 1, 0, 1, 1]
     envs = vector_env(1, weight_end=0.0, weight_first=2.0, **options)
     envs.reset(0)
     for choice in choices:
         envs.step(np.array([choice]))
-    weight = envs.many.weighed()[0]
+    weight = envs.clusters.counterfactual_costs()[0]
     start = scene.workload.arrival[len(choices)] - scene.workload.arrival[0]
 
     def waited(count: int, where: list[int]) -> float:
@@ -120,8 +126,8 @@ def test_a_request_that_is_lost_costs_its_weight(reward: str) -> None:
         envs = vector_env(1, setting="equal", replicas=2, requests=12, scenes="held-out",
                           reward=reward, weight_lost=lost)  # fmt: skip
         envs.reset(0)
-        envs.many.plan = envs.many.plan._replace(queue=0)
-        weight = envs.many.weighed()
+        envs.clusters.plan = envs.clusters.plan._replace(queue=0)
+        weight = envs.clusters.counterfactual_costs()
         earned.append(float(envs.step(np.array([0])).reward[0]))
     if reward == "latency":
         assert earned[0] - earned[1] == pytest.approx(8.0 / 20.0, abs=1e-6)
@@ -133,7 +139,7 @@ def test_a_request_that_is_lost_costs_its_weight(reward: str) -> None:
 def test_latency_rewards_sum_to_weighed_latencies() -> None:
     envs = vector_env(1, setting="equal", scenes="held-out", weight_first=3.0, **SMALL)
     envs.reset(0)
-    total, over, scene = 0.0, False, draw(envs.setting, held_out(1)[0])
+    total, over, scene = 0.0, False, draw_scenario(envs.setting, held_out(1)[0])
     choices = []
     while not over:
         choices.append(len(choices) % 4)
@@ -155,23 +161,23 @@ def test_scenes_of_fewer_replicas_leave_places_free() -> None:
     """Places that are not taken cannot be chosen, and the others are seen as if there were none."""
     setting = make_setting("speeds", replicas=6, fewest=2, requests=40)
     seeds = held_out(8)
-    many = Many(setting, 8)
+    many = VectorClusters(setting, 8)
     for c, seed in enumerate(seeds):
-        many.begin(c, draw(setting, seed), seed)
-    sizes = [len(draw(setting, seed).cluster) for seed in seeds]
+        many.begin(c, draw_scenario(setting, seed), seed)
+    sizes = [len(draw_scenario(setting, seed).cluster) for seed in seeds]
     assert len(set(sizes)) > 2
-    many.look(many.all)
-    assert many.seen[2].sum(1).tolist() == sizes
-    small = Many(replace(setting, replicas=sizes[0], fewest=None), 1)
-    small.begin(0, draw(setting, seeds[0]), seeds[0])
-    small.look(small.all)
+    many.observe(many.all)
+    assert many.observations[2].sum(1).tolist() == sizes
+    small = VectorClusters(replace(setting, replicas=sizes[0], fewest=None), 1)
+    small.begin(0, draw_scenario(setting, seeds[0]), seeds[0])
+    small.observe(small.all)
     for t in range(39):
         many.step(np.array([t % size for size in sizes]))
         small.step(np.array([t % sizes[0]]))
-        np.testing.assert_array_equal(many.seen[0][0, : sizes[0]], small.seen[0][0])
-        np.testing.assert_array_equal(many.seen[1][0], small.seen[1][0])
+        np.testing.assert_array_equal(many.observations[0][0, : sizes[0]], small.observations[0][0])
+        np.testing.assert_array_equal(many.observations[1][0], small.observations[1][0])
     many.step(np.zeros(8, np.int64))
-    assert [len(summarise(many.played(c, "")).shares) for c in range(8)] == sizes
+    assert [len(summarize(many.result(c, "")).shares) for c in range(8)] == sizes
 
 
 def test_somebody_else_crowds_one_replica_and_nobody_is_blamed() -> None:
@@ -180,19 +186,19 @@ def test_somebody_else_crowds_one_replica_and_nobody_is_blamed() -> None:
     envs = vector_env(4, setting="equal", reward="counterfactual", disturbed=1.0, requests=60)
     obs = envs.reset(0)
     for _ in range(30):
-        weight = envs.many.weighed()
+        weight = envs.clusters.counterfactual_costs()
         chosen = np.zeros(4, np.int64)
         step = envs.step(chosen)
         own = weight[:, 0] - weight.mean(1)
         np.testing.assert_allclose(step.reward, -np.clip(own / 2.0, -20.0, 20.0), rtol=1e-5)
         obs = step.obs
-    where = envs.many.requests.ints[:, f.Q_REPLICA, :30]
+    where = envs.clusters.requests.ints[:, f.Q_REPLICA, :30]
     assert (where != 0).any()
     late = vector_env(4, setting="equal", reward="counterfactual", disturbed=1.0, requests=60)
     late.reset(0)
     for _ in range(59):
         late.step(np.zeros(4, np.int64))
-    assert (late.many.requests.ints[:, f.Q_REPLICA, 30:59] == 0).all()
+    assert (late.clusters.requests.ints[:, f.Q_REPLICA, 30:59] == 0).all()
     assert obs["action_mask"].all()
     with pytest.raises(InputError, match="disturbed"):
         vector_env(1, setting="equal", reward="latency", disturbed=0.5)
@@ -215,13 +221,13 @@ def recorded(tmp_path: Path) -> str:
 
 def test_windows_of_a_trace_and_what_is_held_out(recorded: str) -> None:
     setting = make_setting("mixed", trace=recorded, requests=40, load=(0.5, 0.5))
-    seen, kept = draw(setting, 7), draw(setting, held_out(1)[0])
+    seen, kept = draw_scenario(setting, 7), draw_scenario(setting, held_out(1)[0])
     assert set(seen.workload.prompt) == {600}
     assert set(kept.workload.prompt) == {900}
     # 64-token blocks of the setting are eighths of Mooncake's
     assert max(r.cache for r in seen.cluster.replicas) <= 2_000 // 8
     speeds = sum(r.speed for r in seen.cluster.replicas)
-    twice = draw(replace(setting, load=(1.0, 1.0)), 7)
+    twice = draw_scenario(replace(setting, load=(1.0, 1.0)), 7)
     assert twice.workload.rate == pytest.approx(2.0 * seen.workload.rate)
     assert seen.workload.rate < 20.0 * speeds
     envs = vector_env(3, setting="mixed", trace=recorded, requests=40)
@@ -232,7 +238,7 @@ def test_windows_of_a_trace_and_what_is_held_out(recorded: str) -> None:
         hits = max(hits, float(step.obs["replicas"][:, 0, REPLICA.index("hit")].max()))
     assert hits > 0.3
     with pytest.raises(InputError, match="a scene takes 100"):
-        draw(replace(setting, requests=100), held_out(1)[0])
+        draw_scenario(replace(setting, requests=100), held_out(1)[0])
 
 
 def test_a_replica_that_is_down_is_no_part_of_the_mean() -> None:
@@ -272,7 +278,7 @@ def test_the_best_choice_earns_more_than_the_mean_and_the_worst_less() -> None:
     envs.reset(0)
     for _ in range(10):  # until replicas differ
         envs.step(np.array([0, 1]))
-    worst, best = (pick(envs.many.weighed(), 1) for pick in (np.argmax, np.argmin))
+    worst, best = (pick(envs.clusters.counterfactual_costs(), 1) for pick in (np.argmax, np.argmin))
     arrays, data = envs.save()
     assert (envs.step(best).reward > 0).all()
     envs.load(arrays, data)
@@ -291,7 +297,7 @@ def test_a_replica_that_is_down_cannot_be_chosen() -> None:
         obs = step.obs
     assert down > 8  # a tenth of sixty decisions, in every cluster, about
     setting = make_setting("equal", failing=1.0, requests=60)
-    whole = [draw(setting, seed) for seed in range(5)]
+    whole = [draw_scenario(setting, seed) for seed in range(5)]
     assert all(len(scene.conditions.failures) == 2 for scene in whole)
 
 
@@ -336,16 +342,22 @@ def test_a_scorer_is_the_agents_own_network() -> None:
 
 
 def test_where_nothing_can_be_won_it_says_so() -> None:
-    found = judge(make_setting("fixed", requests=150), held_out(3), ("round-robin", "local-count"))
+    found = evaluate_routers(
+        make_setting("fixed", requests=150), held_out(3), ("round-robin", "local-count")
+    )
     room = headroom(found)
     assert room.verdict == "nothing to win here"
-    mixed = judge(make_setting("mixed", requests=150), held_out(4), ("round-robin", "random"))
+    mixed = evaluate_routers(
+        make_setting("mixed", requests=150), held_out(4), ("round-robin", "random")
+    )
     assert headroom(mixed).verdict == "something to win"
     assert gain(mixed["round-robin"], mixed["round-robin"]).gain == 0.0
 
 
 def test_each_clairvoyant_is_the_best_at_its_own() -> None:
-    found = judge(make_setting("mixed", requests=150), held_out(4), ("cache-work-by-speed",))
+    found = evaluate_routers(
+        make_setting("mixed", requests=150), held_out(4), ("cache-work-by-speed",)
+    )
     ends, firsts = found["clairvoyant"], found["clairvoyant-first"]
 
     def mean(reports: list[Report], of: str) -> float:
@@ -401,7 +413,7 @@ def test_replaying_by_the_command_line(tmp_path: Path, capsys: pytest.CaptureFix
         grouped_query=tables.grouped,
         num_blocks=tables.blocks,
     )
-    scene = draw(make_setting("equal", requests=50), 0)
+    scene = draw_scenario(make_setting("equal", requests=50), 0)
     played = simulate(equal_cluster(tables, 4), scene.workload, "round-robin").requests
     rows = [
         f"{played.times[f.Q_ARRIVAL, i]!r},{scene.workload.prompt[i]},{scene.workload.output[i]},"
@@ -429,8 +441,8 @@ def test_a_setting_that_cannot_be_is_refused(changes, message: str) -> None:
 
 
 def test_reports_are_plain_data() -> None:
-    scene = draw(make_setting("equal", requests=30), 1)
-    report = summarise(simulate(scene.cluster, scene.workload, "random"))
+    scene = draw_scenario(make_setting("equal", requests=30), 1)
+    report = summarize(simulate(scene.cluster, scene.workload, "random"))
     json.dumps(report.to_dict(), allow_nan=False)
 
 
@@ -441,15 +453,15 @@ def test_the_notes_own_figures_are_those_of_an_empty_metric_store() -> None:
     """0.1 requests a second and 0.3 · 2 s, the program's fallback: 0.1 − 0.5 · 0.6/2 = −0.05,
     0.3 · sigmoid(−1.4) = 0.0593, tanh(−0.7 · 0.05 − 0.0593) = −0.094, as the note's log has it, and
     0.1/0.05 − 0.1 · 0.6/6 = 1.99, as it expects."""
-    at = cold_values(BEFORE, 1)
+    at = cold_start_metrics(BEFORE, 1)
     assert at[:, 0].tolist() == pytest.approx([0.1, 0.6, 0.0])
-    found, memory = score(BEFORE, *at, fresh_memory(1))
+    found, memory = compute_reward(BEFORE, *at, initial_state(1))
     assert found.absolute_score[0] == pytest.approx(-0.05)
     assert found.logistic_penalty[0] == pytest.approx(0.0593, abs=5e-5)
     assert found.delta_score[0] == 0.0
     assert found.total_reward[0] == pytest.approx(-0.094, abs=5e-4)
     assert at[0, 0] / 0.05 - 0.1 * at[1, 0] / 6.0 == pytest.approx(1.99)
-    after, _ = score(AFTER, *at, memory)
+    after, _ = compute_reward(AFTER, *at, memory)
     assert after.absolute_score[0] == pytest.approx(0.99)  # the target is floored at 0.1
     assert after.total_reward[0] > 0.6
 
@@ -486,8 +498,8 @@ def test_the_preset_before_has_the_notes_own_values() -> None:
 
 def test_the_delta_is_the_change_over_its_average() -> None:
     """From 1 to 2 requests a second the average is 1.1, latency from 2 to 1 leaves 1.9."""
-    _, memory = score(AFTER, np.ones(1), np.full(1, 2.0), np.zeros(1), fresh_memory(1))
-    found, _ = score(AFTER, np.full(1, 2.0), np.ones(1), np.zeros(1), memory)
+    _, memory = compute_reward(AFTER, np.ones(1), np.full(1, 2.0), np.zeros(1), initial_state(1))
+    found, _ = compute_reward(AFTER, np.full(1, 2.0), np.ones(1), np.zeros(1), memory)
     assert found.delta_score[0] == pytest.approx(0.3 / 1.1 + 0.2 / 1.9)
 
 
@@ -498,12 +510,12 @@ def test_the_delta_is_the_change_over_its_average() -> None:
 def test_the_penalty_on_late_tokens_by_hand(latency: float, penalty: float) -> None:
     """scale·(1 − e^−(latency − threshold)) above the threshold; in the old rules 5 and 2 s."""
     at = (np.full(1, 0.5), np.full(1, latency), np.full(1, 2.0))
-    found, _ = score(BEFORE, *at, fresh_memory(1))
+    found, _ = compute_reward(BEFORE, *at, initial_state(1))
     assert found.latency_threshold_penalty[0] == pytest.approx(penalty)
-    instant, _ = score(replace(BEFORE, mode="instant"), *at, fresh_memory(1))
+    instant, _ = compute_reward(replace(BEFORE, mode="instant"), *at, initial_state(1))
     expected = math.tanh((0.5 - latency - 0.03 * 2.0 - penalty) / 3.0)
     assert instant.total_reward[0] == pytest.approx(expected)
-    softer, _ = score(replace(BEFORE, latency_penalty_scale=0.5), *at, fresh_memory(1))
+    softer, _ = compute_reward(replace(BEFORE, latency_penalty_scale=0.5), *at, initial_state(1))
     assert softer.latency_threshold_penalty[0] == pytest.approx(penalty / 10.0)
     assert softer.total_reward[0] == found.total_reward[0]  # the note's reward does not subtract it
 
@@ -512,9 +524,11 @@ def test_the_legacy_reward_of_changes_by_hand() -> None:
     """From 1 to 2 requests a second, from 7 to 8 seconds, over a threshold of 6: 1 − 1 − 0.5·(1 −
     e^−2)."""
     rules = replace(AFTER, mode="delta")
-    first, memory = score(rules, np.ones(1), np.full(1, 7.0), np.zeros(1), fresh_memory(1))
+    first, memory = compute_reward(
+        rules, np.ones(1), np.full(1, 7.0), np.zeros(1), initial_state(1)
+    )
     assert first.total_reward[0] == pytest.approx(math.tanh(-0.5 * (1.0 - math.exp(-1.0)) / 3.0))
-    found, _ = score(rules, np.full(1, 2.0), np.full(1, 8.0), np.zeros(1), memory)
+    found, _ = compute_reward(rules, np.full(1, 2.0), np.full(1, 8.0), np.zeros(1), memory)
     assert found.total_reward[0] == pytest.approx(math.tanh(-0.5 * (1.0 - math.exp(-2.0)) / 3.0))
     with pytest.raises(InputError, match="mode: 'instnat' is not one of hybrid, instant"):
         replace(AFTER, mode="instnat")
@@ -522,7 +536,7 @@ def test_the_legacy_reward_of_changes_by_hand() -> None:
 
 def test_a_target_that_follows_leaves_nothing_to_gain_by_it() -> None:
     rules = replace(AFTER, adaptive_target=True)
-    found, _ = score(rules, np.full(1, 5.0), np.zeros(1), np.zeros(1), fresh_memory(1))
+    found, _ = compute_reward(rules, np.full(1, 5.0), np.zeros(1), np.zeros(1), initial_state(1))
     assert found.absolute_score[0] == pytest.approx(1.0)
 
 
@@ -541,7 +555,7 @@ def test_the_notes_reward_in_an_environment_and_its_columns() -> None:
     with pytest.raises(InputError, match="note"):
         vector_env(1, note="befor")
     legacy = vector_env(1, setting="note-004", mode="instant", latency_penalty_scale=1.5)
-    assert (legacy.note.mode, legacy.note.latency_penalty_scale) == ("instant", 1.5)
+    assert (legacy.reward_rules.mode, legacy.reward_rules.latency_penalty_scale) == ("instant", 1.5)
 
 
 def test_the_parts_of_a_reward_that_version_0_1_stored_are_read() -> None:

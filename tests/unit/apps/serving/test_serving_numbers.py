@@ -13,11 +13,11 @@ from serving_toys import one_by_one, toy_tables
 
 from keel.apps.serving import fields as f
 from keel.apps.serving.cluster import Cluster, Replica
-from keel.apps.serving.kernels_many import see
-from keel.apps.serving.many import Many
+from keel.apps.serving.kernels_vector import write_observation
 from keel.apps.serving.observations import REPLICA
-from keel.apps.serving.settings import Scenario, draw, make_setting
+from keel.apps.serving.settings import Scenario, draw_scenario, make_setting
 from keel.apps.serving.simulation import Conditions, replay
+from keel.apps.serving.vector_clusters import VectorClusters
 from keel.apps.serving.workload import Workload, make_workload
 
 TABLES = toy_tables()
@@ -162,7 +162,9 @@ def seen(view: SimpleNamespace) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Replicas, request and mask at time 4 for a prompt of 512 tokens."""
     count = view.ints.shape[1]
     replicas, request, mask = np.zeros((count, 11)), np.zeros(2), np.zeros(count, bool)
-    getattr(see, "py_func", see)(4.0, 512, view, replicas, request, mask)
+    getattr(write_observation, "py_func", write_observation)(
+        4.0, 512, view, replicas, request, mask
+    )
     return replicas, request, mask
 
 
@@ -207,24 +209,24 @@ def scene_of(
     dropped: float = 0.0,
     prompt: int = 200,
     output: int = 2,
-) -> Many:
+) -> VectorClusters:
     """Requests with the same three blocks of 64 tokens, in a cluster that reports in turn."""
     count = len(arrival)
     setting = make_setting(
         "mixed", replicas=replicas, requests=count, speed=(1.0, 1.0), cache=(9.0, 9.0)
     )
-    many = Many(setting, 1)
+    many = VectorClusters(setting, 1)
     workload = make_workload(
         arrival, [prompt] * count, [output] * count, np.arange(0, 3 * count + 1, 3),
         [0, 1, 2] * count, 64,
     )  # fmt: skip
     conditions = Conditions(interval=interval, dropped=dropped)
-    many.begin(0, Scenario(draw(setting, 0).cluster, workload, conditions), seed=3)
-    many.look(many.all)
+    many.begin(0, Scenario(draw_scenario(setting, 0).cluster, workload, conditions), seed=3)
+    many.observe(many.all)
     return many
 
 
-def reported(many: Many) -> list[float]:
+def reported(many: VectorClusters) -> list[float]:
     return many.view.times[0, f.V_REPORTED].tolist()
 
 
@@ -241,7 +243,7 @@ def test_replicas_report_in_turn(unit: float) -> None:
     ]
     for now, times in expected:
         assert reported(many) == pytest.approx([unit * x for x in times])
-        age = many.seen[0][0, :, REPLICA.index("age")]
+        age = many.observations[0][0, :, REPLICA.index("age")]
         np.testing.assert_allclose(age, np.log1p(unit * (now - np.array(times))), rtol=1e-5)
         many.step(np.array([0]))
 

@@ -1,12 +1,13 @@
-"""A trained router in front of real servers: `keel route`.
+"""Trained router in front of real servers: `keel route`.
 
-* `prompts`: what a request asks to be read; `parsing`: the same for large bodies, elsewhere;
-* `backends`: what is known of every server, and whether it answers;
-* `choosing`: the policy's choice, and the guards that may overrule it;
-* `metrics`: what happened, for Prometheus;
-* `server`: the reverse proxy towards clients; `connections`, `headers`: what it lets in;
-* `forwarding`: the reverse proxy towards backends; `blame`: whose fault a failure is;
-* `running`: from the start of the proxy to its end.
+* `prompts`: prompts of requests, and their prefixes; `parsing`: large bodies, in a child process;
+* `backends`: state of every server, and health checks;
+* `guarded_policy`: the policy's choice, and the guards that may overrule it;
+* `metrics`: counters and gauges for Prometheus;
+* `server`: the reverse proxy towards clients; `connections`, `headers`: limits and filters;
+* `forwarding`: the reverse proxy towards backends; `failure_attribution`: failures of backends or
+  of requests;
+* `running`: start and shutdown of the proxy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a router knows of the servers behind it: what they are doing, and whether they answer."""
+"""State of the backends as the router knows it: their load, and whether they answer."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from yarl import URL
 
 from keel.apps.serving import fields as f
 from keel.apps.serving.arrays import View, blank_view
-from keel.apps.serving.live.blame import Record
+from keel.apps.serving.live.failure_attribution import FailureRecord
 from keel.apps.serving.live.prompts import CHARACTERS, PIECE, Prefixes, Prompt
-from keel.apps.serving.observations import follow
+from keel.apps.serving.observations import update_pace
 from keel.errors import InputError
 
 log = logging.getLogger("keel.route")
 
 LENGTH_RATE = 0.1
-"""How fast the mean length of answers follows: ten answers."""
+"""Rate of the moving average of answer lengths: ten answers."""
 FIRST_PAUSE, LONGEST_PAUSE, CALM = 0.25, 10.0, 30.0
-"""Seconds: between the first probes, between later ones, and until a failure is forgotten."""
+"""Seconds between the first probes, between later ones, and until a failure is forgotten."""
 PATIENCE = 2.0
-"""Seconds for an answer to a probe or a poll."""
+"""Timeout in seconds of a probe or a poll."""
 MISSED = 3
-"""Polls after which a report is too old to be used."""
+"""Missed polls after which a report is too old to be used."""
 
 
 @dataclass(frozen=True)
-class Reported:
-    """What a server said of itself."""
+class BackendReport:
+    """Load that a server reported."""
 
     at: float
     running: int
@@ -47,27 +47,27 @@ class Reported:
 _SAMPLE = re.compile(r"^vllm:(\w+)(?:\{[^}]*\})?\s+(\S+)")
 
 
-def read_report(text: str, at: float) -> Reported | None:
-    """Prometheus text by vLLM's names; several engines behind one address count together."""
-    found: dict[str, list[float]] = {}
+def read_report(text: str, at: float) -> BackendReport | None:
+    """Parse Prometheus text by vLLM's names; several engines behind one address are summed."""
+    samples: dict[str, list[float]] = {}
     for line in text.splitlines():
         if sample := _SAMPLE.match(line):
             try:
-                found.setdefault(sample[1], []).append(float(sample[2]))
+                samples.setdefault(sample[1], []).append(float(sample[2]))
             except ValueError:
                 continue
     try:
-        running = int(sum(found["num_requests_running"]))
-        waiting = int(sum(found["num_requests_waiting"]))
-        memory = found.get("kv_cache_usage_perc") or found.get("gpu_cache_usage_perc") or [0.0]
-        return Reported(at, running, waiting, min(1.0, max(0.0, sum(memory) / len(memory))))
+        running = int(sum(samples["num_requests_running"]))
+        waiting = int(sum(samples["num_requests_waiting"]))
+        memory = samples.get("kv_cache_usage_perc") or samples.get("gpu_cache_usage_perc") or [0.0]
+        return BackendReport(at, running, waiting, min(1.0, max(0.0, sum(memory) / len(memory))))
     except (KeyError, ValueError, OverflowError):
         return None
 
 
 @dataclass
 class Backend:
-    """One server; counts are of what this router has sent it and has not seen the end of."""
+    """Server, with the counts of the requests that this router has in flight there."""
 
     url: str
     kv_tokens: int
@@ -83,12 +83,12 @@ class Backend:
     """seconds between two tokens of a stream, lately; 0: not known"""
     written: float = 256.0
     """tokens a request writes, lately"""
-    reported: Reported | None = None
+    reported: BackendReport | None = None
     sent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=10_000))
     """when, and tokens to read, since the report"""
     failed: float = -np.inf
     pause: float = 0.0
-    record: Record = field(default_factory=Record)
+    record: FailureRecord = field(default_factory=FailureRecord)
     """failures since its last answer"""
 
     def __post_init__(self) -> None:
@@ -96,25 +96,25 @@ class Backend:
 
     @property
     def in_flight(self) -> int:
-        """Requests."""
+        """Number of requests in flight."""
         return self.waiting + self.running
 
-    def hear(self, report: Reported) -> None:
-        """A report; what was sent before it is in it."""
+    def update(self, report: BackendReport) -> None:
+        """Take over a report; it includes the requests that were sent before it."""
         self.reported = report
         while self.sent and self.sent[0][0] <= report.at:
             self.sent.popleft()
 
     def next_pause(self, now: float) -> float:
-        """Seconds until the first probe: none, but longer and longer for one that fails again."""
+        """Return the seconds until the first probe: 0, and doubling for repeated failures."""
         again = now - self.failed < CALM
         self.pause = min(LONGEST_PAUSE, max(FIRST_PAUSE, 2.0 * self.pause)) if again else 0.0
         self.failed = now
         return self.pause
 
 
-class Flight:
-    """One request at one backend: it keeps the backend's counts right until it has ended."""
+class InFlightRequest:
+    """Request at a backend; updates the backend's counts until it has ended."""
 
     def __init__(self, backend: Backend, prompt: Prompt, now: float) -> None:
         self.backend, self.held = backend, prompt.tokens
@@ -123,12 +123,12 @@ class Flight:
         backend.waiting += 1
         backend.to_read += self.to_read
         backend.held += self.held
-        backend.prefixes.keep(prompt)
+        backend.prefixes.add(prompt)
         if backend.reported is not None:
             backend.sent.append((now, self.to_read))
 
     def begin(self) -> None:
-        """The first byte is there."""
+        """Count the request as running: its first byte has come."""
         if not self.begun:
             self.begun = True
             self.backend.waiting -= 1
@@ -136,21 +136,25 @@ class Flight:
             self.backend.running += 1
 
     def stream(self, chunk: bytes, now: float, waited: float) -> None:
-        """Events of a stream; `waited` seconds for them, as long as the client kept up.
+        """Count the events of a stream, and update the backend's pace.
 
-        The gap says nothing of the server when the client is what was waited for.
+        Args:
+            chunk: The bytes that have come.
+            now: Time in seconds.
+            waited: Seconds spent waiting for the backend. A gap that was mostly spent waiting for
+                the client says nothing about the server.
         """
         events = max(1, chunk.count(b"\n\n"))
         gap, known = now - self.last, self.written > 0 and b"[DONE]" not in chunk
         if known and gap > 0.0 and waited > 0.5 * gap:
-            self.backend.pace = follow(self.backend.pace, gap / events)
+            self.backend.pace = update_pace(self.backend.pace, gap / events)
         self.last = now
         self.written += events
         self.held += events
         self.backend.held += events
 
     def end(self) -> None:
-        """However it ended."""
+        """Remove the request from the backend's counts, however it ended."""
         self.begin()
         self.backend.running -= 1
         self.backend.held -= self.held
@@ -159,7 +163,14 @@ class Flight:
 
 
 def view_of(backends: Sequence[Backend], prompt: Prompt, now: float, poll: float = 0.0) -> View:
-    """As routers see replicas in the simulator; where no report is fresh, by their own counts."""
+    """Return the backends' state as routers see it in the simulator.
+
+    Args:
+        backends: R backends.
+        prompt: Of the request at hand.
+        now: Time in seconds.
+        poll: Seconds between reports; without a fresh report the router's own counts are used.
+    """
     view = blank_view(len(backends))
     for r, own in enumerate(backends):
         waiting, running, to_read, sent, sent_tokens = own.waiting, own.running, own.to_read, 0, 0
@@ -178,14 +189,14 @@ def view_of(backends: Sequence[Backend], prompt: Prompt, now: float, poll: float
 
 
 def make_backends(urls: Sequence[str], kv_tokens: int) -> list[Backend]:
-    """From addresses, each of its own."""
+    """Make a backend for each address; raise an `InputError` for an invalid or repeated one."""
     if not urls:
         raise InputError("--backends: expected the address of at least one server")
-    found = [_address(url) for url in urls]
-    for url in found:
-        if found.count(url) > 1:
+    addresses = [_address(url) for url in urls]
+    for url in addresses:
+        if addresses.count(url) > 1:
             raise InputError(f"--backends: {url} is there twice")
-    return [Backend(url, kv_tokens) for url in found]
+    return [Backend(url, kv_tokens) for url in addresses]
 
 
 def _address(text: str) -> str:
@@ -201,8 +212,8 @@ def _address(text: str) -> str:
     )
 
 
-class Watch:
-    """Takes backends out that fail, asks after them until they answer, and polls for reports."""
+class HealthMonitor:
+    """Health checks: removes failing backends, probes them until they answer, polls for reports."""
 
     def __init__(self, backends: Sequence[Backend], session: aiohttp.ClientSession) -> None:
         self.backends, self.session = backends, session
@@ -210,7 +221,7 @@ class Watch:
         self._checked: set[str] = set()
 
     def take_out(self, backend: Backend, why: str) -> None:
-        """No request goes there until it answers again."""
+        """Send no more requests to a backend until it answers again."""
         if backend.up:
             backend.up = False
             backend.record.failures.clear()
@@ -218,30 +229,30 @@ class Watch:
             self._start(self._revive(backend))
 
     def check(self, backend: Backend) -> None:
-        """Ask after a backend in the background, and take it out if it does not answer."""
+        """Probe a backend in the background, and take it out if it does not answer."""
         if backend.up and backend.url not in self._checked:
             self._checked.add(backend.url)
             self._start(self._check(backend))
 
-    async def first_look(self) -> None:
-        """Who is there at all, before anything is sent."""
-        there = await asyncio.gather(*map(self.answers, self.backends))
-        for backend, yes in zip(self.backends, there, strict=True):
-            if not yes:
+    async def probe_all(self) -> None:
+        """Probe all backends before anything is sent, and take out those that do not answer."""
+        answers = await asyncio.gather(*map(self.probe, self.backends))
+        for backend, answered in zip(self.backends, answers, strict=True):
+            if not answered:
                 self.take_out(backend, "does not answer")
 
-    async def answers(self, backend: Backend) -> bool:
-        """Anything but silence and a server's error: not every server knows /health."""
-        found = await self._get(f"{backend.url}/health")
-        return found is not None and found[0] < 500
+    async def probe(self, backend: Backend) -> bool:
+        """Return whether a backend answers, if only with 404: not every server has /health."""
+        answer = await self._get(f"{backend.url}/health")
+        return answer is not None and answer[0] < 500
 
     def poll_every(self, seconds: float) -> None:
-        """Ask for reports from now on."""
+        """Start polling all backends for reports."""
         for backend in self.backends:
             self._start(self._poll(backend, seconds))
 
     async def close(self) -> None:
-        """Ask no more."""
+        """Cancel all probes and polls."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -253,7 +264,7 @@ class Watch:
 
     async def _check(self, backend: Backend) -> None:
         try:
-            if not await self.answers(backend):
+            if not await self.probe(backend):
                 self.take_out(backend, "does not answer /health")
         finally:
             self._checked.discard(backend.url)
@@ -262,9 +273,9 @@ class Watch:
         pause = backend.next_pause(time.monotonic())
         while True:
             await asyncio.sleep(pause)
-            if await self.answers(backend):
+            if await self.probe(backend):
                 break
-            backend.prefixes.forget()
+            backend.prefixes.clear()
             pause = min(LONGEST_PAUSE, max(FIRST_PAUSE, 2.0 * pause))
         backend.up = True
         log.warning("%s is back", backend.url)
@@ -272,10 +283,10 @@ class Watch:
     async def _poll(self, backend: Backend, seconds: float) -> None:
         while True:
             begun = time.monotonic()
-            found = await self._get(f"{backend.url}/metrics") if backend.up else None
-            report = read_report(found[1], begun) if found and found[0] == 200 else None
+            answer = await self._get(f"{backend.url}/metrics") if backend.up else None
+            report = read_report(answer[1], begun) if answer and answer[0] == 200 else None
             if report is not None:
-                backend.hear(report)
+                backend.update(report)
             await asyncio.sleep(max(0.0, begun + seconds - time.monotonic()))
 
     async def _get(self, url: str) -> tuple[int, str] | None:

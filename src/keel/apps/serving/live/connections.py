@@ -36,7 +36,7 @@ def error_body(status: int, why: str) -> dict[str, object]:
 
 
 def raw_error(status: int, why: str) -> bytes:
-    """Return a whole HTTP answer for a connection that no request was read from.
+    """Return a complete HTTP answer for a connection that no request was read from.
 
     Args:
         status: The HTTP status.
@@ -52,7 +52,7 @@ def raw_error(status: int, why: str) -> bytes:
 
 
 class Connections:
-    """All open connections of clients.
+    """Open connections of clients, and their limits.
 
     Args:
         most: Connections at a time; one more is answered 503 and closed.
@@ -94,7 +94,7 @@ class Connections:
 
 
 class Connection(asyncio.Protocol):
-    """One connection: passes everything on to aiohttp, and closes it when headers do not come.
+    """Connection of a client: passes data on to aiohttp, and closes when headers do not come.
 
     Args:
         connections: All of them.
@@ -163,7 +163,7 @@ class Connection(asyncio.Protocol):
 
 
 class Refused(asyncio.Protocol):
-    """One connection too many: told so, and closed."""
+    """Connection above the limit: answered 503, and closed."""
 
     def __init__(self, connections: Connections) -> None:
         self._all = connections

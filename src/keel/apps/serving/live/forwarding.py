@@ -1,9 +1,9 @@
-"""The side of the reverse proxy that faces backends: every request to one, its answer back.
+"""Backend side of the reverse proxy: sends requests to backends, and answers back.
 
 A request can be sent to another backend as long as nothing of an answer is promised to the client,
 so the first bytes of a body are waited for before its headers go out: a server that accepts a
-request and dies before the first token has cost no one an answer. Whose fault a failure is, is
-decided in `blame`.
+request and dies before the first token costs no client an answer. Failures are attributed to
+backends or to requests in `failure_attribution`.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import numpy as np
 from aiohttp import web
 from yarl import URL
 
-from keel.apps.serving.live.backends import Backend, Flight, Watch, view_of
-from keel.apps.serving.live.blame import (
+from keel.apps.serving.live.backends import Backend, HealthMonitor, InFlightRequest, view_of
+from keel.apps.serving.live.failure_attribution import (
     QUARANTINE,
     UNREACHABLE,
     Failure,
     Quarantine,
-    blamed,
+    attribute_failures,
     fingerprint,
     request_at_fault,
-    same_way,
+    shared_failures,
 )
-from keel.apps.serving.live.choosing import Chooser, Mask
+from keel.apps.serving.live.guarded_policy import GuardedPolicy, Mask
 from keel.apps.serving.live.headers import OF_THE_ROUTER, end_to_end
 from keel.apps.serving.live.metrics import Metrics
 from keel.apps.serving.live.parsing import PromptParser
@@ -53,13 +53,13 @@ LARGE = 1 << 20
 
 @dataclass(frozen=True)
 class Call:
-    """A whole request of a client."""
+    """Request of a client, read to its end."""
 
     request: web.Request
     body: bytes
 
     async def fingerprint(self) -> bytes:
-        """Return what tells it from different requests."""
+        """Return the fingerprint of the request."""
         return await fingerprint(self.request.method, self.request.raw_path, self.body)
 
 
@@ -76,12 +76,23 @@ class BrokenAnswer(Exception):
 
 
 class Forwarder:
-    """Sends requests to backends and their answers back; make it inside of a running loop."""
+    """Sends requests to backends and their answers back; create it inside of a running loop.
+
+    Args:
+        backends: The servers.
+        guarded_policy: Chooses a backend for each prompt.
+        options: Settings of the proxy.
+        metrics: Counters to increment.
+    """
 
     def __init__(
-        self, backends: list[Backend], chooser: Chooser, options: Options, metrics: Metrics
+        self,
+        backends: list[Backend],
+        guarded_policy: GuardedPolicy,
+        options: Options,
+        metrics: Metrics,
     ) -> None:
-        self.backends, self.chooser, self.options = backends, chooser, options
+        self.backends, self.guarded_policy, self.options = backends, guarded_policy, options
         self.metrics, self.quarantine, self.parser = metrics, Quarantine(), PromptParser()
         self.session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_ALIVE),
@@ -94,18 +105,18 @@ class Forwarder:
             auto_decompress=False,
             skip_auto_headers=AUTOMATIC,
         )
-        self.watch = Watch(backends, self.session)
-        chooser.warm_up()
+        self.monitor = HealthMonitor(backends, self.session)
+        guarded_policy.warm_up()
 
-    async def look(self) -> None:
-        """Find the backends that answer, and go on asking for reports."""
-        await self.watch.first_look()
+    async def start_monitoring(self) -> None:
+        """Probe the backends, and start polling them for reports."""
+        await self.monitor.probe_all()
         if self.options.poll > 0.0:
-            self.watch.poll_every(self.options.poll)
+            self.monitor.poll_every(self.options.poll)
 
     async def close(self) -> None:
         """Release everything, after the last response."""
-        await self.watch.close()
+        await self.monitor.close()
         await self.parser.close()
         await self.session.close()
 
@@ -170,20 +181,20 @@ class Forwarder:
         begun, now = time.perf_counter(), time.monotonic()
         view = view_of(self.backends, prompt, now, self.options.poll)
         output = sum(own.written for own in self.backends) / len(self.backends)
-        decision = self.chooser(view, prompt.tokens, now, allowed, output)
+        decision = self.guarded_policy(view, prompt.tokens, now, allowed, output)
         self.metrics.decision_seconds.add(time.perf_counter() - begun)
         by = "reference" if decision.fallback else "policy"
-        self.metrics.count("decisions_total", backend=self.backends[decision.where].url, by=by)
+        self.metrics.count("decisions_total", backend=self.backends[decision.backend].url, by=by)
         if decision.fallback:
             self.metrics.count("fallbacks_total", reason=decision.fallback)
-        return decision.where
+        return decision.backend
 
     async def _attempt(
         self, call: Call, r: int, prompt: Prompt | None, failures: dict[int, Failure]
     ) -> tuple[web.StreamResponse | None, Failure | None]:
         """Try one backend; a refusal that no other may improve on is passed on and returned."""
         backend = self.backends[r]
-        flight = Flight(backend, prompt, time.monotonic()) if prompt is not None else None
+        flight = InFlightRequest(backend, prompt, time.monotonic()) if prompt is not None else None
         answer, refusal = None, None
         try:
             answer = await self._send(call, backend)
@@ -220,7 +231,7 @@ class Forwarder:
         answer: aiohttp.ClientResponse,
         chunk: bytes,
         backend: Backend,
-        flight: Flight | None,
+        flight: InFlightRequest | None,
     ) -> web.StreamResponse:
         """Send an answer on from its first bytes; what breaks now breaks for the client as well."""
         response = web.StreamResponse(
@@ -257,28 +268,32 @@ class Forwarder:
     def _suspect(self, backend: Backend, failure: Failure) -> None:
         """Take out a backend that cannot be reached; check the health of any other at once."""
         if failure.kind == UNREACHABLE:
-            self.watch.take_out(backend, failure.kind)
+            self.monitor.take_out(backend, failure.kind)
         elif failure.sent:
             backend.record.suspicions += 1
-            self.watch.check(backend)
+            self.monitor.check(backend)
 
     async def _settle(self, call: Call, failures: dict[int, Failure], served: bool) -> None:
         """Count failures against backends, or against the request."""
         if not failures:
             return
-        mark, tried = await call.fingerprint(), list(failures.values())
-        for (r, failure), key in zip(failures.items(), blamed(tried, served, mark), strict=True):
+        request_id, tried = await call.fingerprint(), list(failures.values())
+        for (r, failure), key in zip(
+            failures.items(), attribute_failures(tried, served, request_id), strict=True
+        ):
             if key is not None:
                 self._blame(self.backends[r], failure, key)
         if not served and request_at_fault(tried):
             self.metrics.count("request_faults_total")
-            log.warning("a request has failed on two backends: %s", ", ".join(same_way(tried)))
+            log.warning(
+                "a request has failed on two backends: %s", ", ".join(shared_failures(tried))
+            )
             if call.body:
-                self.quarantine.add(mark)
+                self.quarantine.add(request_id)
 
     def _blame(self, backend: Backend, failure: Failure, key: object) -> None:
         if backend.record.fail(key):
-            self.watch.take_out(backend, failure.kind)
+            self.monitor.take_out(backend, failure.kind)
 
 
 def failure_of(error: Exception, promised: bool) -> Failure:

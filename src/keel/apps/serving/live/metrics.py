@@ -1,4 +1,4 @@
-"""What the router did, in Prometheus' text format."""
+"""Metrics of the router in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from keel.apps.serving.live.backends import Backend
-from keel.apps.serving.live.choosing import Chooser
+from keel.apps.serving.live.guarded_policy import GuardedPolicy
 
 PREFIX = "keel_route_"
 HELP = {
@@ -34,7 +34,7 @@ HELP = {
 BOUNDS = (
     2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.5, 1.0,
 )  # fmt: skip
-"""Upper ends of the histograms' classes, in seconds."""
+"""Upper bounds of the histograms' buckets, in seconds."""
 
 Labels = tuple[tuple[str, str], ...]
 Gauge = tuple[str, Mapping[str, str], float]
@@ -43,18 +43,18 @@ Gauge = tuple[str, Mapping[str, str], float]
 
 @dataclass
 class Histogram:
-    """Counts of seconds, by class."""
+    """Histogram of seconds."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
     total: float = 0.0
 
     def add(self, seconds: float) -> None:
-        """One more."""
+        """Count an observation."""
         self.counts[bisect_left(BOUNDS, seconds)] += 1
         self.total += seconds
 
     def lines(self, name: str) -> Iterable[str]:
-        """Classes are cumulative."""
+        """Yield the lines of the text format; buckets are cumulative."""
         below = 0
         for bound, count in zip((*map(str, BOUNDS), "+Inf"), self.counts, strict=True):
             below += count
@@ -64,7 +64,7 @@ class Histogram:
 
 
 class Metrics:
-    """Everything that is counted."""
+    """Counters and histograms of the router."""
 
     def __init__(self) -> None:
         self.decision_seconds, self.overhead_seconds = Histogram(), Histogram()
@@ -73,22 +73,22 @@ class Metrics:
         }
 
     def count(self, metric: str, **labels: str) -> None:
-        """One more."""
+        """Increment a counter."""
         self._counts[metric][tuple(labels.items())] += 1
 
     def value(self, metric: str, **labels: str) -> int:
-        """Counts of everything that has these labels."""
+        """Return the sum of a counter over everything that has these labels."""
         wanted = set(labels.items())
         return sum(n for own, n in self._counts[metric].items() if wanted <= set(own))
 
     def render(self, gauges: Iterable[Gauge]) -> str:
-        """All of it, with what is so at the moment."""
+        """Return all metrics as text, with the gauges of this moment."""
         now: dict[str, list[str]] = {}
         for name, labels, value in gauges:
             now.setdefault(name, []).append(_sample(name, tuple(labels.items()), value))
         lines = []
-        for name, (kind, what) in HELP.items():
-            lines += [f"# HELP {PREFIX}{name} {what}", f"# TYPE {PREFIX}{name} {kind}"]
+        for name, (kind, text) in HELP.items():
+            lines += [f"# HELP {PREFIX}{name} {text}", f"# TYPE {PREFIX}{name} {kind}"]
             if kind == "counter":
                 lines += [_sample(name, own, n) for own, n in self._counts[name].items()]
             elif kind == "histogram":
@@ -97,18 +97,18 @@ class Metrics:
         return "\n".join(lines) + "\n"
 
 
-def gauges(backends: Sequence[Backend], chooser: Chooser) -> Iterator[Gauge]:
-    """What is so at the moment."""
-    for own, share in zip(backends, chooser.taken.shares(), strict=True):
-        of = {"backend": own.url}
-        yield "in_flight", of, own.in_flight
-        yield "up", of, int(own.up)
-        yield "share", of, float(share)
-        yield "pace_seconds", of, own.pace
-    yield "kl", {}, chooser.kl()
-    for reason, count in chooser.episodes.items():
+def gauges(backends: Sequence[Backend], guarded_policy: GuardedPolicy) -> Iterator[Gauge]:
+    """Yield the gauges of this moment."""
+    for own, share in zip(backends, guarded_policy.decisions.shares(), strict=True):
+        labels = {"backend": own.url}
+        yield "in_flight", labels, own.in_flight
+        yield "up", labels, int(own.up)
+        yield "share", labels, float(share)
+        yield "pace_seconds", labels, own.pace
+    yield "kl", {}, guarded_policy.kl()
+    for reason, count in guarded_policy.episodes.items():
         yield "fallback_episodes_total", {"reason": reason}, count
-        yield "falling_back", {"reason": reason}, int(reason in chooser.falling_back())
+        yield "falling_back", {"reason": reason}, int(reason in guarded_policy.falling_back())
 
 
 def _sample(name: str, labels: Labels, value: float) -> str:

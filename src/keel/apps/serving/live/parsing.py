@@ -1,4 +1,4 @@
-"""Large bodies are parsed in a process of their own.
+"""Parsing of large bodies in a child process.
 
 A thread would not do: the JSON parser holds the interpreter's lock from the first to the last byte,
 for a quarter of a second with 20 MB, and no tokens would be passed on meanwhile.
@@ -23,18 +23,18 @@ from keel.processes import same_path
 log = logging.getLogger("keel.route")
 
 LARGE = 1 << 16
-"""Bytes of a body that is parsed elsewhere: less takes about a millisecond."""
+"""Bytes from which on a body is parsed in the child: less takes about a millisecond."""
 CHUNK = 1 << 18
-"""Bytes that are handed over at a time."""
+"""Bytes that are written to the child at a time."""
 PATIENCE = 20.0
-"""Seconds for one body; the first one also waits for the child to start."""
+"""Timeout in seconds for one body; the first one also waits for the child to start."""
 MOST_WAITING = 16
 """Bodies in the queue; more are counted by their length."""
 REQUEST, ANSWER = struct.Struct("<Q"), struct.Struct("<qqQ")
 
 
 class PromptParser:
-    """Reads prompts without holding up the event loop."""
+    """Parser of prompts that does not block the event loop."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -45,7 +45,7 @@ class PromptParser:
         """Return the prompt of a body; one that the child fails at counts by its length.
 
         Args:
-            body: Of a request, whatever it may be.
+            body: Of a request, in any format.
         """
         if len(body) < LARGE:
             return read_prompt(body)
@@ -86,9 +86,9 @@ class PromptParser:
         assert writer is not None
         assert reader is not None
         writer.write(REQUEST.pack(len(body)))
-        whole = memoryview(body)
+        content = memoryview(body)
         for at in range(0, len(body), CHUNK):
-            writer.write(whole[at : at + CHUNK])
+            writer.write(content[at : at + CHUNK])
             await writer.drain()
         tokens, characters, count = ANSWER.unpack(await reader.readexactly(ANSWER.size))
         return Prompt(tokens, characters, _unpack(await reader.readexactly(8 * count)))
@@ -112,11 +112,11 @@ def _unpack(data: bytes) -> tuple[int, ...]:
 
 
 def answer_all(requests: BinaryIO, answers: BinaryIO) -> None:
-    """Answer until there are no more requests: the work of the child.
+    """Answer requests until there are no more: the main loop of the child.
 
     Args:
-        requests: Where bodies come from.
-        answers: Where prompts go.
+        requests: Stream of bodies.
+        answers: Stream of prompts.
     """
     while len(head := requests.read(REQUEST.size)) == REQUEST.size:
         (length,) = REQUEST.unpack(head)

@@ -1,4 +1,4 @@
-"""What a request asks to be read, and which backend has probably read its begin before."""
+"""Prompts of requests, and the prefixes that a backend has probably cached."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 PIECE = 256
-"""Characters of a piece of a prompt that may be cached."""
+"""Characters of a piece of a prompt, the unit of the prefix index."""
 CHARACTERS = 4
-"""Of a token, about: no router has time for a tokenizer."""
+"""Approximate characters of a token: a tokenizer would be too slow."""
 READ_PROMPT = ("tools", "prompt", "input", "messages")
 READ_MESSAGE = ("role", "name", "content", "text", "tool_calls", "function", "arguments")
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What routing needs to know of a request; the text itself is not kept."""
+    """Features of a prompt for routing; the text itself is not stored."""
 
     tokens: int
     characters: int = 0
@@ -27,20 +27,24 @@ class Prompt:
 
 
 def read_prompt(body: bytes) -> Prompt:
-    """Of a request to an OpenAI-compatible server; whatever else it may be counts by its length."""
+    """Parse the prompt of a request to an OpenAI-compatible server.
+
+    Args:
+        body: Of the request; a body in another format counts by its length.
+    """
     texts: list[str] = []
     try:
-        asked = json.loads(body)
-        ids, written = _gather([asked[key] for key in READ_PROMPT if key in asked], texts)
+        request = json.loads(body)
+        ids, written = _gather([request[key] for key in READ_PROMPT if key in request], texts)
     except (ValueError, TypeError, RecursionError):
         return count_by_length(body)
-    whole = "".join(texts)
-    name = _chain(0, str(asked.get("model"))) if isinstance(asked, dict) else 0
+    text = "".join(texts)
+    name = _chain(0, str(request.get("model"))) if isinstance(request, dict) else 0
     pieces = []
-    for at in range(0, len(whole) - PIECE + 1, PIECE):
-        name = _chain(name, whole[at : at + PIECE])
+    for at in range(0, len(text) - PIECE + 1, PIECE):
+        name = _chain(name, text[at : at + PIECE])
         pieces.append(name)
-    return Prompt(max(1, ids + written // CHARACTERS), len(whole), tuple(pieces))
+    return Prompt(max(1, ids + written // CHARACTERS), len(text), tuple(pieces))
 
 
 def count_by_length(body: bytes) -> Prompt:
@@ -85,30 +89,34 @@ def _gather(value: Any, texts: list[str]) -> tuple[int, int]:
 
 
 class Prefixes:
-    """Pieces of prompts that a server has probably cached; the least recently used go first."""
+    """LRU index of the pieces of prompts that a server has probably cached.
 
-    def __init__(self, room: int) -> None:
-        self.room = room
+    Args:
+        capacity: Most pieces.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
         self._known: OrderedDict[int, None] = OrderedDict()
 
     def hit(self, prompt: Prompt) -> int:
-        """Tokens at the begin of a prompt that need not be read; the last one always is."""
-        found = 0
+        """Return the cached tokens at the begin of a prompt; the last token is always read."""
+        cached_characters = 0
         for name in prompt.pieces:
             if name not in self._known:
                 break
-            found += PIECE
-        share = found / prompt.characters if found else 0.0
+            cached_characters += PIECE
+        share = cached_characters / prompt.characters if cached_characters else 0.0
         return min(int(prompt.tokens * share), prompt.tokens - 1)
 
-    def keep(self, prompt: Prompt) -> None:
-        """Known from now on, its end first to go."""
-        for name in reversed(prompt.pieces[: self.room]):
+    def add(self, prompt: Prompt) -> None:
+        """Add the pieces of a prompt; its end is evicted first."""
+        for name in reversed(prompt.pieces[: self.capacity]):
             self._known[name] = None
             self._known.move_to_end(name)
-        while len(self._known) > self.room:
+        while len(self._known) > self.capacity:
             self._known.popitem(last=False)
 
-    def forget(self) -> None:
-        """All of it: the server was away."""
+    def clear(self) -> None:
+        """Clear the index, after the server was down."""
         self._known.clear()

@@ -1,4 +1,4 @@
-"""The proxy from its first to its last response."""
+"""Start and shutdown of the proxy."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ SPARE_DESCRIPTORS = 64
 """Open files and sockets besides two for each connection: to its client and to a backend."""
 
 
-async def serve(router: Router, host: str, port: int, told: Callable[[str], None]) -> int:
+async def serve(router: Router, host: str, port: int, on_ready: Callable[[str], None]) -> int:
     """Serve until a signal, finish the responses under way, and return the signal's number.
 
     Args:
         router: The proxy.
         host: Where to listen.
         port: Where to listen; 0: any that is free.
-        told: Called with the address once it can be used.
+        on_ready: Called with the address once it accepts requests.
     """
     allow_descriptors(2 * router.options.max_connections + SPARE_DESCRIPTORS)
     router.open()
@@ -37,24 +37,26 @@ async def serve(router: Router, host: str, port: int, told: Callable[[str], None
         try:
             await web.TCPSite(runner, host, port).start()
         except (OSError, OverflowError) as error:
-            raise InputError(_why_not(host, port, error)) from error
-        await router.look()  # after a taken port is told: backends that are silent take seconds
-        where, given = runner.addresses[0][:2]
-        told(f"http://{f'[{where}]' if ':' in where else where}:{given}")
-        return await _stopped()
+            raise InputError(_listen_error(host, port, error)) from error
+        await (
+            router.probe_backends()
+        )  # after a taken port is told: backends that are silent take seconds
+        where, bound_port = runner.addresses[0][:2]
+        on_ready(f"http://{f'[{where}]' if ':' in where else where}:{bound_port}")
+        return await _wait_for_signal()
     finally:
         await runner.cleanup()
         await router.close()
 
 
-def _why_not(host: str, port: int, error: Exception) -> str:
+def _listen_error(host: str, port: int, error: Exception) -> str:
     if getattr(error, "errno", None) == errno.EADDRINUSE:
         return f"--port {port}: is taken on {host}; choose another one, or 0 for any that is free"
     return f"--host {host} --port {port}: cannot listen there ({error})"
 
 
-async def _stopped() -> int:
-    """By Ctrl-C or SIGTERM; a second one does not wait for responses."""
+async def _wait_for_signal() -> int:
+    """Wait for SIGINT or SIGTERM and return its number; a second one ends at once."""
     loop = asyncio.get_running_loop()
     stop: asyncio.Queue[int] = asyncio.Queue()
     signals = (signal.SIGINT, signal.SIGTERM)

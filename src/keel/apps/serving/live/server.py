@@ -1,4 +1,4 @@
-"""The side of the reverse proxy that faces clients: every request is read whole, then forwarded."""
+"""Client side of the reverse proxy: every request is read to its end, then forwarded."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from keel.apps.serving.live.backends import Backend
-from keel.apps.serving.live.choosing import Chooser
 from keel.apps.serving.live.connections import Connections, Runner, error_body
 from keel.apps.serving.live.forwarding import Call, Forwarder, Refusal
+from keel.apps.serving.live.guarded_policy import GuardedPolicy
 from keel.apps.serving.live.headers import check_hosts, host_allowed
 from keel.apps.serving.live.metrics import Metrics, gauges
 from keel.apps.serving.proxy_options import Options
@@ -26,10 +26,18 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Router:
-    """One proxy and all it knows; `start` it inside of a running loop."""
+    """Reverse proxy with its policy and metrics; `start` it inside of a running loop.
 
-    def __init__(self, backends: list[Backend], chooser: Chooser, options: Options) -> None:
-        self.backends, self.chooser, self.options = backends, chooser, options
+    Args:
+        backends: The servers.
+        guarded_policy: Chooses a backend for each prompt.
+        options: Settings of the proxy.
+    """
+
+    def __init__(
+        self, backends: list[Backend], guarded_policy: GuardedPolicy, options: Options
+    ) -> None:
+        self.backends, self.guarded_policy, self.options = backends, guarded_policy, options
         self.metrics, self._hosts = Metrics(), check_hosts(options.allowed_hosts)
         self.connections = Connections(
             options.max_connections, options.header_seconds, self.metrics.count
@@ -41,23 +49,23 @@ class Router:
 
     def open(self) -> None:
         """Get ready for requests, before anything is known of the backends."""
-        self.forwarder = Forwarder(self.backends, self.chooser, self.options, self.metrics)
+        self.forwarder = Forwarder(self.backends, self.guarded_policy, self.options, self.metrics)
 
-    async def look(self) -> None:
+    async def probe_backends(self) -> None:
         """Find the backends that answer."""
-        await self.forwarder.look()
+        await self.forwarder.start_monitoring()
 
     async def start(self) -> None:
         """Get ready, and find the backends that answer."""
         self.open()
-        await self.look()
+        await self.probe_backends()
 
     async def close(self) -> None:
-        """After the last response."""
+        """Release all resources, after the last response."""
         await self.forwarder.close()
 
     def runner(self) -> web.AppRunner:
-        """The server to be; a client that hangs up ends its request at the backend as well."""
+        """Return the server; a client that hangs up ends its request at the backend as well."""
         return Runner(
             self.app,
             self.connections,
@@ -112,17 +120,20 @@ class Router:
             return self._refuse(400, "the body broke off")
 
     def _refuse(self, status: int, why: str) -> web.Response:
-        """As OpenAI's servers do."""
+        """Return an error in the format of OpenAI's servers."""
         self.metrics.count("responses_total", status=str(status))
         headers = {"Retry-After": "1"} if status == 503 else {}
         return web.json_response(error_body(status, why), status=status, headers=headers)
 
     async def _tell_metrics(self, request: web.Request) -> web.Response:
         kind = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-        now = [*gauges(self.backends, self.chooser), ("connections", {}, len(self.connections))]
+        now = [
+            *gauges(self.backends, self.guarded_policy),
+            ("connections", {}, len(self.connections)),
+        ]
         return web.Response(text=self.metrics.render(now), headers=kind)
 
     async def _tell_health(self, request: web.Request) -> web.Response:
         up = sum(own.up for own in self.backends)
-        told = {"status": "ok" if up else "down", "up": up, "backends": len(self.backends)}
-        return web.json_response(told, status=200 if up else 503)
+        health = {"status": "ok" if up else "down", "up": up, "backends": len(self.backends)}
+        return web.json_response(health, status=200 if up else 503)

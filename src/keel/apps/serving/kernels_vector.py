@@ -1,4 +1,4 @@
-"""Many clusters at once: one routing decision in each, compiled.
+"""Compiled kernels for many clusters at once, with one routing decision in each.
 
 Arrays are those of `keel.apps.serving.arrays` with an axis for clusters in front; a cluster's own
 are views of them.
@@ -18,19 +18,19 @@ from keel.apps.serving.arrays import Plan, Replicas, Requests, Telemetry, View
 from keel.apps.serving.compiling import compiled, inner, outer
 from keel.apps.serving.kernels import advance, send
 from keel.apps.serving.kernels_route import (
+    apply_failures,
     copy_replica,
     copy_requests,
     cost_of_all,
-    dispatch,
     observe,
-    strike,
+    send_and_record,
 )
 from keel.apps.serving.observations import UNKNOWN_PACE
 
 
 @inner
 def plan_of(c, plans):
-    """Of one cluster."""
+    """Return the plan of one cluster."""
     return Plan(
         plans.kind[c], plans.speed[c], plans.blocks[c], plans.watermark[c], plans.cache[c],
         plans.chunk, plans.cap, plans.order, plans.queue, plans.patience,
@@ -39,7 +39,7 @@ def plan_of(c, plans):
 
 @inner
 def single_plan(c, r, plans):
-    """Of one replica of one cluster."""
+    """Return the plan of one replica of one cluster."""
     one = slice(r, r + 1)
     return Plan(
         plans.kind[c, one], plans.speed[c, one], plans.blocks[c, one], plans.watermark[c, one],
@@ -48,44 +48,50 @@ def single_plan(c, r, plans):
 
 
 @inner
-def requests_of(c, many):
-    """Of one cluster."""
-    return Requests(many.ints[c], many.times[c], many.first[c], many.hashes[c], many.prefix_block)
+def requests_of(c, batch):
+    """Return the requests of one cluster."""
+    return Requests(
+        batch.ints[c], batch.times[c], batch.first[c], batch.hashes[c], batch.prefix_block
+    )
 
 
 @inner
-def replicas_of(c, many):
-    """Of one cluster."""
+def replicas_of(c, batch):
+    """Return the replicas of one cluster."""
     return Replicas(
-        many.ints[c], many.times[c], many.running[c], many.batch[c], many.tokens[c], many.stamp[c],
-        many.ring[c],
+        batch.ints[c], batch.times[c], batch.running[c], batch.batch[c], batch.tokens[c],
+        batch.stamp[c], batch.ring[c],
     )  # fmt: skip
 
 
 @inner
-def view_of(c, many):
-    """Of one cluster."""
-    return View(many.ints[c], many.times[c], many.turn[c])
+def view_of(c, batch):
+    """Return the view of one cluster's router."""
+    return View(batch.ints[c], batch.times[c], batch.turn[c])
 
 
 @inner
-def telemetry_of(c, many):
-    """Of one cluster."""
+def telemetry_of(c, batch):
+    """Return the telemetry of one cluster."""
     return Telemetry(
-        many.interval[c], many.dropped[c], many.known_speeds[c], many.mean_output[c], many.seed[c]
+        batch.interval[c],
+        batch.dropped[c],
+        batch.known_speeds[c],
+        batch.mean_output[c],
+        batch.seed[c],
     )
 
 
 @outer
-def see(now, prompt, view, replicas, request, mask):
-    """The numbers of `keel.apps.serving.observations`."""
+def write_observation(now, prompt, view, replicas, request, mask):
+    """Write the features of `keel.apps.serving.observations`."""
     count = len(view.ints[f.V_UP])
-    paces, known, total, living = 0.0, 0, 0.0, 0
+    paces, known, total, up_count = 0.0, 0, 0.0, 0
     for r in range(count):
         mask[r] = view.ints[f.V_UP, r] == 1
         if not mask[r]:
             continue
-        living += 1
+        up_count += 1
         total += view.ints[f.V_WAITING, r] + view.ints[f.V_RUNNING, r] + view.ints[f.V_SENT, r]
         if view.times[f.V_PACE, r] > 0.0:
             paces += math.log(view.times[f.V_PACE, r])
@@ -111,13 +117,15 @@ def see(now, prompt, view, replicas, request, mask):
     if not mask.any():
         mask[:] = True
     request[0] = math.log1p(prompt / 512.0)
-    request[1] = math.log1p(total / max(1, living))
+    request[1] = math.log1p(total / max(1, up_count))
 
 
 @outer
-def in_system(q, weights, requests, since, until):
-    """What requests 0 … q cost between two times, all together. The last was sent at the first of
-    them, and may have been turned away in the same moment."""
+def cost_between(q, weights, requests, since, until):
+    """Return the total cost of requests 0 … q between two times.
+
+    Request q was sent at the first of them, and may have been turned away in the same moment.
+    """
     total = 0.0
     for i in range(q, -1, -1):
         begin, end = max(since, requests.times[f.Q_ARRIVAL, i]), requests.times[f.Q_FINISHED, i]
@@ -133,13 +141,13 @@ def in_system(q, weights, requests, since, until):
 
 
 @outer
-def look(c, at, clock, plans, telemetries, failures, next_failure, requests, replicas, index,
-         views, seen):  # fmt: skip
-    """A cluster up to the arrival of the request at hand, and what its router sees then."""
+def observe_cluster(c, at, clock, plans, telemetries, failures, next_failure, requests, replicas,
+                    index, views, observations):  # fmt: skip
+    """Advance a cluster to the arrival of the request at hand, and write its observation."""
     q, plan = at[c], plan_of(c, plans)
     own, own_replicas = requests_of(c, requests), replicas_of(c, replicas)
     own_index, view = replicas_of(c, index), view_of(c, views)
-    next_failure[c] = strike(
+    next_failure[c] = apply_failures(
         own.times[f.Q_ARRIVAL, q],
         next_failure[c],
         failures[c],
@@ -150,43 +158,48 @@ def look(c, at, clock, plans, telemetries, failures, next_failure, requests, rep
         own_index,
     )
     observe(q, clock, plan, telemetry_of(c, telemetries), own, own_replicas, own_index, view)
-    see(
-        own.times[f.Q_ARRIVAL, q], own.ints[f.Q_PROMPT, q], view, seen[0][c], seen[1][c], seen[2][c]
+    write_observation(
+        own.times[f.Q_ARRIVAL, q],
+        own.ints[f.Q_PROMPT, q],
+        view,
+        observations[0][c],
+        observations[1][c],
+        observations[2][c],
     )
 
 
 @compiled
-def look_many(part, at, clock, plans, telemetries, failures, next_failure, requests, replicas,
-              index, views, seen):  # fmt: skip
-    """`look` for the clusters of `part`."""
+def observe_clusters(part, at, clock, plans, telemetries, failures, next_failure, requests,
+                     replicas, index, views, observations):  # fmt: skip
+    """Call `observe_cluster` for the clusters of `part`."""
     for c in part:
-        look(c, at, clock, plans, telemetries, failures, next_failure, requests, replicas, index,
-             views, seen)  # fmt: skip
+        observe_cluster(c, at, clock, plans, telemetries, failures, next_failure, requests,
+                        replicas, index, views, observations)  # fmt: skip
 
 
 @compiled
-def step_many(part, action, weights, cost, at, clock, plans, telemetries, failures, next_failure,
-              requests, replicas, index, views, seen):  # fmt: skip
-    """Send the requests at hand, and look at the next ones, in the clusters of `part`.
+def step_clusters(part, action, weights, cost, at, clock, plans, telemetries, failures,
+                  next_failure, requests, replicas, index, views, observations):  # fmt: skip
+    """Send the requests at hand, and observe the next ones, in the clusters of `part`.
 
-    `cost` is that of all requests of a cluster between the two arrivals; after the last until all
-    have ended.
+    `cost` is that of all requests of a cluster between the two arrivals; after the last request,
+    until all have ended.
     """
     for c in part:
         q, plan = at[c], plan_of(c, plans)
         own, own_replicas = requests_of(c, requests), replicas_of(c, replicas)
-        dispatch(
+        send_and_record(
             q, action[c], clock, plan, own, own_replicas, replicas_of(c, index), view_of(c, views)
         )
         if q + 1 < len(own.times[f.Q_ARRIVAL]):
             at[c] = q + 1
-            look(c, at, clock, plans, telemetries, failures, next_failure, requests, replicas,
-                 index, views, seen)  # fmt: skip
-            cost[c] = in_system(
+            observe_cluster(c, at, clock, plans, telemetries, failures, next_failure, requests,
+                            replicas, index, views, observations)  # fmt: skip
+            cost[c] = cost_between(
                 q, weights, own, own.times[f.Q_ARRIVAL, q], own.times[f.Q_ARRIVAL, q + 1]
             )
             continue
-        next_failure[c] = strike(
+        next_failure[c] = apply_failures(
             np.inf, next_failure[c], failures[c], clock, plan, own, own_replicas,
             replicas_of(c, index),
         )  # fmt: skip
@@ -195,14 +208,15 @@ def step_many(part, action, weights, cost, at, clock, plans, telemetries, failur
         until = own.times[f.Q_ARRIVAL, q]
         for i in range(len(own.times[f.Q_ARRIVAL])):
             until = max(until, own.times[f.Q_FINISHED, i])
-        cost[c] = in_system(q, weights, own, own.times[f.Q_ARRIVAL, q], until)
+        cost[c] = cost_between(q, weights, own, own.times[f.Q_ARRIVAL, q], until)
 
 
 @compiled
-def weigh_many(part, weights, at, clock, plans, requests, future, replicas, spare, weight):
-    """What each choice would cost all requests of its replica: `[C, R]`.
+def counterfactual_costs(part, weights, at, clock, plans, requests, future, replicas, spare, cost):
+    """Write the cost of each choice to all requests of its replica, `cost` `[C, R]`.
 
-    Futures are played with what is true (lengths, speeds, caches), with the request and without.
+    The future of each replica is simulated with its true lengths, speeds and caches, with the
+    request and without.
     """
     for c in part:
         q = at[c]
@@ -210,9 +224,9 @@ def weigh_many(part, weights, at, clock, plans, requests, future, replicas, spar
         then, alone = requests_of(c, future), replicas_of(c, spare)
         for r in range(len(own_replicas.ints[f.R_HEAD])):
             if own_replicas.ints[f.R_UP, r] == 0:
-                weight[c, r] = weights.lost
+                cost[c, r] = weights.lost
                 continue
-            weight[c, r] = 0.0
+            cost[c, r] = 0.0
             single = single_plan(c, r, plans)
             for sign in (-1.0, 1.0):
                 copy_requests(q, own, then)
@@ -220,4 +234,4 @@ def weigh_many(part, weights, at, clock, plans, requests, future, replicas, spar
                 if sign > 0.0:
                     send(q, 0, clock, single, then, alone)
                 advance(0, np.inf, clock, single, then, alone)
-                weight[c, r] += sign * cost_of_all(r, q, weights, own, then)
+                cost[c, r] += sign * cost_of_all(r, q, weights, own, then)

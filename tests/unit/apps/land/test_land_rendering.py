@@ -10,29 +10,29 @@ import pytest
 from PIL import Image
 
 from keel.apps.land.baselines import greedy_roi
-from keel.apps.land.chronicle import Chronicle, record_game
-from keel.apps.land.picture import city_pixels, draw_city, write_city, write_film
+from keel.apps.land.recording import GameRecord, record_game
+from keel.apps.land.rendering import city_pixels, draw_city, write_city, write_gif
 from keel.apps.land.report import play
 from keel.apps.land.rules import SMALL, make_rules
 from keel.errors import InputError
 
 
 @pytest.fixture(scope="module")
-def story() -> Chronicle:
+def record() -> GameRecord:
     return record_game(greedy_roi, SMALL, 7)
 
 
-def test_a_chronicle_ends_with_the_npv(story: Chronicle) -> None:
-    assert [scene.month for scene in story.scenes] == list(range(31))
-    assert not story.scenes[0].npv.any()
+def test_a_record_ends_with_the_npv(record: GameRecord) -> None:
+    assert [snapshot.month for snapshot in record.snapshots] == list(range(31))
+    assert not record.snapshots[0].npv.any()
     npv = list(play(greedy_roi, SMALL, [7]).npv.values())
-    assert story.scenes[-1].npv == pytest.approx(npv)
-    assert (story.scenes[0].owner == -1).all()
-    assert (story.scenes[-1].owner != -1).sum() > 3
+    assert record.snapshots[-1].npv == pytest.approx(npv)
+    assert (record.snapshots[0].owner == -1).all()
+    assert (record.snapshots[-1].owner != -1).sum() > 3
 
 
-def test_the_city_is_written_as_a_picture(story: Chronicle, tmp_path: Path) -> None:
-    write_city(story, tmp_path / "new" / "city.png")
+def test_the_city_is_written_as_a_picture(record: GameRecord, tmp_path: Path) -> None:
+    write_city(record, tmp_path / "new" / "city.png")
     with Image.open(tmp_path / "new" / "city.png") as image:
         assert image.size[0] == 1408
         pixels = np.asarray(image.convert("RGB")).reshape(-1, 3)
@@ -40,13 +40,13 @@ def test_the_city_is_written_as_a_picture(story: Chronicle, tmp_path: Path) -> N
         assert (pixels == colour).all(-1).sum() > 500  # of every developer something stands there
 
 
-def test_what_is_said_is_of_the_scene(story: Chronicle) -> None:
-    header = draw_city(story, 1).axes[0]
+def test_the_header_describes_the_snapshot(record: GameRecord) -> None:
+    header = draw_city(record, 1).axes[0]
     assert "after 1 of 30 months, NPV so far" in header.texts[0].get_text()
     legend = header.get_legend()
     assert legend is not None
     assert legend.get_texts()[0].get_text().startswith("industry: ")
-    assert "so far" not in draw_city(story).axes[0].texts[0].get_text()
+    assert "so far" not in draw_city(record).axes[0].texts[0].get_text()
 
 
 def test_four_developers_have_room() -> None:
@@ -56,17 +56,17 @@ def test_four_developers_have_room() -> None:
     assert len(legend.get_texts()) == 4
 
 
-def test_the_months_are_a_film(story: Chronicle, tmp_path: Path) -> None:
-    short = replace(story, scenes=story.scenes[::10])
-    write_film(short, tmp_path / "city.gif")
+def test_the_months_are_an_animation(record: GameRecord, tmp_path: Path) -> None:
+    short = replace(record, snapshots=record.snapshots[::10])
+    write_gif(short, tmp_path / "city.gif")
     with Image.open(tmp_path / "city.gif") as film:
         assert film.n_frames == 4  # type: ignore[attr-defined]
         assert film.size == city_pixels(short, 0).shape[1::-1]
     assert (tmp_path / "city.gif").stat().st_size < 200_000
 
 
-def test_files_have_the_right_ending(story: Chronicle, tmp_path: Path) -> None:
+def test_files_have_the_right_ending(record: GameRecord, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"picture: 'city\.jpg' must end in \.png"):
-        write_city(story, tmp_path / "city.jpg")
+        write_city(record, tmp_path / "city.jpg")
     with pytest.raises(InputError, match=r"film: 'city\.png' must end in \.gif"):
-        write_film(story, tmp_path / "city.png")
+        write_gif(record, tmp_path / "city.png")

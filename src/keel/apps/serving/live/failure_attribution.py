@@ -23,16 +23,16 @@ MOST_QUARANTINED = 1024
 LARGE = 1 << 20
 """Bytes of a body that is hashed in a thread."""
 UNREACHABLE = "cannot be reached"
-"""A backend's own fault, whatever the request."""
+"""Failure that is always the backend's own."""
 BUSY = "answered 503"
-"""A backend's word about itself, which two of them may give at the same time."""
+"""Failure that two backends may report at the same time, whatever the request."""
 
 _unique = itertools.count()
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An attempt of which the client has seen nothing.
+    """Failed attempt of which the client has seen nothing.
 
     Args:
         kind: How the backend failed; two of one kind have failed in the same way.
@@ -48,8 +48,8 @@ class Failure:
 
 
 @dataclass
-class Record:
-    """Failures of one backend since its last answer."""
+class FailureRecord:
+    """Failures of a backend since its last answer."""
 
     failures: set[Hashable] = field(default_factory=set)
     """different requests that count against it"""
@@ -60,7 +60,7 @@ class Record:
         """Count a failure, and return whether different requests have failed often enough.
 
         Args:
-            request: What tells this request from others.
+            request: Identifier of the request.
         """
         self.failures.add(request)
         return len(self.failures) >= FAILURES
@@ -87,7 +87,7 @@ async def fingerprint(method: str, path: str, body: bytes) -> bytes:
     return start.digest()
 
 
-def same_way(failures: Sequence[Failure]) -> set[str]:
+def shared_failures(failures: Sequence[Failure]) -> set[str]:
     """Return the kinds in which at least two backends that saw a request have failed."""
     kinds = Counter(failure.kind for failure in failures if failure.sent)
     return {kind for kind, count in kinds.items() if count > 1}
@@ -98,10 +98,12 @@ def request_at_fault(failures: Sequence[Failure]) -> bool:
 
     Backends that say that they are busy (503) speak of themselves: others may still be asked.
     """
-    return bool(same_way(failures) - {BUSY})
+    return bool(shared_failures(failures) - {BUSY})
 
 
-def blamed(failures: Sequence[Failure], served: bool, request: bytes) -> list[Hashable | None]:
+def attribute_failures(
+    failures: Sequence[Failure], served: bool, request: bytes
+) -> list[Hashable | None]:
     """Return what each failure counts as against its backend; None: nothing.
 
     Where another backend has served the request, the failure counts even if the same request has
@@ -113,7 +115,7 @@ def blamed(failures: Sequence[Failure], served: bool, request: bytes) -> list[Ha
         served: Another backend has answered it.
         request: Its fingerprint.
     """
-    shared = set() if served else same_way(failures)
+    shared = set() if served else shared_failures(failures)
     key: Hashable = next(_unique) if served else request
     return [key if x.sent and x.kind not in shared else None for x in failures]
 

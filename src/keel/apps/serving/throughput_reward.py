@@ -1,9 +1,9 @@
-"""Note 004's reward, as its origin computes it: four parts, and two sets of parameters.
+"""Reward of measured throughput and latency: four terms, and two sets of parameters.
 
-It rewards what was measured of the cluster, not what a choice did to it. Its parameters decide the
-sign: with the old ones a healthy cluster earns −0.09 at every decision, with the new ones 0.6, and
-nothing is better for it. The origin's legacy rewards, `instant` and `delta`, are here too: they are
-the ones that `latency_penalty_scale` is a parameter of.
+It rewards what was measured of the cluster, not the effect of a choice on it. Its parameters decide
+the sign: with the old ones a healthy cluster earns −0.09 at every decision, with the new ones 0.6,
+and nothing is better for it. The earlier rewards of the same origin, `instant` and `delta`, are
+here too: `latency_penalty_scale` is a parameter of them.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ Mode = Literal["hybrid", "instant", "delta"]
 MODES = ("hybrid", "instant", "delta")
 EMA_RATE = 0.1
 LEAST_TARGET, LEAST_THRESHOLD = 0.1, 0.5
-"""Below these the origin does not go: a throughput target of 0.05 is one of 0.1."""
+"""Lower bounds: a throughput target of 0.05 has the effect of 0.1."""
 DELTA_THROUGHPUT, DELTA_LATENCY = 0.3, 0.2
 COLD_THROUGHPUT, COLD_SHARE, COLD_LATENCY = 0.1, 0.3, 0.5
-"""What the origin takes for measured while its metric store is empty: requests a second, the share
+"""Values in place of measurements while the metric store is empty: requests per second, the share
 of the latency threshold, and the least seconds."""
 LEGACY_SCALE = 3.0
-"""What the legacy rewards are divided by before the tanh."""
+"""Divisor of the legacy rewards before the tanh."""
 
 
 @dataclass(frozen=True)
-class NoteReward:
-    """The note's names; the defaults are its new ones."""
+class ThroughputReward:
+    """Parameters of the reward; the defaults are the new set, `AFTER`."""
 
     throughput_target: float = 0.05
     alpha: float = 0.1
@@ -44,20 +44,19 @@ class NoteReward:
     delta_weight: float = 0.2
     load_balance_penalty: float = 0.15
     adaptive_target: bool = False
-    """Follow the measured throughput with the target: the note's own follow-up."""
+    """Let the target follow the measured throughput."""
     latency_penalty_scale: float = 0.5
     """height of the penalty on latency above its threshold, which only the legacy rewards subtract;
     `hybrid` reports it"""
     cold_start: bool = False
-    """Score the values that the origin falls back to while its metric store is empty, whatever the
-    cluster does. They give every figure of the note's log: −0.05, 0.059, −0.094, a delta of 0, and
-    the 1.99 that it expects"""
+    """Score the values for an empty metric store, whatever the cluster does. They give every figure
+    of the original log: −0.05, 0.059, −0.094, a delta of 0, and the expected 1.99"""
     unpaid: int = 0
-    """Reward 0 at every so many decisions; 0: never. The origin learns from a rollout before the
-    reward of its last decision is written"""
+    """Reward 0 at every `unpaid`-th decision; 0: never. The original code learns from a rollout
+    before the reward of its last decision is written"""
     mode: Mode = "hybrid"
-    """`hybrid` is the note's; legacy: `instant`, by throughput and latency, and `delta`, by their
-    changes since the last decision"""
+    """`hybrid`: absolute and delta terms; legacy: `instant`, by throughput and latency, and
+    `delta`, by their changes since the last decision"""
 
     def __post_init__(self) -> None:
         check_choice("mode", self.mode, MODES)
@@ -65,16 +64,16 @@ class NoteReward:
             raise InputError(f"unpaid: expected a number of decisions, or 0, got {self.unpaid}")
 
 
-BEFORE = NoteReward(
+BEFORE = ThroughputReward(
     throughput_target=1.0, alpha=0.5, latency_threshold=2.0, kappa=0.3, sigma=1.0,
     absolute_weight=0.7, delta_weight=0.3, load_balance_penalty=0.03, latency_penalty_scale=5.0,
 )  # fmt: skip
-AFTER = NoteReward()
+AFTER = ThroughputReward()
 VERSIONS = {"before": BEFORE, "after": AFTER}
 
 
-class Scores(NamedTuple):
-    """The parts of the reward, `[C]` each, by the names of the note's CSV."""
+class RewardTerms(NamedTuple):
+    """Terms of the reward, `[C]` each, by the names of the original CSV."""
 
     absolute_score: Floats
     delta_score: Floats
@@ -84,8 +83,8 @@ class Scores(NamedTuple):
     latency_threshold_penalty: Floats
 
 
-class Memory(NamedTuple):
-    """What the delta needs, `[C]` each; NaN before the first decision."""
+class RewardState(NamedTuple):
+    """Previous measurements and their averages, `[C]` each; NaN before the first decision."""
 
     throughput: Floats
     latency: Floats
@@ -93,27 +92,41 @@ class Memory(NamedTuple):
     latency_ema: Floats
 
 
-def fresh_memory(count: int) -> Memory:
-    """Before the first decision."""
-    return Memory(*(np.full(count, np.nan) for _ in range(4)))
+def initial_state(count: int) -> RewardState:
+    """Return the state before the first decision, for `count` clusters."""
+    return RewardState(*(np.full(count, np.nan) for _ in range(4)))
 
 
-def score(
-    rules: NoteReward, throughput: Floats, latency: Floats, balance: Floats, memory: Memory
-) -> tuple[Scores, Memory]:
-    """The reward `[C]`, and what to remember.
+def compute_reward(
+    rules: ThroughputReward,
+    throughput: Floats,
+    latency: Floats,
+    balance: Floats,
+    state: RewardState,
+) -> tuple[RewardTerms, RewardState]:
+    """Compute the reward and its terms, `[C]` each.
 
     abs = thr / max(target, 0.1) − α·lat / max(threshold, 0.5);
     logistic = κ·sigmoid((lat − threshold) / σ);
     delta = 0.3·Δthr / EMA(thr) − 0.2·Δlat / EMA(lat);
     reward = tanh(w_abs·abs + w_Δ·delta − lb·balance − logistic); the legacy ones are in
     `legacy_reward`.
+
+    Args:
+        rules: Parameters of the reward.
+        throughput: Requests per second, `[C]`.
+        latency: Seconds until the first token, `[C]`.
+        balance: Unevenness of the queues, `[C]`.
+        state: Of the previous decision.
+
+    Returns:
+        The terms, and the state for the next decision.
     """
     averages = [
         np.where(np.isnan(old), now, old + EMA_RATE * (now - old))
         for old, now in (
-            (memory.throughput_ema, throughput),
-            (memory.latency_ema, latency),
+            (state.throughput_ema, throughput),
+            (state.latency_ema, latency),
         )
     ]
     target: Floats | float = rules.throughput_target
@@ -124,7 +137,7 @@ def score(
     logistic = rules.kappa / (1.0 + np.exp(-(latency - rules.latency_threshold) / rules.sigma))
     changes = [
         np.where(np.isnan(old), 0.0, now - old)
-        for old, now in ((memory.throughput, throughput), (memory.latency, latency))
+        for old, now in ((state.throughput, throughput), (state.latency, latency))
     ]
     relative = [
         change / np.maximum(average, 1e-6)
@@ -141,11 +154,11 @@ def score(
         total = legacy_reward(throughput, latency, uneven, late)
     else:
         total = legacy_reward(changes[0], changes[1], uneven, late)
-    scores = Scores(absolute, delta, logistic, uneven, total, late)
-    return scores, Memory(throughput, latency, averages[0], averages[1])
+    terms = RewardTerms(absolute, delta, logistic, uneven, total, late)
+    return terms, RewardState(throughput, latency, averages[0], averages[1])
 
 
-def latency_threshold_penalty(rules: NoteReward, latency: Floats) -> Floats:
+def latency_threshold_penalty(rules: ThroughputReward, latency: Floats) -> Floats:
     """Return scale·(1 − e^−(lat − threshold)) above the threshold, 0 below it, `[C]`."""
     return rules.latency_penalty_scale * -np.expm1(
         -np.maximum(latency - rules.latency_threshold, 0.0)
@@ -153,7 +166,7 @@ def latency_threshold_penalty(rules: NoteReward, latency: Floats) -> Floats:
 
 
 def legacy_reward(throughput: Floats, latency: Floats, uneven: Floats, late: Floats) -> Floats:
-    """Return tanh((thr − lat − lb·balance − late) / 3), the origin's reward before the note's.
+    """Return the earlier reward, tanh((thr − lat − lb·balance − late) / 3).
 
     Args:
         throughput: Requests per second, or their change, `[C]`.
@@ -164,21 +177,30 @@ def legacy_reward(throughput: Floats, latency: Floats, uneven: Floats, late: Flo
     return np.tanh((throughput - latency - uneven - late) / LEGACY_SCALE)
 
 
-def cold_values(rules: NoteReward, count: int) -> Floats:
-    """Return throughput, latency and unevenness `[3, C]` of an empty metric store, by the origin.
+def cold_start_metrics(rules: ThroughputReward, count: int) -> Floats:
+    """Return throughput, latency and unevenness `[3, C]` of an empty metric store.
 
     Args:
-        rules: Whose latency threshold is meant.
-        count: Clusters, `C`.
+        rules: Parameters with the latency threshold.
+        count: Number of clusters, C.
     """
     latency = max(COLD_LATENCY, COLD_SHARE * rules.latency_threshold)
     return np.repeat([[COLD_THROUGHPUT], [latency], [0.0]], count, axis=1)
 
 
-def measured(now: Floats, requests: Requests, replicas: Replicas) -> tuple[Floats, Floats, Floats]:
-    """Of many clusters at a time each: requests finished per second since the first arrival, the
-    mean time to the first token of those, and how uneven the queues are (their deviation over
-    their mean, waiting and running)."""
+def measure_clusters(
+    now: Floats, requests: Requests, replicas: Replicas
+) -> tuple[Floats, Floats, Floats]:
+    """Measure throughput, latency and unevenness of clusters, `[C]` each.
+
+    They are the requests finished per second since the first arrival, their mean time to the first
+    token, and the deviation of the queues (waiting and running) over their mean.
+
+    Args:
+        now: Time of each cluster, `[C]`.
+        requests: Of C clusters.
+        replicas: Of C clusters.
+    """
     finished, arrival = requests.times[:, f.Q_FINISHED], requests.times[:, f.Q_ARRIVAL]
     done = (finished <= now[:, None]) & (requests.ints[:, f.Q_LOST] == 0)
     count = done.sum(1)

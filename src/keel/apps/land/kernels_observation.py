@@ -1,4 +1,4 @@
-"""What developers and the critic see, compiled: written once a month for every game.
+"""Compiled kernels that write the observations of developers and of the critic, once a month.
 
 Features stand in the order in which `keel.apps.land.observations` names them.
 """
@@ -10,23 +10,23 @@ from __future__ import annotations
 
 from keel.apps.land.arrays import FREE
 from keel.apps.land.compiling import compiled, inner
-from keel.apps.land.kernels import demand_pays, land_price, share_left, turn_of
+from keel.apps.land.kernels import demand_pays, income_share, land_price, turn_of
 
 CASH, MONEY, BUILDINGS, ZONE, DISTANCE, LEVELS = 10_000.0, 1_000.0, 8.0, 200.0, 5.0, 5
-"""Units in which features are of size about 1."""
+"""Units in which features are of magnitude about 1."""
 MOST = 3.0
-"""At which ratios to money that may be all but gone are cut."""
+"""Upper bound on ratios to money, which may be close to 0."""
 
 
 @inner
-def ratio(amount, whole):
-    """`amount / whole`, at most `MOST`."""
-    return min(MOST, amount / whole) if whole > 0.0 and amount > 0.0 else MOST * (amount > 0.0)
+def ratio(amount, total):
+    """Return `amount / total`, at most `MOST`."""
+    return min(MOST, amount / total) if total > 0.0 and amount > 0.0 else MOST * (amount > 0.0)
 
 
 @inner
-def see_purse(game, agent, world, state, tables, row):
-    """0 to 3, and 13: money, and the turn of this month."""
+def write_finances(game, agent, world, state, tables, row):
+    """Write features 0 to 3, and 13: money, and the priority of this month."""
     agents, cash = state.cash.shape[1], state.cash[game, agent]
     row[0] = cash / CASH
     row[1] = max(0.0, cash + tables.credit) / CASH
@@ -38,8 +38,8 @@ def see_purse(game, agent, world, state, tables, row):
 
 
 @inner
-def see_buildings(game, agent, state, tables, row):
-    """4 to 12, and 14: what stands and what is coming, against demand."""
+def write_buildings(game, agent, state, tables, row):
+    """Write features 4 to 12, and 14: operating and coming buildings, against demand."""
     first, second = tables.demand[agent]
     operating, coming, upkeep = 0.0, 0.0, 0.0
     for parcel in range(state.owner.shape[1]):
@@ -48,7 +48,7 @@ def see_buildings(game, agent, state, tables, row):
         size, left = state.size[game, parcel], state.left[game, parcel]
         revenue = tables.revenue[agent, size]
         if tables.suffers[agent]:
-            revenue *= share_left(state.pollution[game, parcel], tables.least_income)
+            revenue *= income_share(state.pollution[game, parcel], tables.least_income)
         row[10 + size] += 1.0 / BUILDINGS
         if left > 0:
             coming += revenue
@@ -63,21 +63,21 @@ def see_buildings(game, agent, state, tables, row):
 
 
 @inner
-def see_choices(game, agent, tables, mask, worth, row):
-    """15 to 20: the best of what is legal for each size, and how many there are."""
-    parcels = worth.shape[2]
+def write_choices(game, agent, tables, mask, gain, row):
+    """Write features 15 to 20: the best legal choice of each size, and the share of legal ones."""
+    parcels = gain.shape[2]
     for size in range(3):
         for parcel in range(parcels):
             if mask[game, agent, 3 * parcel + size]:
-                value = worth[game, agent, parcel, size] / tables.scale
+                value = gain[game, agent, parcel, size] / tables.scale
                 if row[18 + size] == 0.0 or value > row[15 + size]:
                     row[15 + size] = value
                 row[18 + size] += 1.0 / parcels
 
 
 @inner
-def see_parcels(game, agent, kinds, world, state, rows):
-    """0 to 17: whose it is, what stands there, and the place."""
+def write_parcels(game, agent, kinds, world, state, rows):
+    """Write features 0 to 17 of the parcels: owner, building, and location."""
     for parcel in range(rows.shape[0]):
         for k in range(rows.shape[1]):
             rows[parcel, k] = 0.0
@@ -99,8 +99,8 @@ def see_parcels(game, agent, kinds, world, state, rows):
 
 
 @inner
-def see_offers(game, agent, world, state, tables, mask, worth, rows):
-    """18 to 29: for each size whether it is legal, its cost against all money, and its worth."""
+def write_offers(game, agent, world, state, tables, mask, gain, rows):
+    """Write features 18 to 29: legality, cost against all money, and marginal value, by size."""
     money = state.cash[game, agent] + tables.credit
     for parcel in range(rows.shape[0]):
         price = land_price(game, parcel, world, state) + world.zone[game, parcel]
@@ -110,7 +110,7 @@ def see_offers(game, agent, world, state, tables, mask, worth, rows):
                 or world.level[game, parcel] < tables.least_level[size]
             ):
                 break
-            outlay, value = tables.cost[agent, size] + price, worth[game, agent, parcel, size]
+            outlay, value = tables.cost[agent, size] + price, gain[game, agent, parcel, size]
             rows[parcel, 18 + size] = mask[game, agent, 3 * parcel + size]
             rows[parcel, 21 + size] = ratio(outlay, money)
             rows[parcel, 24 + size] = value / tables.scale
@@ -118,9 +118,12 @@ def see_offers(game, agent, world, state, tables, mask, worth, rows):
 
 
 @inner
-def see_land(game, world, state, row):
-    """Free parcels of each level, `[5]`; the mean price of those that carry S, M and L, `[3]`; mean
-    pollution and prestige of all that is free."""
+def write_land(game, world, state, row):
+    """Write the critic's features of free land.
+
+    Free parcels of each level, `[5]`; the mean price of those that carry S, M and L, `[3]`; mean
+    pollution and prestige.
+    """
     parcels = state.owner.shape[1]
     for k in range(10):
         row[k] = 0.0
@@ -143,11 +146,11 @@ def see_land(game, world, state, row):
 
 
 @compiled
-def look(kinds, trades, world, state, tables, mask, worth, own, parcels, whole):
-    """Write `own` `[E, A, F1]`, `parcels` `[E, A, P, F2]` and `whole` `[E, F3]`.
+def observe(kinds, trades, world, state, tables, mask, gain, own, parcels, critic_state):
+    """Write `own` `[E, A, F1]`, `parcels` `[E, A, P, F2]` and `critic_state` `[E, F3]`.
 
-    `kinds` `[A]` numbers the developers' trades among all `trades`; `mask` and `worth` are those of
-    this month.
+    `kinds` `[A]` numbers the developers' trades among all `trades`; `mask` and `gain`,
+    the marginal net present values, are those of this month.
     """
     private = own.shape[2] - 1 - trades
     games, agents = own.shape[:2]
@@ -157,14 +160,14 @@ def look(kinds, trades, world, state, tables, mask, worth, own, parcels, whole):
             row = own[game, agent]
             for k in range(row.shape[0]):
                 row[k] = 0.0
-            see_purse(game, agent, world, state, tables, row)
-            see_buildings(game, agent, state, tables, row)
-            see_choices(game, agent, tables, mask, worth, row)
+            write_finances(game, agent, world, state, tables, row)
+            write_buildings(game, agent, state, tables, row)
+            write_choices(game, agent, tables, mask, gain, row)
             for k in range(private):
-                whole[game, agent * private + k] = row[k]
+                critic_state[game, agent * private + k] = row[k]
             row[private] = month
             row[private + 1 + kinds[agent]] = 1.0
-            see_parcels(game, agent, kinds, world, state, parcels[game, agent])
-            see_offers(game, agent, world, state, tables, mask, worth, parcels[game, agent])
-        whole[game, agents * private] = month
-        see_land(game, world, state, whole[game, agents * private + 1 :])
+            write_parcels(game, agent, kinds, world, state, parcels[game, agent])
+            write_offers(game, agent, world, state, tables, mask, gain, parcels[game, agent])
+        critic_state[game, agents * private] = month
+        write_land(game, world, state, critic_state[game, agents * private + 1 :])
