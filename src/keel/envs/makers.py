@@ -47,15 +47,15 @@ def find_maker(name: str, kwargs: Mapping[str, Any]) -> Maker:
     if _is_standard(module):
         raise EnvError(_refused(name, f"{module!r} is a module of Python's standard library"))
     try:
-        home = import_module(module, name)
+        imported = import_module(module, name)
         make = import_attribute(name)
     except ImportFailed as error:
         raise EnvError(str(error)) from error
     check_maker(name, make, kwargs)
-    many = getattr(home, VECTOR, None)
-    if many is not None:
-        check_maker(f"{module}:{VECTOR}", many, kwargs, (1,))
-    return Maker(name, make, many)
+    make_many = getattr(imported, VECTOR, None)
+    if make_many is not None:
+        check_maker(f"{module}:{VECTOR}", make_many, kwargs, (1,))
+    return Maker(name, make, make_many)
 
 
 def check_maker(
@@ -69,9 +69,9 @@ def check_maker(
     if not callable(make):
         raise EnvError(_refused(name, f"it is a {type(make).__name__}"))
     inner = make.func if isinstance(make, functools.partial) else make
-    home = str(getattr(inner, "__module__", None) or type(inner).__module__)
-    if isinstance(inner, BuiltinFunctionType) or _is_standard(home):
-        raise EnvError(_refused(name, f"it belongs to {home!r}, which makes none"))
+    module = str(getattr(inner, "__module__", None) or type(inner).__module__)
+    if isinstance(inner, BuiltinFunctionType) or _is_standard(module):
+        raise EnvError(_refused(name, f"it belongs to {module!r}, which makes none"))
     if isinstance(inner, type):
         if not _is_environment(inner):
             raise EnvError(_refused(name, "the class has no reset and step"))
