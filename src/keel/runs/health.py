@@ -59,19 +59,19 @@ class Breach:
 
     @property
     def source(self) -> str:
-        """Where the range comes from, in a word or two."""
+        """Origin of the range, in a word or two."""
         return self.note.partition(":")[0]
 
     def __str__(self) -> str:
-        """One line for a display."""
+        """Return one line for a display."""
         mean = f" (mean of {self.mean_over})" if self.mean_over else ""
-        when = f"since step {self.since:,}"
+        period = f"since step {self.since:,}"
         if self.until is not None:
-            when = f"from step {self.since:,} to {self.until:,}"
+            period = f"from step {self.since:,} to {self.until:,}"
             if self.until == self.since:
-                when = f"at step {self.since:,}"
-        who = f" ({self.source})" if self.source else ""
-        return f"{self.metric} {self._outcome(mean)} {when}{who}"
+                period = f"at step {self.since:,}"
+        source = f" ({self.source})" if self.source else ""
+        return f"{self.metric} {self._outcome(mean)} {period}{source}"
 
     def _outcome(self, mean: str) -> str:
         if not math.isfinite(self.value):
@@ -81,7 +81,7 @@ class Breach:
         return f"{self.value:.3g}{mean} below {self.low:.3g}"
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON, which knows no NaN: what is not finite is None."""
+        """Return plain data for JSON, which knows no NaN: what is not finite is None."""
         return {
             "metric": self.metric,
             "value": self.value if math.isfinite(self.value) else None,
@@ -146,7 +146,7 @@ def find_breaches(
 
 @dataclass
 class _Watched:
-    """One metric, and what is remembered of it."""
+    """One metric with its recent values and breaches."""
 
     entry: Metric
     held: int = 0
@@ -193,14 +193,14 @@ class _Watched:
     def _judge(self) -> None:
         steps = [step for step, outside, _ in self._newest if outside]
         grave = any(grave for *_, grave in self._newest)
-        held, self.holds = self.holds, grave or len(steps) >= ENOUGH
+        was_breached, self.holds = self.holds, grave or len(steps) >= ENOUGH
         if self.holds:
-            self._since = self._since if held else steps[0]
+            self._since = self._since if was_breached else steps[0]
             self._first = self._first if self.held else self._since
             self.held += 1
 
     def _mean(self, value: float) -> float:
-        """NaN, which is never outside, while too little is known."""
+        """Return the mean of the last values; NaN, which is never outside, if there are few."""
         if not math.isnan(value):
             self._known.append(value)
         if len(self._known) < LEAST:
@@ -223,6 +223,6 @@ class _Watched:
         )
 
 
-def _ordered(found: Iterable[_Watched]) -> list[Breach]:
-    ranked = sorted(found, key=lambda w: (not w.grave, not w.holds))
-    return [watched.breach() for watched in ranked]
+def _ordered(watched: Iterable[_Watched]) -> list[Breach]:
+    ranked = sorted(watched, key=lambda w: (not w.grave, not w.holds))
+    return [entry.breach() for entry in ranked]

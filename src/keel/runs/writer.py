@@ -31,7 +31,7 @@ Value = SupportsFloat | str | None
 
 
 class MetricsWriter:
-    """Appends to `metrics.jsonl`; half a line left by a crash is cut off when it opens."""
+    """Writer of `metrics.jsonl`; half a line left by a crash is cut off when it opens."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -45,6 +45,10 @@ class MetricsWriter:
         """Append one line.
 
         A full disk costs this line, one warning and a count; any other failure is a `RunError`.
+
+        Args:
+            step: of the run.
+            metrics: numbers and short texts by name.
         """
         if self._descriptor is None:
             raise RunError(f"{self.path}: the writer is closed")
@@ -61,6 +65,10 @@ class MetricsWriter:
 
         The longer line is written over the shorter one at once: a process that is killed leaves the
         one or the other.
+
+        Args:
+            step: of the run.
+            metrics: numbers and short texts by name.
         """
         if self._descriptor is None:
             raise RunError(f"{self.path}: the writer is closed")
@@ -91,7 +99,7 @@ class MetricsWriter:
                 raise self._failure(error) from error
 
     def truncate_after(self, step: int) -> int:
-        """Drop the lines after `step`, so that a resumed run writes them again; how many they were.
+        """Drop the lines after `step`, which a resumed run writes again; return their number.
 
         What remains keeps its bytes: continued, the file equals that of a run without interruption.
         A `RunWarning` says which lines were dropped because they hold no record.
@@ -175,7 +183,7 @@ class MetricsWriter:
 
 
 def encode_line(step: int, metrics: Mapping[str, Value], dropped: int = 0) -> bytes:
-    """One line of `metrics.jsonl`, newline included."""
+    """Return one line of `metrics.jsonl`, newline included."""
     record: dict[str, object] = {"step": int(step)}
     flags: dict[str, str] = {}
     for name, value in metrics.items():
@@ -239,15 +247,15 @@ def _plain(name: str, value: Value) -> float | str | None:
 
 
 def set_metrics_aside(run: Path) -> Path | None:
-    """Rename the metrics of a run that starts anew; return their new place, None if it has none."""
+    """Rename the metrics of a run that starts anew; return their new path, or None."""
     path = run / METRICS
     if not (path.is_file() and path.stat().st_size):
         return None
     number = 1
-    while (aside := path.with_name(f"{path.stem}-{number}{path.suffix}")).exists():
+    while (target := path.with_name(f"{path.stem}-{number}{path.suffix}")).exists():
         number += 1
     try:
-        return path.rename(aside)
+        return path.rename(target)
     except OSError as error:
         raise RunError(f"{path}: cannot be renamed: {error.strerror or error}") from error
 
