@@ -21,7 +21,7 @@ HEIGHT, WIDTH = 210, 160
 
 @dataclass(frozen=True)
 class AtariOptions:
-    """How a game is shown to the agent; time counts in steps of the agent (`frame_skip` frames)."""
+    """Preprocessing of a game; time counts in steps of the agent (`frame_skip` frames)."""
 
     frame_stack: int = 4
     frame_skip: int = 4

@@ -1,4 +1,4 @@
-"""What environments do wrong, as errors that say which one, when and what to do."""
+"""Errors of environments, which say which one failed, when, and what to do."""
 
 from __future__ import annotations
 

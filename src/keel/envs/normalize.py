@@ -140,7 +140,11 @@ class ObsNormaliser:
         return cls({key: no_moments(inner.shape or ()) for key, inner in floats.items()}, clip)
 
     def apply(self, obs: Obs) -> Obs:
-        """Normalise observations `[*lead, *shape]`; the input is untouched."""
+        """Normalise observations; the input is untouched.
+
+        Args:
+            obs: `[*lead, *shape]` each, raw.
+        """
         out = dict(obs)
         for key, (mean, inverse) in self.scaling.items():
             array = obs[key] - mean
@@ -161,7 +165,11 @@ class ObsNormaliser:
         return replace(self, moments=moments)
 
     def settle(self, share: float = 1.0) -> ObsNormaliser:
-        """Move the scaling a share of the way to that of all observations seen so far."""
+        """Move the scaling a share of the way to that of all observations seen so far.
+
+        Args:
+            share: from 0 (nothing changes) to 1 (all the way).
+        """
         measured = self._measured()
         scaling = {key: old.towards(measured[key], share) for key, old in self.scaling.items()}
         return replace(self, scaling=scaling)
@@ -169,7 +177,7 @@ class ObsNormaliser:
     def export(self) -> dict[str, np.ndarray]:
         """Return statistics (float64) and scaling (float32); `restore` is the inverse."""
         parts: dict[str, Mapping[str, np.ndarray]] = {
-            key: {**moment._asdict(), **_prefixed(self.scaling[key])}
+            key: {**moment._asdict(), **_scaling_arrays(self.scaling[key])}
             for key, moment in self.moments.items()
         }
         return {
@@ -180,15 +188,20 @@ class ObsNormaliser:
         """Return a normaliser like this one with the statistics and the scaling of `state`.
 
         Version 0.1 saved no scaling: there, that of the statistics was always in force.
+
+        Args:
+            state: as `export` returned it.
         """
-        moments = {key: _restored(moment, state, key) for key, moment in self.moments.items()}
+        moments = {
+            key: _restore_moments(moment, state, key) for key, moment in self.moments.items()
+        }
         restored = replace(self, moments=moments, scaling={})
         if not any(f"{key}.{name}" in state for key in moments for name in SCALING):
             return restored
         return replace(
             restored,
             scaling={
-                key: _restored_scaling(old, state, key) for key, old in restored.scaling.items()
+                key: _restore_scaling(old, state, key) for key, old in restored.scaling.items()
             },
         )
 
@@ -253,7 +266,11 @@ class RewardNormaliser:
         return after.apply(reward), after
 
     def apply(self, reward: np.ndarray) -> np.ndarray:
-        """Normalise rewards of any shape by the present scale; float32."""
+        """Normalise rewards by the present scale; float32.
+
+        Args:
+            reward: of any shape, raw.
+        """
         scaled = reward / np.sqrt(self.moments.variance + self.epsilon)
         if self.clip is not None:
             scaled = np.clip(scaled, -self.clip, self.clip)
@@ -265,43 +282,49 @@ class RewardNormaliser:
         return {"total": self.total.copy(), **{f"return.{k}": v for k, v in moments.items()}}
 
     def restore(self, state: Mapping[str, np.ndarray]) -> RewardNormaliser:
-        """Return a normaliser like this one with the statistics of `state`."""
+        """Return a normaliser like this one with the statistics of `state`.
+
+        Args:
+            state: as `export` returned it.
+        """
         total = np.array(state["total"], dtype=np.float64)
         if total.shape != self.total.shape:
             raise InputError(f"total: expected {list(self.total.shape)}, got {list(total.shape)}")
-        return replace(self, total=total, moments=_restored(self.moments, state, "return"))
+        return replace(self, total=total, moments=_restore_moments(self.moments, state, "return"))
 
 
 SCALING = ("scaling_mean", "scaling_inverse")
 
 
-def _prefixed(scaling: Scaling) -> dict[str, np.ndarray]:
+def _scaling_arrays(scaling: Scaling) -> dict[str, np.ndarray]:
     return dict(zip(SCALING, scaling, strict=True))
 
 
-def _restored_scaling(like: Scaling, state: Mapping[str, np.ndarray], key: str) -> Scaling:
+def _restore_scaling(template: Scaling, state: Mapping[str, np.ndarray], key: str) -> Scaling:
     names = [f"{key}.{name}" for name in SCALING]
     missing = [name for name in names if name not in state]
     if missing:
         raise InputError(f"the state of a normaliser lacks {', '.join(missing)}")
     saved = Scaling(*(np.array(state[name], dtype=np.float32) for name in names))
-    if saved.mean.shape != like.mean.shape or saved.inverse.shape != like.mean.shape:
+    if saved.mean.shape != template.mean.shape or saved.inverse.shape != template.mean.shape:
         raise InputError(
-            f"{key}: expected a scaling of shape {list(like.mean.shape)}, "
+            f"{key}: expected a scaling of shape {list(template.mean.shape)}, "
             f"got {list(saved.mean.shape)} and {list(saved.inverse.shape)}"
         )
     return saved
 
 
-def _restored(like: RunningMoments, state: Mapping[str, np.ndarray], key: str) -> RunningMoments:
-    names = [f"{key}.{name}" for name in like._fields]
+def _restore_moments(
+    template: RunningMoments, state: Mapping[str, np.ndarray], key: str
+) -> RunningMoments:
+    names = [f"{key}.{name}" for name in template._fields]
     missing = [name for name in names if name not in state]
     if missing:
         raise InputError(f"the state of a normaliser lacks {', '.join(missing)}")
     saved = RunningMoments(*(np.array(state[name], dtype=np.float64) for name in names))
-    if saved.mean.shape != like.mean.shape:
+    if saved.mean.shape != template.mean.shape:
         raise InputError(
-            f"{key}: expected statistics of shape {list(like.mean.shape)}, "
+            f"{key}: expected statistics of shape {list(template.mean.shape)}, "
             f"got {list(saved.mean.shape)}"
         )
     return saved

@@ -1,4 +1,4 @@
-"""What every environment looks like to the rest of Keel: one protocol, one step, numpy only."""
+"""Protocol of environments for the rest of Keel: one step for N of them, numpy only."""
 
 from __future__ import annotations
 
@@ -95,7 +95,12 @@ class Envs(Protocol):
     @property
     def autoreset(self) -> Autoreset: ...
 
-    def reset(self, seed: int) -> Obs: ...
+    def reset(self, seed: int) -> Obs:
+        """Begin new episodes in all environments.
+
+        Args:
+            seed: of all environments, from which each derives its own.
+        """
 
     def step(self, action: np.ndarray) -> Step:
         """Step all environments.
@@ -111,4 +116,9 @@ class Envs(Protocol):
         """Return the state for a bit-exact continuation, or None where it cannot be saved."""
 
     def load(self, arrays: Mapping[str, np.ndarray], data: Mapping[str, Any]) -> None:
-        """Continue where `save` was called, in environments made in the same way."""
+        """Continue where `save` was called, in environments made in the same way.
+
+        Args:
+            arrays: named arrays that `save` returned.
+            data: plain data that `save` returned.
+        """

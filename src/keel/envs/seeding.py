@@ -1,4 +1,4 @@
-"""One seed in, one seed per environment out."""
+"""Seeds of environments, derived from one."""
 
 from __future__ import annotations
 

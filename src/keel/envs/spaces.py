@@ -1,4 +1,4 @@
-"""How spaces become arrays.
+"""Layout of spaces as arrays.
 
 | observation space            | in `Obs`                                                    |
 |------------------------------|-------------------------------------------------------------|

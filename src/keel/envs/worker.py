@@ -1,4 +1,4 @@
-"""What runs in a worker process of the async backend: some lanes, on shared memory.
+"""Body of a worker process of the async backend: some lanes, on shared memory.
 
 The parent sends one byte per step; actions and results travel through the shared memory. A worker
 never outlives its parent, and leaves signals to it: what a terminal or a scheduler sends to all
