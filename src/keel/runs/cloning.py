@@ -1,4 +1,4 @@
-"""What demonstrations did in a run: how hard they pulled, and whether the reward agreed."""
+"""Curves of demonstrations in a run: how hard they pulled, and whether the reward agreed."""
 
 from __future__ import annotations
 

@@ -136,7 +136,11 @@ class RunDirectory:
         return run
 
     def close(self, status: Status = "finished") -> None:
-        """Record how the run ended and release the lock; a second call does nothing."""
+        """Record how the run ended and release the lock; a second call does nothing.
+
+        Args:
+            status: finished, stopped or failed.
+        """
         if not self._open:
             return
         self._open = False

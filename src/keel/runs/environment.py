@@ -1,4 +1,4 @@
-"""Where and with what a run was made: `environment.json`."""
+"""Machine and software that a run was made with: `environment.json`."""
 
 from __future__ import annotations
 

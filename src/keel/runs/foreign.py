@@ -265,9 +265,9 @@ def _torn_records(path: Path, events: int) -> list[str]:
             f"the file is cut off in record {records + 1:,}, at byte {at:,} of {size:,}"
         )
     if events < records:
-        lost = records - events
+        lost_records = records - events
         sentences.append(
-            f"record {events + 1:,} is damaged; it and all after it are lost: {lost:,}"
+            f"record {events + 1:,} is damaged; it and all after it are lost: {lost_records:,}"
         )
     return sentences
 

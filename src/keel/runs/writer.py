@@ -78,7 +78,7 @@ class MetricsWriter:
             if record is None or record["step"] != step:
                 self.write(step, metrics)
                 return
-            self._overwrite(before, encode_line(step, _merged(record, metrics), self.dropped))
+            self._overwrite(before, encode_line(step, _merge(record, metrics), self.dropped))
         except OSError as error:
             if not is_disk_full(error):
                 raise self._failure(error) from error
@@ -103,6 +103,9 @@ class MetricsWriter:
 
         What remains keeps its bytes: continued, the file equals that of a run without interruption.
         A `RunWarning` says which lines were dropped because they hold no record.
+
+        Args:
+            step: of the last line that stays.
         """
         self.close()
         try:
@@ -210,7 +213,7 @@ def last_record(path: Path) -> dict[str, Any] | None:
         raise RunError(f"{path}: metrics cannot be read: {error.strerror or error}") from error
 
 
-def _merged(record: Mapping[str, Any], metrics: Mapping[str, Value]) -> dict[str, Value]:
+def _merge(record: Mapping[str, Any], metrics: Mapping[str, Value]) -> dict[str, Value]:
     """Return the metrics of a line as they were given, and `metrics` after them."""
     flags = record.get("flags", {})
     before = {k: float(flags[k]) if k in flags else v for k, v in record.items()}
