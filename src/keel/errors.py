@@ -9,11 +9,11 @@ from typing import Any
 
 
 class KeelError(Exception):
-    """The base of everything Keel raises on purpose."""
+    """Base class of everything that Keel raises on purpose."""
 
     @property
     def brief(self) -> str:
-        """The message on one line, as the command line shows it."""
+        """Message on one line, as the command line shows it."""
         return " ".join(str(self).split())
 
 
@@ -37,18 +37,18 @@ nope and hopper 0.6."""
 def similar(value: str, options: Iterable[str], limit: int = 1) -> list[str]:
     """Return the options that `value` may be a typo of, best first; upper case does not matter."""
     lowered = {option.lower(): option for option in options}
-    near = difflib.get_close_matches(value[:100].lower(), lowered, n=limit, cutoff=LIKENESS)
-    return [lowered[name] for name in near]
+    matches = difflib.get_close_matches(value[:100].lower(), lowered, n=limit, cutoff=LIKENESS)
+    return [lowered[name] for name in matches]
 
 
 def check_choice(what: str, value: str, options: Iterable[str]) -> str:
     """Return `value` if it is one of `options`, else raise an `InputError` with a suggestion."""
-    known = list(options)
-    if value in known:
+    choices = list(options)
+    if value in choices:
         return value
-    near = similar(value, known)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise InputError(f"{what}: {value!r} is not one of {', '.join(known)}{hint}")
+    matches = similar(value, choices)
+    hint = f"; did you mean {matches[0]!r}?" if matches else ""
+    raise InputError(f"{what}: {value!r} is not one of {', '.join(choices)}{hint}")
 
 
 def import_extra(module: str, extra: str) -> Any:

@@ -62,12 +62,12 @@ def import_attribute(name: str) -> Any:
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise ImportFailed(f"{name}: expected module:attribute")
-    home = import_module(module, name)
-    if not hasattr(home, attribute):
+    imported = import_module(module, name)
+    if not hasattr(imported, attribute):
         raise ImportFailed(
             f"{name}: cannot be imported ({module!r} has no attribute {attribute!r})"
         )
-    return getattr(home, attribute)
+    return getattr(imported, attribute)
 
 
 def import_function(name: str, takes: Sequence[str] = ()) -> Callable[..., Any]:

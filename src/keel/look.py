@@ -1,4 +1,4 @@
-"""One look for all pictures; no global matplotlib state is touched."""
+"""Common style of all pictures; no global matplotlib state is touched."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PALE = "#e9ecef"
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure in inches, ready for `savefig`; matplotlib is imported only here."""
+    """Return an empty figure in inches, ready for `savefig`; matplotlib is imported only here."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -27,7 +27,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def tidy(axes: Axes, title: str, x: str, y: str) -> Axes:
-    """Name the axes, and take away what carries no information."""
+    """Name the axes, and remove what carries no information."""
     axes.set_title(title, fontsize=10.5, color=INK)
     axes.set_xlabel(x, color=INK)
     axes.set_ylabel(y, color=INK)

@@ -35,9 +35,9 @@ def start_child(command: Sequence[str], out: IO[str], error: IO[str]) -> subproc
         error: file for its standard error.
     """
     main = threading.current_thread() is threading.main_thread()
-    python, *words = command
+    python, *arguments = command
     return subprocess.Popen(
-        [python, *same_path(), *words],
+        [python, *same_path(), *arguments],
         stdin=subprocess.PIPE,
         stdout=out,
         stderr=error,

@@ -21,7 +21,7 @@ def cores() -> int:
 
 
 def free_bytes() -> int | None:
-    """What the operating system says is available; None where it does not say."""
+    """Return the memory that the operating system says is available, or None."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         return next(int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable"))

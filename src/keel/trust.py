@@ -91,12 +91,12 @@ def require_trust(
     """
     if trust_code:
         return
-    own = {part.strip() for text in typed for part in (text, *re.split("[,*=]", text))}
+    typed_names = {part.strip() for text in typed for part in (text, *re.split("[,*=]", text))}
     foreign = [
         reference
         for reference in code_in(config)
         if (fields is None or reference.field in fields)
-        and reference.name not in own
+        and reference.name not in typed_names
         and not is_remembered(reference)
     ]
     if foreign:
@@ -138,9 +138,9 @@ def is_remembered(reference: Reference) -> bool:
 
 def trust_folder() -> Path:
     """Return where it is noted which code is trusted: below KEEL_STATE_DIR, or XDG_STATE_HOME."""
-    own = os.environ.get("KEEL_STATE_DIR")
-    if own:
-        return Path(own) / "trust"
+    state_dir = os.environ.get("KEEL_STATE_DIR")
+    if state_dir:
+        return Path(state_dir) / "trust"
     state = os.environ.get("XDG_STATE_HOME")
     return (Path(state) if state else Path.home() / ".local" / "state") / "keel" / "trust"
 
@@ -169,9 +169,12 @@ def _is_local(package: str) -> bool:
     """
     if package in ("keel", "gymnasium"):
         return False
-    here = Path.cwd().resolve()
-    places = [Path(place) for place in module_origin(package).split(":")]
-    return any(place.is_relative_to(here / package) or place.parent == here for place in places)
+    working_directory = Path.cwd().resolve()
+    origins = [Path(origin) for origin in module_origin(package).split(":")]
+    return any(
+        origin.is_relative_to(working_directory / package) or origin.parent == working_directory
+        for origin in origins
+    )
 
 
 def _is_known(env: str) -> bool:
@@ -201,8 +204,8 @@ def _package_in_registry(name: str) -> str | None:
     entry = None if spec is None else spec.entry_point or spec.vector_entry_point
     if entry is None:
         return None
-    home = entry if isinstance(entry, str) else str(getattr(entry, "__module__", ""))
-    return re.split(r"[.:]", home)[0]
+    module = entry if isinstance(entry, str) else str(getattr(entry, "__module__", ""))
+    return re.split(r"[.:]", module)[0]
 
 
 def _references(config: Mapping[str, Any]) -> Iterator[Reference]:
@@ -240,8 +243,10 @@ def texts_in(value: Any) -> Iterator[str]:
 
 
 def _fingerprint(reference: Reference, secret: bytes) -> str:
-    """A keyed hash of what is named and of where it would come from: a module of the same name in
-    another folder is other code."""
+    """Return a keyed hash of a name and of where it would be imported from.
+
+    A module of the same name in another folder is other code.
+    """
     module = reference.name.rpartition(":")[0] or reference.name
     text = json.dumps([*reference, module_origin(module)])
     return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()
@@ -249,11 +254,11 @@ def _fingerprint(reference: Reference, secret: bytes) -> str:
 
 def _read_secret(folder: Path) -> bytes | None:
     """Return the key of this user's hashes: no file from elsewhere can hold a valid one."""
-    place = folder / SECRET
+    path = folder / SECRET
     try:
-        if hasattr(os, "getuid") and place.stat().st_uid != os.getuid():
+        if hasattr(os, "getuid") and path.stat().st_uid != os.getuid():
             return None
-        return place.read_bytes() or None
+        return path.read_bytes() or None
     except OSError:
         return None
 
@@ -270,7 +275,7 @@ def _make_secret(folder: Path) -> bytes:
     return (folder / SECRET).read_bytes()
 
 
-def _short(text: str, most: int = 120) -> str:
+def _short(text: str, limit: int = 120) -> str:
     """Return a text on one short line, without what would steer a terminal."""
     line = printable(" ".join(text.split()))
-    return line if len(line) <= most else f"{line[:most]}…"
+    return line if len(line) <= limit else f"{line[:limit]}…"

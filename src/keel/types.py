@@ -1,4 +1,4 @@
-"""The data that flows from folder to folder. `lead` is `[T, N]`, with agents `[T, N, A]`.
+"""Data that several packages share. `lead` is `[T, N]`, with agents `[T, N, A]`.
 
 A row with weight 0 does not exist for anything downstream.
 """
@@ -17,7 +17,7 @@ Tree = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Rollout:
-    """What was seen, done and earned, and the distribution the actions were drawn from."""
+    """Observations, actions and rewards, and the distribution that the actions came from."""
 
     obs: Tree
     """`[*lead, …]`: exactly what the network saw, already normalised."""
@@ -49,7 +49,7 @@ class Rollout:
     temperature: float = 1.0
 
     def to(self, device: torch.device) -> Rollout:
-        """The same on another device; itself where it already is."""
+        """Return a copy on another device; itself where it already is."""
         if self.weight.device == device:
             return self
 
@@ -63,7 +63,7 @@ class Rollout:
 
 @dataclass(frozen=True)
 class HyperParams:
-    """What schedules and controllers turn while a run goes on."""
+    """Values in force now, which schedules and controllers change while a run goes on."""
 
     learning_rate: float = 3e-4
     clip_low: float = 0.2
@@ -80,7 +80,7 @@ class HyperParams:
     """the critic's learning rate over the policy's"""
 
     def tensor(self) -> Tensor:
-        """As one vector: numbers baked into a compiled step would recompile it at every change."""
+        """Return one vector: constants in a compiled step would recompile it at every change."""
         return torch.tensor([getattr(self, f.name) for f in fields(self)], dtype=torch.float32)
 
 
@@ -89,8 +89,10 @@ HPARAM_INDEX: Mapping[str, int] = {f.name: i for i, f in enumerate(fields(HyperP
 
 @dataclass(frozen=True)
 class UpdateReport:
-    """What an update did to the policy, measured over all rows of its rollout; `[G]` each, one for
-    every row of the parameters."""
+    """Effect of an update on the policy, measured over all rows of its rollout.
+
+    Tensors are `[G]`, one value for every row of the parameters.
+    """
 
     kl_exact: Tensor
     """mean KL(old‖new) of the policy that was kept"""

@@ -10,6 +10,6 @@ from numpy.typing import NDArray
 
 
 def by_environment(obs: Mapping[str, NDArray[Any]]) -> NDArray[np.int64]:
-    """Every one of the parallel environments is a group, `[T, N]`."""
+    """Make every parallel environment a group, `[T, N]`."""
     steps, envs = next(iter(obs.values())).shape[:2]
     return np.broadcast_to(np.arange(envs, dtype=np.int64), (steps, envs))

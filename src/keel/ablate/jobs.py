@@ -22,7 +22,7 @@ PAUSE = 0.2
 
 @dataclass(frozen=True)
 class Job:
-    """How a process ended."""
+    """Result of a process that has ended."""
 
     status: int
     out: str
@@ -30,13 +30,13 @@ class Job:
 
     @property
     def reason(self) -> str:
-        """The last line of its standard error: why it failed."""
+        """Last line of its standard error: why it failed."""
         lines = self.error.strip().splitlines()
         return lines[-1].removeprefix("keel: ") if lines else f"ended with status {self.status}"
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """The JSON object in the last line of its standard output; None if it failed."""
+        """JSON object in the last line of its standard output; None if it failed."""
         if self.status != 0:
             return None
         try:
@@ -64,7 +64,7 @@ def failure_lines(failed: Sequence[tuple[str, str]], total: int) -> list[str]:
 class _Running:
     """A process that ends with this one, and writes into files.
 
-    A pipe that nobody reads would stop it when full.
+    A pipe that is not read would block it when full.
     """
 
     def __init__(self, command: list[str]) -> None:
@@ -83,7 +83,7 @@ class _Running:
         return Job(status, *texts)
 
     def close(self) -> None:
-        """Let go of the pipe and the files of a process that has ended."""
+        """Close the pipe and the files of a process that has ended."""
         self.out.close()
         self.error.close()
         if self.process.stdin is not None:
@@ -95,7 +95,11 @@ def _text_file() -> IO[str]:
 
 
 def at_once(config: Any) -> int:
-    """A network small enough for one thread leaves the other cores to other runs."""
+    """Return the number of runs to train at once: small networks use one core each.
+
+    Args:
+        config: of one of the runs.
+    """
     network = getattr(config, "network", None)
     large = network is None or network.kind == "cnn" or atari_game(config.env) is not None
     large = large or "NoFrameskip" in config.env
@@ -111,10 +115,17 @@ def run_jobs(
     *,
     pause: float = PAUSE,
 ) -> None:
-    """Run all of them, `limit` at a time; `done` hears of each, `tick` what runs meanwhile.
+    """Run commands in processes of their own.
 
-    When interrupted or terminated, all that run are told to stop, which lets them save what they
+    When interrupted or terminated, all that run are asked to stop, which lets them save what they
     have.
+
+    Args:
+        commands: a key and a function that returns the command, for every job.
+        limit: number of processes at a time.
+        done: is called with the key and the result of every job that has ended.
+        tick: is called every `pause` seconds with the keys of the jobs that run.
+        pause: seconds between two looks.
     """
     waiting = list(commands)
     running: dict[Key, _Running] = {}
@@ -151,7 +162,7 @@ def _work_through(
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM ends this process by an exception, so that those it has started end with it."""
+    """Turn SIGTERM into an exception, so that the processes started here end, too."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

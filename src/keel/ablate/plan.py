@@ -1,4 +1,4 @@
-"""What an ablation varies: a grid of settings, or variants by name, each over the same seeds.
+"""Plans of ablations: a grid of settings, or variants by name, each over the same seeds.
 
     env: HalfCheetah-v5
     seeds: [42, 43, 44]
@@ -47,7 +47,12 @@ class Cell:
     """dotted, on top of what all cells share"""
 
     def config(self, base: Config, seed: int) -> Config:
-        """What to train with."""
+        """Return the configuration of one run.
+
+        Args:
+            base: settings that all cells share.
+            seed: of the run.
+        """
         changed = anchored(from_dict(nested(self.settings), base))
         return dataclasses.replace(changed, seed=seed, tag=self.name)
 
@@ -61,13 +66,13 @@ class Watch:
     updates: tuple[int, ...]
     """after which; -1 is the last"""
     expected: Mapping[str, Any] = field(default_factory=dict)
-    """what somebody said they would be, by title"""
+    """values that were predicted, by title"""
     expected_at: int = LAST
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All of an ablation."""
+    """Cells, seeds and shared settings of an ablation."""
 
     name: str
     base: Config
@@ -79,21 +84,29 @@ class Plan:
     """cells that are to be stopped at their first update; trained for what they say"""
 
 
-def plan_named(word: str) -> Plan | None:
-    """A plan from a YAML file or of those that come with Keel; None if `word` is neither."""
-    if word.endswith((".yaml", ".yml")):
-        return read_plan(Path(word))
-    name = RENAMED.get(word, word)
+def plan_named(name: str) -> Plan | None:
+    """Return a plan, or None if there is none of this name.
+
+    Args:
+        name: a YAML file, or the name of a plan that comes with Keel.
+    """
+    if name.endswith((".yaml", ".yml")):
+        return read_plan(Path(name))
+    name = RENAMED.get(name, name)
     return read_plan(FOLDER / f"{name}.yaml") if name in names() else None
 
 
 def names() -> list[str]:
-    """The plans that come with Keel."""
+    """Return the names of the plans that come with Keel."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
 def read_plan(path: Path) -> Plan:
-    """A plan from its file; every cell is checked."""
+    """Read a plan, and check every cell of it.
+
+    Args:
+        path: a YAML file.
+    """
     data = read(path)
     for key in data:
         check_choice(f"{path}", str(key), KEYS)
@@ -108,61 +121,61 @@ def read_plan(path: Path) -> Plan:
     vary, variants = _mapping(path, data, "vary"), _mapping(path, data, "variants")
     if bool(vary) == bool(variants):
         raise InputError(f"{path}: expected either vary or variants")
-    cells = grid(vary) if vary else _named(path, variants)
+    cells = grid(vary) if vary else _named_cells(path, variants)
     seeds = data.get("seeds", [0, 1, 2])
     if not isinstance(seeds, list) or not all(type(seed) is int and seed >= 0 for seed in seeds):
         raise InputError(f"{path}: seeds: expected a list of whole numbers, got {seeds!r}")
     about = str(data.get("about", ""))
-    stops = _named(path, _mapping(path, data, "stops"))
+    stops = _named_cells(path, _mapping(path, data, "stops"))
     watch = _watch(path, data)
     name = check_name(path.stem)
     return checked(Plan(name, base, cells, tuple(seeds), about, watch, stops))
 
 
 def _watch(path: Path, data: Mapping[str, Any]) -> Watch | None:
-    found = _mapping(path, data, "watch")
-    if not found:
+    section = _mapping(path, data, "watch")
+    if not section:
         return None
-    for key in found:
+    for key in section:
         check_choice(f"{path}: watch", str(key), ("metrics", "updates", "expected", "expected_at"))
-    metrics = _mapping(path, found, "metrics")
-    updates = found.get("updates", [LAST])
+    metrics = _mapping(path, section, "metrics")
+    updates = section.get("updates", [LAST])
     if not metrics:
         raise InputError(f"{path}: watch.metrics: expected titles and names of metrics")
     for name in metrics.values():
         metric(str(name))
     if not isinstance(updates, list) or not all(type(x) is int and x for x in updates):
         raise InputError(f"{path}: watch.updates: expected numbers of updates, got {updates!r}")
-    expected = _mapping(path, found, "expected")
+    expected = _mapping(path, section, "expected")
     for title in expected:
         check_choice(f"{path}: watch.expected", str(title), tuple(metrics))
     return Watch(
         {str(k): str(v) for k, v in metrics.items()},
         tuple(updates),
         expected,
-        int(found.get("expected_at", LAST)),
+        int(section.get("expected_at", LAST)),
     )
 
 
 def grid(vary: Mapping[str, Sequence[Any]]) -> tuple[Cell, ...]:
-    """Every combination of the values; a cell is named after them."""
+    """Return a cell for every combination of the values, named after them."""
     for name, values in vary.items():
         if not isinstance(values, list | tuple) or not values:
             raise InputError(f"vary {name}: expected a list of values, got {values!r}")
     cells = []
-    for chosen in itertools.product(*vary.values()):
-        settings = dict(zip(vary, chosen, strict=True))
-        label = "_".join(f"{name.rpartition('.')[2]}-{_word(x)}" for name, x in settings.items())
+    for combination in itertools.product(*vary.values()):
+        settings = dict(zip(vary, combination, strict=True))
+        label = "_".join(f"{name.rpartition('.')[2]}-{_slug(x)}" for name, x in settings.items())
         cells.append(Cell(check_name(label), settings))
     return tuple(cells)
 
 
 def checked(plan: Plan) -> Plan:
-    """The plan, if every cell of it can be trained and is there once."""
+    """Return the plan, if every cell of it can be trained and is there once."""
     labels = [cell.name for cell in (*plan.cells, *plan.stops)]
-    twice = {name for name in labels if labels.count(name) > 1}
-    if twice:
-        raise InputError(f"{plan.name}: {', '.join(sorted(twice))} stands twice")
+    duplicates = {name for name in labels if labels.count(name) > 1}
+    if duplicates:
+        raise InputError(f"{plan.name}: {', '.join(sorted(duplicates))} stands twice")
     if not plan.seeds or len(set(plan.seeds)) < len(plan.seeds):
         raise InputError(f"{plan.name}: seeds: expected different ones, got {list(plan.seeds)}")
     for cell in (*plan.cells, *plan.stops):
@@ -173,7 +186,7 @@ def checked(plan: Plan) -> Plan:
     return plan
 
 
-def _named(path: Path, variants: Mapping[str, Any]) -> tuple[Cell, ...]:
+def _named_cells(path: Path, variants: Mapping[str, Any]) -> tuple[Cell, ...]:
     for name, settings in variants.items():
         if not isinstance(settings, Mapping):
             raise InputError(f"{path}: variants.{name}: expected settings, got {settings!r}")
@@ -181,12 +194,12 @@ def _named(path: Path, variants: Mapping[str, Any]) -> tuple[Cell, ...]:
 
 
 def _mapping(path: Path, data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = data.get(key) or {}
-    if not isinstance(found, Mapping):
-        raise InputError(f"{path}: {key}: expected names and values, got {found!r}")
-    return found
+    mapping = data.get(key) or {}
+    if not isinstance(mapping, Mapping):
+        raise InputError(f"{path}: {key}: expected names and values, got {mapping!r}")
+    return mapping
 
 
-def _word(value: Any) -> str:
+def _slug(value: Any) -> str:
     text = "off" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
     return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-")

@@ -1,5 +1,4 @@
-"""What a plan wants to be seen beside the returns: metrics of its cells after some updates, and the
-cells that are meant to be stopped."""
+"""Tables of a plan beside the returns: metrics after some updates, and cells that must stop."""
 
 from __future__ import annotations
 
@@ -29,11 +28,11 @@ class Watched:
     rows: Mapping[str, tuple[float, ...]]
     """of every cell; NaN for what no run has written"""
     expected: tuple[str, ...] = ()
-    """what somebody said they would be; empty if nobody did"""
+    """values that were predicted; empty if there are none"""
 
 
 def watched(plan: Plan, root: Path) -> list[Watched]:
-    """The tables of a plan, from what its runs have written below `root`/NAME."""
+    """Return the tables of a plan, from what its runs have written below `root`/NAME."""
     watch = plan.watch
     if watch is None:
         return []
@@ -46,19 +45,23 @@ def watched(plan: Plan, root: Path) -> list[Watched]:
             )
             for cell in plan.cells
         }
-        said = watch.expected if update == watch.expected_at else {}
-        expected = tuple(str(said.get(title, "")) for title in watch.metrics) if said else ()
+        expectations = watch.expected if update == watch.expected_at else {}
+        expected = (
+            tuple(str(expectations.get(title, "")) for title in watch.metrics)
+            if expectations
+            else ()
+        )
         tables.append(Watched(update, tuple(watch.metrics), rows, expected))
     return tables
 
 
 def _runs(plan: Plan, root: Path, cell: str) -> list[Path]:
-    places = [root / plan.name / cell / f"seed-{seed}" for seed in plan.seeds]
-    return [place for place in places if (place / "metrics.jsonl").is_file()]
+    folders = [root / plan.name / cell / f"seed-{seed}" for seed in plan.seeds]
+    return [folder for folder in folders if (folder / "metrics.jsonl").is_file()]
 
 
 def _value(run: Path, name: str, update: int) -> float:
-    """After the update of this number; -1 is the last one."""
+    """Return a metric after the update of this number; -1 is the last one."""
     column = read_metrics(run, [name]).columns.get(name)
     if column is None or update > len(column) or not len(column):
         return math.nan
@@ -66,27 +69,27 @@ def _value(run: Path, name: str, update: int) -> float:
 
 
 def _mean(values: list[float]) -> float:
-    known = [x for x in values if not math.isnan(x)]
-    return sum(known) / len(known) if known else math.nan
+    numbers = [x for x in values if not math.isnan(x)]
+    return sum(numbers) / len(numbers) if numbers else math.nan
 
 
 def stopped(plan: Plan, root: Path) -> dict[str, str]:
-    """What stopped each of the cells that are meant to be stopped; found out once.
+    """Return what stopped each of the cells that are meant to be stopped; they are run once.
 
-    One that goes to its end instead is told so: the plan was wrong about it.
+    The reason of one that is not stopped says so: the plan was wrong about it.
     """
-    place = root / plan.name / STOPS
-    known: dict[str, str] = json.loads(place.read_text()) if place.is_file() else {}
+    file = root / plan.name / STOPS
+    reasons: dict[str, str] = json.loads(file.read_text()) if file.is_file() else {}
     for cell in plan.stops:
-        if cell.name in known:
+        if cell.name in reasons:
             continue
         with tempfile.TemporaryDirectory() as folder:
             base = replace(plan.base, total_steps=plan.base.batch)
             task = task_of(Path(folder), cell.name, cell.config(base, plan.seeds[0]), plan.seeds[0])
             job = _run(task)
-        known[cell.name] = job.reason if job.status else "nothing: its first update was taken"
-        write_file(place, json.dumps(known, indent=1).encode())
-    return {cell.name: known[cell.name] for cell in plan.stops}
+        reasons[cell.name] = job.reason if job.status else "nothing: its first update was taken"
+        write_file(file, json.dumps(reasons, indent=1).encode())
+    return {cell.name: reasons[cell.name] for cell in plan.stops}
 
 
 def _run(task: Task) -> Job:
@@ -97,7 +100,7 @@ def _run(task: Task) -> Job:
 
 
 def as_json(tables: list[Watched], stops: Mapping[str, str]) -> dict[str, Any]:
-    """For `compare.json`; NaN is null, what is infinite is a word."""
+    """Return plain data for `compare.json`; NaN is null, what is infinite is a word."""
     return {
         "watched": [
             {

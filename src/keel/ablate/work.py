@@ -1,4 +1,4 @@
-"""What is left to do of a plan: finished cells are never trained twice, begun ones go on."""
+"""Tasks of a plan: finished runs are never trained twice, begun ones go on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from keel.training.runner import MAY_CHANGE
 from keel.trust import code_in
 
 PLANS = "plan"
-"""The folder of the cells' configurations."""
+"""Folder of the cells' configurations."""
 
 
 @dataclass(frozen=True)
@@ -41,31 +41,31 @@ class Task:
 
     @property
     def label(self) -> str:
-        """For people."""
+        """Name of the task for people."""
         return f"{self.cell}, seed {self.seed}"
 
     @property
     def settings_file(self) -> Path:
-        """The file that a new run reads its configuration from; one for all seeds of a cell."""
+        """File that a new run reads its configuration from; one for all seeds of a cell."""
         return self.path.parents[1] / PLANS / f"{self.cell}.yaml"
 
     def command(self) -> list[str]:
-        """What trains it, or the rest of it."""
+        """Return the command that trains it, or the rest of it."""
         keel = [sys.executable, "-m", "keel"]
         # the user who started the plan has been asked already whether its code is trusted
         trust = ["--trust-code"] if code_in(to_dict(self.config)) else []
         if self.state == "begun":
             steps = str(self.config.total_steps)
             return [*keel, "resume", str(self.path), "--total-steps", steps, *trust, "--json"]
-        place = self.settings_file
-        write_file(place, yaml.safe_dump(to_dict(self.config), sort_keys=False).encode())
+        file = self.settings_file
+        write_file(file, yaml.safe_dump(to_dict(self.config), sort_keys=False).encode())
         root = str(self.path.parents[1])
-        words = ["--runs", root, "--name", self.cell, "--seed", str(self.seed), *trust, "--json"]
+        options = ["--runs", root, "--name", self.cell, "--seed", str(self.seed), *trust, "--json"]
         preset = ["--preset", "default"]  # the file says everything
-        return [*keel, "train", self.config.env, *preset, "--config", str(place), *words]
+        return [*keel, "train", self.config.env, *preset, "--config", str(file), *options]
 
     def progress(self) -> float:
-        """The share of its steps that is done."""
+        """Return the share of its steps that is done."""
         try:
             step = last_step(self.path)
         except (RunError, OSError):
@@ -74,7 +74,12 @@ class Task:
 
 
 def tasks_of(plan: Plan, root: Path) -> list[Task]:
-    """All runs, seed by seed, so that whole comparisons come early; below `root`/NAME."""
+    """Return all runs of a plan, seed by seed, so that complete comparisons come early.
+
+    Args:
+        plan: the ablation.
+        root: folder of all runs; those of the plan are in `root`/NAME.
+    """
     return [
         task_of(root / plan.name, cell.name, cell.config(plan.base, seed), seed)
         for seed in plan.seeds
@@ -83,7 +88,7 @@ def tasks_of(plan: Plan, root: Path) -> list[Task]:
 
 
 def task_of(folder: Path, cell: str, config: Config, seed: int) -> Task:
-    """One run of a cell below `folder`, and how far it is."""
+    """Return one run of a cell below `folder`, with its state."""
     path = folder / cell / f"seed-{seed}"
     if not path.exists():
         return Task(cell, seed, path, config, "new")
@@ -92,8 +97,8 @@ def task_of(folder: Path, cell: str, config: Config, seed: int) -> Task:
         c for c in config_changes(stored, to_dict(config)) if not allowed(c.field, MAY_CHANGE)
     ]
     if changes:
-        told = "; ".join(map(str, changes[:3]))
-        raise InputError(f"{path}: was trained otherwise ({told}); choose another --name")
+        differences = "; ".join(map(str, changes[:3]))
+        raise InputError(f"{path}: was trained otherwise ({differences}); choose another --name")
     finished = last_step(path) >= config.total_steps
     return Task(cell, seed, path, config, "finished" if finished else "begun")
 
@@ -102,6 +107,9 @@ def check_code(tasks: Iterable[Task]) -> None:
     """Make every environment of the tasks for a moment, and import every function that they name.
 
     An error is raised before any training.
+
+    Args:
+        tasks: of a plan.
     """
     configs = [task.config for task in tasks]
     for advantage in {config.advantage for config in configs}:
@@ -114,6 +122,9 @@ def remove_untrained(tasks: Iterable[Task]) -> None:
     """Remove what new runs left that failed before they had written any metrics.
 
     A run that has trained, or has kept the numbers that stopped it, stays as it is.
+
+    Args:
+        tasks: of a plan, with the state that they had before the training.
     """
     for task in tasks:
         if task.state != "new":

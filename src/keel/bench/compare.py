@@ -1,4 +1,4 @@
-"""Ours beside a peer, in turns: whatever else the machine is doing, both sides feel it."""
+"""Keel beside a peer, in turns: other load on the machine slows both sides alike."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from keel.bench.workers import Reading, Workers
 from keel.errors import InputError, check_choice
 from keel.resources import cores
 
-Tell = Callable[[str], None]
+LogLine = Callable[[str], None]
 Caches = tuple[Path, Path]
 
 
@@ -62,10 +62,10 @@ def bench(
     iterations: int | None = None,
     whole: int | None = None,
     backend: Backend = "auto",
-    tell: Tell = lambda line: None,
+    log: LogLine = lambda line: None,
     workers: Workers | None = None,
 ) -> Result:
-    """`algo` on `env`, ours and the peer in turns of a few iterations, a process each.
+    """Measure `algo` on `env`, ours and the peer in turns of a few iterations, a process each.
 
     Args:
         algo: ppo, trpo, or tokens: GRPO on a language model.
@@ -77,7 +77,7 @@ def bench(
         whole: measure whole runs of so many steps, start-up and compiling included.
         backend: `auto`, the environments that each side makes by itself; `sync`, Gymnasium's one
             after the other on both; `envpool`, EnvPool's on both.
-        tell: called with one line per measurement.
+        log: called with one line per measurement.
     """
     name = check_choice("peer", peer, PEERS[algo])
     settings = settings_for(env, iterations, algo, backend)
@@ -92,23 +92,23 @@ def bench(
         raise InputError(f"whole: expected at least 1 step, got {whole}")
     workers = workers or Workers()
     workers.check()
-    run = _Run(workers, settings, name, tell)
-    floor = None if algo == "tokens" else run.take("floor", settings, "floor")
+    run = _Run(workers, settings, name, log)
+    floor = None if algo == "tokens" else run.measure("floor", settings, "floor")
     trials = run.trials(sorted({1, cores()}))
     threads = max(trials, key=lambda count: trials[count])
-    tell(f"{name}: {threads} thread{'s' * (threads > 1)} it is")
+    log(f"{name}: {threads} thread{'s' * (threads > 1)} it is")
     if whole is None:
         sides, seconds = run.steady(threads, repeats), None
     else:
         settings = settings.whole(whole)
         sides, seconds = run.whole(settings, threads, repeats)
-    ours, theirs = (statistics.median(reading.rate for reading in side) for side in sides)
+    our_rate, peer_rate = (statistics.median(reading.rate for reading in side) for side in sides)
     return Result(
         env=settings.env,
         peer_name=name,
         mode=settings.mode,
-        ours=ours,
-        peer=theirs,
+        ours=our_rate,
+        peer=peer_rate,
         ratio=statistics.median(a.rate / b.rate for a, b in zip(*sides, strict=True)),
         repeats=repeats,
         floor=None if floor is None else floor.rate,
@@ -128,9 +128,11 @@ def bench(
     )
 
 
-def _updates(ours: list[Reading], theirs: list[Reading]) -> dict[str, float]:
-    """Without the environments, where both sides have told."""
-    both = [[r.details.get("update_seconds") for r in side] for side in (ours, theirs)]
+def _updates(our_readings: list[Reading], peer_readings: list[Reading]) -> dict[str, float]:
+    """Return the times of updates without the environments, where both sides measured them."""
+    both = [
+        [r.details.get("update_seconds") for r in side] for side in (our_readings, peer_readings)
+    ]
     pairs = [(float(a), float(b)) for a, b in zip(*both, strict=True) if a and b]
     if not pairs:
         return {}
@@ -146,14 +148,14 @@ class _Run:
     workers: Workers
     settings: Settings
     peer: str
-    tell: Tell
+    log: LogLine
 
     @property
     def ours(self) -> str:
-        """The worker of our side."""
+        """Name of the worker of our side."""
         return "keel-tokens" if self.settings.algo == "tokens" else "keel"
 
-    def take(
+    def measure(
         self, name: str, settings: Settings, label: str, caches: Caches | None = None
     ) -> Reading:
         reading = self.workers.run(name, settings, _environment(caches))
@@ -164,37 +166,39 @@ class _Run:
             seconds = f"{reading.wall:,.1f} s, "
         else:
             seconds = ""
-        self.tell(f"{label}: {seconds}{reading.rate:,.0f} {settings.unit}/s")
+        self.log(f"{label}: {seconds}{reading.rate:,.0f} {settings.unit}/s")
         return reading
 
     def trials(self, counts: list[int]) -> dict[int, float]:
-        """The peer against itself with these numbers of threads, over half of the iterations."""
+        """Race the peer against itself with these numbers of threads, over half the iterations."""
         short = self.settings.replace(iterations=max(1, self.settings.iterations // 2))
         jobs = [(self.peer, short.replace(threads=count)) for count in counts]
         rates = [reading.rate for reading in self.workers.race(*jobs)]
         for count, rate in zip(counts, rates, strict=True):
-            self.tell(f"{self.peer}, {count} thread(s), trial: {rate:,.0f} {short.unit}/s")
+            self.log(f"{self.peer}, {count} thread(s), trial: {rate:,.0f} {short.unit}/s")
         return dict(zip(counts, rates, strict=True))
 
     def steady(self, threads: int, repeats: int) -> tuple[list[Reading], list[Reading]]:
-        ours: list[Reading] = []
-        theirs: list[Reading] = []
+        our_readings: list[Reading] = []
+        peer_readings: list[Reading] = []
         job = self.settings
         for repeat in range(1, repeats + 1):
-            mine, other = self.workers.race(
+            our_reading, peer_reading = self.workers.race(
                 (self.ours, job), (self.peer, job.replace(threads=threads))
             )
-            both = f"keel {mine.rate:,.0f}, {self.peer} {other.rate:,.0f} {job.unit}/s"
-            self.tell(f"{repeat}/{repeats}: {both}, {mine.rate / other.rate:.2f}×")
-            ours.append(mine)
-            theirs.append(other)
-        return ours, theirs
+            both = (
+                f"keel {our_reading.rate:,.0f}, {self.peer} {peer_reading.rate:,.0f} {job.unit}/s"
+            )
+            self.log(f"{repeat}/{repeats}: {both}, {our_reading.rate / peer_reading.rate:.2f}×")
+            our_readings.append(our_reading)
+            peer_readings.append(peer_reading)
+        return our_readings, peer_readings
 
     def whole(
         self, settings: Settings, threads: int, repeats: int
     ) -> tuple[tuple[list[Reading], list[Reading]], dict[str, float]]:
-        """Cold and warm runs in turn; both sides get compile caches of their own."""
-        taken: dict[tuple[str, str], list[Reading]] = {}
+        """Measure cold and warm runs in turn; both sides get compile caches of their own."""
+        readings: dict[tuple[str, str], list[Reading]] = {}
         jobs = {self.ours: settings, self.peer: settings.replace(threads=threads)}
         for repeat in range(1, repeats + 1):
             with tempfile.TemporaryDirectory(prefix="keel-bench-") as folder:
@@ -202,17 +206,17 @@ class _Run:
                     for name, job in jobs.items():
                         caches = Path(folder) / f"{name}-torch", Path(folder) / f"{name}-jax"
                         label = f"{name} {state} {repeat}/{repeats}"
-                        reading = self.take(name, job, label, caches)
-                        taken.setdefault((name, state), []).append(reading)
+                        reading = self.measure(name, job, label, caches)
+                        readings.setdefault((name, state), []).append(reading)
         seconds = {
-            f"{side}_{state}_seconds": statistics.median(r.wall for r in taken[name, state])
+            f"{side}_{state}_seconds": statistics.median(r.wall for r in readings[name, state])
             for side, name in (("ours", self.ours), ("peer", self.peer))
             for state in ("cold", "warm")
         }
         for state in ("cold", "warm"):
             peer, ours = seconds[f"peer_{state}_seconds"], seconds[f"ours_{state}_seconds"]
             seconds[f"ratio_{state}"] = peer / ours
-        return (taken[self.ours, "warm"], taken[self.peer, "warm"]), seconds
+        return (readings[self.ours, "warm"], readings[self.peer, "warm"]), seconds
 
 
 def _medians(tables: list[dict[str, float]]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What is measured: the same work for both sides, written once and handed to every worker."""
+"""Settings of measurements: the same work for both sides, handed to every worker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PEERS: dict[Algo, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Language:
-    """A Qwen3 made from its configuration, and what it is asked; embeddings are tied."""
+    """A Qwen3 made from its configuration, and its prompts; embeddings are tied."""
 
     vocabulary: int = 64
     """token 0 is padding and 1 the end; neither is ever sampled"""
@@ -88,20 +88,24 @@ class Settings:
 
     @property
     def batch(self) -> int:
-        """Steps of an iteration."""
+        """Number of steps of an iteration."""
         return self.num_envs * self.rollout_steps
 
     @property
     def unit(self) -> str:
-        """What is counted."""
+        """Unit of the rate."""
         return "tokens" if self.algo == "tokens" else "steps"
 
     def replace(self, **changes: object) -> Settings:
-        """A copy with some values changed."""
+        """Return a copy with some values changed."""
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
     def whole(self, steps: int) -> Settings:
-        """A run of `steps` from process start to end, rounded up to whole rollouts."""
+        """Return the settings of a run from process start to end.
+
+        Args:
+            steps: length of the run, rounded up to whole rollouts.
+        """
         return self.replace(mode="whole", warmup=0, turn=0, iterations=-(-steps // self.batch))
 
 
@@ -178,7 +182,14 @@ SETTINGS["tokens"] = {
 def settings_for(
     env: str, iterations: int | None = None, algo: Algo = "ppo", backend: Backend = "auto"
 ) -> Settings:
-    """The settings of one environment; `iterations` of None keeps its default."""
+    """Return the settings of one environment.
+
+    Args:
+        env: name of the environment, or of a model for `tokens`.
+        iterations: number to measure; None keeps the default.
+        algo: ppo, trpo or tokens.
+        backend: of the environments.
+    """
     settings = SETTINGS[algo][check_choice("env", env, SETTINGS[algo])]
     check_choice("backend", backend, get_args(Backend))
     settings = settings.replace(backend=backend)

@@ -1,4 +1,4 @@
-"""Running workers: one subprocess, one job, one line of JSON each; two of them in turns."""
+"""Workers of measurements: one subprocess, one job, one line of JSON each; two in turns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from keel.bench.settings import Settings
 from keel.errors import KeelError
 
 TURN = "your turn"
-"""What a worker says when the other may run (`benchmarks/workers/common.py`)."""
+"""Line that a worker prints when the other may run (`benchmarks/workers/common.py`)."""
 ROOT = Path(__file__).resolve().parents[3]
 OURS = ("keel", "keel-tokens", "floor")
 """Workers that our own Python runs."""
@@ -31,7 +31,7 @@ class BenchError(KeelError):
 
 @dataclass(frozen=True)
 class Reading:
-    """What one worker said."""
+    """Measurement of one worker."""
 
     rate: float
     """steps per second"""
@@ -44,19 +44,19 @@ class Reading:
 
 @dataclass(frozen=True)
 class Workers:
-    """Where the workers and the two Pythons are."""
+    """Paths of the workers and of the two Pythons."""
 
     root: Path = ROOT
     ours: Path = Path(sys.executable)
 
     @property
     def scripts(self) -> Path:
-        """The folder of the scripts."""
+        """Folder of the scripts."""
         return self.root / "benchmarks" / "workers"
 
     @property
     def peers(self) -> Path:
-        """The Python of the peers' environment."""
+        """Python of the peers' environment."""
         return self.root / ".venv-peers" / "bin" / "python"
 
     def check(self) -> None:
@@ -71,7 +71,13 @@ class Workers:
             )
 
     def run(self, name: str, settings: Settings, extra: Mapping[str, str] | None = None) -> Reading:
-        """Run worker `name` (`keel`, `keel-tokens`, `floor`, or a peer) on a job, alone."""
+        """Run one worker on a job, alone.
+
+        Args:
+            name: `keel`, `keel-tokens`, `floor`, or a peer.
+            settings: the job.
+            extra: environment variables.
+        """
         with _Worker(self, name, settings.replace(turn=0), extra) as worker:
             worker.go()
             return worker.reading()
@@ -101,16 +107,16 @@ class _Worker:
     def __init__(
         self, workers: Workers, name: str, settings: Settings, extra: Mapping[str, str] | None
     ) -> None:
-        own = name in OURS
+        is_ours = name in OURS
         script = workers.scripts / (
             "floor.py" if name == "floor" else f"run_{name.replace('-', '_')}.py"
         )
-        python = workers.ours if own else workers.peers
+        python = workers.ours if is_ours else workers.peers
         job = json.dumps(dataclasses.asdict(settings))
         self._name, self.running = name, True
-        self._said, self._errors = "", tempfile.TemporaryFile("w+")  # noqa: SIM115  see __exit__
+        self._output, self._errors = "", tempfile.TemporaryFile("w+")  # noqa: SIM115  see __exit__
         self._started = time.perf_counter()
-        self._wall, self._begun = 0.0, False
+        self._wall, self._is_started = 0.0, False
         self._process = subprocess.Popen(
             [str(python), "-W", "ignore", str(script), job],
             stdin=subprocess.PIPE,
@@ -129,32 +135,32 @@ class _Worker:
         self._errors.close()
 
     def go(self) -> None:
-        """Wake it, and wait until it says that its turn is over, or ends."""
+        """Resume the worker, and wait until its turn is over or it ends."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        if self._begun:
+        if self._is_started:
             with suppress(BrokenPipeError):
                 self._process.stdin.write("\n")
                 self._process.stdin.flush()
-        self._begun = True
+        self._is_started = True
         for line in self._process.stdout:
             if line.strip() == TURN:
                 return
-            self._said = line.strip() or self._said
+            self._output = line.strip() or self._output
         self._process.wait()
         self._wall, self.running = time.perf_counter() - self._started, False
 
     def reading(self) -> Reading:
-        """What it said at last; once it has ended."""
+        """Return the measurement of a worker that has ended."""
         self._errors.seek(0)
         return _read(
-            self._name, self._said, self._errors.read(), self._process.returncode, self._wall
+            self._name, self._output, self._errors.read(), self._process.returncode, self._wall
         )
 
 
-def _read(name: str, said: str, errors: str, status: int, wall: float) -> Reading:
+def _read(name: str, output: str, errors: str, status: int, wall: float) -> Reading:
     try:
-        line = json.loads(said)
+        line = json.loads(output)
         return Reading(
             rate=float(line.pop("steps_per_second")),
             peak_mb=float(line.pop("peak_mb", 0.0)),

@@ -114,12 +114,12 @@ def _debugging() -> bool:
 def _system_error(error: OSError) -> str:
     """Describe what the operating system refused; a failed write does not say to which file."""
     names = [str(name) for name in (error.filename, error.filename2) if name is not None]
-    where = " → ".join(names) or "the standard output, or a file, cannot be written"
-    return f"{where}: {error.strerror}"
+    subject = " → ".join(names) or "the standard output, or a file, cannot be written"
+    return f"{subject}: {error.strerror}"
 
 
 def _lost_reader() -> bool:
-    """Return whether nobody reads the standard output or the standard error any more."""
+    """Return whether the reader of the standard output or the standard error has closed it."""
     if not hasattr(select, "poll"):  # Windows does not tell
         return True
     for stream in (sys.stdout, sys.stderr):
@@ -157,7 +157,9 @@ def _write_any_character() -> None:
 
 def _help() -> str:
     width = max(map(len, COMMANDS))
-    commands = "\n".join(f"  {name:<{width}}  {what}" for name, what in COMMANDS.items())
+    commands = "\n".join(
+        f"  {name:<{width}}  {description}" for name, description in COMMANDS.items()
+    )
     return (
         "usage: keel COMMAND …\n\n"
         "Trust-region policy optimization: exact, visible, enforced.\n\n"
@@ -169,12 +171,12 @@ def _help() -> str:
     )
 
 
-def _unknown(what: str, value: str, known: list[str]) -> str:
+def _unknown(kind: str, value: str, choices: list[str]) -> str:
     from keel.errors import similar
 
-    near = similar(value, known)
-    hint = f", did you mean {near[0]!r}?" if near else ""
-    return f"unknown {what} {value!r}{hint or '; there are: ' + ', '.join(known)}"
+    similar_choices = similar(value, choices)
+    hint = f", did you mean {similar_choices[0]!r}?" if similar_choices else ""
+    return f"unknown {kind} {value!r}{hint or '; there are: ' + ', '.join(choices)}"
 
 
 def _fail(message: str, status: int = BAD_INPUT) -> int:
@@ -187,20 +189,22 @@ def _fail(message: str, status: int = BAD_INPUT) -> int:
 @contextlib.contextmanager
 def _short_warnings() -> Iterator[None]:
     """Show each of Keel's own warnings once, as one line without its place in the code."""
-    usual = warnings.formatwarning
+    original = warnings.formatwarning
     printed: set[str] = set()
 
-    def short(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> str:
+    def short(
+        message: Warning | str, category: type[Warning], *position: Any, **options: Any
+    ) -> str:
         if category.__module__.partition(".")[0] == "keel":
             line = f"keel: warning: {printable(' '.join(str(message).split()))}\n"
             if line in printed:
                 return ""
             printed.add(line)
             return line
-        return printable(usual(message, category, *place, **more))
+        return printable(original(message, category, *position, **options))
 
     warnings.formatwarning = short
     try:
         yield
     finally:
-        warnings.formatwarning = usual
+        warnings.formatwarning = original

@@ -66,8 +66,7 @@ def run(args: Sequence[str]) -> int:
 
         print("\n".join(names()))  # noqa: T201
         return 0
-    words = translate_train(args)
-    options, rest = read_known_options(Ablate, words, "keel ablate")
+    options, rest = read_known_options(Ablate, translate_train(args), "keel ablate")
     if options.at_once is not None and options.at_once < 1:
         raise InputError(f"--at-once: expected 1 or more, got {options.at_once}")
     plan = _plan(options, rest)
@@ -88,12 +87,12 @@ def run(args: Sequence[str]) -> int:
 
 
 def _plan(options: Ablate, rest: list[str]) -> Plan:
-    """The plan, with flags of `keel train` on top of what all cells share."""
+    """Return the plan, with flags of `keel train` on top of what all cells share."""
     from keel.ablate.plan import Plan, checked, grid, names, plan_named
     from keel.cli.train import parse
 
     plan = plan_named(options.plan)
-    vary = dict(_values(word) for word in options.vary)
+    vary = dict(_split_values(assignment) for assignment in options.vary)
     if plan is None:
         if not vary:
             raise InputError(
@@ -114,14 +113,14 @@ def _plan(options: Ablate, rest: list[str]) -> Plan:
     return checked(dataclasses.replace(plan, seeds=options.seeds or plan.seeds))
 
 
-def _with_flags(base: Config, words: list[str]) -> Config:
+def _with_flags(base: Config, flags: list[str]) -> Config:
     """Return the settings of a plan with flags of `keel train` on top."""
     from keel.cli.train import on_top
 
-    def resolve(some: list[str]) -> Resolved:
-        return Resolved(on_top(base, some, "keel ablate"), ())
+    def resolve(args: list[str]) -> Resolved:
+        return Resolved(on_top(base, args, "keel ablate"), ())
 
-    config: Config = resolve(settle([base.env, *words], resolve)).options.config
+    config: Config = resolve(settle([base.env, *flags], resolve)).options.config
     return config
 
 
@@ -137,12 +136,12 @@ def _require_trust(plan: Plan, options: Ablate, rest: list[str]) -> None:
         require_trust(config, options.plan, options.trust_code, typed=(*rest, *options.vary))
 
 
-def _values(word: str) -> tuple[str, list[Any]]:
-    name, equals, values = word.partition("=")
+def _split_values(assignment: str) -> tuple[str, list[Any]]:
+    name, equals, values = assignment.partition("=")
     if not (name and equals and values):
-        raise InputError(f"--vary {word}: expected FIELD=VALUE,VALUE")
+        raise InputError(f"--vary {assignment}: expected FIELD=VALUE,VALUE")
     return name.replace("-", "_"), [
-        parse_yaml(value, f"--vary {word}") for value in values.split(",")
+        parse_yaml(value, f"--vary {assignment}") for value in values.split(",")
     ]
 
 
@@ -157,13 +156,13 @@ def _train(plan: Plan, tasks: list[Task], options: Ablate) -> bool:
     from keel.cli.render import PipedConsole
 
     console = PipedConsole(stderr=True)
-    left = [task for task in tasks if task.state != "finished"]
+    remaining = [task for task in tasks if task.state != "finished"]
     limit = options.at_once or at_once(plan.base)
     if plan.about:
         console.print(plan.about.strip(), style="dim", highlight=False)
     console.print(
         f"{plan.name}: {len(plan.cells)} cells × {len(plan.seeds)} seeds on {plan.base.env}, "
-        f"{len(left)} of {len(tasks)} runs to go, {limit} at a time",
+        f"{len(remaining)} of {len(tasks)} runs to go, {limit} at a time",
         highlight=False,
     )
     failed: dict[Task, str] = {}
@@ -171,12 +170,12 @@ def _train(plan: Plan, tasks: list[Task], options: Ablate) -> bool:
     first_seed = {task for task in tasks if task.seed == plan.seeds[0]}
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f} %")
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bars:
-        whole = bars.add_task("all", total=float(len(tasks)))
-        shown: dict[Task, Any] = {}
+        total_bar = bars.add_task("all", total=float(len(tasks)))
+        task_bars: dict[Task, Any] = {}
 
         def done(task: Task, job: Job) -> None:
-            if task in shown:
-                bars.remove_task(shown.pop(task))
+            if task in task_bars:
+                bars.remove_task(task_bars.pop(task))
             if (result := job.result) is None:
                 failed[task] = job.reason
                 console.print(f"{task.label}: failed", style="red", highlight=False)
@@ -190,29 +189,29 @@ def _train(plan: Plan, tasks: list[Task], options: Ablate) -> bool:
 
         def tick(running: list[Task]) -> None:
             for task in running:
-                if task not in shown:
-                    shown[task] = bars.add_task(task.label, total=1.0)
-                bars.update(shown[task], completed=task.progress())
+                if task not in task_bars:
+                    task_bars[task] = bars.add_task(task.label, total=1.0)
+                bars.update(task_bars[task], completed=task.progress())
             ended = len(trained) + len(failed)
-            bars.update(whole, completed=ended + sum(task.progress() for task in running))
+            bars.update(total_bar, completed=ended + sum(task.progress() for task in running))
 
         with suppress(_NothingTrained):
-            run_jobs([(task, task.command) for task in left], limit, done, tick)
-    labelled = [(task.label, reason) for task, reason in failed.items()]
+            run_jobs([(task, task.command) for task in remaining], limit, done, tick)
+    failures = [(task.label, reason) for task, reason in failed.items()]
     if not trained:
         remove_untrained(tasks)
-        raise KeelError("; ".join(failure_lines(labelled, len(failed))))
-    for line in failure_lines(labelled, len(tasks)):
+        raise KeelError("; ".join(failure_lines(failures, len(failed))))
+    for line in failure_lines(failures, len(tasks)):
         console.print(line, style="red", highlight=False)
     return bool(failed)
 
 
 class _NothingTrained(Exception):
-    """Every cell failed with its first seed: the other seeds are not tried."""
+    """Signal that every cell failed with its first seed: the other seeds are not tried."""
 
 
 def _compare(plan: Plan, options: Ablate) -> None:
-    """The cells side by side: on the terminal, as picture, page and JSON in the folder."""
+    """Compare the cells on the terminal, and as picture, page and JSON in the folder."""
     from keel.ablate import watch
     from keel.ablate.watch import stopped, watched
     from keel.cli.compare import print_comparison, write_files
@@ -222,38 +221,38 @@ def _compare(plan: Plan, options: Ablate) -> None:
     folder = options.runs / plan.name
     paths = [folder / cell.name for cell in plan.cells]
     runs = load_runs([str(path) for path in paths if path.is_dir()])
-    found: Comparison = compare(runs)
-    seen, stops = watched(plan, options.runs), stopped(plan, options.runs)
-    told = as_json(found) | (watch.as_json(seen, stops) if seen or stops else {})
-    text = json.dumps(told, allow_nan=False)
-    more = _sections(seen, stops)
+    comparison: Comparison = compare(runs)
+    tables, stops = watched(plan, options.runs), stopped(plan, options.runs)
+    result = as_json(comparison) | (watch.as_json(tables, stops) if tables or stops else {})
+    text = json.dumps(result, allow_nan=False)
+    sections = _sections(tables, stops)
     write_file(folder / "compare.json", f"{text}\n".encode())
     if options.json:
         print(text)  # noqa: T201
     else:
-        print_comparison(found)
-        _print_more(more)
-    pages = folder / "compare.png", folder / "compare.html"
-    write_files(found, *pages, quiet=options.json, more=more)
+        print_comparison(comparison)
+        _print_sections(sections)
+    files = folder / "compare.png", folder / "compare.html"
+    write_files(comparison, *files, quiet=options.json, sections=sections)
 
 
-def _sections(seen: list[Watched], stops: Mapping[str, str]) -> list[tuple[str, Table]]:
-    """The tables that a plan wants beside the comparison."""
+def _sections(tables: list[Watched], stops: Mapping[str, str]) -> list[tuple[str, Table]]:
+    """Return the tables that a plan adds to the comparison."""
     from keel.compare.tables import Table, number
 
     sections = []
-    for table in seen:
+    for table in tables:
         rows = [(name, *map(number, values)) for name, values in table.rows.items()]
         if table.expected:
             rows.insert(0, ("expected", *table.expected))
-        which = "the last update" if table.update < 0 else f"update {table.update}"
-        sections.append((f"After {which}", Table(("group", *table.titles), tuple(rows))))
+        update = "the last update" if table.update < 0 else f"update {table.update}"
+        sections.append((f"After {update}", Table(("group", *table.titles), tuple(rows))))
     if stops:
         sections.append(("Stopped", Table(("group", "by what"), tuple(stops.items()))))
     return sections
 
 
-def _print_more(more: list[tuple[str, Table]]) -> None:
+def _print_sections(sections: list[tuple[str, Table]]) -> None:
     from rich.text import Text
 
     from keel.cli.render import PipedConsole, simple_table
@@ -261,8 +260,8 @@ def _print_more(more: list[tuple[str, Table]]) -> None:
     console = PipedConsole(highlight=False)
     if not console.is_terminal:
         console.width = 200  # a file has room
-    for title, table in more:
+    for title, table in sections:
         console.print()
         console.print(Text(title, style="bold"))
-        words = (0, 1) if title == "Stopped" else (0,)
-        console.print(simple_table(table.columns, table.rows, left=words))
+        text_columns = (0, 1) if title == "Stopped" else (0,)
+        console.print(simple_table(table.columns, table.rows, left=text_columns))

@@ -33,8 +33,8 @@ def translate(args: Sequence[str], aliases: Mapping[str, str] | None = None) -> 
         args: Words of the command line.
         aliases: Settings by their other names, with hyphens.
     """
-    known = aliases or {}
-    return rename_flags([_whole(known.get(x.replace("_", "-"), x)) for x in split_flags(args)])
+    names = aliases or {}
+    return rename_flags([_write_out(names.get(x.replace("_", "-"), x)) for x in split_flags(args)])
 
 
 def rename_flags(words: Sequence[str]) -> list[str]:
@@ -65,11 +65,11 @@ def split_flags(args: Sequence[str]) -> list[str]:
     ]
 
 
-def _whole(word: str) -> str:
+def _write_out(text: str) -> str:
     """Return 1e6 written out, where it is a whole number."""
-    if SCIENTIFIC.match(word) and float(word).is_integer():
-        return str(int(float(word)))
-    return word
+    if SCIENTIFIC.match(text) and float(text).is_integer():
+        return str(int(float(text)))
+    return text
 
 
 def check_file(config: Any, args: Sequence[str], trust_code: bool) -> None:
@@ -122,11 +122,11 @@ def read_known_options(kind: type[T], args: Sequence[str], prog: str) -> tuple[T
     return result
 
 
-def _tyro(kind: type[T], args: Sequence[str], prog: str, more: Mapping[str, Any]) -> Any:
+def _tyro(kind: type[T], args: Sequence[str], prog: str, options: Mapping[str, Any]) -> Any:
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            return tyro.cli(kind, args=list(args), prog=prog, **more)
+            return tyro.cli(kind, args=list(args), prog=prog, **options)
     except SystemExit as exit_:
         if exit_.code in (0, None):
             raise
@@ -151,13 +151,13 @@ def one_line(box: str) -> str:
             parts[-1].append(text)
     first, *rest = [part for part in parts if part] or [[]]
     problem = MISSING.sub("missing: ", " ".join(first)).removesuffix(" (required)")
-    near = [
+    suggestions = [
         hint.split()[0].rstrip(",")
         for title, *hints in rest
         if title.startswith(SUGGESTIONS)
         for hint in hints
         if hint.startswith("-")
     ]
-    if near:
-        problem += f"; did you mean {' or '.join(dict.fromkeys(near))}?"
+    if suggestions:
+        problem += f"; did you mean {' or '.join(dict.fromkeys(suggestions))}?"
     return problem[:1].lower() + problem[1:] if problem else "the options cannot be understood"

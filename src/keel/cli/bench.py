@@ -23,7 +23,7 @@ Backend = Literal["auto", "sync", "envpool"]
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """What every measurement can be asked."""
+    """Options of every measurement."""
 
     repeats: int = 3
     """Measurements of each side; their medians count."""
@@ -37,7 +37,7 @@ class Bench:
 
 @dataclass(frozen=True, kw_only=True)
 class Stepped(Bench):
-    """What measurements on environments can be asked."""
+    """Options of measurements on environments."""
 
     backend: Annotated[Backend, arg(metavar="auto|sync|envpool")] = "auto"
     """Environments: those that each side makes by itself, or the same on both: `sync`, Gymnasium's,
@@ -106,7 +106,7 @@ def run(args: Sequence[str]) -> int:
         iterations=options.iterations,
         whole=options.whole,
         backend=getattr(options, "backend", "auto"),
-        tell=lambda line: console.print(line, style="dim", markup=False),
+        log=lambda line: console.print(line, style="dim", markup=False),
     )
     if options.json:
         print(json.dumps(dataclasses.asdict(result), allow_nan=False))  # noqa: T201
@@ -140,11 +140,11 @@ def _print(result: Result) -> None:
         table.add_row("floor", f"{result.floor:,.0f}", "", "", "")
     console.print(table)
     if result.whole is not None:
-        console.print(_whole(result.whole, settings["iterations"], result))
+        console.print(_whole_run_line(result.whole, settings["iterations"], result))
     if result.overhead:
         shares = ", ".join(
-            f"{result.overhead[key]:.1%} {words}"
-            for key, words in (("certify", "exact KL and its company"), ("guard", "guard"))
+            f"{result.overhead[key]:.1%} {description}"
+            for key, description in (("certify", "exact KL and its company"), ("guard", "guard"))
             if key in result.overhead
         )
         console.print(f"of keel's iterations: {shares}")
@@ -175,7 +175,7 @@ def _title(env: str, settings: dict[str, Any]) -> str:
     )
 
 
-def _whole(seconds: dict[str, float], iterations: int, result: Result) -> str:
+def _whole_run_line(seconds: dict[str, float], iterations: int, result: Result) -> str:
     steps = iterations * result.settings["num_envs"] * result.settings["rollout_steps"]
     parts = [
         f"{state}: keel {seconds[f'ours_{state}_seconds']:.1f} s, "

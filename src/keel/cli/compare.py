@@ -60,20 +60,20 @@ class Compare:
 
 def run(args: Sequence[str]) -> int:
     """Compare."""
-    tags, words = take_tags(args)
-    options = read_options(Compare, words, "keel compare")
+    tags, rest = take_tags(args)
+    options = read_options(Compare, rest, "keel compare")
     if tags:
         options = _by_tag(options, tags)
     if not options.runs:
         raise InputError("compare what? keel compare runs/A runs/B")
     from keel.compare import Criteria, as_json, compare, load_runs
 
-    mapping = dict(_pair(word) for word in options.map)
+    mapping = dict(_pair(assignment) for assignment in options.map)
     runs = load_runs(options.runs, by=options.by, metric=options.metric, mapping=mapping)
     for tag in tags:
         check_choice("--tags", tag, dict.fromkeys(run.group for run in runs))
     runs = [run for run in runs if not tags or run.group in tags]
-    found = compare(
+    comparison = compare(
         runs,
         baseline=options.baseline,
         metric=options.metric,
@@ -83,10 +83,10 @@ def run(args: Sequence[str]) -> int:
         criteria=Criteria(options.drop, options.slowdown),
     )
     if options.json:
-        print(json.dumps(as_json(found), allow_nan=False))  # noqa: T201
+        print(json.dumps(as_json(comparison), allow_nan=False))  # noqa: T201
     else:
-        print_comparison(found)
-    write_files(found, options.png, options.html, quiet=options.json)
+        print_comparison(comparison)
+    write_files(comparison, options.png, options.html, quiet=options.json)
     return 0
 
 
@@ -101,29 +101,29 @@ def _by_tag(options: Compare, tags: tuple[str, ...]) -> Compare:
 
 
 def write_files(
-    found: Comparison,
+    comparison: Comparison,
     png: Path | None,
     html: Path | None,
     *,
     quiet: bool,
-    more: Sections = (),
+    sections: Sections = (),
 ) -> None:
-    """The picture and the page that were asked for; `more` tables go onto the page."""
+    """Write the picture and the page that were asked for; `sections` go onto the page."""
     if png is not None:
         from keel.compare.picture import write_picture
 
-        write_picture(found, png)
+        write_picture(comparison, png)
     if html is not None:
         from keel.compare.page import write_page
 
-        write_page(found, html, more)
-    for what, path in (("picture", png), ("page", html)):
+        write_page(comparison, html, sections)
+    for kind, path in (("picture", png), ("page", html)):
         if path is not None and not quiet:
-            print(printable(f"{what}: {path}"))  # noqa: T201
+            print(printable(f"{kind}: {path}"))  # noqa: T201
 
 
-def print_comparison(found: Comparison) -> None:
-    """Tables, verdicts, what differs, and what to know."""
+def print_comparison(comparison: Comparison) -> None:
+    """Print tables, verdicts, differences of the configurations, and notes."""
     from rich.text import Text
 
     from keel.cli.render import PipedConsole, simple_table
@@ -131,34 +131,34 @@ def print_comparison(found: Comparison) -> None:
     from keel.compare.verdict import percent
 
     console = PipedConsole(highlight=False)
-    console.print(Text(tables.title(found), style="bold"))
-    for table in (tables.scores(found), tables.costs(found)):
+    console.print(Text(tables.title(comparison), style="bold"))
+    for table in (tables.scores(comparison), tables.costs(comparison)):
         console.print()
         console.print(simple_table(table.columns, table.rows))
-    colours = {
+    styles = {
         "keep": "bold green",
         "slightly worse": "bold magenta",
         "roll back": "bold red",
         "not distinguishable": "bold yellow",
     }
-    for pair in found.pairs:
+    for pair in comparison.pairs:
         console.print()
         verdict = pair.verdict
         line = Text(f"{pair.variant} against {pair.baseline}: ")
-        console.print(line.append(verdict.decision, style=colours[verdict.decision]))
+        console.print(line.append(verdict.decision, style=styles[verdict.decision]))
         better = percent(float(pair.better.estimate))
         for reason in (*verdict.reasons, f"better in {better} of pairs of runs"):
             console.print(Text(f"  {reason}"))
         if pair.changes:
-            differ = tables.changes(pair)
-            console.print(simple_table(differ.columns, differ.rows))
-    for note in found.notes:
+            changes = tables.changes(pair)
+            console.print(simple_table(changes.columns, changes.rows))
+    for note in comparison.notes:
         console.print()
         console.print(Text(note, style="dim"))
 
 
-def _pair(word: str) -> tuple[str, str]:
-    name, equals, column = word.partition("=")
+def _pair(assignment: str) -> tuple[str, str]:
+    name, equals, column = assignment.partition("=")
     if not (name and equals and column):
-        raise InputError(f"--map {word}: expected METRIC=COLUMN")
+        raise InputError(f"--map {assignment}: expected METRIC=COLUMN")
     return name, column

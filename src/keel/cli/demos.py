@@ -61,13 +61,13 @@ class Show:
 
 def run(args: Sequence[str]) -> int:
     """Record or show."""
-    words = list(args)
-    if not words or words[0] in ("-h", "--help"):
+    rest = list(args)
+    if not rest or rest[0] in ("-h", "--help"):
         print(_help())  # noqa: T201
         return 0
-    if check_choice("demos", words[0], ACTIONS) == "show":
-        return _show(read_options(Show, words[1:], "keel demos show"))
-    return _record(read_options(Record, words[1:], "keel demos record"))
+    if check_choice("demos", rest[0], ACTIONS) == "show":
+        return _show(read_options(Show, rest[1:], "keel demos show"))
+    return _record(read_options(Record, rest[1:], "keel demos record"))
 
 
 def _record(options: Record) -> int:
@@ -95,36 +95,36 @@ def _record(options: Record) -> int:
             )
     else:
         raise InputError(f"--policy {options.policy}: no such run; for a function: module:function")
-    demos = _enough(play, options)
+    demos = _play_enough(play, options)
     save_demos(demos, options.out)
-    return _say(demos, str(options.out), options.json)
+    return _print_demos(demos, str(options.out), options.json)
 
 
 MOST_TRIES = 20
-"""Times the number of episodes asked for that are played for want of good ones."""
+"""Multiple of the requested episodes that is played at most to find good ones."""
 
 
-def _enough(play: Any, options: Record) -> Demos:
-    """Episodes, played again with other seeds until enough of them are good."""
+def _play_enough(play: Any, options: Record) -> Demos:
+    """Play episodes with other seeds until enough of them are good."""
     from keel.rollout.demos import joined, only
 
     if options.min_return is None:
-        found: Demos = play(options.episodes, options.seed)
-        return found
-    kept: list[Demos] = []
+        demos: Demos = play(options.episodes, options.seed)
+        return demos
+    good_demos: list[Demos] = []
     for attempt in range(MOST_TRIES):
         played = play(options.episodes, options.seed + attempt)
         good = only(played, [x >= options.min_return for x in played.returns])
         if good is not None:
-            kept.append(good)
-        if sum(len(x.lengths) for x in kept) >= options.episodes:
-            whole = joined(kept)
-            chosen = only(whole, [i < options.episodes for i in range(len(whole.lengths))])
+            good_demos.append(good)
+        if sum(len(x.lengths) for x in good_demos) >= options.episodes:
+            all_demos = joined(good_demos)
+            chosen = only(all_demos, [i < options.episodes for i in range(len(all_demos.lengths))])
             assert chosen is not None
             return chosen
-    had = sum(len(x.lengths) for x in kept)
+    count = sum(len(x.lengths) for x in good_demos)
     raise InputError(
-        f"--min-return {options.min_return:g}: only {had} of {MOST_TRIES * options.episodes} "
+        f"--min-return {options.min_return:g}: only {count} of {MOST_TRIES * options.episodes} "
         "episodes earned that much"
     )
 
@@ -132,15 +132,15 @@ def _enough(play: Any, options: Record) -> Demos:
 def _show(options: Show) -> int:
     from keel.apps.demonstrations import open_demos
 
-    return _say(open_demos(options.demos), options.demos, options.json)
+    return _print_demos(open_demos(options.demos), options.demos, options.json)
 
 
-def _say(demos: Demos, where: str, as_json: bool) -> int:
+def _print_demos(demos: Demos, name: str, as_json: bool) -> int:
     returns = demos.returns
     mean = sum(returns) / len(returns)
     if as_json:
-        told = {
-            "demos": where,
+        summary = {
+            "demos": name,
             "env": demos.env,
             "source": demos.source,
             "episodes": len(returns),
@@ -149,10 +149,10 @@ def _say(demos: Demos, where: str, as_json: bool) -> int:
             "returns": returns,
             "lengths": list(demos.lengths),
         }
-        print(json.dumps(told, allow_nan=False))  # noqa: T201
+        print(json.dumps(summary, allow_nan=False))  # noqa: T201
         return 0
     text = (
-        f"{where}: {demos.env}, {len(returns)} episodes, {demos.steps:,} steps, "
+        f"{name}: {demos.env}, {len(returns)} episodes, {demos.steps:,} steps, "
         f"return {mean:,.1f} ({min(returns):,.1f} … {max(returns):,.1f})"
     ) + (f", by {demos.source}" if demos.source else "")
     print(printable(text))  # noqa: T201

@@ -69,13 +69,13 @@ def _row(entry: Entry) -> dict[str, Any]:
     from keel.presets import preset_for
 
     task = entry.name.removeprefix("language --task ")
-    own = name_for(task, None) if task != entry.name else preset_for(entry.name)[0]
+    preset = name_for(task, None) if task != entry.name else preset_for(entry.name)[0]
     return {
         "name": entry.name,
         "family": entry.family,
         "ready": entry.ready,
         "extra": entry.extra or None,
-        "preset": own or "default",
+        "preset": preset or "default",
     }
 
 

@@ -71,10 +71,14 @@ def _run(options: Evaluate) -> int:
     if _is_language(options.run):
         from keel.cli import language
 
-        told = language.evaluate(
+        language_result = language.evaluate(
             options.run, options.checkpoint, options.episodes, not options.stochastic
         )
-        text = json.dumps(told, allow_nan=False) if options.json else _told(told)
+        text = (
+            json.dumps(language_result, allow_nan=False)
+            if options.json
+            else _language_text(language_result)
+        )
         print(text)  # noqa: T201
         return 0
     from keel.training.policy import evaluate_policy, open_policy
@@ -84,9 +88,9 @@ def _run(options: Evaluate) -> int:
         check_video_path(options.video)
     deterministic, seed = not options.stochastic, options.seed
     policy = open_policy(options.run, options.checkpoint, trust_code=options.trust_code)
-    filmed = None
+    video_return = None
     if options.video is not None:  # first: what can go wrong does so before the long part
-        filmed = _film(policy, options.video, deterministic, seed)
+        video_return = _film(policy, options.video, deterministic, seed)
     coverage = None
     if options.calibration is not None:
         coverage = _calibrate(policy, options.calibration, seed)
@@ -108,7 +112,7 @@ def _run(options: Evaluate) -> int:
         "returns": score.returns,
         "lengths": score.lengths,
         "video": None if options.video is None else str(options.video),
-        "video_return": filmed,
+        "video_return": video_return,
         "calibration": None if options.calibration is None else str(options.calibration),
         "coverage_80": coverage,
     }
@@ -117,32 +121,32 @@ def _run(options: Evaluate) -> int:
 
 
 def _is_language(path: Path) -> bool:
-    """Whether a run is one on tokens; what is no run at all is left to who opens it."""
+    """Return whether a run trains a language model; anything that is no run is an error later."""
     from keel.runs.config_file import CONFIG, read_config
     from keel.runs.directory import find_run
 
-    place = find_run(path)
-    return (place / CONFIG).is_file() and read_config(place).get("env") == "language"
+    folder = find_run(path)
+    return (folder / CONFIG).is_file() and read_config(folder).get("env") == "language"
 
 
-def _told(told: Mapping[str, Any]) -> str:
+def _language_text(result: Mapping[str, Any]) -> str:
     from keel.functional import wilson_interval
 
-    _, low, high = wilson_interval(told["success"] * told["episodes"], told["episodes"])
-    shown = zip(told["completions"][:3], told["scores"], strict=False)
+    _, low, high = wilson_interval(result["success"] * result["episodes"], result["episodes"])
+    samples = zip(result["completions"][:3], result["scores"], strict=False)
     return "\n".join(
         [
-            f"{told['env']}, checkpoint of step {told['checkpoint']:,}: "
-            f"{told['episodes']:.0f} held-out prompts, {told['decoding']}",
-            f"solved  {told['success']:.1%} (95 %: {low:.1%} to {high:.1%})   "
-            f"reward {told['return_mean']:.3f}   length {told['length_mean']:.1f}",
-            *(f"  {score:.0f}  {text!r}" for text, score in shown),
+            f"{result['env']}, checkpoint of step {result['checkpoint']:,}: "
+            f"{result['episodes']:.0f} held-out prompts, {result['decoding']}",
+            f"solved  {result['success']:.1%} (95 %: {low:.1%} to {high:.1%})   "
+            f"reward {result['return_mean']:.3f}   length {result['length_mean']:.1f}",
+            *(f"  {score:.0f}  {text!r}" for text, score in samples),
         ]
     )
 
 
 def _film(policy: Policy, path: Path, deterministic: bool, seed: int) -> float:
-    """The return of the episode that was filmed; Atari games have a camera of their own."""
+    """Film an episode and return its return; Atari games have a camera of their own."""
     from keel.envs.names import atari_game
 
     if atari_game(policy.config.env):
@@ -155,7 +159,7 @@ def _film(policy: Policy, path: Path, deterministic: bool, seed: int) -> float:
 
 
 def _calibrate(policy: Policy, path: Path, seed: int) -> float:
-    """The share of returns inside the predicted 80 %; sampled actions, as the critic learned."""
+    """Return the share of returns inside the predicted 80 %, with sampled actions."""
     from keel.training.calibration import draw_calibration, measure_calibration
 
     calibration = measure_calibration(policy, seed=seed)
@@ -167,11 +171,11 @@ def _text(result: Mapping[str, object]) -> str:
     returns, lengths = result["returns"], result["lengths"]
     assert isinstance(returns, list)
     assert isinstance(lengths, list)
-    how = "deterministic" if result["deterministic"] else "stochastic"
+    mode = "deterministic" if result["deterministic"] else "stochastic"
     cut = result["episodes_cut"]
     lines = [
         f"{result['env']}, checkpoint of step {result['checkpoint']:,}: "
-        f"{len(returns)} episode{'s' * (len(returns) != 1)}, {how}, seed {result['seed']}",
+        f"{len(returns)} episode{'s' * (len(returns) != 1)}, {mode}, seed {result['seed']}",
         f"return  {result['return_mean']:,.2f} ± {result['return_std']:,.2f}  "
         f"({min(returns):,.2f} … {max(returns):,.2f})",
         f"length  {result['length_mean']:,.1f}  ({min(lengths):,} … {max(lengths):,})"

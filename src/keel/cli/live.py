@@ -24,24 +24,24 @@ WATCHED = 2
 
 
 def sparkline(values: list[float], width: int = 32) -> str:
-    """A line of block characters; gaps where nothing is known."""
+    """Return a line of block characters, with gaps for values that are not finite."""
     if len(values) > width:
         step = len(values) / width
         values = [values[int((i + 1) * step) - 1] for i in range(width)]
-    known = [v for v in values if math.isfinite(v)]
-    if not known:
+    finite = [v for v in values if math.isfinite(v)]
+    if not finite:
         return ""
-    low, high = min(known), max(known)
+    low, high = min(finite), max(finite)
     scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(BARS[int((v - low) * scale)] if math.isfinite(v) else " " for v in values)
 
 
 def gauge(value: float, bound: float, width: int = 16) -> Text:
-    """How much of the bound is used: green, yellow near the end, red over it."""
+    """Return a bar of the used share of a bound: green, yellow near the end, red over it."""
     share = value / bound if bound > 0 and math.isfinite(value) else 0.0
     filled = min(width, round(share * width))
-    colour = "red" if share > 1.0 else "yellow" if share > 0.8 else "green"
-    return Text.assemble(("█" * filled, colour), ("░" * (width - filled), "dim"), f" {share:4.0%}")
+    color = "red" if share > 1.0 else "yellow" if share > 0.8 else "green"
+    return Text.assemble(("█" * filled, color), ("░" * (width - filled), "dim"), f" {share:4.0%}")
 
 
 class OutputError(InputError):
@@ -55,7 +55,7 @@ STOPPED = "training stops here, and `keel resume` goes on with it"
 def print_line(
     console: Console, line: str, style: str | None = None, *, else_told: str = STOPPED
 ) -> None:
-    """Print one line of a run, or raise an `OutputError` where nobody reads it.
+    """Print one line of a run, or raise an `OutputError` if the output cannot be written.
 
     Args:
         console: where.
@@ -73,7 +73,7 @@ def print_line(
 
 
 class Display(AbstractContextManager["Display"]):
-    """Shows a run while it goes on."""
+    """Live display of a run."""
 
     def __init__(self, config: Any, title: str, console: Console, quiet: bool) -> None:
         self.config = config
@@ -125,7 +125,7 @@ class Display(AbstractContextManager["Display"]):
                 self._print_new_breaches()
 
     def _print_new_breaches(self) -> None:
-        """In a log, say once what goes wrong, and again if it comes back."""
+        """Print each breach once in a log, and again if it comes back."""
         breaches = self.health.breaches()
         for line in watch_lines([b for b in breaches if b.metric not in self.watched]):
             print_line(self.console, line, "yellow")
@@ -158,8 +158,8 @@ class Display(AbstractContextManager["Display"]):
         score = metrics.get("rollout/return_mean", math.nan)
         table.add_row("return", f"{_number(score)}   {sparkline(list(self.returns))}")
         kl, bound = metrics.get("train/kl_step", math.nan), metrics.get("train/max_kl", math.nan)
-        told = f"{kl:.4f} of {bound:.4g} nats" if math.isfinite(kl) else "rejected"
-        table.add_row("exact KL", Text.assemble(gauge(kl, bound), f"   {told}"))
+        kl_text = f"{kl:.4f} of {bound:.4g} nats" if math.isfinite(kl) else "rejected"
+        table.add_row("exact KL", Text.assemble(gauge(kl, bound), f"   {kl_text}"))
         entropy = metrics.get("train/entropy", math.nan)
         if self.searches.success:
             damping = metrics.get("train/damping", math.nan)
@@ -170,23 +170,23 @@ class Display(AbstractContextManager["Display"]):
             table.add_row("clip / entropy", f"{clipped:.1%}   {_number(entropy)}")
         if "train/bc_coef" in metrics:
             table.add_row("demonstrations", _cloning(metrics))
-        back = int(metrics.get("train/rollbacks", 0))
+        rollbacks = int(metrics.get("train/rollbacks", 0))
         if "train/explained_variance" in metrics:
             table.add_row("explained var.", f"{metrics['train/explained_variance']:.2f}")
-        undone = "rejected" if self.searches.success else "walked back"
-        table.add_row(undone, f"{back} update{'s' * (back != 1)}")
-        watched = (
+        undone_label = "rejected" if self.searches.success else "walked back"
+        table.add_row(undone_label, f"{rollbacks} update{'s' * (rollbacks != 1)}")
+        watch_texts = (
             Text(line, style="yellow", no_wrap=True, overflow="ellipsis")
             for line in watch_lines(self.health.breaches())
         )
-        return Group(Text(self.title, style="bold"), self.progress, table, *watched)
+        return Group(Text(self.title, style="bold"), self.progress, table, *watch_texts)
 
 
 def watch_lines(breaches: list[Breach]) -> list[str]:
     """Return a line for each of the first breaches; the last says how many more there are."""
     lines = [f"watch: {breach}" for breach in breaches[:WATCHED]]
-    more = len(breaches) - len(lines)
-    return [*lines[:-1], f"{lines[-1]}, and {more} more"] if more else lines
+    hidden = len(breaches) - len(lines)
+    return [*lines[:-1], f"{lines[-1]}, and {hidden} more"] if hidden else lines
 
 
 def print_health(console: Console, breaches: list[Breach]) -> None:
@@ -206,43 +206,42 @@ def print_health(console: Console, breaches: list[Breach]) -> None:
 
 
 class Searches:
-    """Note 002's two figures over the last updates: how often the line search found a step, and
-    what share of the full one."""
+    """Success rate (LS_OK) and step fraction (StepFrac) of the last line searches."""
 
     def __init__(self, memory: int = 20) -> None:
         self.success: deque[float] = deque(maxlen=memory)
         self.fractions: deque[float] = deque(maxlen=memory)
 
     def append(self, metrics: dict[str, float]) -> None:
-        """Remember an update that searched; others are none of its business."""
+        """Remember an update with a line search; others are ignored."""
         if "train/line_search_success" in metrics:
             self.success.append(metrics["train/line_search_success"])
             self.fractions.append(metrics["train/step_fraction"])
 
     def __str__(self) -> str:
-        taken, share = (sum(x) / len(x) for x in (self.success, self.fractions))
-        return f"LS_OK {taken:.0%}   StepFrac {share:.2f}"
+        success_rate, step_fraction = (sum(x) / len(x) for x in (self.success, self.fractions))
+        return f"LS_OK {success_rate:.0%}   StepFrac {step_fraction:.2f}"
 
 
 def plain_line(
     steps: int, total: int, metrics: dict[str, float], searches: Searches | None = None
 ) -> str:
-    """One line for a log file."""
+    """Return one line for a log file."""
     get = metrics.get
-    how = f"clip {get('train/clip_fraction', math.nan):.2f}"
-    undone = "walked back"
+    method_text = f"clip {get('train/clip_fraction', math.nan):.2f}"
+    undone_label = "walked back"
     if searches is not None and searches.success:
-        how, undone = str(searches).replace("   ", "  "), "rejected"
+        method_text, undone_label = str(searches).replace("   ", "  "), "rejected"
     explained = ""
     if "train/explained_variance" in metrics:  # there is a critic
         explained = f"ev {metrics['train/explained_variance']:.2f}  "
     line = (
         f"{steps:>9,}/{total:,}  return {_number(get('rollout/return_mean', math.nan))}  "
         f"KL {get('train/kl_step', math.nan):.4f}/{get('train/max_kl', math.nan):.4g}  "
-        f"{how}  "
+        f"{method_text}  "
         f"entropy {get('train/entropy', math.nan):.2f}  "
         f"{explained}"
-        f"{undone} {int(get('train/rollbacks', 0))}  "
+        f"{undone_label} {int(get('train/rollbacks', 0))}  "
         f"{get('time/steps_per_second', math.nan):,.0f} steps/s"
     )
     if "train/bc_coef" in metrics:
@@ -253,11 +252,11 @@ def plain_line(
 
 
 def _cloning(metrics: dict[str, float]) -> str:
-    """How much demonstrations may say, how hard they pull, and whether the reward agrees."""
-    coef, pull, cosine = (
+    """Return coefficient, gradient ratio and cosine of demonstrations as text."""
+    coef, gradient_ratio, cosine = (
         metrics.get(f"train/bc_{name}", math.nan) for name in ("coef", "gradient_ratio", "cosine")
     )
-    return f"bc {coef:.2g}  pull {pull:.2g}  cosine {cosine:+.2f}"
+    return f"bc {coef:.2g}  pull {gradient_ratio:.2g}  cosine {cosine:+.2f}"
 
 
 def _number(value: float) -> str:

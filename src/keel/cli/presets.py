@@ -43,15 +43,15 @@ class Show:
 
 def run(args: Sequence[str]) -> int:
     """List the presets, or show one."""
-    words = list(args)
-    if words[:1] in (["-h"], ["--help"]):
+    rest = list(args)
+    if rest[:1] in (["-h"], ["--help"]):
         print(_help())  # noqa: T201
         return 0
-    if not words or words[0].startswith("-"):
-        words.insert(0, "list")
-    if check_choice("presets", words[0], ACTIONS) == "show":
-        return _show(read_options(Show, words[1:], "keel presets show"))
-    return _list(read_options(List, words[1:], "keel presets"))
+    if not rest or rest[0].startswith("-"):
+        rest.insert(0, "list")
+    if check_choice("presets", rest[0], ACTIONS) == "show":
+        return _show(read_options(Show, rest[1:], "keel presets show"))
+    return _list(read_options(List, rest[1:], "keel presets"))
 
 
 def _files() -> dict[str, Path]:
@@ -59,7 +59,7 @@ def _files() -> dict[str, Path]:
     from keel import presets
     from keel.apps.language import presets as language
 
-    return {name: home.path_of(name) for home in (presets, language) for name in home.names()}
+    return {name: module.path_of(name) for module in (presets, language) for name in module.names()}
 
 
 def _list(options: List) -> int:

@@ -31,8 +31,8 @@ def is_interactive(console: Console) -> bool:
     """
     in_ci = os.environ.get("CI", "").lower() not in ("", "0", "false", "no")
     only_colors = "FORCE_COLOR" in os.environ and not console.file.isatty()
-    able = console.is_interactive and not console.is_dumb_terminal
-    return able and not in_ci and not only_colors
+    can_move = console.is_interactive and not console.is_dumb_terminal
+    return can_move and not in_ci and not only_colors
 
 
 class Trimmed:

@@ -41,18 +41,18 @@ class PipedConsole(Console):
             yield segment
 
     def on_broken_pipe(self) -> None:
-        """Let the caller see it."""
+        """Raise the error, so that the caller sees it."""
         raise BrokenPipeError
 
 
 def simple_table(
     columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, left: Collection[int] = (0,)
 ) -> RichTable:
-    """Lines under titles, numbers to the right; the columns of `left` are words."""
+    """Return a table with titles; columns are right-aligned, except those of `left`."""
     table = RichTable(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for place, column in enumerate(columns):
+    for position, column in enumerate(columns):
         table.add_column(
-            printable(column), justify="left" if place in left else "right", overflow="fold"
+            printable(column), justify="left" if position in left else "right", overflow="fold"
         )
     for row in rows:
         table.add_row(*(Text(printable(cell)) if isinstance(cell, str) else cell for cell in row))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from keel.runs import RunInfo
 
 ACTIONS = ("list", "export")
-COLOURS = {"running": "cyan", "failed": "red", "crashed": "red", "unreadable": "red"}
+COLORS = {"running": "cyan", "failed": "red", "crashed": "red", "unreadable": "red"}
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,16 @@ class Export:
 
 def run(args: Sequence[str]) -> int:
     """List or export."""
-    words = list(args)
-    if not words or words[0].startswith("--"):
-        words.insert(0, "list")
-    if words[0] == "-h" or words[:2] == ["list", "--help"]:
+    rest = list(args)
+    if not rest or rest[0].startswith("--"):
+        rest.insert(0, "list")
+    if rest[0] == "-h" or rest[:2] == ["list", "--help"]:
         print(_help())  # noqa: T201
         return 0
-    action = check_choice("runs", words[0], ACTIONS)
+    action = check_choice("runs", rest[0], ACTIONS)
     if action == "export":
-        return _export(read_options(Export, words[1:], "keel runs export"))
-    return _list(read_options(List, words[1:], "keel runs list"))
+        return _export(read_options(Export, rest[1:], "keel runs export"))
+    return _list(read_options(List, rest[1:], "keel runs list"))
 
 
 def _list(options: List) -> int:
@@ -64,13 +64,13 @@ def _list(options: List) -> int:
 
     if not options.runs.is_dir():
         raise InputError(f"--runs: there is no folder {str(options.runs)!r}")
-    found = [_describe(info) for info in list_runs(options.runs)]
+    rows = [_describe(info) for info in list_runs(options.runs)]
     if options.json:
-        print(json.dumps(found, allow_nan=False))  # noqa: T201
-    elif not found:
+        print(json.dumps(rows, allow_nan=False))  # noqa: T201
+    elif not rows:
         print(f"no runs in {options.runs}; `keel train ENV` makes one")  # noqa: T201
     else:
-        _print_table(found)
+        _print_table(rows)
     return 0
 
 
@@ -80,7 +80,7 @@ def _describe(info: RunInfo) -> dict[str, Any]:
     problem = info.problem
     try:
         env = read_config(info.path).get("env")
-    except Exception as error:  # one run that nobody could foresee must not hide all others
+    except Exception as error:  # one strange run must not hide all others
         env = None
         problem = problem or (str(error) if isinstance(error, KeelError) else repr(error))
     return {
@@ -97,13 +97,13 @@ def _describe(info: RunInfo) -> dict[str, Any]:
     }
 
 
-def _print_table(found: list[dict[str, Any]]) -> None:
+def _print_table(rows: list[dict[str, Any]]) -> None:
     from rich.text import Text
 
     from keel.cli.render import PipedConsole, simple_table
 
-    rows: list[tuple[str | Text, ...]] = []
-    for row in found:
+    table_rows: list[tuple[str | Text, ...]] = []
+    for row in rows:
         steps, value = row["steps"], row["return_mean"]
         cells = (
             row["name"],
@@ -113,13 +113,13 @@ def _print_table(found: list[dict[str, Any]]) -> None:
             "–" if steps is None else f"{steps:,}",
             "–" if value is None else f"{value:,.1f}",
         )
-        status = Text(row["status"], style=COLOURS.get(row["status"], ""))
-        rows.append((*map(str, cells), status))
+        status = Text(row["status"], style=COLORS.get(row["status"], ""))
+        table_rows.append((*map(str, cells), status))
     titles = ("name", "env", "seed", "tag", "steps", "last return", "status")
-    table = simple_table(titles, rows, left=(0, 1, 3, 6))
+    table = simple_table(titles, table_rows, left=(0, 1, 3, 6))
     console = PipedConsole(highlight=False, soft_wrap=True)
     console.print(table)
-    for row in found:
+    for row in rows:
         if row["problem"]:
             console.print(f"{row['name']}: {' '.join(row['problem'].split())}", style="dim")
 

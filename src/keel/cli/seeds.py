@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from keel.cli.train import Train
 
 PICTURE = "seeds.png"
-"""The picture of all seeds, in the folder that holds them."""
+"""Name of the picture of all seeds, in the folder that holds them."""
 
 
 def train_seeds(args: list[str], options: Train | TrainLanguage) -> int:
@@ -58,8 +58,8 @@ def train_seeds(args: list[str], options: Train | TrainLanguage) -> int:
 
 
 def _command(args: list[str], name: str, seed: int) -> list[str]:
-    kept = _without(_without(args, "--seeds"), "--name")
-    command = [sys.executable, "-m", "keel", "train", *kept, "--name", name, "--seed", str(seed)]
+    options = _without(_without(args, "--seeds"), "--name")
+    command = [sys.executable, "-m", "keel", "train", *options, "--name", name, "--seed", str(seed)]
     return command if "--json" in command else [*command, "--json"]
 
 
@@ -79,7 +79,7 @@ def _report(
     """Sum up all seeds: their scores, where they are, a picture of them, and what to do next."""
     scores = sorted(r["return_mean"] for r in results.values() if r["return_mean"] is not None)
     picture, problem = _draw(folder)
-    whole: dict[str, Any] = {
+    summary: dict[str, Any] = {
         "seeds": {str(seed): result for seed, result in sorted(results.items())},
         "runs": str(folder),
         "picture": None if picture is None else str(picture),
@@ -89,23 +89,22 @@ def _report(
         "rollbacks": sum(r["rollbacks"] for r in results.values()),
     }
     if options.json:
-        print(json.dumps(whole, allow_nan=False))  # noqa: T201
+        print(json.dumps(summary, allow_nan=False))  # noqa: T201
         return
     if options.quiet:
         return
     console = PipedConsole(highlight=False, soft_wrap=True)
     if scores:
-        console.print(
-            f"{len(scores)} seeds: IQM {whole['iqm']:,.1f} ({scores[0]:,.1f} to {scores[-1]:,.1f})"
-        )
-    console.print(f"largest exact KL {_kl(whole['kl_exact_max'])} of {whole['max_kl']:g}")
+        iqm, low, high = summary["iqm"], scores[0], scores[-1]
+        console.print(f"{len(scores)} seeds: IQM {iqm:,.1f} ({low:,.1f} to {high:,.1f})")
+    console.print(f"largest exact KL {_kl(summary['kl_exact_max'])} of {summary['max_kl']:g}")
     console.print(f"runs: {folder}")
     console.print(f"picture: {picture}" if picture is not None else f"no picture: {problem}")
     console.print(f"compare with others: keel compare {folder} {folder.parent / 'OTHER'}")
 
 
 def _draw(folder: Path) -> tuple[Path | None, str]:
-    """Draw the learning curves of all seeds; returns where, or why it could not be done."""
+    """Draw the learning curves of all seeds; return the file, or why it could not be drawn."""
     from keel.compare import compare, load_runs
     from keel.compare.picture import write_picture
 
@@ -123,10 +122,10 @@ def _interquartile_mean(scores: list[float]) -> float | None:
     return sum(middle) / len(middle) if middle else None
 
 
-def _largest(found: list[float | None]) -> float | None:
-    """None, which stands for infinite, is the largest."""
-    known = [kl for kl in found if kl is not None]
-    return max(known) if len(known) == len(found) else None
+def _largest(values: list[float | None]) -> float | None:
+    """Return the largest value; None, which stands for infinite, is larger than all."""
+    finite = [kl for kl in values if kl is not None]
+    return max(finite) if len(finite) == len(values) else None
 
 
 def _kl(value: float | None) -> str:

@@ -22,7 +22,7 @@ from keel.errors import InputError, KeelError
 
 if TYPE_CHECKING:
     from keel.cli.render import PipedConsole
-    from keel.tune import Found, Tuning
+    from keel.tune import TrialResult, Tuning
 
 SHOWN = 8
 
@@ -104,7 +104,7 @@ def _check(tuning: Tuning) -> None:
 
 
 def _search(tuning: Tuning, args: list[str], options: Tune) -> None:
-    """Workers in processes of their own, which share the journal."""
+    """Run workers in processes of their own, which share the journal."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     from keel.ablate import Job, at_once, run_jobs
@@ -113,45 +113,47 @@ def _search(tuning: Tuning, args: list[str], options: Tune) -> None:
 
     console = PipedConsole(stderr=True)
     study = take_over(tuning)
-    begun = len(study.trials)
+    first_new = len(study.trials)
     end = end_of(study, tuning.trials)
-    limit = min(options.at_once or at_once(tuning.base), end - begun)
+    limit = min(options.at_once or at_once(tuning.base), end - first_new)
     bars = Progress(
         TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console,
         transient=True,
     )  # fmt: skip
     failed: list[str] = []
-    seen: set[int] = set()
+    reported: set[int] = set()
 
     def tick(_: list[int]) -> None:
-        found = best_of(open_study(tuning))
-        for one in sorted(found, key=lambda x: x.number):
-            if one.number not in seen:
-                seen.add(one.number)
-                console.print(_line(one), highlight=False)
-        best = next((x for x in found if x.allowed), None)
-        said = "" if best is None else f", best {best.score:,.1f}"
-        bars.update(bar, completed=len(found), description=f"{len(found)} trials{said}")
+        results = best_of(open_study(tuning))
+        for result in sorted(results, key=lambda x: x.number):
+            if result.number not in reported:
+                reported.add(result.number)
+                console.print(_line(result), highlight=False)
+        best = next((x for x in results if x.allowed), None)
+        best_text = "" if best is None else f", best {best.score:,.1f}"
+        bars.update(bar, completed=len(results), description=f"{len(results)} trials{best_text}")
 
     def done(_: int, job: Job) -> None:
         if job.status != 0:
             failed.append(job.reason)
 
-    seen |= {x.number for x in best_of(study)}
+    reported |= {x.number for x in best_of(study)}
     with bars:
         bar = bars.add_task("trials", total=tuning.trials)
         workers = [(i, partial(_command, args, i, end)) for i in range(limit)]
         run_jobs(workers, limit, done, tick, pause=1.0)
         tick([])
-    _report_failures(tuning, begun, failed, console)
+    _report_failures(tuning, first_new, failed, console)
 
 
-def _report_failures(tuning: Tuning, begun: int, workers: list[str], console: PipedConsole) -> None:
+def _report_failures(
+    tuning: Tuning, first_new: int, workers: list[str], console: PipedConsole
+) -> None:
     """Say why trials of this call failed, each reason once; an error if no trial was trained.
 
     Args:
         tuning: what is searched.
-        begun: number of trials that the study had before.
+        first_new: number of trials that the study had before.
         workers: why worker processes failed.
         console: where to say it.
     """
@@ -160,11 +162,11 @@ def _report_failures(tuning: Tuning, begun: int, workers: list[str], console: Pi
     from keel.tune.study import remove_untrained
 
     trials = best_of(open_study(tuning))
-    new = [x for x in trials if x.number >= begun]
+    new = [x for x in trials if x.number >= first_new]
     failed = [(f"trial {x.number}", x.reason) for x in new if x.reason]
     failed = failed or [("a worker", reason) for reason in workers]
     if failed and all(x.state == "failed" for x in trials):
-        if begun == 0:
+        if first_new == 0:
             remove_untrained(tuning)
         raise KeelError("; ".join(failure_lines(failed, len(failed))))
     for line in failure_lines(failed, len(new)):
@@ -172,59 +174,61 @@ def _report_failures(tuning: Tuning, begun: int, workers: list[str], console: Pi
 
 
 def _command(args: list[str], worker: int, end: int) -> list[str]:
-    words = ["--worker", str(worker), "--end", str(end)]
-    return [sys.executable, "-m", "keel", "tune", *args, *words]
+    options = ["--worker", str(worker), "--end", str(end)]
+    return [sys.executable, "-m", "keel", "tune", *args, *options]
 
 
-def _line(found: Found) -> str:
-    score = "–" if math.isnan(found.score) else f"{found.score:,.1f}"
-    off = "" if found.violations == 0 else f", {found.violations:.0%} of updates walked back"
-    return f"trial {found.number}: {found.state}, return {score}{off}"
+def _line(result: TrialResult) -> str:
+    score = "–" if math.isnan(result.score) else f"{result.score:,.1f}"
+    walked_back = (
+        "" if result.violations == 0 else f", {result.violations:.0%} of updates walked back"
+    )
+    return f"trial {result.number}: {result.state}, return {score}{walked_back}"
 
 
 def _report(tuning: Tuning, as_json: bool) -> int:
-    """The best settings as a file for `keel train --config`, and a table."""
+    """Write the best settings as a file for `keel train --config`, and print a table."""
     from keel.runs.files import write_file
     from keel.runs.resume import nested
     from keel.tune import best_of, open_study
 
-    found = best_of(open_study(tuning))
-    good = [x for x in found if x.allowed]
+    trials = best_of(open_study(tuning))
+    allowed = [x for x in trials if x.allowed]
     path = tuning.folder / "best.yaml"
-    if good:
-        text = yaml.safe_dump(nested(good[0].settings), sort_keys=False)
+    if allowed:
+        text = yaml.safe_dump(nested(allowed[0].settings), sort_keys=False)
         write_file(path, text.encode())
     if as_json:
         result: dict[str, Any] = {
-            "best": None if not good else _plain(good[0]),
-            "config": str(path) if good else None,
-            "trials": [_plain(x) for x in found],
+            "best": None if not allowed else _plain(allowed[0]),
+            "config": str(path) if allowed else None,
+            "trials": [_plain(x) for x in trials],
         }
         print(json.dumps(result, allow_nan=False))  # noqa: T201
     else:
-        _print_table(found[:SHOWN])
-        if not good:
+        _print_table(trials[:SHOWN])
+        if not allowed:
             print("no trial went to its end inside the trust region")  # noqa: T201
         else:
             train = f"keel train {tuning.base.env} --config {path}"
-            print(f"best: trial {good[0].number}; train with it: {train}")  # noqa: T201
-    return 0 if good else 1
+            print(f"best: trial {allowed[0].number}; train with it: {train}")  # noqa: T201
+    return 0 if allowed else 1
 
 
-def _plain(found: Found) -> dict[str, Any]:
-    plain = dataclasses.asdict(found)
-    return plain | {"score": found.score if math.isfinite(found.score) else None}
+def _plain(result: TrialResult) -> dict[str, Any]:
+    plain = dataclasses.asdict(result)
+    return plain | {"score": result.score if math.isfinite(result.score) else None}
 
 
-def _print_table(found: list[Found]) -> None:
+def _print_table(results: list[TrialResult]) -> None:
     from keel.cli.render import PipedConsole, simple_table
 
-    names = list(dict.fromkeys(name for x in found for name in x.settings))
+    names = list(dict.fromkeys(name for x in results for name in x.settings))
     rows = []
-    for x in found:
+    for x in results:
         score = x.state if math.isnan(x.score) or x.state != "complete" else f"{x.score:,.1f}"
         values = [x.settings.get(name, "–") for name in names]
-        words = [f"{v:.3g}" if isinstance(v, float) else str(v) for v in values]
-        rows.append((str(x.number), score, f"{x.violations:.0%}", *words))
+        texts = [f"{v:.3g}" if isinstance(v, float) else str(v) for v in values]
+        rows.append((str(x.number), score, f"{x.violations:.0%}", *texts))
     titles = ("trial", "return", "walked back", *(name.rpartition(".")[2] for name in names))
     PipedConsole(highlight=False).print(simple_table(titles, rows, left=()))

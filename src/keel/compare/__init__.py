@@ -1,4 +1,4 @@
-"""Runs side by side: aligned curves, honest intervals, and a verdict by note 001's criteria.
+"""Runs side by side: aligned curves, honest intervals, and a verdict by fixed criteria.
 
 Only reads: runs of Keel, and the logs of SB3, CleanRL, RLlib or any CSV.
 """

@@ -15,37 +15,37 @@ if TYPE_CHECKING:
     Values = NDArray[np.float64]
 
 POINTS = 200
-"""Of the grid."""
+"""Number of points of the grid."""
 RETURN, EVALUATION = "rollout/return_mean", "eval/return_mean"
 
 
-def horizon(runs: Sequence[Run], metric: str, most: int | None = None) -> int:
-    """The last step that all runs have reached: nothing beyond it can be compared."""
+def horizon(runs: Sequence[Run], metric: str, max_steps: int | None = None) -> int:
+    """Return the last step that all runs have reached: nothing beyond it can be compared."""
     ends = []
     for run in runs:
-        steps, values = known(run, metric)
+        steps, values = finite_values(run, metric)
         if not values.size:
             raise InputError(f"{run.path}: no value of {metric}; choose another --metric")
         ends.append(int(steps[-1]))
     end = min(ends)
-    return end if most is None else min(end, most)
+    return end if max_steps is None else min(end, max_steps)
 
 
 def grid_to(end: int) -> Values:
-    """Where curves are compared: the upper ends of equal parts of the way."""
+    """Return the steps at which curves are compared: the ends of equal parts, `[POINTS]`."""
     import numpy as np
 
     return np.linspace(0.0, float(end), POINTS + 1)[1:]
 
 
 def on_grid(run: Run, metric: str, grid: Values) -> Values:
-    """The mean of what was logged in each part of the way, `[POINTS]`; empty parts keep the last.
+    """Return the mean of a metric in each part of a run, `[POINTS]`; empty parts keep the last.
 
     Means, not interpolation: CleanRL logs single episodes, whose noise a picked point would keep.
     """
     import numpy as np
 
-    steps, values = known(run, metric)
+    steps, values = finite_values(run, metric)
     inside = steps <= grid[-1]
     part = np.searchsorted(grid, steps[inside])
     total, count = np.zeros(len(grid)), np.zeros(len(grid))
@@ -57,15 +57,15 @@ def on_grid(run: Run, metric: str, grid: Values) -> Values:
 
 
 def final_score(run: Run, metric: str, end: int, tail: float) -> float:
-    """The mean of the metric over the last `tail` of the way; the last known if none is there."""
-    steps, values = known(run, metric)
+    """Return the mean of the metric over the last `tail` of the run, else its last value."""
+    steps, values = finite_values(run, metric)
     before = steps <= end
-    late = before & (steps > (1.0 - tail) * end)
-    return float(values[late].mean()) if late.any() else float(values[before][-1])
+    in_tail = before & (steps > (1.0 - tail) * end)
+    return float(values[in_tail].mean()) if in_tail.any() else float(values[before][-1])
 
 
-def known(run: Run, metric: str) -> tuple[Values, Values]:
-    """Steps and values where the metric is a number."""
+def finite_values(run: Run, metric: str) -> tuple[Values, Values]:
+    """Return steps and values where the metric is a finite number, `[n]` each."""
     import numpy as np
 
     values = run.table.columns.get(metric)
@@ -76,7 +76,7 @@ def known(run: Run, metric: str) -> tuple[Values, Values]:
 
 
 def choose_metric(runs: Sequence[Run], tail: float) -> str:
-    """Evaluations where every run has one near the common end, else the return in training."""
+    """Return the metric of evaluations if every run has one near the common end, else returns."""
     return EVALUATION if all(have_evaluations(runs, tail)) else RETURN
 
 
@@ -85,7 +85,7 @@ def have_evaluations(runs: Sequence[Run], tail: float) -> list[bool]:
     end = min(int(run.table.step[-1]) if len(run.table) else 0 for run in runs)
 
     def has_one(run: Run) -> bool:
-        steps, _ = known(run, EVALUATION)
+        steps, _ = finite_values(run, EVALUATION)
         return bool(((steps > (1.0 - tail) * end) & (steps <= end)).any())
 
     return [has_one(run) for run in runs]
@@ -108,11 +108,13 @@ def describe_metrics(runs: Sequence[Run], metric: str, curve: str, tail: float) 
     scores = f"scores of {all_runs} are {kinds.get(metric, metric)}"
     if curve != metric:
         scores += f"; curves, area and steps are {kinds.get(curve, curve)}"
-    having = have_evaluations(runs, tail)
-    if metric != RETURN or all(having) or not any(having):
+    evaluated = have_evaluations(runs, tail)
+    if metric != RETURN or all(evaluated) or not any(evaluated):
         return [scores]
-    groups = [dict.fromkeys(r.group for r, x in zip(runs, having, strict=True) if x is has)
-              for has in (True, False)]  # fmt: skip
+    groups = [
+        dict.fromkeys(run.group for run, flag in zip(runs, evaluated, strict=True) if flag is value)
+        for value in (True, False)
+    ]
     return [
         scores,
         f"warning: runs of {', '.join(groups[0])} end with evaluations, runs of "

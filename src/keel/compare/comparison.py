@@ -1,4 +1,4 @@
-"""The whole comparison: groups of runs, what each earned and cost, and a verdict for every pair."""
+"""Comparison of groups of runs: what each earned and cost, and a verdict for every pair."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything that was found."""
+    """Result of a comparison."""
 
     metric: str
     curve_metric: str
@@ -109,7 +109,18 @@ def compare(
     threshold: float | None = None,
     criteria: Criteria | None = None,
 ) -> Comparison:
-    """Compare every group with the first, or with `baseline`."""
+    """Compare every group of runs with a baseline.
+
+    Args:
+        runs: as `load_runs` returns them.
+        baseline: name of a group; by default the first.
+        metric: what scores are computed from; by default evaluations where all runs have them,
+            else the return in training.
+        steps: compare up to this step; by default to the last step that all runs have reached.
+        tail: share of a run, at its end, that its score is averaged over.
+        threshold: return whose first reaching is timed; by default 90 % of the baseline's way.
+        criteria: when a variant is rolled back.
+    """
     if not 0.0 < tail <= 1.0:
         raise InputError(f"tail: expected a share of the run, above 0 and up to 1, got {tail}")
     names = list(dict.fromkeys(run.group for run in runs))
@@ -164,11 +175,13 @@ def compare(
 
 
 def _tasks(runs: Sequence[Run], names: Sequence[str]) -> tuple[str, ...]:
-    """The environments that every group has."""
-    of = {name: {run.task for run in runs if run.group == name} for name in names}
-    common = set.intersection(*of.values())
+    """Return the environments that every group has."""
+    tasks_by_group = {name: {run.task for run in runs if run.group == name} for name in names}
+    common = set.intersection(*tasks_by_group.values())
     if not common:
-        listed = "; ".join(f"{name}: {', '.join(sorted(found))}" for name, found in of.items())
+        listed = "; ".join(
+            f"{name}: {', '.join(sorted(tasks))}" for name, tasks in tasks_by_group.items()
+        )
         raise InputError(f"the groups have no environment in common ({listed})")
     return tuple(task for task in dict.fromkeys(run.task for run in runs) if task in common)
 
@@ -187,18 +200,18 @@ def _group(
     levels: dict[str, float],
     limits: Criteria,
 ) -> Group:
-    own = [run for run in runs if run.group == name]
-    per_step = [x for run in own if math.isfinite(x := _seconds_per_step(run))]
+    group_runs = [run for run in runs if run.group == name]
+    per_step = [x for run in group_runs if math.isfinite(x := _seconds_per_step(run))]
     return Group(
         name=name,
-        runs=own,
+        runs=group_runs,
         scores=scores[name],
         curves=curves,
         iqm=_iqm(scores[name], scores[baseline], limits.confidence),
         auc={t: _middle(_over_time(curve)) for t, curve in curves.items()},
         reached={t: _reached(curve, grid_to(ends[t]), levels[t]) for t, curve in curves.items()},
         seconds_per_step=statistics.median(per_step) if per_step else math.nan,
-        stability=stability_of(own),
+        stability=stability_of(group_runs),
     )
 
 
@@ -231,7 +244,7 @@ def _pairs(baseline: Group, variants: Sequence[Group], limits: Criteria) -> tupl
 
 
 def _correction(pairs: Sequence[Pair], limits: Criteria) -> list[str]:
-    """Say what was done about many variants."""
+    """Describe the correction for several variants."""
     tested = [pair for pair in pairs if pair.effect.seeds >= FEWEST]
     if len(tested) < 2:
         return []
@@ -246,20 +259,20 @@ def _problems(group: Group) -> Problems:
     return Problems(group.stability.non_finite, group.seconds_per_step)
 
 
-def _threshold(curves: Values, given: float | None) -> float:
-    """Nine tenths of the way that the baseline went, from where its curves begin."""
-    if given is not None:
-        return given
+def _threshold(curves: Values, threshold: float | None) -> float:
+    """Return the threshold, by default 90 % of the way from the baseline's start to its end."""
+    if threshold is not None:
+        return threshold
     start = _middle(np.array([curve[np.isfinite(curve)][0] for curve in curves]))
     end = _middle(curves[:, -1])
     return start + 0.9 * (end - start)
 
 
 def _reached(curves: Values, grid: Values, level: float) -> tuple[int, float]:
-    over = curves >= level
-    hit = over.any(axis=1)
-    steps = grid[over.argmax(axis=1)][hit]
-    return int(hit.sum()), float(np.median(steps)) if hit.any() else math.nan
+    above = curves >= level
+    reached = above.any(axis=1)
+    steps = grid[above.argmax(axis=1)][reached]
+    return int(reached.sum()), float(np.median(steps)) if reached.any() else math.nan
 
 
 def _seconds_per_step(run: Run) -> float:
@@ -278,10 +291,10 @@ def _over_time(curves: Values) -> Values:
     Args:
         curves: A row for every run, shape `(runs, points)`.
     """
-    known = ~np.isnan(curves)
-    points = known.sum(axis=1)
+    finite = ~np.isnan(curves)
+    points = finite.sum(axis=1)
     means: Values = np.full(len(curves), np.nan)
-    np.divide(np.where(known, curves, 0.0).sum(axis=1), points, out=means, where=points > 0)
+    np.divide(np.where(finite, curves, 0.0).sum(axis=1), points, out=means, where=points > 0)
     return means
 
 
@@ -294,37 +307,41 @@ def _notes(runs: Sequence[Run], groups: Sequence[Group], ends: dict[str, int]) -
     for task, end in ends.items():
         longest = max(int(run.table.step[-1]) for run in runs if run.task == task)
         if longest > 1.02 * end:
-            where = f"{task}: " if len(ends) > 1 else ""
+            prefix = f"{task}: " if len(ends) > 1 else ""
             notes.append(
-                f"{where}compared up to step {end:,}, where the shortest run ends; "
+                f"{prefix}compared up to step {end:,}, where the shortest run ends; "
                 f"the longest has {longest:,}"
             )
     if not all(group.stability.kl_is_exact for group in groups):
         notes.append("some KLs are the estimates of foreign logs, not exact values")
-    few = min(len(x) for group in groups for x in group.scores.values())
-    if few < TRIMMED_FROM:
+    fewest_runs = min(len(x) for group in groups for x in group.scores.values())
+    if fewest_runs < TRIMMED_FROM:
         notes.append(f"fewer than {TRIMMED_FROM} runs a side: means and Student's t decide")
     return notes
 
 
-def as_json(found: Comparison) -> dict[str, Any]:
-    """Plain data; what is not a number is null. One pair stands at the top level, too."""
-    pairs = [_pair_json(pair, found) for pair in found.pairs]
+def as_json(comparison: Comparison) -> dict[str, Any]:
+    """Return a comparison as plain data, with null for what is not a number.
+
+    Args:
+        comparison: as `compare` returns it; a single pair stands at the top level, too.
+    """
+    pairs = [_pair_json(pair, comparison) for pair in comparison.pairs]
     return {
         **(pairs[0] if len(pairs) == 1 else {}),
-        "metric": found.metric,
-        "curve_metric": found.curve_metric,
-        "tasks": list(found.tasks),
-        "horizon": found.horizon,
-        "thresholds": {t: _number(x) for t, x in found.thresholds.items()},
-        "groups": {group.name: _group_json(group) for group in found.groups},
+        "metric": comparison.metric,
+        "curve_metric": comparison.curve_metric,
+        "tasks": list(comparison.tasks),
+        "horizon": comparison.horizon,
+        "thresholds": {t: _number(x) for t, x in comparison.thresholds.items()},
+        "groups": {group.name: _group_json(group) for group in comparison.groups},
         "pairs": pairs,
-        "notes": list(found.notes),
+        "notes": list(comparison.notes),
     }
 
 
-def _pair_json(pair: Pair, found: Comparison) -> dict[str, Any]:
-    by_name = {group.name: group for group in found.groups}
+def _pair_json(pair: Pair, comparison: Comparison) -> dict[str, Any]:
+    by_name = {group.name: group for group in comparison.groups}
     return {
         "baseline": pair.baseline,
         "variant": pair.variant,

@@ -53,7 +53,7 @@ def improvement_interval(
 
 
 def _of_task(old: Tensor, new: Tensor, confidence: float) -> tuple[float, float, float]:
-    """Estimate, low and high end: where (estimate − θ)² = t²·Var(θ)."""
+    """Return the estimate and both ends of one task, where (estimate − θ)² = t²·Var(θ)."""
     from scipy.special import stdtrit
 
     middle = float(probability_of_improvement(new[:, None], old[:, None]))

@@ -1,4 +1,4 @@
-"""The comparison as one page that needs nothing else: tables, curves to point at, and verdicts."""
+"""Comparison as one self-contained page: tables, interactive curves, and verdicts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from keel.compare import tables
 from keel.compare.align import grid_to
 from keel.compare.comparison import Comparison, Pair
-from keel.compare.picture import VERDICTS, band, colour_of
+from keel.compare.picture import VERDICTS, band, color_of
 from keel.compare.tables import Table, signed
 from keel.compare.verdict import percent
 from keel.functional import performance_profile
@@ -42,29 +42,29 @@ th:first-child, td:first-child {{ text-align: left; white-space: normal; min-wid
 """
 
 
-def write_page(found: Comparison, path: Path, more: Sections = ()) -> None:
-    """Write it to `path`, with `more` tables under titles of their own."""
-    write_file(path, page(found, more).encode(errors="replace"))
+def write_page(comparison: Comparison, path: Path, sections: Sections = ()) -> None:
+    """Write the page of a comparison to `path`, with further `sections`."""
+    write_file(path, page(comparison, sections).encode(errors="replace"))
 
 
-def page(found: Comparison, more: Sections = ()) -> str:
-    """The HTML; everything that comes from outside is escaped."""
-    first, *others = (escape(group.name) for group in found.groups)
-    names = f"{', '.join(others)} against {first}" if others else first
+def page(comparison: Comparison, sections: Sections = ()) -> str:
+    """Return the page as HTML; everything that comes from outside is escaped."""
+    first, *variants = (escape(group.name) for group in comparison.groups)
+    names = f"{', '.join(variants)} against {first}" if variants else first
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8>",
         "<meta name=viewport content='width=device-width'>",
         f"<title>{names}</title><style>{STYLE}</style>",
-        f"<h1>{names}</h1><p class=sub>{escape(tables.title(found))}</p>",
-        f"<div class=cards>{''.join(map(_card, found.pairs))}</div>",
-        *(f"<h2>{escape(title)}</h2>{_table(table)}" for title, table in more),
+        f"<h1>{names}</h1><p class=sub>{escape(tables.title(comparison))}</p>",
+        f"<div class=cards>{''.join(map(_card, comparison.pairs))}</div>",
+        *(f"<h2>{escape(title)}</h2>{_table(table)}" for title, table in sections),
         "<h2>What was earned</h2>",
-        _table(tables.scores(found)),
-        *(_figures(found, task, first=i == 0) for i, task in enumerate(found.tasks)),
+        _table(tables.scores(comparison)),
+        *(_figures(comparison, task, first=i == 0) for i, task in enumerate(comparison.tasks)),
         "<h2>What it cost</h2>",
-        _table(tables.costs(found)),
-        *map(_changes, found.pairs),
-        _notes(found),
+        _table(tables.costs(comparison)),
+        *map(_changes, comparison.pairs),
+        _notes(comparison),
         "</html>",
     ]
     return "\n".join(parts)
@@ -96,8 +96,8 @@ def _changes(pair: Pair) -> str:
     return heading + _table(tables.changes(pair))
 
 
-def _notes(found: Comparison) -> str:
-    limits = found.criteria
+def _notes(comparison: Comparison) -> str:
+    limits = comparison.criteria
     rules = (
         f"keep: the {limits.confidence:.0%} interval of the change lies above 0 (of several "
         "variants: and p after Holm's correction is small enough). Slightly worse: it lies below "
@@ -106,59 +106,61 @@ def _notes(found: Comparison) -> str:
         "Otherwise the two are not distinguishable. Interval: Yuen and Welch's, of interquartile "
         "means."
     )
-    lines = "".join(f"<li>{escape(note)}</li>" for note in (*found.notes, rules))
+    lines = "".join(f"<li>{escape(note)}</li>" for note in (*comparison.notes, rules))
     return f"<h2>How to read it</h2><ul class=notes>{lines}</ul>"
 
 
-def _figures(found: Comparison, task: str, *, first: bool) -> str:
-    """Curves and profile of a task; the library that draws them stands in the page once."""
+def _figures(comparison: Comparison, task: str, *, first: bool) -> str:
+    """Draw curves and profile of a task; the plotting library is in the page once."""
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots
 
     figure = make_subplots(
         cols=2, column_widths=[0.66, 0.34], subplot_titles=("learning", "performance profile")
     )
-    grid = grid_to(found.horizon[task])
-    scores = torch.cat([group.scores[task] for group in found.groups])
+    grid = grid_to(comparison.horizon[task])
+    scores = torch.cat([group.scores[task] for group in comparison.groups])
     margin = 0.05 * float(scores.max() - scores.min()) or 1.0
     levels = torch.linspace(
         float(scores.min()) - margin, float(scores.max()) + margin, 200, dtype=torch.float64
     )
-    for group in found.groups:
-        colour, name = colour_of(found, group), escape(group.name)
-        look: dict[str, Any] = {"legendgroup": name, "name": name}
+    for group in comparison.groups:
+        color, name = color_of(comparison, group), escape(group.name)
+        trace: dict[str, Any] = {"legendgroup": name, "name": name}
         low, middle, high = band(group.curves[task])
         edge = {"mode": "lines", "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
         figure.add_trace(go.Scatter(x=grid, y=high, **edge, legendgroup=name))
         figure.add_trace(
             go.Scatter(
-                x=grid, y=low, **edge, legendgroup=name, fill="tonexty", fillcolor=_faint(colour)
+                x=grid, y=low, **edge, legendgroup=name, fill="tonexty", fillcolor=_faint(color)
             )
         )
-        figure.add_trace(go.Scatter(x=grid, y=middle, line={"color": colour, "width": 2}, **look))
+        figure.add_trace(go.Scatter(x=grid, y=middle, line={"color": color, "width": 2}, **trace))
         share = performance_profile(group.scores[task][:, None], levels)
-        line = {"color": colour, "width": 2, "shape": "hv"}
-        profile = go.Scatter(x=levels.numpy(), y=share.numpy(), line=line, showlegend=False, **look)
+        line = {"color": color, "width": 2, "shape": "hv"}
+        profile = go.Scatter(
+            x=levels.numpy(), y=share.numpy(), line=line, showlegend=False, **trace
+        )
         figure.add_trace(profile, col=2, row=1)
-    figure.add_hline(found.thresholds[task], line_dash="dash", line_color="#868e96", col=1)
+    figure.add_hline(comparison.thresholds[task], line_dash="dash", line_color="#868e96", col=1)
     figure.update_layout(
         template="simple_white", height=420, margin={"l": 60, "r": 20, "t": 40, "b": 50},
         hovermode="x unified", legend={"orientation": "h", "y": -0.22},
     )  # fmt: skip
     figure.update_xaxes(title="environment steps", col=1)
-    figure.update_yaxes(title=escape(found.curve_metric), col=1)
+    figure.update_yaxes(title=escape(comparison.curve_metric), col=1)
     figure.update_xaxes(title="score τ", col=2)
     figure.update_yaxes(title="share of runs above τ", range=[-0.02, 1.05], col=2)
     heading = f"<h2>{escape(task or 'curves')}</h2>"
-    drawn: str = figure.to_html(
+    plot: str = figure.to_html(
         full_html=False,
         include_plotlyjs=first,
-        div_id=f"task-{found.tasks.index(task)}",
+        div_id=f"task-{comparison.tasks.index(task)}",
         config={"responsive": True},
     )
-    return f"{heading}<div class=wide><div class=figure>{drawn}</div></div>"
+    return f"{heading}<div class=wide><div class=figure>{plot}</div></div>"
 
 
-def _faint(colour: str) -> str:
-    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+def _faint(color: str) -> str:
+    red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red},{green},{blue},0.15)"

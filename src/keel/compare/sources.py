@@ -1,4 +1,4 @@
-"""From paths to runs: Keel's own, and the logs of others, each with its group and its task."""
+"""Runs at given paths: Keel's own, and other libraries' logs, each with group and task."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NEEDED = (
 """What a comparison reads of a run, beside the metric it is about."""
 CLEANRL = re.compile(r"(?P<env>.+)__(?P<name>.+)__(?P<seed>\d+)__\d+")
 IGNORED = {"seed", "tag", "log", "threads"}
-"""Of a configuration: no reason for runs to differ."""
+"""Fields of a configuration in which runs of one group may differ."""
 
 
 @dataclass(frozen=True)
@@ -50,42 +50,46 @@ class Run:
 
 
 def load_runs(
-    words: Sequence[str],
+    sources: Sequence[str],
     *,
     by: str = "name",
     metric: str | None = None,
     mapping: Mapping[str, str] | None = None,
 ) -> list[Run]:
-    """All runs that `words` name: paths, or LABEL=PATH, which puts all below PATH into one group.
+    """Load all runs at or below some paths.
 
-    `by` is `name` (of the folder), `tag`, or a field of the configuration.
+    Args:
+        sources: paths, or LABEL=PATH, which puts all runs below PATH into one group.
+        by: what makes a group: `name` (of the folder), `tag`, or a field of the configuration.
+        metric: a metric to read beside those that every comparison needs.
+        mapping: columns of a CSV for `step` and for Keel's names; by default they are recognized.
     """
     names = dict.fromkeys((*NEEDED, *([metric] if metric else [])))
     runs: dict[Path, Run] = {}
-    for word in words:
-        label, path = _labelled(word)
-        found = list(_find(path))
-        if not found:
+    for source in sources:
+        label, path = _split_label(source)
+        files = list(_find(path))
+        if not files:
             raise InputError(f"{path}: no run here; `keel runs` lists those there are")
-        for place in found:
-            run = _read(place, path, by, list(names), mapping)
+        for file in files:
+            run = _read(file, path, by, list(names), mapping)
             group, task = printable(label or run.group), printable(run.task)
-            runs.setdefault(place.resolve(), replace(run, group=group, task=task))
+            runs.setdefault(file.resolve(), replace(run, group=group, task=task))
     return _with_tasks(list(runs.values()))
 
 
-def _labelled(word: str) -> tuple[str | None, Path]:
-    path = Path(word)
+def _split_label(source: str) -> tuple[str | None, Path]:
+    path = Path(source)
     if path.exists():
         return None, path
-    label, equals, rest = word.partition("=")
+    label, equals, rest = source.partition("=")
     if equals and label and Path(rest).exists():
         return label, Path(rest)
-    raise InputError(f"{rest if equals else word}: no such run or file")
+    raise InputError(f"{rest if equals else source}: no such run or file")
 
 
 def _find(path: Path) -> Iterator[Path]:
-    """What is a run, at `path` or below it: a Keel run, a CSV, an event file."""
+    """Yield every run at `path` or below it: a Keel run, a CSV, an event file."""
     if path.is_file():
         yield path
         return
@@ -106,19 +110,17 @@ def _find(path: Path) -> Iterator[Path]:
 
 
 def _read(
-    place: Path, asked: Path, by: str, names: list[str], mapping: Mapping[str, str] | None
+    file: Path, root: Path, by: str, names: list[str], mapping: Mapping[str, str] | None
 ) -> Run:
-    if place.is_dir() or place.suffix == ".jsonl":
-        return _read_keel(place if place.is_dir() else place.parent, by, names)
-    log = read_log(place, mapping, names)
-    folder = (
-        place.parent if place.name == PROGRESS or (is_log(place) and place.suffix == "") else place
-    )
-    known = CLEANRL.fullmatch(place.parent.name)
-    if known:
-        return Run(place, known["name"], known["env"], log.table, source=log.source)
-    name = asked.resolve().name if asked != place else folder.stem
-    return Run(place, re.sub(r"[-_]\d+$", "", name), "", log.table, source=log.source)
+    if file.is_dir() or file.suffix == ".jsonl":
+        return _read_keel(file if file.is_dir() else file.parent, by, names)
+    log = read_log(file, mapping, names)
+    folder = file.parent if file.name == PROGRESS or (is_log(file) and file.suffix == "") else file
+    match = CLEANRL.fullmatch(file.parent.name)
+    if match:
+        return Run(file, match["name"], match["env"], log.table, source=log.source)
+    name = root.resolve().name if root != file else folder.stem
+    return Run(file, re.sub(r"[-_]\d+$", "", name), "", log.table, source=log.source)
 
 
 def _read_keel(path: Path, by: str, names: list[str]) -> Run:
@@ -143,40 +145,42 @@ def _group(path: Path, by: str, config: Mapping[str, Any]) -> str:
             return folder.parent.name
     by = setting_name(by)
     if by not in config:
-        near = [name for name in config if name.rpartition(".")[2] == by.rpartition(".")[2]]
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        similar_names = [
+            name for name in config if name.rpartition(".")[2] == by.rpartition(".")[2]
+        ]
+        hint = f"; did you mean {similar_names[0]!r}?" if similar_names else ""
         raise InputError(f"--by {by}: expected name, tag or a field of the configuration{hint}")
     return f"{by.rpartition('.')[2]}={config[by]}"
 
 
 def _with_tasks(runs: list[Run]) -> list[Run]:
-    """A log that does not say its environment belongs to the only one that is named."""
+    """Give logs without an environment the only one that another run names."""
     tasks = {run.task for run in runs if run.task}
     if len(tasks) != 1:
         return runs
-    (only,) = tasks
-    return [run if run.task else replace(run, task=only) for run in runs]
+    (task,) = tasks
+    return [run if run.task else replace(run, task=task) for run in runs]
 
 
 def differences(a: Iterable[Run], b: Iterable[Run]) -> dict[str, tuple[str, str]]:
-    """Fields of the configuration that differ between two groups, with their values in each."""
+    """Return the fields in which two groups' configurations differ, with both values."""
     first, second = _values(a), _values(b)
     names = [name for name in {**first, **second} if name not in IGNORED]
-    nothing: set[str] = set()
+    no_values: set[str] = set()
     return {
-        name: (_joined(first.get(name, nothing)), _joined(second.get(name, nothing)))
+        name: (_join(first.get(name, no_values)), _join(second.get(name, no_values)))
         for name in names
-        if first.get(name, nothing) != second.get(name, nothing)
+        if first.get(name, no_values) != second.get(name, no_values)
     }
 
 
 def _values(runs: Iterable[Run]) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
+    values: dict[str, set[str]] = {}
     for run in runs:
         for name, value in run.config.items():
-            found.setdefault(name, set()).add(str(value))
-    return found
+            values.setdefault(name, set()).add(str(value))
+    return values
 
 
-def _joined(values: set[str]) -> str:
+def _join(values: set[str]) -> str:
     return ", ".join(sorted(values)) if values else "–"

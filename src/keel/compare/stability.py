@@ -1,4 +1,4 @@
-"""How calmly runs went: losses, numbers that are none, roll-backs, and the worst KL."""
+"""Stability of runs: variance of losses, non-finite numbers, roll-backs, and the worst KL."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Stability:
 
 
 def stability_of(runs: Sequence[Run]) -> Stability:
-    """Of all runs of a group."""
+    """Summarize the stability of all runs of a group."""
     worst, share = zip(*(_worst(run) for run in runs), strict=True)
     return Stability(
         loss_variance=_mean([_variance(run) for run in runs]),
@@ -50,11 +50,11 @@ def _variance(run: Run) -> float:
 
 
 def _non_finite(run: Run) -> float:
-    counted = sum(float(np.nansum(run.table[name])) for name in COUNTS if name in run.table.columns)
+    count = sum(float(np.nansum(run.table[name])) for name in COUNTS if name in run.table.columns)
     if run.source != "keel":  # elsewhere a missing value is one that was not logged, no more
-        return counted
+        return count
     losses = run.table.columns.get("train/loss")
-    return counted + (0.0 if losses is None else float((~np.isfinite(losses)).sum()))
+    return count + (0.0 if losses is None else float((~np.isfinite(losses)).sum()))
 
 
 def _worst(run: Run) -> tuple[float, float]:

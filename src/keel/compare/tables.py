@@ -1,4 +1,4 @@
-"""A comparison as tables of words, for the terminal and for the page alike."""
+"""Comparison as tables of text, for the terminal and for the page alike."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ class Table(NamedTuple):
     rows: tuple[tuple[str, ...], ...]
 
 
-def title(found: Comparison) -> str:
-    """What is compared, in one line."""
-    where = ", ".join(task or "unnamed environment" for task in found.tasks)
-    steps = " / ".join(f"{end:,}" for end in dict.fromkeys(found.horizon.values()))
-    return f"{where}: {found.metric} over the last steps up to {steps}"
+def title(comparison: Comparison) -> str:
+    """Return one line about what is compared."""
+    tasks = ", ".join(task or "unnamed environment" for task in comparison.tasks)
+    steps = " / ".join(f"{end:,}" for end in dict.fromkeys(comparison.horizon.values()))
+    return f"{tasks}: {comparison.metric} over the last steps up to {steps}"
 
 
-def scores(found: Comparison) -> Table:
-    """What each group earned."""
-    several = len(found.tasks) > 1
-    iqm = "IQM / baseline" if several else "IQM"
-    columns = ["group", "runs", iqm, f"{found.criteria.confidence:.0%} interval"]
-    for task in found.tasks:
-        name = f" {task}" if several else ""
-        columns += [f"area{name}", f"steps to {number(found.thresholds[task])}{name}"]
+def scores(comparison: Comparison) -> Table:
+    """Tabulate what each group earned."""
+    several_tasks = len(comparison.tasks) > 1
+    iqm = "IQM / baseline" if several_tasks else "IQM"
+    columns = ["group", "runs", iqm, f"{comparison.criteria.confidence:.0%} interval"]
+    for task in comparison.tasks:
+        name = f" {task}" if several_tasks else ""
+        columns += [f"area{name}", f"steps to {number(comparison.thresholds[task])}{name}"]
     rows = []
-    for group in found.groups:
+    for group in comparison.groups:
         row = [
             group.name,
             str(len(group.runs)),
             number(float(group.iqm.estimate)),
             interval(group.iqm),
         ]
-        for task in found.tasks:
+        for task in comparison.tasks:
             count, steps = group.reached[task]
-            of = len(group.scores[task])
-            row += [number(group.auc[task]), _steps(count, of, steps)]
+            total = len(group.scores[task])
+            row += [number(group.auc[task]), _steps(count, total, steps)]
         rows.append(tuple(row))
     return Table(tuple(columns), tuple(rows))
 
 
-def costs(found: Comparison) -> Table:
-    """What each group cost, and how calmly it went."""
+def costs(comparison: Comparison) -> Table:
+    """Tabulate the cost of each group and its stability."""
     columns = (
         "group",
         "steps/s",
@@ -59,24 +59,24 @@ def costs(found: Comparison) -> Table:
         "worst KL",
         "of bound",
     )
-    return Table(columns, tuple(_cost(group) for group in found.groups))
+    return Table(columns, tuple(_cost(group) for group in comparison.groups))
 
 
 def _cost(group: Group) -> tuple[str, ...]:
-    calm = group.stability
+    stability = group.stability
     return (
         group.name,
         number(1.0 / group.seconds_per_step if group.seconds_per_step else math.nan),
-        number(calm.loss_variance),
-        number(calm.non_finite),
-        number(calm.rollbacks),
-        number(calm.worst_kl),
-        "–" if math.isnan(calm.worst_share) else f"{calm.worst_share:.0%}",
+        number(stability.loss_variance),
+        number(stability.non_finite),
+        number(stability.rollbacks),
+        number(stability.worst_kl),
+        "–" if math.isnan(stability.worst_share) else f"{stability.worst_share:.0%}",
     )
 
 
-def pairs(found: Comparison) -> Table:
-    """Every variant against the baseline."""
+def pairs(comparison: Comparison) -> Table:
+    """Tabulate every variant against the baseline."""
     rows = tuple(
         (
             f"{pair.variant} against {pair.baseline}",
@@ -85,31 +85,31 @@ def pairs(found: Comparison) -> Table:
             percent(float(pair.better.estimate)),
             pair.verdict.decision,
         )
-        for pair in found.pairs
+        for pair in comparison.pairs
     )
     columns = ("pair", "change", "95 % interval", "better in", "verdict")
-    level = f"{found.criteria.confidence:.0%} interval"
+    level = f"{comparison.criteria.confidence:.0%} interval"
     return Table(tuple(level if x == "95 % interval" else x for x in columns), rows)
 
 
 def changes(pair: Pair) -> Table:
-    """Fields of the configuration that differ."""
+    """Tabulate the fields of the configuration that differ."""
     rows = tuple((name, old, new) for name, (old, new) in pair.changes.items())
     return Table(("setting", pair.baseline, pair.variant), rows)
 
 
 def interval(ends: Interval) -> str:
-    """Both ends."""
+    """Format both ends of an interval."""
     return f"{number(float(ends.low))} … {number(float(ends.high))}"
 
 
 def signed(share: float) -> str:
-    """A change in per cent."""
+    """Format a change in per cent, with its sign."""
     return ("+" if share > 0 else "") + percent(share)
 
 
 def number(x: float) -> str:
-    """As many digits as are worth reading."""
+    """Format a number with as many digits as are worth reading."""
     if math.isnan(x):
         return "–"
     if math.isinf(x):
@@ -119,7 +119,7 @@ def number(x: float) -> str:
     return text.replace("-", "−")
 
 
-def _steps(count: int, of: int, steps: float) -> str:
+def _steps(count: int, total: int, steps: float) -> str:
     if not count:
-        return f"none of {of}"
-    return number(steps) if count == of else f"{number(steps)} ({count} of {of})"
+        return f"none of {total}"
+    return number(steps) if count == total else f"{number(steps)} ({count} of {total})"

@@ -1,5 +1,7 @@
-"""Keep, slightly worse, roll back, or not distinguishable: note 001's criteria, with the doubt in
-numbers."""
+"""Verdict on a variant: keep, slightly worse, roll back, or not distinguishable.
+
+The criteria are fixed before the comparison, and every doubt is a number.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ MOST_SEEDS = 1000
 
 @dataclass(frozen=True)
 class Criteria:
-    """When to roll back (note 001): a drop of more than 10 %, new numeric problems, 2× slower."""
+    """Reasons to roll back: a drop of more than 10 %, new numeric problems, 2× slower."""
 
     drop: float = 0.10
     slowdown: float = 2.0
@@ -33,8 +35,7 @@ class Criteria:
 
 @dataclass(frozen=True)
 class Effect:
-    """A variant against its baseline, relative to the baseline's size (`difference`), averaged over
-    tasks."""
+    """Change of a variant, relative to the baseline's size (`difference`), averaged over tasks."""
 
     estimate: float
     low: float
@@ -53,7 +54,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class Problems:
-    """What else can send a variant back."""
+    """Problems beside the scores that can send a variant back."""
 
     non_finite: float = 0.0
     """per run"""
@@ -71,12 +72,18 @@ class Verdict:
 def effect_of(
     baseline: Sequence[Tensor], variant: Sequence[Tensor], confidence: float = 0.95
 ) -> Effect:
-    """The relative change; a tensor `[runs]` of scores for every task, in the same order."""
+    """Return the relative change of a variant.
+
+    Args:
+        baseline: scores `[runs]` for every task.
+        variant: scores in the same order.
+        confidence: share of such intervals that hold the true value.
+    """
     seeds = min(len(x) for x in (*baseline, *variant))
     parts = _parts(baseline, variant, relative=True)
-    found, p = t_interval(*parts, confidence=confidence), t_test(*parts)
-    estimate, low, high = (float(x) for x in found)
-    return Effect(estimate, low, high, seeds, _needed(estimate, high - estimate, seeds), p, p)
+    interval, p = t_interval(*parts, confidence=confidence), t_test(*parts)
+    estimate, low, high = (float(x) for x in interval)
+    return Effect(estimate, low, high, seeds, _seeds_needed(estimate, high - estimate, seeds), p, p)
 
 
 def correct(effects: Sequence[Effect]) -> list[Effect]:
@@ -90,8 +97,8 @@ def correct(effects: Sequence[Effect]) -> list[Effect]:
     corrected = list(effects)
     for i, p in zip(tested, adjusted, strict=True):
         old = effects[i]
-        needed = _needed(old.estimate, old.high - old.estimate, old.seeds, len(tested))
-        corrected[i] = replace(old, p_holm=p, variants=len(tested), seeds_needed=needed)
+        seeds_needed = _seeds_needed(old.estimate, old.high - old.estimate, old.seeds, len(tested))
+        corrected[i] = replace(old, p_holm=p, variants=len(tested), seeds_needed=seeds_needed)
     return corrected
 
 
@@ -102,7 +109,7 @@ def difference(
     *,
     relative: bool = True,
 ) -> Interval:
-    """Mean over tasks of (variant − baseline) / |baseline|, or of the difference itself.
+    """Return the mean over tasks of (variant − baseline) / |baseline|, or of the difference itself.
 
     A baseline of exactly 0 has no size: there the variant's own counts, and the change is ±100 %.
     """
@@ -123,51 +130,51 @@ def _parts(
     return parts
 
 
-def _needed(estimate: float, reach: float, seeds: int, variants: int = 1) -> int | None:
-    """Runs of each side that would tell |estimate| from 0 in 80 % of repetitions."""
+def _seeds_needed(estimate: float, reach: float, seeds: int, variants: int = 1) -> int | None:
+    """Return the runs a side that would tell |estimate| from 0 in 80 % of repetitions."""
     from scipy.special import ndtri
 
     if seeds < 2 or estimate == 0.0 or not math.isfinite(reach):
         return None
-    wanted = float(ndtri(1.0 - 0.025 / variants)) + POWER if variants > 1 else NORMAL + POWER
+    distance = float(ndtri(1.0 - 0.025 / variants)) + POWER if variants > 1 else NORMAL + POWER
     # `reach` is t × the error; with many runs t is 1.96, with few more, which errs to the safe side
-    needed = math.ceil(seeds * (wanted / NORMAL * reach / abs(estimate)) ** 2)
-    return max(needed, FEWEST) if needed <= MOST_SEEDS else None
+    seeds_needed = math.ceil(seeds * (distance / NORMAL * reach / abs(estimate)) ** 2)
+    return max(seeds_needed, FEWEST) if seeds_needed <= MOST_SEEDS else None
 
 
 def decide(
     effect: Effect, baseline: Problems, variant: Problems, criteria: Criteria | None = None
 ) -> Verdict:
-    """What note 001 would do; scores speak only as far as their interval lets them."""
+    """Decide on a variant; scores count only as far as their interval lets them."""
     limits = criteria or Criteria()
-    against = list(_problems(baseline, variant, limits))
+    problems = list(_problems(baseline, variant, limits))
     score = _score(effect, limits)
-    if against:
-        return Verdict("roll back", (*against, score.reasons[0]))
+    if problems:
+        return Verdict("roll back", (*problems, score.reasons[0]))
     return score
 
 
 def _problems(baseline: Problems, variant: Problems, limits: Criteria) -> Sequence[str]:
-    found = []
+    reasons = []
     if variant.non_finite > 0 and baseline.non_finite == 0:
-        found.append(
+        reasons.append(
             f"new numeric problems: {variant.non_finite:g} non-finite values a run, none before"
         )
     slower = (
         variant.seconds_per_step / baseline.seconds_per_step if baseline.seconds_per_step else 0
     )
     if slower > limits.slowdown:
-        found.append(f"{slower:.1f}× slower, more than {limits.slowdown:g}×")
-    return found
+        reasons.append(f"{slower:.1f}× slower, more than {limits.slowdown:g}×")
+    return reasons
 
 
 def _score(effect: Effect, limits: Criteria) -> Verdict:
     size = percent(effect.estimate)
     span = f"{percent(effect.low)} to {percent(effect.high)}"
     if effect.seeds < FEWEST:
-        few = f"{effect.seeds} run{'s' * (effect.seeds != 1)} of a side"
-        return Verdict("not distinguishable", (f"{few} decide nothing: take at least {FEWEST}",))
-    if not _certain(effect, limits):
+        runs = f"{effect.seeds} run{'s' * (effect.seeds != 1)} of a side"
+        return Verdict("not distinguishable", (f"{runs} decide nothing: take at least {FEWEST}",))
+    if not _is_certain(effect, limits):
         return Verdict("not distinguishable", _doubts(effect, size, span))
     if effect.variants > 1:
         span += f"; p = {effect.p_holm:.2g} after Holm's correction for {effect.variants} variants"
@@ -180,15 +187,15 @@ def _score(effect: Effect, limits: Criteria) -> Verdict:
     return Verdict("slightly worse", (reason,))
 
 
-def _certain(effect: Effect, limits: Criteria) -> bool:
-    """Whether there is a change: by the interval, or among several variants by Holm's p-value."""
+def _is_certain(effect: Effect, limits: Criteria) -> bool:
+    """Return whether a change is certain, by its interval or, of several, by Holm's p-value."""
     if effect.variants > 1:
         return effect.p_holm <= 1.0 - limits.confidence
     return effect.low > 0.0 or effect.high < 0.0
 
 
 def _doubts(effect: Effect, size: str, span: str) -> tuple[str, str]:
-    """Why a change is not distinguishable from none, and what would tell."""
+    """Return why a change is not distinguishable from none, and what would tell."""
     reason = f"{size} ({span}) includes no change"
     if effect.low > 0.0 or effect.high < 0.0:
         reason = (
@@ -196,14 +203,16 @@ def _doubts(effect: Effect, size: str, span: str) -> tuple[str, str]:
             f"{effect.variants} variants: p = {effect.p_holm:.2g} after Holm's correction"
         )
     if effect.seeds_needed is None:
-        more = f"more than {MOST_SEEDS} runs each would be needed to tell {size} from nothing"
+        remedy = f"more than {MOST_SEEDS} runs each would be needed to tell {size} from nothing"
     else:
-        more = f"about {effect.seeds_needed} runs each would be needed to tell {size} from nothing"
-    return reason, more
+        remedy = (
+            f"about {effect.seeds_needed} runs each would be needed to tell {size} from nothing"
+        )
+    return reason, remedy
 
 
 def percent(share: float) -> str:
-    """A share in per cent, as short as its size allows."""
+    """Format a share in per cent, as short as its size allows."""
     if not math.isfinite(share):
         return "∞" if share > 0 else "−∞"
     digits = 1 if abs(share) < 0.1 else 0

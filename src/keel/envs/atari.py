@@ -21,7 +21,7 @@ HEIGHT, WIDTH = 210, 160
 
 @dataclass(frozen=True)
 class AtariOptions:
-    """How a game is shown to the agent; time counts in steps of the agent (`frame_skip` frames)."""
+    """Preprocessing of a game; time counts in steps of the agent (`frame_skip` frames)."""
 
     frame_stack: int = 4
     frame_skip: int = 4
@@ -43,7 +43,7 @@ class AtariOptions:
     """Show whole pictures in colour, one at a time, as people see them (the ALE only)."""
 
     def for_envpool(self) -> dict[str, Any]:
-        """The same in EnvPool's words."""
+        """Return the options under the names that EnvPool has for them."""
         return {
             "stack_num": self.frame_stack,
             "frame_skip": self.frame_skip,
@@ -104,12 +104,12 @@ class AtariEnvs:
         frames, points, terminated, truncated, info = self._venv.step(encoded)
         lives, ignored = info["lives"], self._pending
         life_lost = terminated & (lives < self._lives) & (lives > 0)
-        over = terminated & ~life_lost | truncated
+        episode_over = terminated & ~life_lost | truncated
         reward = points.astype(np.float32)
-        finished = self._episodes.update(reward, over, ignored)
+        finished = self._episodes.update(reward, episode_over, ignored)
         self._lives = lives
         self._serve = life_lost if self._fire is not None else self._none
-        self._pending = over | self._serve
+        self._pending = episode_over | self._serve
         if np.count_nonzero(ignored):
             reward[ignored] = 0.0
             terminated, truncated = terminated & ~ignored, truncated & ~ignored
@@ -133,11 +133,11 @@ def _make(game: str, num_envs: int, threads: int, options: AtariOptions) -> Any:
         from ale_py.vector_env import AtariVectorEnv
     except ImportError as error:
         raise MissingExtraError(f"{game} on the ALE", "atari") from error
-    known = {rom.title().replace("_", ""): rom for rom in roms.get_all_rom_ids()}
-    if game not in known:
-        raise unknown(f"ALE/{game}-v5", (f"ALE/{name}-v5" for name in known))
+    rom_ids = {rom.title().replace("_", ""): rom for rom in roms.get_all_rom_ids()}
+    if game not in rom_ids:
+        raise unknown(f"ALE/{game}-v5", (f"ALE/{name}-v5" for name in rom_ids))
     return AtariVectorEnv(
-        known[game],
+        rom_ids[game],
         num_envs,
         num_threads=threads,
         stack_num=1 if options.colour else options.frame_stack,

@@ -53,8 +53,10 @@ def _parallel(name: str) -> Entry:
 def _registered() -> list[Entry]:
     newest: dict[str, EnvSpec] = {}
     for spec in gymnasium.registry.values():
-        known = newest.get(spec.name)
-        if spec.namespace is None and (known is None or (spec.version or 0) > (known.version or 0)):
+        previous = newest.get(spec.name)
+        if spec.namespace is None and (
+            previous is None or (spec.version or 0) > (previous.version or 0)
+        ):
             newest[spec.name] = spec
     entries = []
     for family, (title, package, extra) in FAMILIES.items():
@@ -72,8 +74,8 @@ def matching(entries: list[Entry], pattern: str) -> list[Entry]:
         pattern: Part of a name, in upper or lower case; empty for all.
     """
     parts = map(re.escape, pattern.split("*"))
-    wanted = re.compile(".*".join(parts), re.IGNORECASE)
-    return [x for x in entries if wanted.search(x.name) or wanted.search(x.family)]
+    expression = re.compile(".*".join(parts), re.IGNORECASE)
+    return [x for x in entries if expression.search(x.name) or expression.search(x.family)]
 
 
 def _installed(module: str) -> bool:

@@ -22,35 +22,43 @@ def check_env(
     seed: int = 0,
     env_kwargs: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """What is wrong with `envs`, one sentence each; an empty list is a clean bill.
+    """Return what is wrong with `envs`, one sentence each; an empty list is a clean bill.
 
-    Looked at, over two runs of `steps` random legal actions from one seed: shapes, dtypes, finite
-    values, declared bounds, masks, flags, what `reset` and `step` return, and whether the same
-    seed gives the same trajectory. A name is made with two environments in this process first.
+    Two runs of random legal actions from one seed check shapes, dtypes, finite values, declared
+    bounds, masks, flags, what `reset` and `step` return, and whether the same seed gives the same
+    trajectory.
+
+    Args:
+        envs: environments, or a name, of which two are made in this process.
+        steps: length of each of the two runs.
+        seed: seed of the environments and of the actions.
+        env_kwargs: options of the constructor, where `envs` is a name.
 
     Examples:
         >>> check_env("CartPole-v1", steps=50)
         []
     """
     if isinstance(envs, str):
-        made: Envs | None = None
+        vector_envs: Envs | None = None
         try:
-            made = make_envs(envs, 2, backend="sync", seed=seed, env_kwargs=env_kwargs, guard=False)
-            return check_env(made, steps=steps, seed=seed)
+            vector_envs = make_envs(
+                envs, 2, backend="sync", seed=seed, env_kwargs=env_kwargs, guard=False
+            )
+            return check_env(vector_envs, steps=steps, seed=seed)
         finally:
-            if made is not None:
-                made.close()
+            if vector_envs is not None:
+                vector_envs.close()
     problems: dict[str, str] = {}
     try:
         first = _run(envs, steps, seed, problems)
         second = _run(envs, steps, seed, {})
     except EnvError as error:
         return [*problems.values(), str(error)]
-    apart = _first_difference(first, second)
-    if apart is not None:
+    difference = _first_difference(first, second)
+    if difference is not None:
         problems["seed"] = (
-            f"two runs with seed {seed} and the same actions differ in {apart}: the environment "
-            "must draw all its randomness from self.np_random, seeded by reset(seed=…)"
+            f"two runs with seed {seed} and the same actions differ in {difference}: the "
+            "environment must draw all its randomness from self.np_random, seeded by reset(seed=…)"
         )
     return list(problems.values())
 
@@ -77,7 +85,7 @@ def _run(envs: Envs, steps: int, seed: int, problems: dict[str, str]) -> list[di
 
 
 def _random_action(envs: Envs, obs: Obs, rng: np.random.Generator) -> np.ndarray:
-    """Random legal actions."""
+    """Draw random legal actions, `[N]` or `[N, *shape]`."""
     space: Any = envs.action_space
     n = envs.num_envs
     if space.dtype is not None and space.dtype.kind == "f":
@@ -93,8 +101,8 @@ def _random_action(envs: Envs, obs: Obs, rng: np.random.Generator) -> np.ndarray
 
 
 def _check_obs(envs: Envs, obs: Obs, number: int, problems: dict[str, str]) -> None:
-    def note(what: str, message: str) -> None:
-        problems.setdefault(what, f"step {number}: {message}" if number else f"reset: {message}")
+    def note(topic: str, message: str) -> None:
+        problems.setdefault(topic, f"step {number}: {message}" if number else f"reset: {message}")
 
     for key, space in fields_of(envs.observation_space).items():
         if key not in obs:

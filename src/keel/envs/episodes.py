@@ -43,10 +43,10 @@ class Episodes:
         self.length[index] = 0
         return finished
 
-    def drop(self, lost: np.ndarray) -> None:
-        """Forget episodes `[N]` bool that were cut by a dead worker."""
-        self.total[lost] = 0.0
-        self.length[lost] = 0
+    def drop(self, rows: np.ndarray) -> None:
+        """Forget the running episodes of `rows` (indices), which a dead worker cut short."""
+        self.total[rows] = 0.0
+        self.length[rows] = 0
 
     def save(self) -> dict[str, np.ndarray]:
         return {"episode_total": self.total.copy(), "episode_length": self.length.copy()}
@@ -57,7 +57,7 @@ class Episodes:
 
 
 class AgentEpisodes:
-    """The same with several agents: sums `[N, A]`; an episode is over when it is for all."""
+    """Episodes of several agents: sums `[N, A]`; an episode ends when it has ended for all."""
 
     def __init__(self, num_envs: int, agents: int) -> None:
         self.total = np.zeros((num_envs, agents), dtype=np.float64)
@@ -77,8 +77,8 @@ class AgentEpisodes:
         if ignored is not None:
             self.length -= ignored
         index = ended.nonzero()[0]
-        own = self.total[index]
-        finished = index, own.sum(1), self.length[index], own
+        agent_return = self.total[index]
+        finished = index, agent_return.sum(1), self.length[index], agent_return
         self.total[index] = 0.0
         self.length[index] = 0
         return finished

@@ -1,4 +1,4 @@
-"""What environments do wrong, as errors that say which one, when and what to do."""
+"""Errors of environments, which say which one failed, when, and what to do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from keel.errors import InputError, KeelError
 
 
 class EnvError(KeelError):
-    """The base of everything that goes wrong with an environment."""
+    """Base class of everything that goes wrong with an environment."""
 
 
 class UnknownEnvError(EnvError, InputError):
@@ -95,10 +95,10 @@ def constructor_of(env_id: str) -> Iterator[None]:
     except KeelError:
         raise
     except (Exception, SystemExit) as error:  # the environment's own
-        place = traceback.extract_tb(error.__traceback__)[-1]
+        frame = traceback.extract_tb(error.__traceback__)[-1]
         raise EnvMakeError(
             f"{env_id}: cannot be made: {type(error).__name__}: {_first_line(error)} "
-            f"({Path(place.filename).name}, line {place.lineno})"
+            f"({Path(frame.filename).name}, line {frame.lineno})"
         ) from error
 
 

@@ -26,7 +26,7 @@ UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 
 
 class Guarded:
-    """`Envs` whose every observation, reward, mask and action was looked at."""
+    """`Envs` whose every observation, reward, mask and action is checked."""
 
     def __init__(self, envs: Envs) -> None:
         self.envs = envs
@@ -72,14 +72,14 @@ class Guarded:
 
     @property
     def restarts(self) -> int:
-        """How many workers were started again (async backend)."""
+        """Number of workers that were started again (async backend)."""
         return int(getattr(self.envs, "restarts", 0))
 
     def reset(self, seed: int) -> Obs:
         if self._state == "closed":
             raise ClosedEnvError("reset after close: make the environments again")
         self._step = 0
-        obs: Obs = self._watched(self.envs.reset, seed)
+        obs: Obs = self._call(self.envs.reset, seed)
         with np.errstate(invalid="ignore"):
             self._check_obs(obs, self._lead, None)
         self._state, self._masked = "running", MASK in obs
@@ -94,9 +94,9 @@ class Guarded:
             )
         self._step += 1
         self._check_action(action)
-        step: Step = self._watched(self.envs.step, action)
+        step: Step = self._call(self.envs.step, action)
         if (MASK in step.obs) is not self._masked:
-            raise self._bad(
+            raise self._bad_step(
                 f"{MASK} came with {'reset' if self._masked else 'step'} only; an environment that "
                 "rules out actions says so in the info of both"
             )
@@ -110,15 +110,15 @@ class Guarded:
         return step
 
     def close(self) -> None:
-        """Closing twice is harmless."""
+        """Close the environments; a second call does nothing."""
         if self._state != "closed":
             self._state = "closed"
             self.envs.close()
 
     def save(self) -> Saved | None:
         saved = self.envs.save()
-        own = {"guard_step": self._step, "guard_masked": self._masked}
-        return None if saved is None else (saved[0], saved[1] | own)
+        guard_state = {"guard_step": self._step, "guard_masked": self._masked}
+        return None if saved is None else (saved[0], saved[1] | guard_state)
 
     def load(self, arrays: Mapping[str, np.ndarray], data: Mapping[str, Any]) -> None:
         self.envs.load(arrays, data)
@@ -126,7 +126,7 @@ class Guarded:
         self._state, self._masked = "running", bool(data.get("guard_masked", self._masked))
 
     def _is_sound(self, step: Step) -> bool:
-        """The usual case in one look; what is unusual goes through the checks that can speak."""
+        """Return whether a step is healthy, in one pass; if not, slower checks find out why."""
         if self._step < BOUNDS_EVERY or not self._step % BOUNDS_EVERY or MASK in step.obs:
             return False
         for key, shape, dtype, zeros in self._sound:
@@ -137,10 +137,10 @@ class Guarded:
                 return False
         return bool(step.reward.ravel("K").dot(self._rewards) == 0.0)
 
-    def _watched(self, call: Any, argument: Any) -> Any:
-        """A failed environment is of no use any more: close it, and what is beside it."""
+    def _call(self, method: Any, argument: Any) -> Any:
+        """Call a method of the environments, and close all of them if one fails."""
         try:
-            return call(argument)
+            return method(argument)
         except EnvError:
             self.close()
             raise
@@ -150,9 +150,11 @@ class Guarded:
             array = obs[key]
             shape = (*lead, *(space.shape or ()))
             if array.shape != shape:
-                raise self._bad(f"{key}: expected shape {list(shape)}, got {list(array.shape)}")
+                raise self._bad_step(
+                    f"{key}: expected shape {list(shape)}, got {list(array.shape)}"
+                )
             if array.dtype != space.dtype:
-                raise self._bad(f"{key}: expected dtype {space.dtype}, got {array.dtype}")
+                raise self._bad_step(f"{key}: expected dtype {space.dtype}, got {array.dtype}")
             if array.dtype.kind == "f":
                 self._check_finite(key, array, index)
             if self._bounds[key] is not None and (
@@ -166,11 +168,11 @@ class Guarded:
         # 0 · x is 0 unless x is NaN or ±∞: one pass that cannot overflow
         if array.ravel("K").dot(_zeros(array.size)) == 0.0:
             return
-        broken = ~np.isfinite(array)
-        where = np.argwhere(broken)[0]
-        row = int(where[0]) if index is None else int(index[where[0]])
-        at = f" at {where[1:].tolist()}" if where.size > 1 else ""
-        raise self._bad(f"{name} is {array[tuple(where)]}{at}", row)
+        non_finite = ~np.isfinite(array)
+        position = np.argwhere(non_finite)[0]
+        row = int(position[0]) if index is None else int(index[position[0]])
+        at = f" at {position[1:].tolist()}" if position.size > 1 else ""
+        raise self._bad_step(f"{name} is {array[tuple(position)]}{at}", row)
 
     def _check_bounds(self, key: str, array: np.ndarray) -> None:
         low, high = self._bounds[key] or (array, array)
@@ -178,10 +180,10 @@ class Guarded:
         if not outside.any():
             return
         self._bounds[key] = None  # once is enough
-        where = tuple(np.argwhere(outside)[0].tolist())
+        position = tuple(np.argwhere(outside)[0].tolist())
         warnings.warn(
-            f"environment {where[0]}, step {self._step}: {key} at {list(where[1:])} is "
-            f"{array[where]}, outside the bounds that its space declares; this is said once",
+            f"environment {position[0]}, step {self._step}: {key} at {list(position[1:])} is "
+            f"{array[position]}, outside the bounds that its space declares; this is said once",
             EnvWarning,
             stacklevel=4,
         )
@@ -189,7 +191,7 @@ class Guarded:
     def _check_mask(self, mask: np.ndarray, index: np.ndarray | None) -> None:
         shape = (mask.shape[0], *self._lead[1:], self._actions.choices)
         if mask.dtype != bool or mask.shape != shape:
-            raise self._bad(
+            raise self._bad_step(
                 f"{MASK}: expected bool {list(shape)}, got {mask.dtype} {list(mask.shape)}"
             )
         flat = mask.reshape(-1, mask.shape[-1])
@@ -197,30 +199,32 @@ class Guarded:
         if np.count_nonzero(legal) < len(flat):
             worst = int(np.argmin(legal))
             row = worst // math.prod(self._lead[1:])
-            what = "every action" if not flat[worst].any() else "everything of one choice"
-            raise self._bad(f"{MASK} forbids {what}", row if index is None else int(index[row]))
+            forbidden = "every action" if not flat[worst].any() else "everything of one choice"
+            raise self._bad_step(
+                f"{MASK} forbids {forbidden}", row if index is None else int(index[row])
+            )
 
     def _check_action(self, action: np.ndarray) -> None:
         shape = self._action_shape
         if not isinstance(action, np.ndarray) or action.shape != shape:
-            got = list(action.shape) if isinstance(action, np.ndarray) else type(action).__name__
-            raise self._bad(f"action: expected an array of shape {list(shape)}, got {got}")
+            actual = list(action.shape) if isinstance(action, np.ndarray) else type(action).__name__
+            raise self._bad_step(f"action: expected an array of shape {list(shape)}, got {actual}")
         if self._largest is None:
             with np.errstate(invalid="ignore"):
                 self._check_finite("action", action, None)
             return
         if action.dtype.kind not in "iub":
-            raise self._bad(f"action: expected integers, got {action.dtype}")
+            raise self._bad_step(f"action: expected integers, got {action.dtype}")
         unsigned = action.view(UNSIGNED[action.itemsize])  # a negative number becomes a huge one
         if np.count_nonzero(unsigned > self._largest):
             wrong = np.argwhere((action < 0) | (action > self._largest))[0]
-            raise self._bad(
+            raise self._bad_step(
                 f"action is {action[tuple(wrong)]}, expected 0 to {self._largest}", int(wrong[0])
             )
 
-    def _bad(self, what: str, row: int | None = None) -> BadStepError:
-        where = "" if row is None else f"environment {row}, "
-        return BadStepError(f"{where}step {self._step}: {what} ({self.backend})")
+    def _bad_step(self, problem: str, row: int | None = None) -> BadStepError:
+        prefix = "" if row is None else f"environment {row}, "
+        return BadStepError(f"{prefix}step {self._step}: {problem} ({self.backend})")
 
 
 @lru_cache(maxsize=64)
@@ -229,7 +233,7 @@ def _zeros(size: int) -> np.ndarray:
 
 
 def _zeros_like(rows: int, space: gymnasium.Space[Any]) -> np.ndarray | None:
-    """As many zeros as `rows` observations have numbers, in their type; None for integers."""
+    """Return zeros, one for each number in `rows` observations; None for integers."""
     dtype = space.dtype
     if dtype is None or dtype.kind != "f":
         return None
@@ -237,22 +241,22 @@ def _zeros_like(rows: int, space: gymnasium.Space[Any]) -> np.ndarray | None:
 
 
 def fields_of(space: gymnasium.Space[Any]) -> dict[str, gymnasium.Space[Any]]:
-    """The single observation space by the keys of `Obs`."""
+    """Return the single observation space by the keys of `Obs`."""
     return dict(space.items()) if isinstance(space, spaces.Dict) else {"obs": space}
 
 
 def bounds_of(space: gymnasium.Space[Any]) -> tuple[np.ndarray, np.ndarray] | None:
-    """Declared bounds with room for rounding; None where they forbid nothing."""
+    """Return the declared bounds with a margin for rounding; None where they forbid nothing."""
     if not isinstance(space, spaces.Box) or space.dtype == np.uint8:
         return None
     if not (np.isfinite(space.low).any() or np.isfinite(space.high).any()):
         return None
-    room = [1e-5 * np.maximum(1.0, np.abs(bound)) for bound in (space.low, space.high)]
-    return (space.low - room[0]).astype(space.dtype), (space.high + room[1]).astype(space.dtype)
+    below, above = (1e-5 * np.maximum(1.0, np.abs(bound)) for bound in (space.low, space.high))
+    return (space.low - below).astype(space.dtype), (space.high + above).astype(space.dtype)
 
 
 def _largest(space: gymnasium.Space[Any]) -> np.ndarray | int | None:
-    """The largest legal action, `[]` or `[K]`; None where actions are real numbers."""
+    """Return the largest legal action, `[]` or `[K]`; None where actions are real numbers."""
     if isinstance(space, spaces.Discrete):
         return int(space.n) - 1
     if isinstance(space, spaces.MultiDiscrete):

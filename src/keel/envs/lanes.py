@@ -31,7 +31,7 @@ NUMBERS = (int, float, np.number, np.bool_, np.ndarray)
 
 
 class Buffers(NamedTuple):
-    """What lanes write, `[N, …]` each."""
+    """Arrays that lanes write, `[N, …]` each."""
 
     action: np.ndarray
     reward: np.ndarray
@@ -48,7 +48,7 @@ class Buffers(NamedTuple):
     final: Obs
 
     def rows(self, first: int, last: int) -> Buffers:
-        """The same memory, seen from lanes `first` to `last`."""
+        """Return views of the rows `first` to `last − 1`."""
         part: list[Any] = [array[first:last] for array in self[:9]]
         part += [{k: v[first:last] for k, v in tree.items()} for tree in self[9:]]
         return Buffers(*part)
@@ -83,7 +83,7 @@ class Plan:
         return self.num_envs * math.prod(shape) * dtype.itemsize
 
     def buffers(self, memory: Any) -> Buffers:
-        """`Buffers` over `memory`, any writable buffer of `nbytes` bytes."""
+        """Lay `Buffers` over `memory`, any writable buffer of `nbytes` bytes."""
         arrays: list[Any] = []
         offset = 0
         for shape, dtype in self._arrays():
@@ -179,7 +179,9 @@ class Lanes:
     def _reset(self, row: int, seed: int | None) -> None:
         result = self.envs[row].reset(seed=seed)
         if type(result) is not tuple or len(result) != 2 or not isinstance(result[1], dict):
-            raise BadStepError(f"reset must return (observation, info), got {_shown(result)}")
+            raise BadStepError(
+                f"reset must return (observation, info), got {_describe_value(result)}"
+            )
         self._layout.store(self._out.obs, row, result[0])
         self._store_mask(self._out.mask, row, result[1], ended=False)
         self._store_group(row, result[1])
@@ -194,12 +196,12 @@ class Lanes:
         if type(result) is not tuple or len(result) != 5:
             raise BadStepError(
                 "step must return (observation, reward, terminated, truncated, info), "
-                f"got {_shown(result)}"
+                f"got {_describe_value(result)}"
             )
         obs, terminated, truncated, info = result[0], *result[2:]
         reward: Any = result[1]
         if type(reward) is not float and (np.ndim(reward) or not isinstance(reward, NUMBERS)):
-            raise BadStepError(f"reward: expected a number, got {_shown(reward)}")
+            raise BadStepError(f"reward: expected a number, got {_describe_value(reward)}")
         done = bool(terminated or truncated)
         if done and self._same_step:
             self._layout.store(out.final, row, obs)
@@ -213,13 +215,13 @@ class Lanes:
         return reward, terminated, truncated
 
     def _store_mask(self, mask: np.ndarray, row: int, info: dict[str, Any], ended: bool) -> None:
-        """Take the mask of the info, else that of `action_masks()`, which an end leaves unasked."""
+        """Store the mask of the info, else that of `action_masks()` unless the episode ended."""
         method = self._masks[row]
         if MASK not in info and (method is None or ended):
             mask[row] = True
             return
-        given = info[MASK] if method is None or MASK in info else method()
-        flat = np.asarray(given).reshape(-1)
+        raw_mask = info[MASK] if method is None or MASK in info else method()
+        flat = np.asarray(raw_mask).reshape(-1)
         if flat.shape != mask.shape[1:]:
             raise BadStepError(
                 f"{MASK}: expected {mask.shape[1]} entries, one per action, got {flat.shape[0]}"
@@ -232,10 +234,10 @@ class Lanes:
             return
         if self._layout.has(GROUP):
             raise BadStepError(GROUP_TWICE)
-        given = info[GROUP]
-        if isinstance(given, bool) or not isinstance(given, int | np.integer) or given < 0:
-            raise BadStepError(f"info[{GROUP!r}]: expected a whole number from 0, got {given!r}")
-        self._out.group[row] = given
+        group = info[GROUP]
+        if isinstance(group, bool) or not isinstance(group, int | np.integer) or group < 0:
+            raise BadStepError(f"info[{GROUP!r}]: expected a whole number from 0, got {group!r}")
+        self._out.group[row] = group
 
 
 def mask_method(env: Env, layout: ObsLayout, choices: int) -> Callable[[], Any] | None:
@@ -259,14 +261,14 @@ def warn_of_masks(env: Env, choices: int) -> None:
         )
 
 
-def _shown(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"an array of shape {list(value.shape)}"
     return f"a tuple of {len(value)}" if isinstance(value, tuple) else type(value).__name__
 
 
 def read_obs(buffers: Buffers, done: np.ndarray, actions: ActionLayout) -> Obs:
-    """A copy of the observations, with the mask where the environments gave one."""
+    """Copy the observations, with the mask where the environments gave one."""
     obs = {key: array.copy() for key, array in buffers.obs.items()}
     if np.count_nonzero(buffers.masked):
         obs[MASK] = buffers.mask.copy()
@@ -280,7 +282,7 @@ def read_obs(buffers: Buffers, done: np.ndarray, actions: ActionLayout) -> Obs:
 def read_step(
     buffers: Buffers, episodes: Episodes, autoreset: Autoreset, actions: ActionLayout
 ) -> Step:
-    """What the lanes wrote, as a `Step` of its own; rows both ignored and truncated were lost."""
+    """Copy what the lanes wrote into a `Step`; rows both ignored and truncated were lost."""
     terminated, truncated = buffers.terminated.copy(), buffers.truncated.copy()
     ignored = buffers.ignored.copy()
     done = terminated | truncated

@@ -150,9 +150,9 @@ def make_envs(
         guard=guard,
     )
     envs: Envs
-    own, maker = native(env_id), named_maker(env_id, request.kwargs)
-    if own is not None:
-        envs = _native(own, backend, request)
+    native_maker, maker = native(env_id), named_maker(env_id, request.kwargs)
+    if native_maker is not None:
+        envs = _native(native_maker, backend, request)
     elif maker is not None and _kind(maker, request) == "parallel":
         envs = _parallel(maker, backend, request)
     else:
@@ -171,9 +171,9 @@ def time_limit(
         env_kwargs: what the environment is made with; `max_episode_steps` counts.
         atari: how Atari games are shown.
     """
-    given = dict(env_kwargs or {}).get("max_episode_steps")
-    if given is not None:
-        return int(given)
+    max_steps = dict(env_kwargs or {}).get("max_episode_steps")
+    if max_steps is not None:
+        return int(max_steps)
     if atari_game(env_id) is not None:
         settings = atari or AtariOptions()
         return settings.max_frames // settings.frame_skip
@@ -188,7 +188,7 @@ def time_limit(
 
 
 def _native(make: Callable[..., Envs], backend: str, request: _Request) -> Envs:
-    """All copies in one."""
+    """Make all copies in one object."""
     check_choice("backend", backend, ("auto", "vector"))
     if request.wrappers:
         raise InputError(f"wrappers: are Gymnasium's; {request.env_id} is not made of its parts")
@@ -196,20 +196,20 @@ def _native(make: Callable[..., Envs], backend: str, request: _Request) -> Envs:
         return make(request.num_envs, **request.kwargs)
 
 
-def _parallel(several: Maker, backend: str, request: _Request) -> Envs:
-    """All copies in one, where somebody wrote them so; else one after the other."""
+def _parallel(maker: Maker, backend: str, request: _Request) -> Envs:
+    """Make all copies in one object where the module has a vector form, else one by one."""
     check_choice("backend", backend, ("auto", "vector", "sync"))
     if request.wrappers or request.autoreset == "same_step":
         raise InputError(
             "wrappers, autoreset: are Gymnasium's; this environment has several agents"
         )
     with constructor_of(request.env_id):
-        if several.make_many is not None and backend != "sync":
-            envs: Envs = several.make_many(request.num_envs, **request.kwargs)
+        if maker.make_many is not None and backend != "sync":
+            envs: Envs = maker.make_many(request.num_envs, **request.kwargs)
             return envs
         if backend == "vector":
             raise InputError(f"backend: {request.env_id} has no vector form; use sync")
-        make = partial(_made, several, request.kwargs)
+        make = partial(_make_one, maker, request.kwargs)
         return ParallelEnvs(make, request.num_envs, request.timeout)
 
 
@@ -218,9 +218,9 @@ def _kind(maker: Maker, request: _Request) -> str:
         return kind_of(maker, request.kwargs)
 
 
-def _made(several: Maker, kwargs: Mapping[str, Any]) -> Any:
-    env = several.make(**kwargs)
-    check_made(several.name, env)
+def _make_one(maker: Maker, kwargs: Mapping[str, Any]) -> Any:
+    env = maker.make(**kwargs)
+    check_made(maker.name, env)
     return env
 
 
@@ -268,32 +268,32 @@ def _auto(request: _Request) -> Envs:
     spec = _spec(request)
     if spec is None:
         if _installed("envpool") and request.env_id in import_envpool("").list_all_envs():
-            _tell(request, also_offered(request.env_id, None))
+            _warn(request, also_offered(request.env_id, None))
             return _make("envpool", request)
         raise unknown(request.env_id)
     if spec.vector_entry_point is not None and not own_process:
         try:
             return _make("vector", request)
         except Exception as error:
-            _tell(request, f"its vector entry point failed ({error}); stepping one by one")
+            _warn(request, f"its vector entry point failed ({error}); stepping one by one")
     elif str(spec.entry_point).startswith("gymnasium.envs.mujoco") and not own_process:
         envs = _mujoco(request)
         if envs is not None:
-            _tell(request, also_offered(request.env_id, spec))
+            _warn(request, also_offered(request.env_id, spec))
             return envs
     return _make("async" if _is_slow(request) else "sync", request)
 
 
 def _mujoco(request: _Request) -> Envs | None:
     if not _installed("envpool"):
-        _tell(request, 'three times as fast with pip install "keel-rl[envpool]"')
+        _warn(request, 'three times as fast with pip install "keel-rl[envpool]"')
         return None
     if request.env_id not in import_envpool("").list_all_envs():
         return None
     try:
         return _make("envpool", request)
     except (InputError, EnvError) as error:
-        _tell(request, f"EnvPool cannot take it as asked ({error}); using Gymnasium")
+        _warn(request, f"EnvPool cannot take it as asked ({error}); using Gymnasium")
         return None
 
 
@@ -309,10 +309,10 @@ def _envpool(request: _Request) -> Envs:
     if task not in envpool.list_all_envs():
         raise unknown(request.env_id, envpool.list_all_envs())
     options = {**({} if game is None else request.atari.for_envpool()), **request.kwargs}
-    known = envpool.make_spec(task)._config_keys
-    strange = sorted(set(options) - set(known))
-    if strange:
-        raise InputError(f"env_kwargs: EnvPool's {task} does not know {', '.join(strange)}")
+    known_options = envpool.make_spec(task)._config_keys
+    unknown_options = sorted(set(options) - set(known_options))
+    if unknown_options:
+        raise InputError(f"env_kwargs: EnvPool's {task} does not know {', '.join(unknown_options)}")
     spec = find_spec(task)
     light = spec is not None and str(spec.entry_point).startswith(LIGHT)
     return PoolEnvs(
@@ -368,12 +368,12 @@ def _is_slow(request: _Request) -> bool:
             request.env_id, factory.spec.entry_point, request.kwargs, factory, request.timeout
         )
     if step.is_slow:
-        _tell(request, f"{step.reason}: worker processes step it; envs.backend decides otherwise")
+        _warn(request, f"{step.reason}: worker processes step it; envs.backend decides otherwise")
     return step.is_slow
 
 
 def _hear_mujoco() -> None:
-    """MuJoCo writes its warnings to MUJOCO_LOG.TXT in the working directory: take them instead."""
+    """Turn MuJoCo's warnings, which it writes to MUJOCO_LOG.TXT, into warnings of Python."""
     try:
         import mujoco  # type: ignore[import-untyped]
     except ImportError:
@@ -387,8 +387,8 @@ def _warn_mujoco(text: str) -> None:
         warnings.warn(f"MuJoCo: {text}", EnvWarning, stacklevel=2)
 
 
-def _tell(request: _Request, what: str) -> None:
-    warnings.warn(f"{request.env_id}: {what}", EnvWarning, stacklevel=5)
+def _warn(request: _Request, message: str) -> None:
+    warnings.warn(f"{request.env_id}: {message}", EnvWarning, stacklevel=5)
 
 
 def _installed(module: str) -> bool:

@@ -45,17 +45,17 @@ def find_maker(name: str, kwargs: Mapping[str, Any]) -> Maker:
     """
     module = name.partition(":")[0]
     if _is_standard(module):
-        raise EnvError(_refused(name, f"{module!r} is a module of Python's standard library"))
+        raise EnvError(_refusal(name, f"{module!r} is a module of Python's standard library"))
     try:
-        home = import_module(module, name)
+        imported = import_module(module, name)
         make = import_attribute(name)
     except ImportFailed as error:
         raise EnvError(str(error)) from error
     check_maker(name, make, kwargs)
-    many = getattr(home, VECTOR, None)
-    if many is not None:
-        check_maker(f"{module}:{VECTOR}", many, kwargs, (1,))
-    return Maker(name, make, many)
+    make_many = getattr(imported, VECTOR, None)
+    if make_many is not None:
+        check_maker(f"{module}:{VECTOR}", make_many, kwargs, (1,))
+    return Maker(name, make, make_many)
 
 
 def check_maker(
@@ -67,18 +67,18 @@ def check_maker(
     library, must not be annotated to return something else, and must take `args` and `kwargs`.
     """
     if not callable(make):
-        raise EnvError(_refused(name, f"it is a {type(make).__name__}"))
+        raise EnvError(_refusal(name, f"it is a {type(make).__name__}"))
     inner = make.func if isinstance(make, functools.partial) else make
-    home = str(getattr(inner, "__module__", None) or type(inner).__module__)
-    if isinstance(inner, BuiltinFunctionType) or _is_standard(home):
-        raise EnvError(_refused(name, f"it belongs to {home!r}, which makes none"))
+    module = str(getattr(inner, "__module__", None) or type(inner).__module__)
+    if isinstance(inner, BuiltinFunctionType) or _is_standard(module):
+        raise EnvError(_refusal(name, f"it belongs to {module!r}, which makes none"))
     if isinstance(inner, type):
         if not _is_environment(inner):
-            raise EnvError(_refused(name, "the class has no reset and step"))
+            raise EnvError(_refusal(name, "the class has no reset and step"))
     elif not _may_return_environment(inner):
-        raise EnvError(_refused(name, "it is annotated to return something else"))
+        raise EnvError(_refusal(name, "it is annotated to return something else"))
     try:
-        inspect.signature(make).bind(*args, **_own(kwargs))
+        inspect.signature(make).bind(*args, **_constructor_kwargs(kwargs))
     except TypeError as error:
         raise InputError(f"{name}: {error}") from error
     except ValueError:
@@ -91,7 +91,7 @@ def check_made(name: str, env: Any) -> Literal["gymnasium", "parallel"]:
         return "gymnasium"
     if hasattr(env, "possible_agents"):
         return "parallel"
-    raise EnvError(_refused(name, f"it gave a {type(env).__name__}"))
+    raise EnvError(_refusal(name, f"it gave a {type(env).__name__}"))
 
 
 def kind_of(maker: Maker, kwargs: Mapping[str, Any]) -> Literal["gymnasium", "parallel"]:
@@ -101,7 +101,7 @@ def kind_of(maker: Maker, kwargs: Mapping[str, Any]) -> Literal["gymnasium", "pa
         return "gymnasium" if issubclass(make, gymnasium.Env) else "parallel"
     if maker.make_many is not None:
         return "parallel"
-    env = make(**_own(kwargs))
+    env = make(**_constructor_kwargs(kwargs))
     try:
         return check_made(maker.name, env)
     finally:
@@ -114,7 +114,7 @@ def spec_of(maker: Maker) -> EnvSpec:
     return EnvSpec(id=maker.name, entry_point=maker.make)
 
 
-def _own(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _constructor_kwargs(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of an environment itself: Gymnasium limits episodes by a wrapper."""
     return {name: value for name, value in kwargs.items() if name != "max_episode_steps"}
 
@@ -142,7 +142,7 @@ def _is_standard(module: str) -> bool:
     return module.partition(".")[0] in sys.stdlib_module_names
 
 
-def _refused(name: str, reason: str) -> str:
+def _refusal(name: str, reason: str) -> str:
     return (
         f"{name}: is no Gymnasium or PettingZoo environment, and no function that makes one: "
         f"{reason}"

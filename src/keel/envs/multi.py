@@ -68,8 +68,8 @@ class ParallelEnvs:
         self._alive = np.zeros((num_envs, len(self.agents)), bool)
         self._episodes = AgentEpisodes(num_envs, len(self.agents))
         self._masked = self._plan.masked
-        given, info = first.reset(seed=0)
-        self._masked |= any(MASK in (info.get(name) or {}) for name in given)
+        raw_obs, info = first.reset(seed=0)
+        self._masked |= any(MASK in (info.get(name) or {}) for name in raw_obs)
         self._state = CentralState(first, self._plan.observation, len(self.agents))
         parts = dict(self._plan.observation.items())
         parts[AGENT] = spaces.Discrete(len(self.agents))
@@ -85,33 +85,33 @@ class ParallelEnvs:
         self._pending[:] = False
         for index in range(self.num_envs):
             self._begin(index, self._seeds[index])
-        return self._seen()
+        return self._copy_obs()
 
     def step(self, action: np.ndarray) -> Step:
         lead = self._alive.shape
         reward = np.zeros(lead, np.float64)
         terminated, truncated = np.zeros(lead, bool), np.zeros(lead, bool)
         ignored = ~self._alive
-        over = np.zeros(self.num_envs, bool)
-        resting = self._pending.copy()
+        episode_over = np.zeros(self.num_envs, bool)
+        resetting = self._pending.copy()
         for index in range(self.num_envs):
-            if resting[index]:
+            if resetting[index]:
                 ignored[index] = True
                 self._begin(index, None)
                 continue
-            over[index] = self._advance(
+            episode_over[index] = self._advance(
                 index, action[index], reward[index], terminated[index], truncated[index]
             )
-        self._pending = over
-        finished = self._episodes.update(reward, over, resting)
-        obs = self._seen()
+        self._pending = episode_over
+        finished = self._episodes.update(reward, episode_over, resetting)
+        obs = self._copy_obs()
         return Step(obs, reward.astype(np.float32), terminated, truncated, ignored, None, *finished)
 
     def close(self) -> None:
         close_and_warn(self._envs, self._watch.timeout)
 
     def save(self) -> Saved | None:
-        """PettingZoo's environments have no state that could be kept."""
+        """Return None: PettingZoo's environments have no state that could be saved."""
         return None
 
     def load(self, arrays: Mapping[str, np.ndarray], data: Mapping[str, Any]) -> None:
@@ -119,10 +119,10 @@ class ParallelEnvs:
 
     def _begin(self, index: int, seed: int | None) -> None:
         with self._watched(index, "reset"):
-            given, info = self._envs[index].reset(seed=seed)
+            raw_obs, info = self._envs[index].reset(seed=seed)
         self._steps[index] = 0
-        self._alive[index] = [name in given for name in self._names]
-        self._store(index, given, info)
+        self._alive[index] = [name in raw_obs for name in self._names]
+        self._store(index, raw_obs, info)
 
     def _advance(
         self,
@@ -132,46 +132,46 @@ class ParallelEnvs:
         terminated: np.ndarray,
         truncated: np.ndarray,
     ) -> bool:
-        """One step of one environment into `[A]` arrays; whether its episode is over."""
+        """Step one environment into `[A]` arrays; return whether its episode is over."""
         env, alive = self._envs[index], self._alive[index].copy()
-        chosen = {
+        actions = {
             name: self._plan.actions[a].encode(self._plan.cut(a, action[a]))[0]
             for a, name in enumerate(self._names)
             if alive[a]
         }
         with self._watched(index, "step"):
-            given, rewards, ended, cut, info = env.step(chosen)
+            raw_obs, rewards, ended, cut, info = env.step(actions)
         self._steps[index] += 1
-        self._store(index, given, info)
+        self._store(index, raw_obs, info)
         for a, name in enumerate(self._names):
             if alive[a]:
                 reward[a] = rewards.get(name, 0.0)
                 terminated[a] = bool(ended.get(name, True))
                 truncated[a] = bool(cut.get(name, False)) and not terminated[a]
-        left = {str(name) for name in env.agents}
-        self._alive[index] = [name in left for name in self.agents]
-        over = not left
-        if over:  # whoever was still there ends with the episode
+        remaining = {str(name) for name in env.agents}
+        self._alive[index] = [name in remaining for name in self.agents]
+        over = not remaining
+        if over:  # the remaining agents end with the episode
             truncated |= alive & ~terminated
         return over
 
-    def _store(self, index: int, given: Mapping[Any, Any], info: Mapping[Any, Any]) -> None:
+    def _store(self, index: int, raw_obs: Mapping[Any, Any], info: Mapping[Any, Any]) -> None:
         for a, name in enumerate(self._names):
-            own = {key: self._obs[key][index, a, ...] for key in self._plan.keys}
-            if name not in given:
-                for x in own.values():
+            rows = {key: self._obs[key][index, a, ...] for key in self._plan.keys}
+            if name not in raw_obs:
+                for x in rows.values():
                     x[...] = 0
                 continue
             try:
-                read = self._plan.layouts[a].read(given[name], ())
+                parts = self._plan.layouts[a].read(raw_obs[name], ())
             except BadStepError as error:
                 raise BadStepError(f"environment {index}, {name}: {error}") from error
-            for key, x in own.items():
-                _fit(x, read[key])
+            for key, x in rows.items():
+                _fit(x, parts[key])
             if MASK in self._obs:
                 mask = self._obs[MASK][index, a]
                 mask[:] = self._plan.choices(a)
-                legal = read.get(MASK, (info.get(name) or {}).get(MASK))
+                legal = parts.get(MASK, (info.get(name) or {}).get(MASK))
                 if legal is not None:
                     mask[: len(legal)] &= np.asarray(legal, bool)
         if STATE in self._obs:
@@ -185,21 +185,21 @@ class ParallelEnvs:
             except BadStepError as error:
                 raise BadStepError(f"environment {index}: {error}") from error
         if MASK in self._obs:
-            self._open(self._obs[MASK][index], given)
+            self._open_masks(self._obs[MASK][index], raw_obs)
 
-    def _open(self, mask: np.ndarray, given: Mapping[Any, Any]) -> None:
+    def _open_masks(self, mask: np.ndarray, raw_obs: Mapping[Any, Any]) -> None:
         """Leave every agent a choice in `mask`, `[A, width]`.
 
         Dead agents get every choice, since none of it is kept. Agents that may do nothing (in a
         game of turns, those that wait) get a single one, so that the policy is certain there:
         nothing to learn from, no entropy and no KL.
         """
-        nothing = ~mask.any(-1)
-        if not nothing.any():
+        blocked = ~mask.any(-1)
+        if not blocked.any():
             return
-        here = np.array([name in given for name in self._names])
-        mask[nothing & ~here] = True
-        for a in np.flatnonzero(nothing & here):
+        present = np.array([name in raw_obs for name in self._names])
+        mask[blocked & ~present] = True
+        for a in np.flatnonzero(blocked & present):
             mask[a, self._plan.actions[a].first_choices] = True
 
     def _blank(self) -> Obs:
@@ -213,7 +213,7 @@ class ParallelEnvs:
             obs[MASK] = np.ones((*lead, self._plan.width), bool)
         return obs
 
-    def _seen(self) -> Obs:
+    def _copy_obs(self) -> Obs:
         return {key: x.copy() for key, x in self._obs.items()}
 
     def _place(self) -> Place:
@@ -222,7 +222,7 @@ class ParallelEnvs:
 
     @contextmanager
     def _watched(self, index: int, doing: str) -> Iterator[None]:
-        """The environment's own errors, with what reproduces them."""
+        """Raise the environment's own errors with the seed and step that reproduce them."""
         self._at_work = index
         with self._watch(doing):
             yield
@@ -255,7 +255,7 @@ def as_parallel(env: Any, quiet: bool = False) -> ParallelEnv:
 
 
 class _Plan(NamedTuple):
-    """How the spaces of all agents become one."""
+    """Spaces of all agents, and the one space that holds them."""
 
     layouts: list[ObsLayout]
     actions: list[ActionLayout]
@@ -271,48 +271,50 @@ class _Plan(NamedTuple):
         return list(self.observation)
 
     def choices(self, agent: int) -> np.ndarray:
-        """`[width]` bool: what this agent can do at all."""
+        """Return the actions that this agent has, `[width]` bool."""
         return np.arange(self.width) < self.actions[agent].choices
 
     def cut(self, agent: int, action: np.ndarray) -> np.ndarray:
-        """One agent's action `[1, …]`; of a padded vector, what is its own."""
+        """Return the action of one agent `[1, …]`, without the padding of a vector."""
         shape = self.actions[agent].space.shape or ()
         return np.asarray(action)[None, : shape[0]] if shape else np.asarray(action)[None]
 
 
-def _plan(given: Sequence[tuple[Space[Any], Space[Any]]]) -> _Plan:
-    layouts = [observation_layout(seen, matrices=True) for seen, _ in given]
-    actions = [action_layout(done) for _, done in given]
+def _plan(agent_spaces: Sequence[tuple[Space[Any], Space[Any]]]) -> _Plan:
+    layouts = [observation_layout(observed, matrices=True) for observed, _ in agent_spaces]
+    actions = [action_layout(action_space) for _, action_space in agent_spaces]
     keys = [field.key for field in layouts[0].fields if field.key != MASK]
     for layout in layouts:
-        found = [field.key for field in layout.fields if field.key != MASK]
-        if found != keys:
+        agent_keys = [field.key for field in layout.fields if field.key != MASK]
+        if agent_keys != keys:
             raise UnsupportedSpaceError(
-                f"agents observe different things: {keys} and {found}; give all of them the same "
-                "keys (vectors may differ in length)"
+                f"agents observe different things: {keys} and {agent_keys}; give all of them the "
+                "same keys (vectors may differ in length)"
             )
-    taken = {AGENT, STATE} & set(keys)
-    if taken:
-        raise UnsupportedSpaceError(reserved_key(min(taken)))
+    reserved = {AGENT, STATE} & set(keys)
+    if reserved:
+        raise UnsupportedSpaceError(reserved_key(min(reserved)))
     observation = spaces.Dict({key: _widest(key, layouts) for key in keys})
     action = _widest_action([layout.space for layout in actions])
     width = max(layout.choices for layout in actions)
-    says = any(field.key == MASK for layout in layouts for field in layout.fields)
-    differ = len({layout.choices for layout in actions}) > 1
-    return _Plan(layouts, actions, observation, action, width, says or differ)
+    masks_given = any(field.key == MASK for layout in layouts for field in layout.fields)
+    choices_differ = len({layout.choices for layout in actions}) > 1
+    return _Plan(layouts, actions, observation, action, width, masks_given or choices_differ)
 
 
 def _widest(key: str, layouts: Sequence[ObsLayout]) -> Space[Any]:
-    """A space that holds the observations of all agents under `key`."""
-    found = [field.space for x in layouts for field in x.fields if field.key == key]
-    first = found[0]
+    """Return a space that holds the observations of all agents under `key`."""
+    agent_spaces = [field.space for x in layouts for field in x.fields if field.key == key]
+    first = agent_spaces[0]
     assert first is not None
-    if all(space == first for space in found):
+    if all(space == first for space in agent_spaces):
         return first
-    if isinstance(first, spaces.Discrete) and all(isinstance(x, spaces.Discrete) for x in found):
-        return spaces.Discrete(max(int(space.n) for space in found))  # type: ignore[union-attr]
-    shapes = [space.shape for space in found if isinstance(space, spaces.Box)]
-    if len(shapes) < len(found) or len({x.dtype for x in found if x is not None}) > 1:
+    if isinstance(first, spaces.Discrete) and all(
+        isinstance(x, spaces.Discrete) for x in agent_spaces
+    ):
+        return spaces.Discrete(max(int(space.n) for space in agent_spaces))  # type: ignore[union-attr]
+    shapes = [space.shape for space in agent_spaces if isinstance(space, spaces.Box)]
+    if len(shapes) < len(agent_spaces) or len({x.dtype for x in agent_spaces if x is not None}) > 1:
         raise UnsupportedSpaceError(f"observation {key!r}: agents have different kinds of spaces")
     if any(len(shape) != 1 for shape in shapes) and len(set(shapes)) > 1:
         raise UnsupportedSpaceError(
@@ -320,7 +322,9 @@ def _widest(key: str, layouts: Sequence[ObsLayout]) -> Space[Any]:
             "padded"
         )
     if len(set(shapes)) == 1:
-        bounds = [(space.low, space.high) for space in found if isinstance(space, spaces.Box)]
+        bounds = [
+            (space.low, space.high) for space in agent_spaces if isinstance(space, spaces.Box)
+        ]
         lows, highs = zip(*bounds, strict=True)
         low, high = np.minimum.reduce(lows), np.maximum.reduce(highs)
         return spaces.Box(low, high, shapes[0], first.dtype.type)  # type: ignore[union-attr]
@@ -328,25 +332,26 @@ def _widest(key: str, layouts: Sequence[ObsLayout]) -> Space[Any]:
     return spaces.Box(-np.inf, np.inf, (size, *shapes[0][1:]), np.float32)
 
 
-def _widest_action(found: Sequence[Space[Any]]) -> Space[Any]:
-    """A space that holds the actions of all agents."""
-    if all(space == found[0] for space in found):
-        return found[0]
-    if all(isinstance(space, spaces.Discrete) for space in found):
-        return spaces.Discrete(max(int(space.n) for space in found))  # type: ignore[attr-defined]
-    if all(isinstance(x, spaces.Box) and x.shape == found[0].shape for x in found):
-        low = np.minimum.reduce([x.low for x in found])  # type: ignore[attr-defined]
-        high = np.maximum.reduce([x.high for x in found])  # type: ignore[attr-defined]
-        return spaces.Box(low, high, found[0].shape, np.float32)  # each clips to its own bounds
+def _widest_action(agent_spaces: Sequence[Space[Any]]) -> Space[Any]:
+    """Return a space that holds the actions of all agents."""
+    if all(space == agent_spaces[0] for space in agent_spaces):
+        return agent_spaces[0]
+    if all(isinstance(space, spaces.Discrete) for space in agent_spaces):
+        return spaces.Discrete(max(int(space.n) for space in agent_spaces))  # type: ignore[attr-defined]
+    if all(isinstance(x, spaces.Box) and x.shape == agent_spaces[0].shape for x in agent_spaces):
+        low = np.minimum.reduce([x.low for x in agent_spaces])  # type: ignore[attr-defined]
+        high = np.maximum.reduce([x.high for x in agent_spaces])  # type: ignore[attr-defined]
+        # each agent clips to its own bounds
+        return spaces.Box(low, high, agent_spaces[0].shape, np.float32)
     raise UnsupportedSpaceError(
-        f"agents act in different spaces: {', '.join(sorted({str(x) for x in found}))}; Discrete "
-        "ones may differ in size, others must be of one shape"
+        f"agents act in different spaces: {', '.join(sorted({str(x) for x in agent_spaces}))}; "
+        "Discrete ones may differ in size, others must be of one shape"
     )
 
 
-def _fit(room: np.ndarray, x: np.ndarray) -> None:
-    """`x` into the beginning of `room`; the rest stays 0."""
-    if room.shape == x.shape:
-        room[...] = x
+def _fit(target: np.ndarray, source: np.ndarray) -> None:
+    """Write `source` into the beginning of `target`; the rest stays 0."""
+    if target.shape == source.shape:
+        target[...] = source
     else:
-        room[: len(x)] = x
+        target[: len(source)] = source

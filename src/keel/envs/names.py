@@ -42,7 +42,7 @@ NATIVE = {"serving": "keel.apps.serving.vector:vector_env"}
 
 
 def native(env_id: str) -> Callable[..., Any] | None:
-    """What makes the environment of this name, if it is one of ours."""
+    """Return the constructor of an environment that comes with Keel, or None."""
     if env_id not in NATIVE:
         return None
     return import_function(NATIVE[env_id])
@@ -64,7 +64,7 @@ def named_maker(env_id: str, kwargs: Mapping[str, Any]) -> Maker | None:
 
 
 def atari_game(env_id: str) -> str | None:
-    """The game of `Breakout` or `ALE/Breakout-v5`, as `Breakout`; None for anything else."""
+    """Return the game that `Breakout` or `ALE/Breakout-v5` names, as `Breakout`, or None."""
     if env_id in ATARI_GAMES:
         return env_id
     match = re.fullmatch(r"ALE/(\w+)-v5", env_id)
@@ -72,13 +72,13 @@ def atari_game(env_id: str) -> str | None:
 
 
 def find_spec(env_id: str) -> EnvSpec | None:
-    """The registered environment, or None; `module:Name-v0` imports the module first."""
+    """Return the registered environment, or None; `module:Name-v0` imports the module first."""
     module, _, name = env_id.rpartition(":")
     if name.startswith("ALE/") and importlib.util.find_spec("ale_py") is not None:
         module = "ale_py"  # importing it registers its games
     if not module:
         return registered(name)
-    before, fresh = registered(name), module not in sys.modules
+    before, is_new = registered(name), module not in sys.modules
     try:
         import_module(module, env_id)
     except ImportFailed as error:
@@ -86,15 +86,20 @@ def find_spec(env_id: str) -> EnvSpec | None:
         if cause is not None and not isinstance(cause, ImportError):
             reason = f"it {describe(cause, 'import')}"
         raise EnvError(f"{env_id}: cannot import {module!r}: {reason}") from error
-    return decided(f"{module}:{name}", before, fresh)
+    return decided(f"{module}:{name}", before, is_new)
 
 
-def unknown(env_id: str, more: Iterable[str] = ()) -> UnknownEnvError:
-    """The error for a name that nobody knows, with up to three near names."""
-    known = sorted({*gymnasium.registry, *ATARI_GAMES, *PARALLEL, *NATIVE, *more}, reverse=True)
-    bare = {re.sub(r"-v\d+$", "", name): name for name in reversed(known)}  # of the newest version
-    near = [bare.get(name, name) for name in similar(env_id, [*bare, *known], limit=3)]
-    names = list(dict.fromkeys(near))
+def unknown(env_id: str, more_names: Iterable[str] = ()) -> UnknownEnvError:
+    """Return the error for an unknown name, with up to three similar names."""
+    known_names = sorted(
+        {*gymnasium.registry, *ATARI_GAMES, *PARALLEL, *NATIVE, *more_names}, reverse=True
+    )
+    # the newest version of each name
+    bare = {re.sub(r"-v\d+$", "", name): name for name in reversed(known_names)}
+    similar_names = [
+        bare.get(name, name) for name in similar(env_id, [*bare, *known_names], limit=3)
+    ]
+    names = list(dict.fromkeys(similar_names))
     hint = f"; did you mean {', '.join(names)}?" if names else ". `keel envs` lists them."
     return UnknownEnvError(
         f"no environment is called {env_id!r}{hint} "

@@ -1,4 +1,4 @@
-"""Normalisation of observations and rewards, as values: nothing changes behind one's back.
+"""Normalisation of observations and rewards, as immutable values.
 
 The statistics are frozen while a rollout is collected and while it is learned from, and change only
 where a new normaliser is asked for. So the replay of a rollout sees what its sampling saw.
@@ -32,13 +32,18 @@ class RunningMoments(NamedTuple):
 
     @property
     def variance(self) -> np.ndarray:
-        """The population variance; 1 before anything was seen, so that dividing is harmless."""
+        """Population variance; 1 before anything was seen, so that dividing is harmless."""
         if self.weight <= 0:
             return np.ones_like(self.mean)
         return np.asarray(self.deviations / self.weight)
 
     def absorb(self, batch: np.ndarray, weight: np.ndarray | None = None) -> RunningMoments:
-        """With `batch` `[*lead, *shape]`; rows whose `weight` `[*lead]` is 0 do not exist."""
+        """Return the moments of all that was seen and of a batch.
+
+        Args:
+            batch: `[*lead, *shape]`.
+            weight: `[*lead]`; rows of weight 0 do not count.
+        """
         shape = self.mean.shape
         lead = batch.shape[: batch.ndim - len(shape)]
         if lead + shape != batch.shape or (weight is not None and weight.shape != lead):
@@ -67,12 +72,12 @@ class RunningMoments(NamedTuple):
 
 
 def no_moments(shape: tuple[int, ...] = ()) -> RunningMoments:
-    """The state before the first batch."""
+    """Return the moments before the first batch."""
     return RunningMoments(np.zeros(()), np.zeros(shape), np.zeros(shape))
 
 
 class Scaling(NamedTuple):
-    """What is subtracted from an observation, and what it is multiplied with; float32 each."""
+    """Offset and factor that normalise an observation, float32 each."""
 
     mean: np.ndarray
     inverse: np.ndarray
@@ -108,17 +113,23 @@ class ObsNormaliser:
         """Return the scaling of all that was seen."""
         return {
             key: Scaling(
-                known.mean.astype(np.float32),
-                (1.0 / np.sqrt(known.variance + self.epsilon)).astype(np.float32),
+                moment.mean.astype(np.float32),
+                (1.0 / np.sqrt(moment.variance + self.epsilon)).astype(np.float32),
             )
-            for key, known in self.moments.items()
+            for key, moment in self.moments.items()
         }
 
     @classmethod
     def for_space(
         cls, space: gymnasium.Space[Any], clip: float = 10.0, encoding: int = ENCODING
     ) -> ObsNormaliser:
-        """For `envs.observation_space`; in the first encoding, images of floats are vectors."""
+        """Return a normaliser that has seen nothing yet.
+
+        Args:
+            space: `envs.observation_space`.
+            clip: largest absolute value of a normalised observation.
+            encoding: encoding of observations; in the first one, images of floats are vectors.
+        """
         images = encoding == FIRST_ENCODING
         fields = dict(space.items()) if isinstance(space, spaces.Dict) else {"obs": space}
         floats = {
@@ -129,7 +140,11 @@ class ObsNormaliser:
         return cls({key: no_moments(inner.shape or ()) for key, inner in floats.items()}, clip)
 
     def apply(self, obs: Obs) -> Obs:
-        """Observations `[*lead, *shape]` as float32 of the same shape; the input is untouched."""
+        """Normalise observations; the input is untouched.
+
+        Args:
+            obs: `[*lead, *shape]` each, raw.
+        """
         out = dict(obs)
         for key, (mean, inverse) in self.scaling.items():
             array = obs[key] - mean
@@ -146,11 +161,15 @@ class ObsNormaliser:
             batch: Raw observations `[T, N, *shape]`, not normalised.
             weight: `[T, N]`, 0 for rows that do not count.
         """
-        moments = {key: known.absorb(batch[key], weight) for key, known in self.moments.items()}
+        moments = {key: moment.absorb(batch[key], weight) for key, moment in self.moments.items()}
         return replace(self, moments=moments)
 
     def settle(self, share: float = 1.0) -> ObsNormaliser:
-        """Return a normaliser whose scaling went a share of the way to that of all it has seen."""
+        """Move the scaling a share of the way to that of all observations seen so far.
+
+        Args:
+            share: from 0 (nothing changes) to 1 (all the way).
+        """
         measured = self._measured()
         scaling = {key: old.towards(measured[key], share) for key, old in self.scaling.items()}
         return replace(self, scaling=scaling)
@@ -158,8 +177,8 @@ class ObsNormaliser:
     def export(self) -> dict[str, np.ndarray]:
         """Return statistics (float64) and scaling (float32); `restore` is the inverse."""
         parts: dict[str, Mapping[str, np.ndarray]] = {
-            key: {**known._asdict(), **_prefixed(self.scaling[key])}
-            for key, known in self.moments.items()
+            key: {**moment._asdict(), **_scaling_arrays(self.scaling[key])}
+            for key, moment in self.moments.items()
         }
         return {
             f"{key}.{name}": np.array(x) for key, part in parts.items() for name, x in part.items()
@@ -169,14 +188,21 @@ class ObsNormaliser:
         """Return a normaliser like this one with the statistics and the scaling of `state`.
 
         Version 0.1 saved no scaling: there, that of the statistics was always in force.
+
+        Args:
+            state: as `export` returned it.
         """
-        moments = {key: _restored(known, state, key) for key, known in self.moments.items()}
-        like = replace(self, moments=moments, scaling={})
+        moments = {
+            key: _restore_moments(moment, state, key) for key, moment in self.moments.items()
+        }
+        restored = replace(self, moments=moments, scaling={})
         if not any(f"{key}.{name}" in state for key in moments for name in SCALING):
-            return like
+            return restored
         return replace(
-            like,
-            scaling={key: _restored_scaling(old, state, key) for key, old in like.scaling.items()},
+            restored,
+            scaling={
+                key: _restore_scaling(old, state, key) for key, old in restored.scaling.items()
+            },
         )
 
 
@@ -199,7 +225,13 @@ class RewardNormaliser:
     def for_envs(
         cls, lead: int | tuple[int, ...], gamma: float = 0.99, clip: float | None = 10.0
     ) -> RewardNormaliser:
-        """For N environments, or for N environments with A agents each: one scale for all."""
+        """Return a normaliser that has seen nothing yet.
+
+        Args:
+            lead: N environments, or (N, A) with A agents each; all have one scale.
+            gamma: discount of the running sum.
+            clip: largest absolute value of a normalised reward; None for no limit.
+        """
         return cls(np.zeros(lead), no_moments(), gamma, clip)
 
     def apply_rollout(
@@ -224,65 +256,75 @@ class RewardNormaliser:
         sums = np.empty(reward.shape, dtype=np.float64)
         total, counts = self.total, None if weight is None else weight > 0
         for row in range(len(reward)):
-            here = total * self.gamma + reward[row]
+            running = total * self.gamma + reward[row]
             if counts is not None:
-                here = np.where(counts[row], here, total)
-            sums[row] = here
+                running = np.where(counts[row], running, total)
+            sums[row] = running
             ends = done[row] if counts is None else done[row] & counts[row]
-            total = np.where(ends, 0.0, here)
+            total = np.where(ends, 0.0, running)
         after = replace(self, total=total, moments=self.moments.absorb(sums, weight))
         return after.apply(reward), after
 
     def apply(self, reward: np.ndarray) -> np.ndarray:
-        """Rewards of any shape by the scale as it is now, float32."""
+        """Normalise rewards by the present scale; float32.
+
+        Args:
+            reward: of any shape, raw.
+        """
         scaled = reward / np.sqrt(self.moments.variance + self.epsilon)
         if self.clip is not None:
             scaled = np.clip(scaled, -self.clip, self.clip)
         return np.asarray(scaled, np.float32)
 
     def export(self) -> dict[str, np.ndarray]:
-        """The state as float64 arrays; `restore` is the inverse."""
+        """Return the state as float64 arrays; `restore` is the inverse."""
         moments = {name: np.array(value) for name, value in self.moments._asdict().items()}
         return {"total": self.total.copy(), **{f"return.{k}": v for k, v in moments.items()}}
 
     def restore(self, state: Mapping[str, np.ndarray]) -> RewardNormaliser:
-        """A normaliser like this one with the statistics of `state`."""
+        """Return a normaliser like this one with the statistics of `state`.
+
+        Args:
+            state: as `export` returned it.
+        """
         total = np.array(state["total"], dtype=np.float64)
         if total.shape != self.total.shape:
             raise InputError(f"total: expected {list(self.total.shape)}, got {list(total.shape)}")
-        return replace(self, total=total, moments=_restored(self.moments, state, "return"))
+        return replace(self, total=total, moments=_restore_moments(self.moments, state, "return"))
 
 
 SCALING = ("scaling_mean", "scaling_inverse")
 
 
-def _prefixed(scaling: Scaling) -> dict[str, np.ndarray]:
+def _scaling_arrays(scaling: Scaling) -> dict[str, np.ndarray]:
     return dict(zip(SCALING, scaling, strict=True))
 
 
-def _restored_scaling(like: Scaling, state: Mapping[str, np.ndarray], key: str) -> Scaling:
+def _restore_scaling(template: Scaling, state: Mapping[str, np.ndarray], key: str) -> Scaling:
     names = [f"{key}.{name}" for name in SCALING]
     missing = [name for name in names if name not in state]
     if missing:
         raise InputError(f"the state of a normaliser lacks {', '.join(missing)}")
     saved = Scaling(*(np.array(state[name], dtype=np.float32) for name in names))
-    if saved.mean.shape != like.mean.shape or saved.inverse.shape != like.mean.shape:
+    if saved.mean.shape != template.mean.shape or saved.inverse.shape != template.mean.shape:
         raise InputError(
-            f"{key}: expected a scaling of shape {list(like.mean.shape)}, "
+            f"{key}: expected a scaling of shape {list(template.mean.shape)}, "
             f"got {list(saved.mean.shape)} and {list(saved.inverse.shape)}"
         )
     return saved
 
 
-def _restored(like: RunningMoments, state: Mapping[str, np.ndarray], key: str) -> RunningMoments:
-    names = [f"{key}.{name}" for name in like._fields]
+def _restore_moments(
+    template: RunningMoments, state: Mapping[str, np.ndarray], key: str
+) -> RunningMoments:
+    names = [f"{key}.{name}" for name in template._fields]
     missing = [name for name in names if name not in state]
     if missing:
         raise InputError(f"the state of a normaliser lacks {', '.join(missing)}")
-    found = RunningMoments(*(np.array(state[name], dtype=np.float64) for name in names))
-    if found.mean.shape != like.mean.shape:
+    saved = RunningMoments(*(np.array(state[name], dtype=np.float64) for name in names))
+    if saved.mean.shape != template.mean.shape:
         raise InputError(
-            f"{key}: expected statistics of shape {list(like.mean.shape)}, "
-            f"got {list(found.mean.shape)}"
+            f"{key}: expected statistics of shape {list(template.mean.shape)}, "
+            f"got {list(saved.mean.shape)}"
         )
-    return found
+    return saved

@@ -69,7 +69,7 @@ class PoolEnvs:
         self._obs = {key[4:] or "obs": i for i, key in enumerate(keys) if key.startswith("obs")}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # bounds of a Box, cast by Gymnasium, not by the user
-            self._layout = observation_layout(_mended(self._pool.observation_space))
+            self._layout = observation_layout(_repair_bounds(self._pool.observation_space))
             space = self._pool.action_space
         self._actions = action_layout(space, np.dtype(self._pool._spec._action_spec[-1][0]))
         self._ids = np.arange(num_envs, dtype=np.int32)
@@ -157,10 +157,10 @@ class PoolEnvs:
         raise EnvError("EnvPool cannot restore its state; `save` returned None")
 
 
-def _mended(space: Space[Any]) -> Space[Any]:
-    """Where no bound was given EnvPool declares the smallest *positive* number as the lower one."""
+def _repair_bounds(space: Space[Any]) -> Space[Any]:
+    """Put ±∞ for missing bounds: EnvPool declares the smallest *positive* number as the lower."""
     if isinstance(space, spaces.Dict):
-        return spaces.Dict({key: _mended(inner) for key, inner in space.items()})
+        return spaces.Dict({key: _repair_bounds(inner) for key, inner in space.items()})
     if not isinstance(space, spaces.Box) or space.dtype.kind != "f":
         return space
     tiny, huge = np.finfo(space.dtype).tiny, np.finfo(space.dtype).max
@@ -170,7 +170,7 @@ def _mended(space: Space[Any]) -> Space[Any]:
 
 
 def import_envpool(env_id: str) -> Any:
-    """The module, or one line that says how to install it."""
+    """Import EnvPool, or say in one line how to install it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

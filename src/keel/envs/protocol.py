@@ -1,4 +1,4 @@
-"""What every environment looks like to the rest of Keel: one protocol, one step, numpy only."""
+"""Protocol of environments for the rest of Keel: one step for N of them, numpy only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Saved = tuple[dict[str, np.ndarray], dict[str, Any]]
 
 
 class Step(NamedTuple):
-    """What one step of N environments gave; the arrays are the caller's to keep."""
+    """Result of one step of N environments; the arrays belong to the caller."""
 
     obs: Obs
     """What the policy sees next: float32, uint8 for pixels, int64 for Discrete."""
@@ -55,7 +55,11 @@ class Step(NamedTuple):
 
 
 def lead(envs: Envs) -> tuple[int, ...]:
-    """N, or N and A: the axes before an observation's own."""
+    """Return the leading axes of observations: `(N,)`, or `(N, A)` with several agents.
+
+    Args:
+        envs: the environments.
+    """
     return (envs.num_envs, len(envs.agents)) if envs.agents else (envs.num_envs,)
 
 
@@ -71,17 +75,19 @@ class Envs(Protocol):
 
     @property
     def agents(self) -> tuple[str, ...]:
-        """The names of the agents in each environment; empty where there is only one, without a
-        name. With names, everything that is `[N]` in `Step` and has N first in `Obs` and in actions
-        is `[N, A]`, but for what it says of episodes: an episode is all agents' together."""
+        """Names of the agents in each environment; empty where there is one agent without a name.
+
+        With names, everything that is `[N]` in `Step` and has N first in `Obs` and in actions is
+        `[N, A]`. The fields of `Step` about episodes stay `[E]`: all agents share an episode.
+        """
 
     @property
     def observation_space(self) -> gymnasium.Space[Any]:
-        """The space of one environment, as `Obs` lays it out, without the action mask."""
+        """Space of one environment, as `Obs` lays it out, without the action mask."""
 
     @property
     def action_space(self) -> gymnasium.Space[Any]:
-        """The space of one environment, as `step` expects it: Discrete starts at 0, Box is flat."""
+        """Space of one environment, as `step` expects it: Discrete starts at 0, Box is flat."""
 
     @property
     def backend(self) -> str: ...
@@ -89,15 +95,30 @@ class Envs(Protocol):
     @property
     def autoreset(self) -> Autoreset: ...
 
-    def reset(self, seed: int) -> Obs: ...
+    def reset(self, seed: int) -> Obs:
+        """Begin new episodes in all environments.
+
+        Args:
+            seed: of all environments, from which each derives its own.
+        """
 
     def step(self, action: np.ndarray) -> Step:
-        """Discrete `[N]`, MultiDiscrete and MultiBinary `[N, K]`, Box `[N, D]` (clipped here)."""
+        """Step all environments.
+
+        Args:
+            action: Discrete `[N]`, MultiDiscrete and MultiBinary `[N, K]`, Box `[N, D]` (clipped
+                here).
+        """
 
     def close(self) -> None: ...
 
     def save(self) -> Saved | None:
-        """Everything that a bit-exact continuation needs, or None where it cannot be had."""
+        """Return the state for a bit-exact continuation, or None where it cannot be saved."""
 
     def load(self, arrays: Mapping[str, np.ndarray], data: Mapping[str, Any]) -> None:
-        """Continue where `save` was called, in environments made in the same way."""
+        """Continue where `save` was called, in environments made in the same way.
+
+        Args:
+            arrays: named arrays that `save` returned.
+            data: plain data that `save` returned.
+        """

@@ -28,13 +28,13 @@ def registered(name: str) -> EnvSpec | None:
         return None
 
 
-def decided(env_id: str, before: EnvSpec | None, fresh: bool) -> EnvSpec | None:
+def decided(env_id: str, before: EnvSpec | None, is_new: bool) -> EnvSpec | None:
     """Return the specification that `module:ID` names, once the module is imported.
 
     Args:
         env_id: `module:ID`.
         before: what the id meant before the import.
-        fresh: whether the module had not been imported before.
+        is_new: whether the module had not been imported before.
     """
     module, _, name = env_id.rpartition(":")
     root = module.partition(".")[0]
@@ -44,7 +44,7 @@ def decided(env_id: str, before: EnvSpec | None, fresh: bool) -> EnvSpec | None:
     if origin(spec) != root:
         if env_id in _decided:
             return _decided[env_id]
-        if spec is before or not fresh:
+        if spec is before or not is_new:
             warnings.warn(
                 f"{env_id}: {name} is registered as {entry_point(spec)}, not by {module}",
                 EnvWarning,

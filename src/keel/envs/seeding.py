@@ -1,4 +1,4 @@
-"""One seed in, one seed per environment out."""
+"""Seeds of environments, derived from one."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ import numpy as np
 
 
 def env_seeds(seed: int | Sequence[int], num_envs: int) -> list[int]:
-    """`[N]` seeds in [0, 2³¹), from `np.random.SeedSequence(seed)`.
+    """Derive N seeds in [0, 2³¹) by `np.random.SeedSequence(seed)`.
 
     Neighbouring seeds give unrelated streams, and environment i keeps its seed when N grows.
+
+    Args:
+        seed: one seed, or several as one.
+        num_envs: N.
 
     Examples:
         >>> env_seeds(0, 2) == env_seeds(0, 3)[:2]
         True
     """
-    words = np.random.SeedSequence(seed).generate_state(num_envs, np.uint32)
-    return [int(word) >> 1 for word in words]
+    states = np.random.SeedSequence(seed).generate_state(num_envs, np.uint32)
+    return [int(state) >> 1 for state in states]

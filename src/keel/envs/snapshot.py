@@ -39,7 +39,7 @@ behind the state, so they cannot be computed from it."""
 
 
 def save_envs(envs: Sequence[Env]) -> Saved | None:
-    """All environments, or None as soon as one of them cannot be saved."""
+    """Return the state of all environments, or None if one of them cannot be saved."""
     arrays: dict[str, np.ndarray] = {}
     data: list[dict[str, Any]] = []
     for index, env in enumerate(envs):
@@ -54,18 +54,18 @@ def save_envs(envs: Sequence[Env]) -> Saved | None:
 def load_envs(
     envs: Sequence[Env], arrays: Mapping[str, np.ndarray], data: Mapping[str, Any]
 ) -> None:
-    """The inverse of `save_envs`, into environments made in the same way."""
+    """Restore what `save_envs` returned, in environments made in the same way."""
     saved = data["envs"]
     if len(saved) != len(envs):
         raise InputError(f"the state holds {len(saved)} environments, there are {len(envs)} here")
-    for index, (env, own) in enumerate(zip(envs, saved, strict=True)):
+    for index, (env, state) in enumerate(zip(envs, saved, strict=True)):
         prefix = f"env{index}."
-        mine = {k[len(prefix) :]: v for k, v in arrays.items() if k.startswith(prefix)}
-        _load_env(env, mine, own)
+        env_arrays = {k[len(prefix) :]: v for k, v in arrays.items() if k.startswith(prefix)}
+        _load_env(env, env_arrays, state)
 
 
 def save_vector(venv: Any) -> Saved | None:
-    """Gymnasium's vectorised CartPole; None for any other vector environment."""
+    """Return the state of Gymnasium's vectorised CartPole; None for any other environment."""
     if _name(venv) != CARTPOLES or venv.state is None:
         return None
     arrays = {"state": venv.state.copy(), "steps": venv.steps.copy()}
@@ -76,7 +76,7 @@ def save_vector(venv: Any) -> Saved | None:
 
 
 def load_vector(venv: Any, arrays: Mapping[str, np.ndarray], data: Mapping[str, Any]) -> None:
-    """The inverse of `save_vector`."""
+    """Restore what `save_vector` returned."""
     _expect_kind(venv, data)
     if arrays["state"].shape[1] != venv.num_envs:
         raise InputError(
@@ -97,9 +97,9 @@ def _save_env(env: Env) -> Saved | None:
         return None
     data = {"kind": _name(inner), "wrappers": wrappers, "rng": random}
     if _name(inner) in CLASSICS:
-        kept = {name: getattr(inner, name) for name in CLASSICS[_name(inner)]}
+        attributes = {name: getattr(inner, name) for name in CLASSICS[_name(inner)]}
         arrays = {"state": np.array(inner.state)}
-        return arrays, data | {"kept": kept, "tuple": isinstance(inner.state, tuple)}
+        return arrays, data | {"kept": attributes, "tuple": isinstance(inner.state, tuple)}
     if type(inner).__module__.startswith("gymnasium.envs.mujoco."):
         return _save_mujoco(inner), data
     return None
@@ -139,24 +139,24 @@ def _load_mujoco(inner: Any, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def _save_wrappers(env: Any) -> dict[str, Any] | None:
-    kept: dict[str, Any] = {}
+    saved: dict[str, Any] = {}
     while isinstance(env, gymnasium.Wrapper):
         if type(env) is TimeLimit:
-            kept["elapsed"] = env._elapsed_steps
+            saved["elapsed"] = env._elapsed_steps
         elif type(env) is OrderEnforcing:
-            kept["has_reset"] = env._has_reset
+            saved["has_reset"] = env._has_reset
         elif type(env) is not PassiveEnvChecker:
             return None
         env = env.env
-    return kept
+    return saved
 
 
-def _load_wrappers(env: Any, kept: Mapping[str, Any]) -> None:
+def _load_wrappers(env: Any, saved: Mapping[str, Any]) -> None:
     while isinstance(env, gymnasium.Wrapper):
         if type(env) is TimeLimit:
-            env._elapsed_steps = kept["elapsed"]
+            env._elapsed_steps = saved["elapsed"]
         elif type(env) is OrderEnforcing:
-            env._has_reset = kept["has_reset"]
+            env._has_reset = saved["has_reset"]
         env = env.env
 
 
@@ -165,8 +165,8 @@ def _save_random(env: Any) -> dict[str, Any] | None:
     if state["bit_generator"] != "PCG64":
         return None
     # 128-bit integers as text: many readers of JSON round numbers to doubles
-    words = {name: str(value) for name, value in state["state"].items()}
-    return words | {name: int(state[name]) for name in ("has_uint32", "uinteger")}
+    integers = {name: str(value) for name, value in state["state"].items()}
+    return integers | {name: int(state[name]) for name in ("has_uint32", "uinteger")}
 
 
 def _load_random(env: Any, saved: Mapping[str, Any]) -> None:

@@ -137,7 +137,7 @@ def _from_data(data: Mapping[str, Any]) -> Space[Any]:
 
 
 def _bounds(bound: np.ndarray, outermost: Any) -> float | int | list[Any]:
-    """One number where all are the same, or where there are too many."""
+    """Return bounds as a list, or as one number where all are equal or too many."""
     if bound.size and ((bound == bound.flat[0]).all() or bound.size > MOST_BOUNDS):
         number: float | int = outermost(bound).item()
         return number

@@ -1,4 +1,4 @@
-"""How spaces become arrays.
+"""Layout of spaces as arrays.
 
 | observation space            | in `Obs`                                                    |
 |------------------------------|-------------------------------------------------------------|
@@ -59,7 +59,7 @@ class Field:
     """Place in the environment's observation; empty: it is all there is."""
 
     def checked(self, value: Any, lead: tuple[int, ...]) -> np.ndarray:
-        """`value` as an array, if its shape and the kind of its dtype are what was declared."""
+        """Return `value` as an array, if its shape and the kind of its dtype are as declared."""
         array = value if type(value) is np.ndarray else np.asarray(value)
         if array.shape != lead + self.raw_shape:
             raise BadStepError(
@@ -72,7 +72,7 @@ class Field:
         return array
 
     def read(self, value: Any, lead: tuple[int, ...]) -> np.ndarray:
-        """`value` `[*lead, *raw_shape]` as `[*lead, *shape]`; copies only to change the dtype."""
+        """Return `value` `[*lead, *raw_shape]` as `[*lead, *shape]`; copied to change the dtype."""
         array = self.checked(value, lead)
         if array.dtype != self.dtype:
             array = array.astype(self.dtype)
@@ -94,7 +94,7 @@ class Field:
 
 @dataclass(frozen=True, eq=False)
 class ObsLayout:
-    """The fields of an observation space; `plain` when it is neither Dict nor Tuple."""
+    """Fields of an observation space; `plain` when it is neither Dict nor Tuple."""
 
     fields: tuple[Field, ...]
     plain: bool
@@ -102,15 +102,15 @@ class ObsLayout:
     @property
     def space(self) -> Space[Any]:
         """The single space, as `Obs` lays it out, without the action mask."""
-        shown = {field.key: field.space for field in self.fields if field.space is not None}
-        return shown["obs"] if self.plain else spaces.Dict(shown)
+        parts = {field.key: field.space for field in self.fields if field.space is not None}
+        return parts["obs"] if self.plain else spaces.Dict(parts)
 
     def has(self, key: str) -> bool:
         """Return whether the environment's observation has a part of this name."""
         return any(field.key == key for field in self.fields)
 
     def read(self, raw: Any, lead: tuple[int, ...]) -> Obs:
-        """An observation of the environment, with leading axes `lead`, as `Obs`."""
+        """Return an observation of the environment, with leading axes `lead`, as `Obs`."""
         if self.plain:
             return {"obs": self.fields[0].read(raw, lead)}
         return {field.key: field.read(self._pick(raw, field), lead) for field in self.fields}
@@ -144,7 +144,7 @@ def _parts_of(raw: Any) -> Any:
 
 
 def observation_layout(space: Space[Any], *, matrices: bool = False) -> ObsLayout:
-    """The layout of a single observation space, or an `UnsupportedSpaceError` that names it.
+    """Return the layout of a single observation space, or raise an `UnsupportedSpaceError`.
 
     With `matrices`, Boxes of rank 2 are not flattened.
     """
@@ -153,10 +153,10 @@ def observation_layout(space: Space[Any], *, matrices: bool = False) -> ObsLayou
     fields = tuple(replace(_field(key, inner, matrices), path=path) for key, path, inner in parts)
     keys = [field.key for field in fields]
     if len(set(keys)) < len(keys):
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise UnsupportedSpaceError(f"observation space: two parts are called {twice!r}")
-    if taken := set(RESERVED) & set(keys):
-        raise UnsupportedSpaceError(reserved_key(min(taken)))
+        duplicate = next(key for key in keys if keys.count(key) > 1)
+        raise UnsupportedSpaceError(f"observation space: two parts are called {duplicate!r}")
+    if reserved := set(RESERVED) & set(keys):
+        raise UnsupportedSpaceError(reserved_key(min(reserved)))
     return ObsLayout(fields, plain)
 
 
@@ -184,13 +184,13 @@ def _field(key: str, space: Space[Any], matrices: bool) -> Field:
         if not isinstance(space, spaces.Box | spaces.MultiBinary):
             raise UnsupportedSpaceError(
                 f"observation {key!r}: is read as the mask of legal actions, a MultiBinary or Box "
-                f"with a number for each; rename it, since it is {_shown(space)}"
+                f"with a number for each; rename it, since it is {_describe_space(space)}"
             )
         shape, dtype = space.shape, np.dtype(space.dtype)
         return Field(key, shape, dtype, (math.prod(shape),), np.dtype(bool), None)
     if isinstance(space, spaces.Discrete):
-        shown = spaces.Discrete(int(space.n))
-        return Field(key, (), space.dtype, (), np.dtype(np.int64), shown, _start(space.start))
+        discrete = spaces.Discrete(int(space.n))
+        return Field(key, (), space.dtype, (), np.dtype(np.int64), discrete, _start(space.start))
     if isinstance(space, spaces.MultiDiscrete):
         counts = spaces.MultiDiscrete(space.nvec.reshape(-1))
         shape = (space.nvec.size,)
@@ -203,13 +203,13 @@ def _field(key: str, space: Space[Any], matrices: bool) -> Field:
     if isinstance(space, spaces.Box) and space.dtype.kind in "fiub":
         return _box_field(key, space, matrices)
     raise UnsupportedSpaceError(
-        f"observation space {key!r}: {_shown(space)} is not supported; Keel takes Box, Discrete, "
-        "MultiDiscrete, MultiBinary, and Dict or Tuple of those: leave it out by a wrapper "
-        "(gymnasium.wrappers.FilterObservation), and register the wrapped environment"
+        f"observation space {key!r}: {_describe_space(space)} is not supported; Keel takes Box, "
+        "Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of those: leave it out by a "
+        "wrapper (gymnasium.wrappers.FilterObservation), and register the wrapped environment"
     )
 
 
-def _shown(space: Space[Any]) -> str:
+def _describe_space(space: Space[Any]) -> str:
     """Return a space as it writes itself, or its class where that is long or has addresses."""
     text = str(space)
     return text if len(text) < 80 and " at 0x" not in text else type(space).__name__
@@ -226,7 +226,7 @@ def _box_field(key: str, space: spaces.Box, matrices: bool) -> Field:
 
 
 def _start(start: Any) -> np.ndarray | None:
-    """Where a counted space begins, flat (0-d for Discrete); None for 0, which costs nothing."""
+    """Return the first value of a counted space, flat (0-d for Discrete); None for 0."""
     array = np.asarray(start, dtype=np.int64)
     return (array.reshape(-1) if array.ndim else array) if np.any(array) else None
 
@@ -264,7 +264,7 @@ def is_image(space: Space[Any]) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class ActionLayout:
-    """What `step` takes, and how it becomes what the environment takes."""
+    """Layout of the actions that `step` takes, and their conversion for the environment."""
 
     space: Space[Any]
     """The single space, as `step` expects it."""
@@ -276,7 +276,7 @@ class ActionLayout:
 
     @property
     def choices(self) -> int:
-        """A: the width of an action mask; 0 where actions are not counted."""
+        """Width A of an action mask; 0 where actions are not counted."""
         if isinstance(self.space, spaces.Discrete):
             return int(self.space.n)
         if isinstance(self.space, spaces.MultiDiscrete):
@@ -285,23 +285,23 @@ class ActionLayout:
 
     @cached_property
     def _parts(self) -> np.ndarray:
-        """Where each choice begins in a mask."""
+        """First column of each choice in a mask."""
         counts = self.space.nvec if isinstance(self.space, spaces.MultiDiscrete) else np.ones(1)
         return np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64)
 
     @property
     def first_choices(self) -> np.ndarray:
-        """The columns of a mask that stand for 0 in every choice."""
+        """Columns of a mask that stand for 0 in every choice."""
         return self._parts
 
     def legal(self, mask: np.ndarray) -> np.ndarray:
-        """`[N]` bool: whether `mask` `[N, A]` leaves something of every choice."""
+        """Return whether `mask` `[N, A]` leaves something of every choice, `[N]` bool."""
         if self._parts.size == 1:
             return np.asarray(mask.any(1))
         return np.asarray(np.logical_or.reduceat(mask, self._parts, axis=1).all(1))
 
     def encode(self, action: np.ndarray) -> np.ndarray:
-        """Actions `[N, *]` of the policy as `[N, *raw_shape]` of the environment."""
+        """Convert actions `[N, *]` of the policy to `[N, *raw_shape]` of the environment."""
         if action.shape[1:] != self.space.shape:
             raise BadStepError(
                 f"action: expected shape [N{''.join(f', {n}' for n in self.space.shape or ())}], "
@@ -319,10 +319,10 @@ class ActionLayout:
 
 
 def action_layout(space: Space[Any], dtype: np.dtype[Any] | None = None) -> ActionLayout:
-    """The layout of a single action space; `dtype` overrides what the environment is given."""
+    """Return the layout of a single action space; `dtype` overrides that of the environment."""
     if isinstance(space, spaces.Discrete):
-        counted = spaces.Discrete(int(space.n))
-        return ActionLayout(counted, (), dtype or np.dtype(np.int64), _start(space.start))
+        discrete = spaces.Discrete(int(space.n))
+        return ActionLayout(discrete, (), dtype or np.dtype(np.int64), _start(space.start))
     if isinstance(space, spaces.MultiDiscrete):
         counts = spaces.MultiDiscrete(space.nvec.reshape(-1))
         return ActionLayout(counts, space.shape, dtype or space.dtype, _start(space.start))
@@ -341,7 +341,7 @@ def action_layout(space: Space[Any], dtype: np.dtype[Any] | None = None) -> Acti
 
 
 def open_mask(mask: np.ndarray, done: np.ndarray, actions: ActionLayout) -> np.ndarray:
-    """A finished row `[N]` needs no legal action: allow all, so that sampling stays possible."""
+    """Allow all actions in finished rows `[N]` without a legal one, so that sampling works."""
     if np.count_nonzero(done):
         mask[done & ~actions.legal(mask)] = True
     return mask

@@ -51,7 +51,7 @@ def step_time(
     make: Callable[[], Env],
     timeout: float = 60.0,
 ) -> StepTime:
-    """Return whether steps are slow: known, kept from before, or measured now and kept.
+    """Return whether steps are slow: known, stored from before, or measured now and stored.
 
     Args:
         env_id: name of the environment.
@@ -65,15 +65,15 @@ def step_time(
     if str(entry_point).startswith(SLOW):
         return StepTime(True, "it draws an image in every step")
     path = _path(env_id, entry_point, kwargs)
-    seconds, how = _read(path), f"measured once, and kept in {path}"
+    seconds, source = _read(path), f"measured once, and kept in {path}"
     if seconds is None:
         measured = measure(make, timeout)
         if measured is None:  # the real environments will say what is wrong, and where
             return StepTime(False, "its steps could not be timed")
         seconds = _store(path, {"env": env_id, "seconds": measured})
         if seconds is None:
-            seconds, how = measured, f"measured now, since {path} cannot be written"
-    return StepTime(seconds > SLOW_STEP, f"a step takes {1e3 * seconds:.1f} ms ({how})")
+            seconds, source = measured, f"measured now, since {path} cannot be written"
+    return StepTime(seconds > SLOW_STEP, f"a step takes {1e3 * seconds:.1f} ms ({source})")
 
 
 def measure(make: Callable[[], Env], timeout: float = 60.0) -> float | None:
@@ -82,9 +82,9 @@ def measure(make: Callable[[], Env], timeout: float = 60.0) -> float | None:
     None if the environment raises; one that hangs for `timeout` seconds is an `EnvHungError`.
     """
     env = make()
-    spot = Spot()
+    idle_place = Spot()
     try:
-        with Watch(spot.place, timeout)("its first steps"):
+        with Watch(idle_place.place, timeout)("its first steps"):
             return _shortest_step(env)
     except EnvHungError:
         raise
@@ -109,12 +109,12 @@ def _shortest_step(env: Env) -> float:
 
 def _path(env_id: str, entry_point: Any, kwargs: Mapping[str, Any]) -> Path:
     """Return the file for one environment with its options on this machine."""
-    home = os.environ.get("KEEL_CACHE_DIR") or Path("~/.cache/keel").expanduser()
+    cache = os.environ.get("KEEL_CACHE_DIR") or Path("~/.cache/keel").expanduser()
     name = entry_point if isinstance(entry_point, str) else getattr(entry_point, "__name__", "")
     options = json.dumps(dict(kwargs), sort_keys=True, default=lambda x: type(x).__name__)
-    words = "\n".join([env_id, str(name), options, platform.node()])
-    digest = hashlib.sha256(words.encode()).hexdigest()[:16]
-    return Path(home) / "step-times" / f"{digest}.json"
+    identity = "\n".join([env_id, str(name), options, platform.node()])
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
+    return Path(cache) / "step-times" / f"{digest}.json"
 
 
 def _read(path: Path) -> float | None:

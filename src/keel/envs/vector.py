@@ -21,7 +21,10 @@ from keel.keys import GROUP, MASK
 
 
 class VectorEnvs:
-    """NEXT_STEP and SAME_STEP as they come; DISABLED is reset here, which makes it same_step."""
+    """A Gymnasium `VectorEnv` in any autoreset mode.
+
+    NEXT_STEP and SAME_STEP stay as they are; DISABLED is reset here, which makes it same_step.
+    """
 
     agents: tuple[str, ...] = ()
 
@@ -60,11 +63,11 @@ class VectorEnvs:
         self._watch = Watch(self._place, timeout)
 
     def reset(self, seed: int) -> Obs:
-        own = isinstance(self._venv.unwrapped, SyncVectorEnv | AsyncVectorEnv)
+        seeds_each = isinstance(self._venv.unwrapped, SyncVectorEnv | AsyncVectorEnv)
         seeds: Any = env_seeds(seed, self.num_envs)
         self._seed, self._steps = seed, 0
         with self._watch("reset"):
-            raw, info = self._venv.reset(seed=seeds if own else seeds[0])
+            raw, info = self._venv.reset(seed=seeds if seeds_each else seeds[0])
         self._pending = self._none
         self._episodes.clear()
         self._masked = MASK in info
@@ -107,16 +110,16 @@ class VectorEnvs:
         if self._masked or MASK in info:
             mask = np.ones((self.num_envs, self._actions.choices), dtype=bool)
             if MASK in info:
-                given = info.get(f"_{MASK}", slice(None))
-                mask[given] = np.asarray(info[MASK])[given]
+                rows = info.get(f"_{MASK}", slice(None))
+                mask[rows] = np.asarray(info[MASK])[rows]
             obs[MASK] = mask
         if MASK in obs:
             open_mask(obs[MASK], done, self._actions)
         if GROUP in info:
             if self._layout.has(GROUP):
                 raise BadStepError(GROUP_TWICE)
-            given = info.get(f"_{GROUP}", slice(None))
-            self._group[given] = np.asarray(info[GROUP])[given]
+            rows = info.get(f"_{GROUP}", slice(None))
+            self._group[rows] = np.asarray(info[GROUP])[rows]
         if (self._group >= 0).any():
             obs[GROUP] = self._group.copy()
         return obs
@@ -126,11 +129,11 @@ class VectorEnvs:
         return {key: array[index] for key, array in obs.items()}
 
     def _final(self, info: dict[str, Any], index: np.ndarray) -> Obs:
-        """The final observations of SAME_STEP, which come as one object per finished row."""
-        given = info["final_obs"]
-        if isinstance(given, np.ndarray) and given.dtype != object:
-            return self._layout.read(given[index], (len(index),))
-        rows = [self._layout.read(given[i], ()) for i in index]
+        """Return the final observations of SAME_STEP, which come as one object per row."""
+        final_obs = info["final_obs"]
+        if isinstance(final_obs, np.ndarray) and final_obs.dtype != object:
+            return self._layout.read(final_obs[index], (len(index),))
+        rows = [self._layout.read(final_obs[i], ()) for i in index]
         obs = {key: np.stack([row[key] for row in rows]) for key in rows[0]}
         if self._masked:
             mask = info.get("final_info", {}).get(MASK)

@@ -190,7 +190,7 @@ _patrol = _Patrol()
 
 
 def _listen() -> None:
-    """Install the handler of the signal, where that is possible and nobody else has one."""
+    """Install the handler of the signal, unless another one is installed."""
     free = SIGNAL is not None and signal.getsignal(SIGNAL) in (signal.SIG_DFL, signal.SIG_IGN)
     if free and threading.current_thread() is threading.main_thread():
         signal.signal(SIGNAL, _interrupt)  # type: ignore[arg-type]
@@ -226,19 +226,19 @@ def close_all(envs: Sequence[Any], timeout: float, first: int = 0) -> list[str]:
     After one that hangs, those behind it are left as they are: all together take `timeout` seconds
     at most.
     """
-    spot = Spot()
-    watch = Watch(spot.place, timeout)
+    position = Spot()
+    watch = Watch(position.place, timeout)
     problems = []
     deadline = time.monotonic() + timeout
     for row, env in enumerate(envs):
-        index = spot.index = first + row
+        index = position.index = first + row
         try:
             with watch("close", max(0.05, deadline - time.monotonic())):
                 env.close()
         except EnvHungError:
             rest = len(envs) - row - 1
-            also = f", and {rest} more were not closed" if rest else ""
-            problems.append(f"environment {index} did not close within {timeout:g} s{also}")
+            suffix = f", and {rest} more were not closed" if rest else ""
+            problems.append(f"environment {index} did not close within {timeout:g} s{suffix}")
             break
         except EnvError as error:
             cause = error.__cause__ or error
@@ -269,7 +269,7 @@ def closed_on_error(envs: Sequence[Any], timeout: float) -> Iterator[None]:
 
 
 class Owner(Protocol):
-    """Owner of this process, who may end it."""
+    """Owner of this process, which may end it."""
 
     def closing_status(self) -> int:
         """Return the exit status if environments cannot be closed."""

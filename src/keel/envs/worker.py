@@ -1,4 +1,4 @@
-"""What runs in a worker process of the async backend: some lanes, on shared memory.
+"""Body of a worker process of the async backend: some lanes, on shared memory.
 
 The parent sends one byte per step; actions and results travel through the shared memory. A worker
 never outlives its parent, and leaves signals to it: what a terminal or a scheduler sends to all
@@ -30,7 +30,7 @@ STEP, RESET, CLOSE, DONE, FAILED = b"s", b"r", b"c", b"k", b"e"
 
 
 class Post(NamedTuple):
-    """Where a worker stands: its number, and its environments `first … last − 1`."""
+    """Number of a worker, and its environments `first … last − 1`."""
 
     number: int
     first: int
@@ -38,7 +38,7 @@ class Post(NamedTuple):
 
 
 def serve(pipe: Connection, payload: bytes, memory: Any, post: Post, main_thread: bool) -> None:
-    """The body of a worker: make the environments, then answer until told to stop."""
+    """Run a worker: make the environments, then answer until it is closed."""
     _leave_signals_to_parent()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # many workers share the cores
     _die_with_parent(main_thread)
@@ -100,7 +100,7 @@ def _trace() -> str:
 
 
 def _die_with_parent(main_thread: bool) -> None:
-    """Two nets: the kernel's signal, and a thread that waits for the parent's end."""
+    """End with the parent, by the kernel's signal and by a thread that waits for its end."""
     if main_thread:  # the signal comes with the end of the *thread* that started us
         request_parent_death_signal()
     parent = multiprocessing.parent_process()

@@ -50,7 +50,7 @@ PATIENCE = 2.0
 
 
 class Worker(NamedTuple):
-    """A process, the parent's end of its pipe, and what it looks after."""
+    """A process, the parent's end of its pipe, and the environments it steps."""
 
     process: BaseProcess
     pipe: Connection
@@ -122,11 +122,11 @@ class AsyncEnvs:
         self._buffers.action[:] = self._actions.encode(action)
         self._steps += 1
         for first, last in self._exchange(lambda post: STEP):
-            lost = np.arange(first, last)
-            self._buffers.reward[lost] = 0.0
-            self._buffers.terminated[lost] = False
-            self._buffers.truncated[lost] = self._buffers.ignored[lost] = True
-            self._episodes.drop(lost)
+            rows = np.arange(first, last)
+            self._buffers.reward[rows] = 0.0
+            self._buffers.terminated[rows] = False
+            self._buffers.truncated[rows] = self._buffers.ignored[rows] = True
+            self._episodes.drop(rows)
         return read_step(self._buffers, self._episodes, self.autoreset, self._actions)
 
     def close(self) -> None:
@@ -142,7 +142,7 @@ class AsyncEnvs:
         return RESET + np.array(self._seeds[post.first : post.last], dtype=np.int64).tobytes()
 
     def _exchange(self, message: Callable[[Post], bytes]) -> list[tuple[int, int]]:
-        """Send to all, hear from all; the ranges of environments that had to be replaced."""
+        """Send to all workers, receive from all; return the ranges that had to be replaced."""
         if not self._workers:
             raise ClosedEnvError("the worker processes are closed: make the environments again")
         if self._busy:
@@ -160,7 +160,7 @@ class AsyncEnvs:
             ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
             for pipe in ready:
                 worker = waiting.pop(pipe)  # type: ignore[call-overload]
-                fault = self._hear(worker)
+                fault = self._receive(worker)
                 if fault is not None:
                     faults[worker.post.number] = fault
             if not ready:
@@ -171,29 +171,29 @@ class AsyncEnvs:
         self._busy = False
         return replaced
 
-    def _hear(self, worker: Worker) -> EnvError | None:
+    def _receive(self, worker: Worker) -> EnvError | None:
         try:
             reply = worker.pipe.recv_bytes()
         except (EOFError, OSError):
             return self._death(worker)
-        return None if reply == DONE else _reported(reply)
+        return None if reply == DONE else _parse_fault(reply)
 
     def _death(self, worker: Worker) -> WorkerDiedError:
         worker.process.join(5.0)
         code = worker.process.exitcode
-        how = f"exited with code {code}"
+        cause = f"exited with code {code}"
         if code is not None and code < 0:
-            how = f"was killed by {signal.Signals(-code).name}"
+            cause = f"was killed by {signal.Signals(-code).name}"
         index = self._at_work(worker)
-        what = f"lost its worker: process {worker.process.pid} {how}"
-        return WorkerDiedError(what, index, self._seeds[index], self._steps)
+        message = f"lost its worker: process {worker.process.pid} {cause}"
+        return WorkerDiedError(message, index, self._seeds[index], self._steps)
 
     def _hang(self, worker: Worker) -> EnvHungError:
         worker.process.kill()
         worker.process.join()
         index = self._at_work(worker)
-        what = f"gave no answer for {self._timeout:g} s; its worker was killed"
-        return EnvHungError(what, index, self._seeds[index], self._steps)
+        message = f"gave no answer for {self._timeout:g} s; its worker was killed"
+        return EnvHungError(message, index, self._seeds[index], self._steps)
 
     def _at_work(self, worker: Worker) -> int:
         return int(
@@ -201,8 +201,10 @@ class AsyncEnvs:
         )
 
     def _replace(self, number: int, fault: EnvError) -> tuple[int, int]:
-        may = isinstance(fault, EnvHungError | WorkerDiedError) and self.restarts < self._allowed
-        if not may:
+        restartable = (
+            isinstance(fault, EnvHungError | WorkerDiedError) and self.restarts < self._allowed
+        )
+        if not restartable:
             self.close()
             raise fault
         self.restarts += 1
@@ -212,34 +214,34 @@ class AsyncEnvs:
         self._seeds[first:last] = env_seeds([self._seed, self.restarts], self.num_envs)[first:last]
         worker = self._workers[number] = self._start(old.post)
         self._await_start(worker)
-        again = self._reset_one(worker)
-        return (first, last) if again is None else self._replace(number, again)
+        next_fault = self._reset_one(worker)
+        return (first, last) if next_fault is None else self._replace(number, next_fault)
 
     def _reset_one(self, worker: Worker) -> EnvError | None:
         try:
             worker.pipe.send_bytes(self._reset_message(worker.post))
         except OSError:
             return self._death(worker)
-        return self._hear(worker) if worker.pipe.poll(self._timeout) else self._hang(worker)
+        return self._receive(worker) if worker.pipe.poll(self._timeout) else self._hang(worker)
 
     def _start(self, post: Post) -> Worker:
-        ours, theirs = self._context.Pipe()
+        parent_pipe, child_pipe = self._context.Pipe()
         main_thread = threading.current_thread() is threading.main_thread()
         process = ScriptlessProcess(
             target=serve,
-            args=(theirs, self._payload, self._memory, post, main_thread),
+            args=(child_pipe, self._payload, self._memory, post, main_thread),
             name=f"{PREFIX}{post.first}-{post.last - 1}",
             daemon=True,
         )
         with _signals_blocked():
             process.start()
-        theirs.close()
+        child_pipe.close()
         self._progress[post.number] = post.first
-        return Worker(process, ours, post)
+        return Worker(process, parent_pipe, post)
 
     def _await_start(self, worker: Worker) -> None:
         if worker.pipe.poll(max(START_TIMEOUT, self._timeout)):
-            fault = self._hear(worker)
+            fault = self._receive(worker)
         else:
             fault = self._hang(worker)
         if fault is None:
@@ -254,7 +256,7 @@ class AsyncEnvs:
         raise fault
 
 
-def _reported(reply: bytes) -> EnvError:
+def _parse_fault(reply: bytes) -> EnvError:
     fault = json.loads(reply[1:])
     return BadStepError(*fault) if len(fault) == 1 else EnvRaisedError(*fault)
 
@@ -274,14 +276,14 @@ def _signals_blocked() -> Iterator[None]:
 
 
 def _stop(workers: list[Worker], timeout: float) -> None:
-    """Ask all to close their environments, wait a moment, then make them; problems are named."""
+    """Ask all workers to close, wait a moment, then kill them; warn of what went wrong."""
     limit = min(timeout, CLOSE_TIMEOUT)
     for worker in workers:
         with contextlib.suppress(OSError):
             worker.pipe.send_bytes(CLOSE + str(limit).encode())
     started = time.monotonic()
     for worker in workers:
-        for problem in _farewell(worker, started, limit):
+        for problem in _await_close(worker, started, limit):
             warnings.warn(problem, EnvWarning, stacklevel=3)
         worker.process.join(max(0.1, started + PATIENCE - time.monotonic()))
         if worker.process.is_alive():
@@ -291,7 +293,7 @@ def _stop(workers: list[Worker], timeout: float) -> None:
     workers.clear()
 
 
-def _farewell(worker: Worker, started: float, limit: float) -> list[str]:
+def _await_close(worker: Worker, started: float, limit: float) -> list[str]:
     """Wait until a worker has closed its environments; return what went wrong.
 
     One that is in the middle of a step, and does not even read the message, gets no more than
@@ -311,5 +313,5 @@ def _farewell(worker: Worker, started: float, limit: float) -> list[str]:
     if not closing:
         return []
     first, last = worker.post.first, worker.post.last - 1
-    which = f"environment {first}" if first == last else f"environments {first} to {last}"
-    return [f"{which} did not close within {limit:g} s; the worker was killed"]
+    subject = f"environment {first}" if first == last else f"environments {first} to {last}"
+    return [f"{subject} did not close within {limit:g} s; the worker was killed"]

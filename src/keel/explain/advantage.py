@@ -29,7 +29,15 @@ def explain_advantage(
     lam: float = 0.95,
     end: End = "terminated",
 ) -> Explanation:
-    """Explain GAE on one trajectory; `last_value` is the critic's word on the observation after it.
+    """Explain GAE on one trajectory.
+
+    Args:
+        rewards: of every step `[T]`.
+        values: the critic's value of every observation `[T]`.
+        last_value: the critic's value of the observation after the last step.
+        gamma: discount.
+        lam: λ of GAE.
+        end: whether the episode is terminated, truncated or running after the last step.
 
     Examples:
         >>> explain_advantage((1.0,), (0.4,)).numbers["advantages"] == [1.0 - 0.4]
@@ -94,13 +102,13 @@ def _gae(
     last = torch.tensor([last_value], dtype=torch.float64)
     at_end = torch.zeros_like(reward, dtype=torch.bool)[:, None]
     at_end[-1] = True
-    never = torch.zeros_like(at_end)
+    no_ends = torch.zeros_like(at_end)
     return gae(
         reward[:, None],
         value[:, None],
         last,
-        at_end if end == "terminated" else never,
-        at_end if end == "truncated" else never,
+        at_end if end == "terminated" else no_ends,
+        at_end if end == "truncated" else no_ends,
         last.expand(reward.shape[0], 1),
         gamma=gamma,
         lam=lam,
@@ -118,9 +126,9 @@ def _draw(figure: Figure, reward: Tensor, value: Tensor, by_lambda: dict[float, 
     left.plot(steps, value.tolist(), "o-", color=BLUE, label="value")
     left.legend(frameon=False, fontsize=9)
     tidy(left, "What happened, what was expected", "step", "")
-    colours = (GREY, BLUE, ORANGE)
-    for colour, (lam, advantage) in zip(colours, by_lambda.items(), strict=False):
-        right.plot(steps, advantage.tolist(), "o-", color=colour, label=f"λ = {lam:g}")
+    colors = (GREY, BLUE, ORANGE)
+    for color, (lam, advantage) in zip(colors, by_lambda.items(), strict=False):
+        right.plot(steps, advantage.tolist(), "o-", color=color, label=f"λ = {lam:g}")
     right.axhline(0.0, color=INK, linewidth=0.8)
     right.legend(frameon=False, fontsize=9)
     tidy(right, "The advantage by λ", "step", "advantage")

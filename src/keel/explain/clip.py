@@ -28,6 +28,13 @@ def explain_clip(
 ) -> Explanation:
     """Explain PPO's clip at one ratio and advantage.
 
+    Args:
+        ratio: π_new/π_old of the action.
+        advantage: of the action.
+        low: the ratio is clipped at 1 − low.
+        high: the ratio is clipped at 1 + high; by default `low`.
+        dual: bound of the dual clip for negative advantages; None for no dual clip.
+
     Examples:
         >>> explain_clip(2.0, 1.0).numbers["loss"]
         -1.2

@@ -135,10 +135,10 @@ def _draw(
 
 
 def _draw_road(axes: Axes, start: float, end: float, short: float, long: float) -> None:
-    colour, label = (GREEN, "too long") if long > short else (GREY, "shorter than needed")
+    color, label = (GREEN, "too long") if long > short else (GREY, "shorter than needed")
     if long != short:
         axes.fill_between(
-            [start, end], short, long, color=colour, alpha=0.35, linewidth=0, label=label
+            [start, end], short, long, color=color, alpha=0.35, linewidth=0, label=label
         )
     for height, line, name in (
         (short, BLUE, "shortest: terrain P"),
@@ -151,30 +151,30 @@ def _draw_road(axes: Axes, start: float, end: float, short: float, long: float) 
 def _legend(axes: Axes) -> tuple[list[Artist], list[str]]:
     """Return each label once, the lines first."""
     handles, labels = axes.get_legend_handles_labels()
-    once = dict(zip(labels, handles, strict=True))
+    handle_by_label = dict(zip(labels, handles, strict=True))
     order = ("shortest: terrain P", "by the map Q", "too long", "shorter than needed")
-    shown = [label for label in order if label in once]
-    return [once[label] for label in shown], shown
+    ordered = [label for label in order if label in handle_by_label]
+    return [handle_by_label[label] for label in ordered], ordered
 
 
 def _name_places(axes: Axes, labels: list[str], p: Sequence[float]) -> None:
     ends = [math.fsum(p[: i + 1]) for i in range(len(p))]
     middles = [(end - width / 2.0, name) for end, width, name in zip(ends, p, labels, strict=True)]
-    shown = [pair for pair, width in zip(middles, p, strict=True) if width >= NARROW]
-    axes.set_xticks([place for place, _ in shown], [name for _, name in shown])
+    named = [pair for pair, width in zip(middles, p, strict=True) if width >= NARROW]
+    axes.set_xticks([position for position, _ in named], [name for _, name in named])
 
 
 def _draw_sum(axes: Axes, labels: list[str], weighted: list[float], detour: float) -> None:
     """Draw what each place adds, from left to right, and the sum."""
-    running, places = 0.0, [*range(len(labels))]
-    for place, value in enumerate(weighted):
+    running, positions = 0.0, [*range(len(labels))]
+    for position, value in enumerate(weighted):
         step = value if math.isfinite(value) else 0.0
-        axes.bar(place, step, 0.65, bottom=running, color=GREEN if step >= 0.0 else GREY)
+        axes.bar(position, step, 0.65, bottom=running, color=GREEN if step >= 0.0 else GREY)
         running += step
     if math.isfinite(detour):
         axes.bar(len(labels), detour, 0.65, color=INK)
     axes.axhline(0.0, color=INK, linewidth=0.8)
     axes.autoscale_view()
     axes.set_ylim(top=1.08 * max(axes.get_ylim()[1], 1e-9))
-    axes.set_xticks([*places, len(labels)], [*labels, "KL"])
+    axes.set_xticks([*positions, len(labels)], [*labels, "KL"])
     tidy(axes, "Detours, added up", "", "P · detour, bits").grid(False, axis="x")

@@ -13,9 +13,15 @@ if TYPE_CHECKING:
 
 
 def explain_estimators(*, actions: int = 6, policies: int = 16, seed: int = 0) -> Explanation:
-    """Certify every KL estimator in reward and loss, on- and off-policy."""
+    """Certify every KL estimator in reward and loss, on- and off-policy.
+
+    Args:
+        actions: number of actions of the random policies.
+        policies: number of random policies.
+        seed: of the policies.
+    """
     rows = certificate(actions=actions, policies=policies, seed=seed)
-    places = dict.fromkeys((row.placement, row.sampling) for row in rows)
+    placements = dict.fromkeys((row.placement, row.sampling) for row in rows)
     return Explanation(
         title="What each KL estimator really descends",
         idea=(
@@ -29,10 +35,10 @@ def explain_estimators(*, actions: int = 6, policies: int = 16, seed: int = 0) -
             Table(
                 f"In the {placement}, {sampling}",
                 ("estimator", "descends", "cosine", "grad. bias", "value bias", ""),
-                tuple(_cells(row) for row in rows if (row.placement, row.sampling) == place),
+                tuple(_cells(row) for row in rows if (row.placement, row.sampling) == key),
             )
-            for place in places
-            for placement, sampling in (place,)
+            for key in placements
+            for placement, sampling in (key,)
         ),
         meaning=(
             "Use k1 in the reward; weighted_k2, ratio_k3, straight_through or the exact KL in the "
@@ -63,15 +69,17 @@ def _share(bias: float) -> str:
 
 def _draw(figure: Figure, rows: list[Certificate]) -> None:
     for axes, placement in zip(figure.subplots(1, 2, sharex=True), ("reward", "loss"), strict=True):
-        shown = [row for row in rows if row.placement == placement][::-1]
-        colours = [GREEN if row.right else ORANGE for row in shown]
-        axes.barh(range(len(shown)), [row.cosine for row in shown], color=colours)
-        labels = [f"{row.estimator}, {row.sampling.removesuffix('-policy')}" for row in shown]
-        axes.set_yticks(range(len(shown)), labels)
+        certificates = [row for row in rows if row.placement == placement][::-1]
+        colors = [GREEN if row.right else ORANGE for row in certificates]
+        axes.barh(range(len(certificates)), [row.cosine for row in certificates], color=colors)
+        labels = [
+            f"{row.estimator}, {row.sampling.removesuffix('-policy')}" for row in certificates
+        ]
+        axes.set_yticks(range(len(certificates)), labels)
         axes.axvline(0.0, color=INK, linewidth=0.8)
         axes.set_xlim(-1.05, 1.05)
-        for place, row in enumerate(shown):
+        for position, row in enumerate(certificates):
             if row.cosine == 0.0:
-                axes.text(0.03, place, "no gradient", va="center", fontsize=7.5, color=ORANGE)
+                axes.text(0.03, position, "no gradient", va="center", fontsize=7.5, color=ORANGE)
         tidy(axes, f"in the {placement}", "worst cosine to ∇KL(π‖π_ref)", "").grid(False, axis="y")
         axes.tick_params(labelsize=7.5)

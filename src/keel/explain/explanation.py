@@ -1,4 +1,4 @@
-"""What an explanation consists of."""
+"""Parts of an explanation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Explanation:
 
 
 def number(x: float, digits: int = 5) -> str:
-    """A number as people read it: ∞ in words' place, no exponent where none is needed."""
+    """Format a number for people: ∞ as such, no exponent where none is needed."""
     if math.isnan(x):
         return "–"
     if math.isinf(x):
@@ -48,5 +48,5 @@ def number(x: float, digits: int = 5) -> str:
 
 
 def bits(nats: float) -> float:
-    """Nats as bits."""
+    """Convert nats to bits."""
     return nats / NATS_PER_BIT

@@ -12,7 +12,7 @@ SUM_TOLERANCE = 1e-6
 
 
 def parse_numbers(name: str, text: str) -> list[float]:
-    """`0.8,0.2` or `1/6, 1/6, …` as finite numbers."""
+    """Parse `0.8,0.2` or `1/6, 1/6, …` as finite numbers."""
     if not text.strip():
         raise InputError(f"{name}: empty; expected numbers separated by commas, such as 0.8,0.2")
     return [_parse_number(name, part.strip()) for part in text.split(",")]
@@ -54,23 +54,23 @@ def check_same_length(a_name: str, a: Sequence[float], b_name: str, b: Sequence[
         )
 
 
-def check_names(names: Sequence[str] | None, outcomes: int, what: str = "outcomes") -> list[str]:
-    """The outcomes' names; a, b, c … where none are given."""
+def check_names(names: Sequence[str] | None, outcomes: int, kind: str = "outcomes") -> list[str]:
+    """Return the outcomes' names; a, b, c … where none are given."""
     if names is None:
         letters = "abcdefghijklmnopqrstuvwxyz"
         return [letters[i] if outcomes <= 26 else str(i + 1) for i in range(outcomes)]
     if len(names) != outcomes:
-        raise InputError(f"names: got {len(names)} names for {outcomes} {what}")
+        raise InputError(f"names: got {len(names)} names for {outcomes} {kind}")
     return [name.strip() for name in names]
 
 
-def check_mask(name: str, mask: Sequence[float] | None, what: str, length: int) -> list[bool]:
+def check_mask(name: str, mask: Sequence[float] | None, kind: str, length: int) -> list[bool]:
     """Return a mask of ones and zeros as bools, all True where none is given.
 
     Args:
         name: The mask as the user knows it, for error messages.
         mask: 1 for an element that counts, 0 for one that does not `[length]`.
-        what: What is masked, for error messages.
+        kind: What is masked, for error messages.
         length: Number of elements.
 
     Raises:
@@ -79,12 +79,12 @@ def check_mask(name: str, mask: Sequence[float] | None, what: str, length: int) 
     if mask is None:
         return [True] * length
     if len(mask) != length:
-        raise InputError(f"{name}: got {len(mask)} numbers for {length} {what}")
+        raise InputError(f"{name}: got {len(mask)} numbers for {length} {kind}")
     for value in mask:
         if value not in (0.0, 1.0):
             raise InputError(f"{name}: {value:g} is neither 1 (counts) nor 0 (does not count)")
     if not any(mask):
-        raise InputError(f"{name}: all 0; at least one of the {what} must count")
+        raise InputError(f"{name}: all 0; at least one of the {kind} must count")
     return [bool(value) for value in mask]
 
 
@@ -102,7 +102,7 @@ def check_finite(**values: float) -> None:
 
 
 def parse_gaussian(name: str, text: str) -> tuple[float, float]:
-    """`MU,SIGMA` with SIGMA > 0."""
+    """Parse `MU,SIGMA` with SIGMA > 0."""
     values = parse_numbers(name, text)
     if len(values) != 2:
         raise InputError(f"{name}: expected MU,SIGMA, got {len(values)} numbers in {text!r}")

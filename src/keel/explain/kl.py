@@ -78,8 +78,8 @@ def explain_kl(
     reverse = categorical_kl(log_q, log_p).item()
     h_p, h_q = categorical_entropy(log_p).item(), categorical_entropy(log_q).item()
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.multinomial(log_p.exp(), samples, replacement=True, generator=generator)
-    estimates = estimate_kl(log_p[drawn], log_q[drawn])
+    indices = torch.multinomial(log_p.exp(), samples, replacement=True, generator=generator)
+    estimates = estimate_kl(log_p[indices], log_q[indices])
     contributions = _contributions(p, q)
     divergence = total_variation(log_p, log_q).item(), jensen_shannon(log_p, log_q).item()
     plain = Explanation(
@@ -103,18 +103,27 @@ def explain_kl(
     )
     if sample is None:
         return plain
-    given = read_sample(sample, labels, log_p, log_q, digits)
-    shown = compare_estimates(given, estimates, samples)
+    given_sample = read_sample(sample, labels, log_p, log_q, digits)
+    all_estimates = compare_estimates(given_sample, estimates, samples)
     return replace(
-        add_sample(plain, given, forward, reverse),
-        draw=lambda figure: draw_discrete(figure, labels, p, q, contributions, shown, forward),
+        add_sample(plain, given_sample, forward, reverse),
+        draw=lambda figure: draw_discrete(
+            figure, labels, p, q, contributions, all_estimates, forward
+        ),
     )
 
 
 def explain_gaussian_kl(
     p: tuple[float, float], q: tuple[float, float], *, samples: int = 1000, seed: int = 0
 ) -> Explanation:
-    """Explain KL(P‖Q) of two Gaussians, each given as (mean, standard deviation)."""
+    """Explain KL(P‖Q) of two Gaussians.
+
+    Args:
+        p: mean and standard deviation of P.
+        q: mean and standard deviation of Q.
+        samples: number of samples to draw from P for the estimators.
+        seed: of those samples.
+    """
     for name, (_, sigma) in (("P", p), ("Q", q)):
         check_positive(f"{name} sigma", sigma)
     _check_samples(samples)
@@ -269,7 +278,7 @@ def _discrete_meaning(
 
 
 def _observations(kl: float) -> float:
-    """How many samples of P make the likelihood ratio of P over Q 20, on average in the log."""
+    """Return the samples of P that make the likelihood ratio of P over Q 20, on average."""
     return math.inf if kl == 0.0 else math.ceil(math.log(20.0) / kl) if kl < math.inf else 1.0
 
 

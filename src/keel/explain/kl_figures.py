@@ -28,13 +28,13 @@ def draw_discrete(
 ) -> None:
     """Draw two distributions, what each outcome adds to KL(P‖Q), and estimates of it."""
     left, middle, right = figure.subplots(1, 3, width_ratios=(1.25, 1.0, 1.0))
-    places = list(range(len(labels)))
-    left.bar([x - 0.2 for x in places], p, 0.4, color=BLUE, label="P, the world")
-    left.bar([x + 0.2 for x in places], q, 0.4, color=ORANGE, label="Q, the belief")
+    positions = list(range(len(labels)))
+    left.bar([x - 0.2 for x in positions], p, 0.4, color=BLUE, label="P, the world")
+    left.bar([x + 0.2 for x in positions], q, 0.4, color=ORANGE, label="Q, the belief")
     left.legend(frameon=False, fontsize=9)
     _name_outcomes(tidy(left, "Two distributions", "", "probability"), labels)
-    shown = [c if math.isfinite(c) else 0.0 for c in contributions]
-    middle.bar(places, shown, 0.6, color=[GREEN if c >= 0.0 else GREY for c in contributions])
+    heights = [c if math.isfinite(c) else 0.0 for c in contributions]
+    middle.bar(positions, heights, 0.6, color=[GREEN if c >= 0.0 else GREY for c in contributions])
     middle.axhline(0.0, color=INK, linewidth=0.8)
     _name_outcomes(tidy(middle, "What each outcome adds", "", "P·log(P/Q), nats"), labels)
     _draw_estimates(right, estimates, exact)
@@ -53,8 +53,8 @@ def draw_gaussian(
     high = max(mean + 4.0 * std for mean, std in (p, q))
     x = torch.linspace(low, high, 600, dtype=torch.float64)
     log_p, log_q = log_density(x, *p), log_density(x, *q)
-    for log_y, colour, label in ((log_p, BLUE, "P, the world"), (log_q, ORANGE, "Q")):
-        left.plot(x.numpy(), log_y.exp().numpy(), color=colour, label=label, linewidth=2)
+    for log_y, color, label in ((log_p, BLUE, "P, the world"), (log_q, ORANGE, "Q")):
+        left.plot(x.numpy(), log_y.exp().numpy(), color=color, label=label, linewidth=2)
     left.legend(frameon=False, fontsize=9)
     tidy(left, "Two Gaussians", "x", "density")
     integrand = (log_p.exp() * (log_p - log_q)).numpy()

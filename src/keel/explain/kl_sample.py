@@ -29,7 +29,7 @@ class GivenSample:
         flipped: Mean of log Q − log P.
         rounded: The same from logarithms of `digits` digits; None unless asked for.
         digits: Digits of those logarithms.
-        needed: Samples of P for a k1 whose standard error is as small as KL(P‖Q) itself.
+        samples_needed: Samples of P for a k1 whose standard error is as small as KL(P‖Q) itself.
     """
 
     outcomes: list[str]
@@ -38,7 +38,7 @@ class GivenSample:
     flipped: Estimate
     rounded: Estimate | None
     digits: int | None
-    needed: float
+    samples_needed: float
 
 
 def label_outcomes(
@@ -48,9 +48,11 @@ def label_outcomes(
     labels = check_names(names, outcomes)
     if sample is None:
         return labels
-    twice = [name for name in labels if labels.count(name) > 1]
-    if twice:
-        raise InputError(f"names: {twice[0]!r} names two outcomes; a sample needs different names")
+    duplicates = [name for name in labels if labels.count(name) > 1]
+    if duplicates:
+        raise InputError(
+            f"names: {duplicates[0]!r} names two outcomes; a sample needs different names"
+        )
     if names is None:
         first_seen = list(dict.fromkeys(name.strip() for name in sample))
         if len(first_seen) == outcomes and not set(first_seen) & set(labels):
@@ -79,8 +81,8 @@ def read_sample(
         raise InputError("sample: empty; expected names of outcomes separated by commas")
     if digits is not None and not 0 <= digits <= MAX_DIGITS:
         raise InputError(f"digits: expected 0 to {MAX_DIGITS}, got {digits}")
-    places = [labels.index(_known(name, labels)) for name in outcomes]
-    p, q = log_p[places], log_q[places]
+    indices = [labels.index(_check_outcome(name, labels)) for name in outcomes]
+    p, q = log_p[indices], log_q[indices]
     for name, log_probability in zip(outcomes, p.tolist(), strict=True):
         if math.isinf(log_probability):
             raise InputError(f"sample: {name!r} has probability 0 under P, so P cannot draw it")
@@ -91,11 +93,11 @@ def read_sample(
         flipped=estimate_from("log Q − log P", k1(q, p)),
         rounded=None if digits is None else _rounded(p, q, digits),
         digits=digits,
-        needed=_samples_needed(log_p, log_q),
+        samples_needed=_samples_needed(log_p, log_q),
     )
 
 
-def _known(name: str, labels: Sequence[str]) -> str:
+def _check_outcome(name: str, labels: Sequence[str]) -> str:
     if name not in labels and list(labels) == check_names(None, len(labels)):
         raise InputError(
             f"sample: {name!r} is not one of {', '.join(labels)}; name the outcomes with --names"
@@ -143,7 +145,7 @@ def _sample_numbers(sample: GivenSample) -> dict[str, object]:
         "outcomes": sample.outcomes,
         "count": len(sample.outcomes),
         **{name: _pair(estimate) for name, estimate in estimates.items()},
-        "samples_until_error_is_kl": sample.needed,
+        "samples_until_error_is_kl": sample.samples_needed,
     }
     if sample.rounded is not None:
         numbers["rounded_log_q_minus_log_p"] = {"digits": sample.digits, **_pair(sample.rounded)}
@@ -181,12 +183,12 @@ def _cells(estimate: Estimate) -> tuple[str, str]:
 
 
 def compare_estimates(
-    sample: GivenSample, drawn: Sequence[Estimate], samples: int
+    sample: GivenSample, drawn_estimates: Sequence[Estimate], samples: int
 ) -> list[Estimate]:
     """Return k1 and k3 of a sample and of the `samples` that were drawn, named for a picture."""
     by_count = (
         (f"your {len(sample.outcomes):,}", (sample.k1, sample.k3)),
-        (f"{samples:,}", [estimate for estimate in drawn if estimate.name != "k2"]),
+        (f"{samples:,}", [estimate for estimate in drawn_estimates if estimate.name != "k2"]),
     )
     return [
         replace(estimate, name=f"{estimate.name}\n{count}")
@@ -206,6 +208,7 @@ def _sample_meaning(sample: GivenSample, forward: float) -> str:
     text += f" where KL(P‖Q) is {number(forward, 4)}"
     if abs(mean) < 2.0 * error:
         text += ", too few to tell even the sign"
-    if count < sample.needed < math.inf:
-        text += f"; about {sample.needed:,.0f} bring the standard error down to the KL itself"
+    if count < sample.samples_needed < math.inf:
+        needed = f"{sample.samples_needed:,.0f}"
+        text += f"; about {needed} bring the standard error down to the KL itself"
     return text + "."

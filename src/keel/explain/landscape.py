@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ACTIONS = 3
 CORNERS = ((0.0, 0.0), (1.0, 0.0), (0.5, math.sqrt(3.0) / 2.0))
-"""Where the policies that always take one action lie."""
+"""Positions of the policies that always take one action."""
 RESOLUTION = 120
 
 
@@ -174,8 +174,8 @@ def _draw_map(
 ) -> None:
     """Draw the triangle of policies: height lines of the reward, rings of the same KL, the path."""
     policies = _grid()
-    place = policies @ torch.tensor(CORNERS, dtype=torch.float64)
-    x, y = place[:, 0].numpy(), place[:, 1].numpy()
+    position = policies @ torch.tensor(CORNERS, dtype=torch.float64)
+    x, y = position[:, 0].numpy(), position[:, 1].numpy()
     height = (policies @ reward).numpy()
     low, high = reward.min().item(), reward.max().item()
     if high > low:
@@ -188,13 +188,13 @@ def _draw_map(
         rings = [rest / 4.0, rest]
         axes.tricontour(x, y, kl.numpy(), levels=rings, colors=ORANGE, linewidths=1.3)
         axes.plot([], [], color=ORANGE, linewidth=1.3, label="the same KL")
-    for log_prob, style, colour, size, label in (
+    for log_prob, style, color, size, label in (
         (path, "-", GREEN, 0, "π* for every β"),
         (log_ref[None], "o", INK, 9, "π_ref"),
         (best[None], "*", GREEN, 16, f"π* at β = {beta:g}"),
     ):
-        at = log_prob.exp() @ torch.tensor(CORNERS, dtype=torch.float64)
-        axes.plot(at[:, 0], at[:, 1], style, color=colour, markersize=size, linewidth=2.2,
+        point = log_prob.exp() @ torch.tensor(CORNERS, dtype=torch.float64)
+        axes.plot(point[:, 0], point[:, 1], style, color=color, markersize=size, linewidth=2.2,
                   label=label)  # fmt: skip
     for (corner_x, corner_y), name, value in zip(CORNERS, labels, reward.tolist(), strict=True):
         below = corner_y == 0.0

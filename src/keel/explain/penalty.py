@@ -37,6 +37,15 @@ def explain_penalty(
 ) -> Explanation:
     """Explain the KL penalty: on one sampled action, and on the best policy it allows.
 
+    Args:
+        reference_probability: of the sampled action under the reference.
+        probability: of the sampled action under the policy.
+        beta: price of a nat.
+        reward: of the sampled action.
+        reference: reference policy `[A]` of the second example.
+        rewards: of its actions `[A]`.
+        names: of its actions `[A]`.
+
     Examples:
         >>> round(explain_penalty(0.3, 0.6, beta=0.1).numbers["penalised_reward"], 3)
         0.931
@@ -75,7 +84,7 @@ def explain_penalty(
             ("reward after", number(shaped, 4)),
         ),
     )
-    opt_state = Table(
+    optimum = Table(
         f"The best policy at β = {beta:g}: π* ∝ π_ref · exp(reward / β)",
         ("action", "reward", "π_ref", "π*"),
         tuple(
@@ -92,7 +101,7 @@ def explain_penalty(
             "trust region moves with every update."
         ),
         formula="reward' = reward − β·(log π(a) − log π_ref(a))",
-        tables=(sample, opt_state),
+        tables=(sample, optimum),
         meaning=_meaning(drift, beta, expected, kl),
         numbers={
             "k1": drift,
@@ -108,19 +117,19 @@ def explain_penalty(
 
 
 def _optimal(log_ref: Tensor, reward: Tensor, beta: float) -> Tensor:
-    """log π* of max E_π[reward] − β KL(π‖π_ref): the Gibbs distribution at temperature β."""
+    """Return log π* of max E_π[reward] − β KL(π‖π_ref): a Gibbs distribution of temperature β."""
     return (log_ref + reward / beta).log_softmax(-1)
 
 
 def _meaning(drift: float, beta: float, expected: float, kl: float) -> str:
     if drift > 0:
-        moved = f"{math.exp(drift):.3g} times likelier than under the reference, so it is charged"
+        change = f"{math.exp(drift):.3g} times likelier than under the reference, so it is charged"
     elif drift < 0:
-        moved = f"{math.exp(-drift):.3g} times rarer than under the reference, so it is paid"
+        change = f"{math.exp(-drift):.3g} times rarer than under the reference, so it is paid"
     else:
-        moved = "as likely as under the reference, so it is charged"
+        change = "as likely as under the reference, so it is charged"
     return (
-        f"The action is {moved} {abs(beta * drift):.4f}. Followed to its end, β = {beta:g} buys "
+        f"The action is {change} {abs(beta * drift):.4f}. Followed to its end, β = {beta:g} buys "
         f"an expected reward of {expected:.4f} for {kl:.4f} nats from the reference."
     )
 
@@ -134,10 +143,10 @@ def _draw(
         math.log10(min(0.03 * spread, beta)), math.log10(max(10 * spread, beta)), 200
     ).double()
     policies = [_optimal(log_ref, reward, t.item()) for t in temperatures]
-    colours = (BLUE, ORANGE, GREEN, GREY)
+    colors = (BLUE, ORANGE, GREEN, GREY)
     for index, name in enumerate(labels):
         share = [policy.exp()[index].item() for policy in policies]
-        left.plot(temperatures, share, color=colours[index % 4], linewidth=2, label=name)
+        left.plot(temperatures, share, color=colors[index % 4], linewidth=2, label=name)
     left.axvline(beta, color=GREY, linestyle="--", label=f"β = {beta:g}")
     left.set_xscale("log")
     left.legend(frameon=False, fontsize=9)
@@ -145,10 +154,10 @@ def _draw(
     kls = [categorical_kl(policy, log_ref).item() for policy in policies]
     gains = [(policy.exp() @ reward).item() for policy in policies]
     right.plot(kls, gains, color=BLUE, linewidth=2)
-    here = _optimal(log_ref, reward, beta)
+    best = _optimal(log_ref, reward, beta)
     right.plot(
-        [categorical_kl(here, log_ref).item()],
-        [(here.exp() @ reward).item()],
+        [categorical_kl(best, log_ref).item()],
+        [(best.exp() @ reward).item()],
         "o",
         color=ORANGE,
         markersize=8,

@@ -48,14 +48,14 @@ def explain_projection(
     p = _check_joint(joint)
     row_names = check_names(rows, p.shape[0], "rows")
     column_names = check_names(columns, p.shape[1], "columns")
-    across, down = p.sum(1), p.sum(0)
-    q = across[:, None] * down[None, :]
-    lost = _kl(p, q)
-    h_joint, h_rows, h_columns = (_entropy(x) for x in (p, across, down))
+    row_sums, column_sums = p.sum(1), p.sum(0)
+    q = row_sums[:, None] * column_sums[None, :]
+    kl = _kl(p, q)
+    h_joint, h_rows, h_columns = (_entropy(x) for x in (p, row_sums, column_sums))
     uniform = torch.full_like(p, 1.0 / p.numel())
     to_uniform, rest = _kl(p, uniform), _kl(q, uniform)
     return Explanation(
-        title=f"Two shadows keep all but {number(lost, 4)} nats of the object",
+        title=f"Two shadows keep all but {number(kl, 4)} nats of the object",
         idea=(
             "P is an object, its row and column sums are the shadows it throws on two walls. "
             "Rebuilt from the shadows alone it becomes Q, whose parts are independent. KL(P‖Q) "
@@ -70,15 +70,15 @@ def explain_projection(
                 ("entropy of the rows", h_rows),
                 ("entropy of the columns", h_columns),
                 ("entropy of P", h_joint),
-                ("lost: KL(P‖Q), the mutual information", lost),
+                ("lost: KL(P‖Q), the mutual information", kl),
                 ("KL(P‖uniform), another Q of independent parts", to_uniform),
-                ("KL(P‖Q) + KL(Q‖uniform), the same", lost + rest),
+                ("KL(P‖Q) + KL(Q‖uniform), the same", kl + rest),
             ),
         ),
-        meaning=_meaning(lost, h_joint),
+        meaning=_meaning(kl, h_joint),
         numbers={
-            "kl_nats": lost,
-            "kl_bits": bits(lost),
+            "kl_nats": kl,
+            "kl_bits": bits(kl),
             "entropy_joint_nats": h_joint,
             "entropy_rows_nats": h_rows,
             "entropy_columns_nats": h_columns,
@@ -110,8 +110,8 @@ def _matrix_table(title: str, x: Tensor, rows: list[str], columns: list[str]) ->
         (name, *(number(value, 4) for value in [*line.tolist(), line.sum().item()]))
         for name, line in zip(rows, x, strict=True)
     ]
-    foot = [*x.sum(0).tolist(), x.sum().item()]
-    cells.append(("sum", *(number(value, 4) for value in foot)))
+    sums = [*x.sum(0).tolist(), x.sum().item()]
+    cells.append(("sum", *(number(value, 4) for value in sums)))
     return Table(title, ("", *columns, "sum"), tuple(cells))
 
 
@@ -120,12 +120,12 @@ def _nats_table(*rows: tuple[str, float]) -> Table:
     return Table("What is lost", ("", "nats", "bits"), cells)
 
 
-def _meaning(lost: float, h_joint: float) -> str:
-    if lost < 1e-12:
+def _meaning(kl: float, h_joint: float) -> str:
+    if kl < 1e-12:
         return "Nothing is lost: rows and columns are independent, and the shadows say it all."
-    share = f" ({lost / h_joint:.0%} of the entropy of P)" if h_joint > 0.0 else ""
+    share = f" ({kl / h_joint:.0%} of the entropy of P)" if h_joint > 0.0 else ""
     return (
-        f"The shadows lose {number(bits(lost), 4)} bits{share}: which row goes with which column. "
+        f"The shadows lose {number(bits(kl), 4)} bits{share}: which row goes with which column. "
         "No other Q with independent parts comes closer to P; each loses KL(Q‖other) on top."
     )
 
@@ -178,6 +178,6 @@ def _heat(
         return
     for r, line in enumerate(x.tolist()):
         for c, value in enumerate(line):
-            strong = abs(value) > 0.55 * max(abs(span[0]), span[1])
+            is_dark = abs(value) > 0.55 * max(abs(span[0]), span[1])
             text = number(value, 3) if math.isfinite(value) else "–"
-            axes.text(c, r, text, ha="center", va="center", color="white" if strong else INK)
+            axes.text(c, r, text, ha="center", va="center", color="white" if is_dark else INK)

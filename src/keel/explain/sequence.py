@@ -89,7 +89,7 @@ def explain_sequence(
     """
     sequence = _read(values, mask, names, terms)
     total, mean = sequence.sum(sequence.value), sequence.mean(sequence.value)
-    counted = int(sequence.mask.sum())
+    counted_tokens = int(sequence.mask.sum())
     return Explanation(
         title=f"A sequence of {number(total, 4)} nats, {number(mean, 4)} a token",
         idea=(
@@ -103,7 +103,7 @@ def explain_sequence(
         numbers={
             "terms": terms,
             "tokens": _token_numbers(sequence),
-            "counted_tokens": counted,
+            "counted_tokens": counted_tokens,
             "sum_nats": total,
             "sum_bits": bits(total),
             "mean_nats": mean,
@@ -126,18 +126,18 @@ def _read(
         raise InputError("terms: empty; a sequence needs at least one token")
     counts = check_mask("mask", mask, "tokens", len(values))
     check_finite(**{f"token {i + 1}": x for i, x in enumerate(values) if counts[i]})
-    for place, value in enumerate(values):
-        if counts[place] and abs(value) > LARGEST:
+    for position, value in enumerate(values):
+        if counts[position] and abs(value) > LARGEST:
             raise InputError(
-                f"token {place + 1}: {value:g} nats is no log-ratio of a token; "
+                f"token {position + 1}: {value:g} nats is no log-ratio of a token; "
                 "is it padding that --mask should leave out?"
             )
-        if counts[place] and terms == "kl" and value < 0.0:
+        if counts[position] and terms == "kl" and value < 0.0:
             raise InputError(
-                f"token {place + 1}: {value:g} is negative, and no KL is; "
+                f"token {position + 1}: {value:g} is negative, and no KL is; "
                 "log-ratios may be: --terms log-ratio"
             )
-    positions = [str(place + 1) for place in range(len(values))]
+    positions = [str(position + 1) for position in range(len(values))]
     labels = positions if names is None else check_names(names, len(values), "tokens")
     term = torch.tensor(values, dtype=torch.float64)
     low_variance = k3(term, torch.zeros_like(term)) if terms == "log-ratio" else None
@@ -147,15 +147,15 @@ def _read(
 def _token_numbers(sequence: _Terms) -> list[dict[str, object]]:
     rows = []
     running = sequence.running(sequence.value).tolist()
-    for place, name in enumerate(sequence.labels):
+    for position, name in enumerate(sequence.labels):
         row: dict[str, object] = {
             "name": name,
-            "counts": bool(sequence.mask[place]),
-            "term_nats": sequence.value[place].item(),
-            "running_sum_nats": running[place],
+            "counts": bool(sequence.mask[position]),
+            "term_nats": sequence.value[position].item(),
+            "running_sum_nats": running[position],
         }
         if sequence.k3 is not None:
-            row["k3_nats"] = sequence.k3[place].item()
+            row["k3_nats"] = sequence.k3[position].item()
         rows.append(row)
     return rows
 
@@ -177,12 +177,12 @@ def _token_table(sequence: _Terms) -> Table:
         columns.append("k3 ≥ 0")
     running = sequence.running(sequence.value).tolist()
     rows = []
-    for place, name in enumerate(sequence.labels):
-        counts, value = bool(sequence.mask[place]), sequence.value[place].item()
+    for position, name in enumerate(sequence.labels):
+        counts, value = bool(sequence.mask[position]), sequence.value[position].item()
         row = [name, str(int(counts)), number(value, 4), number(bits(value), 4)]
-        row.append(number(running[place], 4) if counts else "–")
+        row.append(number(running[position], 4) if counts else "–")
         if sequence.k3 is not None:
-            row.append(number(sequence.k3[place].item(), 4) if counts else "–")
+            row.append(number(sequence.k3[position].item(), 4) if counts else "–")
         rows.append(tuple(row))
     return Table("Token by token, in nats", tuple(columns), tuple(rows))
 
@@ -222,17 +222,17 @@ def _meaning(sequence: _Terms, total: float) -> str:
 
 def _draw(figure: Figure, sequence: _Terms) -> None:
     left, right = figure.subplots(1, 2)
-    places = [place for place, counts in enumerate(sequence.mask.tolist()) if counts]
-    for series, offset, colour, name in (
+    positions = [position for position, counts in enumerate(sequence.mask.tolist()) if counts]
+    for series, offset, color, name in (
         (sequence.value, -0.18, BLUE, sequence.symbol),
         (sequence.k3, 0.18, ORANGE, "k3, never negative"),
     ):
         if series is not None:
             label = f"{name}: sum {number(sequence.sum(series), 3)}"
-            at = [place + offset for place in places]
-            left.bar(at, series[places].tolist(), 0.36, color=colour, label=label)
+            at = [position + offset for position in positions]
+            left.bar(at, series[positions].tolist(), 0.36, color=color, label=label)
             running = sequence.running(series).tolist()
-            right.plot(range(len(running)), running, "o-", color=colour, linewidth=2)
+            right.plot(range(len(running)), running, "o-", color=color, linewidth=2)
     mean = sequence.mean(sequence.value)
     label = f"masked mean of {sequence.symbol}: {number(mean, 3)}"
     left.axhline(mean, color=GREEN, linewidth=2, label=label)
@@ -246,16 +246,18 @@ def _draw(figure: Figure, sequence: _Terms) -> None:
 
 def _mark_tokens(axes: Axes, sequence: _Terms) -> None:
     """Name the tokens where there is room, and shade those that do not count."""
-    masked = [place for place, counts in enumerate(sequence.mask.tolist()) if not counts]
-    for place in masked:
-        label = "does not count" if place == masked[0] else None
-        axes.axvspan(place - 0.5, place + 0.5, color=GREY, alpha=0.18, linewidth=0, label=label)
+    masked = [position for position, counts in enumerate(sequence.mask.tolist()) if not counts]
+    for position in masked:
+        label = "does not count" if position == masked[0] else None
+        axes.axvspan(
+            position - 0.5, position + 0.5, color=GREY, alpha=0.18, linewidth=0, label=label
+        )
     length = len(sequence.labels)
     axes.set_xlim(-0.6, length - 0.4)
     every = math.ceil(length / NAMED_TICKS)
-    shown = sequence.labels[::every]
-    axes.set_xticks(range(0, length, every), shown)
-    if max(map(len, shown)) * len(shown) > CROWDED:
+    named = sequence.labels[::every]
+    axes.set_xticks(range(0, length, every), named)
+    if max(map(len, named)) * len(named) > CROWDED:
         for text in axes.get_xticklabels():
             text.set(rotation=30, ha="right", rotation_mode="anchor")
     axes.grid(False, axis="x")

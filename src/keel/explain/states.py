@@ -80,7 +80,7 @@ def explain_states(
     update = _read(old, new, visits, states, names)
     step = walk_back(lambda share: (update.visits @ update.kl(share.item())).reshape(1), max_kl)
     fraction = step.fraction.item()
-    asked, kept = update.kl(1.0), update.kl(fraction)
+    requested, kept_kl = update.kl(1.0), update.kl(fraction)
     mean, kept_mean = step.requested.item(), step.kl.item()
     return Explanation(
         title=f"KL {number(mean, 4)} on average over states, {max_kl:g} allowed",
@@ -92,12 +92,12 @@ def explain_states(
         formula="Σ_s visits(s) · KL(π_old(·|s)‖π_new(·|s)) ≤ δ",
         tables=(
             _policy_table(update, fraction),
-            _state_table(update, asked, kept, mean, kept_mean),
+            _state_table(update, requested, kept_kl, mean, kept_mean),
         ),
-        meaning=_meaning(update, asked, mean, fraction, max_kl),
+        meaning=_meaning(update, requested, mean, fraction, max_kl),
         numbers={
             "mean_kl_nats": mean,
-            "largest_kl_nats": asked.max().item(),
+            "largest_kl_nats": requested.max().item(),
             "max_kl": max_kl,
             "inside": mean <= max_kl,
             "fraction_kept": fraction,
@@ -107,8 +107,8 @@ def explain_states(
                 for name, w, a, b in zip(
                     update.states,
                     update.visits.tolist(),
-                    asked.tolist(),
-                    kept.tolist(),
+                    requested.tolist(),
+                    kept_kl.tolist(),
                     strict=True,
                 )
             ],
@@ -165,11 +165,13 @@ def _policy_table(update: _Update, fraction: float) -> Table:
     return Table("The policies", ("state", "action", "old", "kept", "asked for"), tuple(rows))
 
 
-def _state_table(update: _Update, asked: Tensor, kept: Tensor, mean: float, left: float) -> Table:
+def _state_table(
+    update: _Update, requested: Tensor, kept_kl: Tensor, mean: float, left: float
+) -> Table:
     rows = [
         (name, number(w, 3), number(a), number(b))
         for name, w, a, b in zip(
-            update.states, update.visits.tolist(), asked.tolist(), kept.tolist(), strict=True
+            update.states, update.visits.tolist(), requested.tolist(), kept_kl.tolist(), strict=True
         )
     ]
     rows.append(("average over visits", "1.000", number(mean), number(left)))
@@ -177,14 +179,17 @@ def _state_table(update: _Update, asked: Tensor, kept: Tensor, mean: float, left
     return Table("The trust region, in nats", columns, tuple(rows))
 
 
-def _meaning(update: _Update, asked: Tensor, mean: float, fraction: float, bound: float) -> str:
-    worst = update.states[int(asked.argmax())]
-    most = f"The state that changes most is {worst!r}, by {number(asked.max().item(), 4)} nats."
+def _meaning(update: _Update, requested: Tensor, mean: float, fraction: float, bound: float) -> str:
+    worst = update.states[int(requested.argmax())]
+    largest_change = (
+        f"The state that changes most is {worst!r}, by {number(requested.max().item(), 4)} nats."
+    )
     if mean <= bound:
-        return f"Inside: the update spends {mean / bound:.0%} of its KL budget and stands. {most}"
+        share = f"{mean / bound:.0%}"
+        return f"Inside: the update spends {share} of its KL budget and stands. {largest_change}"
     return (
         f"Outside: {mean / bound:.3g} times the bound. Keel keeps {fraction:.1%} of the step in "
-        f"every state. {most}"
+        f"every state. {largest_change}"
     )
 
 
@@ -208,18 +213,18 @@ def _draw_policies(axes: Axes, update: _Update, fraction: float) -> None:
     ticks: list[tuple[float, str]] = []
     start = 0.0
     for state, actions in enumerate(update.actions):
-        places = [start + action for action in range(len(actions))]
-        ticks += zip(places, actions, strict=True)
+        positions = [start + action for action in range(len(actions))]
+        ticks += zip(positions, actions, strict=True)
         series = ((update.old, GREY, "old"), (update.at(fraction), BLUE, "kept"),
                   (update.new, ORANGE, "asked for"))  # fmt: skip
-        for index, (logits, colour, name) in enumerate(series):
-            at = [x + 0.27 * (index - 1) for x in places]
+        for index, (logits, color, name) in enumerate(series):
+            at = [x + 0.27 * (index - 1) for x in positions]
             label = name if state == 0 else None
-            axes.bar(at, logits[state].softmax(-1).tolist(), 0.27, color=colour, label=label)
-        middle = sum(places) / len(places)
+            axes.bar(at, logits[state].softmax(-1).tolist(), 0.27, color=color, label=label)
+        middle = sum(positions) / len(positions)
         axes.text(middle, 1.04, update.states[state], ha="center", color=INK)
-        start = places[-1] + 1.6
-    axes.set_xticks([place for place, _ in ticks], [name for _, name in ticks])
+        start = positions[-1] + 1.6
+    axes.set_xticks([position for position, _ in ticks], [name for _, name in ticks])
     axes.set_ylim(0.0, 1.15)
     tidy(axes, "What the policy does in each state", "", "probability").grid(False, axis="x")
 
@@ -227,16 +232,16 @@ def _draw_policies(axes: Axes, update: _Update, fraction: float) -> None:
 def _draw_kls(axes: Axes, update: _Update, fraction: float, bound: float) -> None:
     """Draw the KL of each state and their average on a logarithmic axis, beside the bound."""
     names = [*update.states, "average"]
-    every = {}
+    kls = {}
     for share in (1.0, fraction):
         kl = update.kl(share)
-        every[share] = [*kl.tolist(), (update.visits @ kl).item()]
-    positive = [x for values in every.values() for x in values if x > 0.0]
+        kls[share] = [*kl.tolist(), (update.visits @ kl).item()]
+    positive = [x for values in kls.values() for x in values if x > 0.0]
     low = min([bound, *positive]) / 5.0
-    for share, offset, colour in ((fraction, 0.2, BLUE), (1.0, -0.2, ORANGE)):
-        for place, value in enumerate(every[share]):
-            at = place + offset
-            axes.barh(at, max(value - low, 0.0), 0.4, left=low, color=colour)
+    for share, offset, color in ((fraction, 0.2, BLUE), (1.0, -0.2, ORANGE)):
+        for position, value in enumerate(kls[share]):
+            at = position + offset
+            axes.barh(at, max(value - low, 0.0), 0.4, left=low, color=color)
             axes.text(max(value, low) * 1.2, at, number(value, 4), va="center", fontsize=9,
                       bbox={"facecolor": "white", "linewidth": 0, "pad": 0.8})  # fmt: skip
     axes.axvspan(low, bound, color=GREEN, alpha=0.12, zorder=0, label="trust region")

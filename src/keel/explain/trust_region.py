@@ -34,6 +34,12 @@ def explain_trust_region(
 ) -> Explanation:
     """Explain a bound on KL(old‖new), and what is kept of a step that breaks it.
 
+    Args:
+        old: probabilities before the update `[A]`.
+        new: probabilities that the update asks for `[A]`.
+        max_kl: the bound, in nats.
+        names: of the actions `[A]`.
+
     Examples:
         >>> round(explain_trust_region(max_kl=0.01).numbers["kl_requested_nats"], 4)
         0.0335
@@ -46,11 +52,11 @@ def explain_trust_region(
     check_positive("max-kl", max_kl)
     labels = check_names(names, len(old))
     before, after = (torch.tensor(x, dtype=torch.float64).log() for x in (old, new))
-    found = walk_back(
+    result = walk_back(
         lambda share: categorical_kl(before, _along(before, after, share)).reshape(1), max_kl
     )
-    fraction, kl, requested = found.fraction.item(), found.kl.item(), found.requested.item()
-    kept = _along(before, after, fraction).softmax(-1)
+    fraction, kl, requested = result.fraction.item(), result.kl.item(), result.requested.item()
+    kept_policy = _along(before, after, fraction).softmax(-1)
     reverse = categorical_kl(after, before).item()
     policies = Table(
         "The policies",
@@ -64,7 +70,7 @@ def explain_trust_region(
                 "outside" if abs(b / a - 1.0) > CLIP else "",
                 number(c, 4),
             )
-            for name, a, b, c in zip(labels, old, new, kept.tolist(), strict=True)
+            for name, a, b, c in zip(labels, old, new, kept_policy.tolist(), strict=True)
         ),
     )
     region = Table(
@@ -95,14 +101,14 @@ def explain_trust_region(
             "inside": requested <= max_kl,
             "fraction_kept": fraction,
             "kl_kept_nats": kl,
-            "kept_policy": dict(zip(labels, kept.tolist(), strict=True)),
+            "kept_policy": dict(zip(labels, kept_policy.tolist(), strict=True)),
         },
         draw=lambda figure: _draw(figure, before, after, fraction, max_kl, labels),
     )
 
 
 def _along(before: Tensor, after: Tensor, share: float | Tensor) -> Tensor:
-    """Logits a `share` of the way: a softmax's own parameters, as an update would move them."""
+    """Return logits a `share` of the way: the parameters that an update would move."""
     return before + share * (after - before)
 
 
@@ -143,11 +149,11 @@ def _draw(
     )
     left.legend(frameon=False, fontsize=9)
     tidy(left, "Walking back along the step", "share of the step", "nats")
-    kept = _along(before, after, fraction)
-    series = ((before, GREY, "old"), (kept, BLUE, "kept"), (after, ORANGE, "asked for"))
-    for index, (logits, colour, name) in enumerate(series):
-        places = [x + 0.27 * (index - 1) for x in range(len(labels))]
-        right.bar(places, logits.softmax(-1).tolist(), 0.27, color=colour, label=name)
+    kept_logits = _along(before, after, fraction)
+    series = ((before, GREY, "old"), (kept_logits, BLUE, "kept"), (after, ORANGE, "asked for"))
+    for index, (logits, color, name) in enumerate(series):
+        positions = [x + 0.27 * (index - 1) for x in range(len(labels))]
+        right.bar(positions, logits.softmax(-1).tolist(), 0.27, color=color, label=name)
     right.set_xticks(range(len(labels)), labels)
     right.legend(frameon=False, fontsize=9)
     tidy(right, "The policies", "", "probability").grid(False, axis="x")

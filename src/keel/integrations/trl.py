@@ -52,11 +52,11 @@ MAX_ELEMENTS = 1 << 26
 """Log-probs held at once: 256 MiB in float32."""
 INPUTS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
 LARGEST = ("train/kl_max", "train/kl_p99")
-"""Of several updates between two logs these are the largest, the others means."""
+"""Metrics that are the largest of several updates between two logs; the others are means."""
 
 
 class Rollout(NamedTuple):
-    """The completions of one generation."""
+    """Completions of one generation."""
 
     tokens: Tensor
     """`[B, P + L]`: prompt and completion"""
@@ -66,7 +66,7 @@ class Rollout(NamedTuple):
     """`[B, L]` bool: tokens that the policy wrote"""
 
     def first(self, rows: int) -> Rollout:
-        """Some of them."""
+        """Return the first rows."""
         return Rollout(*(x[:rows] for x in self))
 
 
@@ -81,7 +81,7 @@ class Measured(NamedTuple):
 
 
 class KeelCallback(TrainerCallback):
-    """Writes a run to `root/name/seed-SEED`; the seed is the trainer's."""
+    """Callback that writes a run to `root/name/seed-SEED`; the seed is the trainer's."""
 
     def __init__(
         self,
@@ -92,7 +92,15 @@ class KeelCallback(TrainerCallback):
         tag: str | None = None,
         max_elements: int = MAX_ELEMENTS,
     ) -> None:
-        """`env` is the task that `keel compare` groups by; no `name`: task, algorithm and time."""
+        """Prepare a run, which begins with the training.
+
+        Args:
+            root: folder of all runs.
+            name: of the run; by default task, algorithm and time.
+            env: the task that `keel compare` groups by.
+            tag: a label of the user's own.
+            max_elements: log-probabilities to hold at once.
+        """
         self.path: Path | None = None
         """of the run, once it has begun"""
         self._root, self._name, self._env, self._tag = Path(root), name, env, tag
@@ -102,7 +110,7 @@ class KeelCallback(TrainerCallback):
         self._writer: MetricsWriter | None = None
         self._generation: object = None
         self._old: Measured | None = None
-        self._found: list[dict[str, float]] = []
+        self._measurements: list[dict[str, float]] = []
         self._line: tuple[int, dict[str, Any]] = (-1, {})
         self._tokens, self._seconds, self._began, self._clock = 0, 0.0, 0.0, (0, 0.0)
         self._warned = False
@@ -156,7 +164,7 @@ class KeelCallback(TrainerCallback):
     def on_pre_optimizer_step(
         self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
     ) -> None:
-        """Before the first step on new completions: count them, and remember the policy."""
+        """Count new completions before the first step on them, and remember the policy."""
         if self._writer is None or self._trainer is None:
             return
         generation = self._trainer._buffered_inputs
@@ -171,20 +179,20 @@ class KeelCallback(TrainerCallback):
     def on_optimizer_step(
         self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
     ) -> None:
-        """After the step: how far the policy moved."""
+        """Measure how far the policy moved in a step."""
         if self._writer is None or self._old is None:
             return
         reference = getattr(self._trainer, "ref_model", None)
-        self._found.append(measure(model, reference, self._old, args.temperature))
+        self._measurements.append(measure(model, reference, self._old, args.temperature))
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any
     ) -> None:
-        """One line; what is logged again at the same step joins it."""
+        """Write one line; what is logged again at the same step joins it."""
         if self._writer is None or not logs or "train_runtime" in logs:
             return  # the last of them only sums up
-        measured = _combined(self._found)
-        self._found = []
+        measured = _combine(self._measurements)
+        self._measurements = []
         step = state.global_step if self._trainer is None else self._tokens
         before = self._line[1] if self._line[0] == step else {}
         if before:
@@ -195,7 +203,7 @@ class KeelCallback(TrainerCallback):
         self._line = (step, metrics)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The run is finished."""
+        """Finish the run."""
         self.close()
 
     def _times(self, step: int, before: Mapping[str, Any]) -> dict[str, float]:
@@ -211,16 +219,16 @@ class KeelCallback(TrainerCallback):
         return times
 
     def _go_back(self, updates: int) -> tuple[int, float]:
-        """Steps and seconds at an update; lines after it are dropped, to be written again."""
+        """Return steps and seconds at an update; drop the lines after it, to be written again."""
         assert self._writer is not None
         if not updates or not self._writer.path.stat().st_size:
             return 0, 0.0
         table = read_metrics(self._writer.path)
-        kept = table[UPDATES] <= updates
-        if not kept.any():
+        is_done = table[UPDATES] <= updates
+        if not is_done.any():
             self._writer.truncate_after(-1)
             return 0, 0.0
-        last = int(kept.nonzero()[0][-1])
+        last = int(is_done.nonzero()[0][-1])
         step = int(table.step[last])
         self._writer.truncate_after(step)
         return step, float(table["time/seconds"][last])
@@ -229,10 +237,12 @@ class KeelCallback(TrainerCallback):
         if rollout is None or args.world_size > 1:
             self._warn("the trainer runs in several processes, or its inputs are not plain tokens")
             return None
-        words = model.config.get_text_config().vocab_size
-        rows = min(len(rollout.mask), self._max_elements // (rollout.mask.shape[1] * words))
+        vocabulary = model.config.get_text_config().vocab_size
+        rows = min(len(rollout.mask), self._max_elements // (rollout.mask.shape[1] * vocabulary))
         if rows == 0:
-            self._warn(f"max_elements has no room for {rollout.mask.shape[1]} × {words:,} numbers")
+            self._warn(
+                f"max_elements has no room for {rollout.mask.shape[1]} × {vocabulary:,} numbers"
+            )
             return None
         part = rollout.first(rows)
         log_probs = token_log_probs(model, part, args.temperature)
@@ -247,7 +257,7 @@ class KeelCallback(TrainerCallback):
 
 
 def rollout_of(generation: Any) -> Rollout | None:
-    """What a trainer generated, put together again; None if it is not plain tokens."""
+    """Return what a trainer generated as one rollout; None if it is not plain tokens."""
     if not isinstance(generation, list) or not generation:
         return None
     if any(key not in part for part in generation for key in INPUTS):
@@ -270,10 +280,17 @@ def rollout_of(generation: Any) -> Rollout | None:
 
 @torch.no_grad()
 def token_log_probs(model: Any, rollout: Rollout, temperature: float, rows: int = 16) -> Tensor:
-    """log π of every word at every token in `mask`, `[N, V]` in float32; `rows` at a time."""
+    """Return log π of the vocabulary at every token in `mask`, `[N, V]` float32.
+
+    Args:
+        model: a causal language model of transformers.
+        rollout: prompts and completions.
+        temperature: that logits are divided by.
+        rows: sequences at a time.
+    """
     length = rollout.mask.shape[1]
-    found = []
-    with _at_rest(model):
+    parts = []
+    with _in_eval_mode(model):
         for start in range(0, len(rollout.mask), rows):
             part = Rollout(*(x[start : start + rows] for x in rollout))
             output = model(
@@ -284,53 +301,60 @@ def token_log_probs(model: Any, rollout: Rollout, temperature: float, rows: int 
             )
             # the logits of a token stand one place before it
             logits = output.logits[:, -length - 1 : -1][part.mask].float()
-            found.append((logits / temperature).log_softmax(-1))
-    return torch.cat(found)
+            parts.append((logits / temperature).log_softmax(-1))
+    return torch.cat(parts)
 
 
 @torch.no_grad()
 def measure(model: Any, reference: Any, old: Measured, temperature: float) -> dict[str, float]:
-    """What an update did to the policy, in Keel's names."""
+    """Measure the effect of an update on the policy, in Keel's names.
+
+    Args:
+        model: after the update.
+        reference: reference model, or None.
+        old: log-probabilities before the update.
+        temperature: of the sampler.
+    """
     new = token_log_probs(model, old.rollout, temperature)
     kl = categorical_kl(old.log_probs, new).double()
     if not kl.numel():
         return {}
     length = old.rollout.mask.shape[1]
     sampled = old.rollout.tokens[:, -length:][old.rollout.mask][:, None]
-    taken = old.log_probs.gather(1, sampled), new.gather(1, sampled)
-    approx = k1(*taken).double().mean()
-    found = {
+    sampled_log_probs = old.log_probs.gather(1, sampled), new.gather(1, sampled)
+    approx = k1(*sampled_log_probs).double().mean()
+    metrics = {
         "train/kl_exact": kl.mean(),
         "train/kl_reverse": categorical_kl(new, old.log_probs).double().mean(),
         "train/kl_p99": kl.quantile(0.99),
         "train/kl_max": kl.max(),
         "train/kl_approx": approx,
-        "train/approx_kl": k3(*taken).double().mean(),
+        "train/approx_kl": k3(*sampled_log_probs).double().mean(),
         "train/kl_error": (approx - kl.mean()).abs(),
         "train/kl_is_exact": torch.tensor(float(old.complete)),
     }
     if reference is not None:
-        away = token_log_probs(reference, old.rollout, temperature)
-        found["train/kl_reference"] = categorical_kl(new, away).double().mean()
-    return {name: float(x) for name, x in found.items()}
+        reference_log_probs = token_log_probs(reference, old.rollout, temperature)
+        metrics["train/kl_reference"] = categorical_kl(new, reference_log_probs).double().mean()
+    return {name: float(x) for name, x in metrics.items()}
 
 
 def translate(logs: Mapping[str, Any], measured: Mapping[str, float]) -> dict[str, Any]:
-    """TRL's logs in Keel's names; what is also `measured`, or unknown to Keel, as `trl/NAME`."""
-    found: dict[str, Any] = {}
+    """Rename TRL's logs to Keel's names; what is also `measured`, or unknown, is `trl/NAME`."""
+    translated: dict[str, Any] = {}
     for name, value in logs.items():
         if not isinstance(value, int | float | None):
             continue
         target = _target(name)
-        if target is None or target[0] in measured or target[0] in found:
-            found[f"{SOURCE}/{name}"] = value
+        if target is None or target[0] in measured or target[0] in translated:
+            translated[f"{SOURCE}/{name}"] = value
         else:
-            found[target[0]] = value if value is None else target[1] * value
-    return found
+            translated[target[0]] = value if value is None else target[1] * value
+    return translated
 
 
 def _target(name: str) -> tuple[str, float] | None:
-    """Keel's name and scale; `eval_reward` is the return of an evaluation."""
+    """Return Keel's name and scale; `eval_reward` is the return of an evaluation."""
     if not name.startswith("eval_"):
         return canonical(name, SOURCE)
     inner = canonical(name.removeprefix("eval_"), SOURCE)
@@ -340,9 +364,12 @@ def _target(name: str) -> tuple[str, float] | None:
     return (evaluated, inner.scale) if evaluated in REGISTRY and evaluated != inner.name else None
 
 
-def _combined(found: list[dict[str, float]]) -> dict[str, float]:
-    names = dict.fromkeys(name for one in found for name in one)
-    columns = {name: [one[name] for one in found if name in one] for name in names}
+def _combine(measurements: list[dict[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for measurement in measurements for name in measurement)
+    columns = {
+        name: [measurement[name] for measurement in measurements if name in measurement]
+        for name in names
+    }
     return {
         name: max(values) if name in LARGEST else math.fsum(values) / len(values)
         for name, values in columns.items()
@@ -350,8 +377,8 @@ def _combined(found: list[dict[str, float]]) -> dict[str, float]:
 
 
 @contextmanager
-def _at_rest(model: Any) -> Iterator[None]:
-    """Without dropout, and back."""
+def _in_eval_mode(model: Any) -> Iterator[None]:
+    """Switch dropout off for the block."""
     training = model.training
     model.eval()
     try:
@@ -361,7 +388,7 @@ def _at_rest(model: Any) -> Iterator[None]:
 
 
 def _plain(data: Any) -> Any:
-    """For YAML: numbers, words and their lists; anything else as it is printed."""
+    """Return plain data for YAML; anything else becomes the text that it prints as."""
     if isinstance(data, Mapping):
         return {str(key): _plain(value) for key, value in data.items()}
     if isinstance(data, list | tuple):

@@ -67,7 +67,7 @@ KL_FORMS = ("k1", "k2", "k3", "ratio_k3", "straight_through")
 
 
 class Terms(NamedTuple):
-    """What a surrogate sees of a micro-batch; tensors are `[B, L]`."""
+    """Inputs of a surrogate for a micro-batch; tensors are `[B, L]`."""
 
     ratio: Ratio
     log_prob: Tensor
@@ -79,7 +79,7 @@ class Terms(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """Per token, `[B, L]` each."""
+    """Loss per token, `[B, L]` each."""
 
     loss: Tensor
     clipped: Tensor
@@ -89,51 +89,55 @@ class Loss(NamedTuple):
 
 
 def clip(terms: Terms) -> Loss:
-    """PPO's, with `clip_ratio_low` and `clip_ratio_high`."""
-    found = surrogate.clip(terms.ratio.ratio, terms.advantage, terms.low, terms.high)
-    return Loss(found.loss, found.clipped)
+    """Return PPO's clipped loss, with `clip_ratio_low` and `clip_ratio_high`."""
+    result = surrogate.clip(terms.ratio.ratio, terms.advantage, terms.low, terms.high)
+    return Loss(result.loss, result.clipped)
 
 
 def dual_clip(terms: Terms) -> Loss:
-    """With `clip_ratio_c`: what verl's `vanilla` computes."""
+    """Return the dual-clipped loss with `clip_ratio_c`, as verl's `vanilla` computes it."""
     single = clip(terms)
     bound = float(terms.config.clip_ratio_c)
-    found = surrogate.dual_clip(
+    result = surrogate.dual_clip(
         terms.ratio.ratio, terms.advantage, terms.low, terms.high, bound=bound
     )
-    return Loss(found.loss, single.clipped, found.clipped & ~single.clipped)
+    return Loss(result.loss, single.clipped, result.clipped & ~single.clipped)
 
 
 def sequence(terms: Terms) -> Loss:
-    """GSPO's: one ratio for a sequence, the geometric mean of its tokens'.
+    """Return GSPO's loss: one ratio for a sequence, the geometric mean of its tokens'.
 
     In its token form (GSPO-token in arXiv 2507.18071): each token has its own advantage's gradient.
     """
-    whole = surrogate.sequence_log_ratio(terms.ratio.log_ratio, terms.ratio.weight).detach()
-    own = terms.ratio.log_ratio - terms.ratio.log_ratio.detach()
-    found = surrogate.clip((whole + own).exp(), terms.advantage, terms.low, terms.high)
-    return Loss(found.loss, found.clipped)
+    sequence_log_ratio = surrogate.sequence_log_ratio(
+        terms.ratio.log_ratio, terms.ratio.weight
+    ).detach()
+    token_gradient = terms.ratio.log_ratio - terms.ratio.log_ratio.detach()
+    result = surrogate.clip(
+        (sequence_log_ratio + token_gradient).exp(), terms.advantage, terms.low, terms.high
+    )
+    return Loss(result.loss, result.clipped)
 
 
 def cispo(terms: Terms) -> Loss:
-    """The weight is clipped, not the gradient."""
-    found = surrogate.cispo(
+    """Return CISPO's loss: the weight is clipped, not the gradient."""
+    result = surrogate.cispo(
         terms.log_prob, terms.ratio.ratio, terms.advantage, terms.low, terms.high
     )
-    return Loss(found.loss, found.clipped)
+    return Loss(result.loss, result.clipped)
 
 
 def unclipped(terms: Terms) -> Loss:
-    """TRPO's surrogate, for those who bound the step in another way."""
-    found = surrogate.unclipped(terms.ratio.ratio, terms.advantage)
-    return Loss(found.loss, found.clipped)
+    """Return TRPO's surrogate, where the step is bounded in another way."""
+    result = surrogate.unclipped(terms.ratio.ratio, terms.advantage)
+    return Loss(result.loss, result.clipped)
 
 
 def penalty(terms: Terms) -> Loss:
-    """`unclipped`, and `policy_loss.ppo_kl_coef` × KL(old‖new), whose gradient this form has."""
-    found = unclipped(terms)
+    """Return `unclipped` plus `policy_loss.ppo_kl_coef` × KL(old‖new), with its gradient."""
+    surrogate_loss = unclipped(terms)
     coef = float(terms.config.policy_loss.ppo_kl_coef)
-    return found._replace(loss=found.loss + coef * _kl_old_new(terms.ratio))
+    return surrogate_loss._replace(loss=surrogate_loss.loss + coef * _kl_old_new(terms.ratio))
 
 
 POLICY_LOSSES: Mapping[str, Callable[[Terms], Loss]] = {
@@ -156,9 +160,17 @@ def policy_loss(
     config: Any = None,
     rollout_is_weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """The loss `name` of `POLICY_LOSSES` in the form verl calls, and its metrics.
+    """Return a loss of `POLICY_LOSSES` in the form verl calls, and its metrics.
 
-    Tensors are `[B, L]`; `rollout_is_weights` correct for a sampler that differs from the trainer.
+    Args:
+        name: of the loss.
+        old_log_prob: log π_old of the tokens `[B, L]`.
+        log_prob: log π of the tokens `[B, L]`.
+        advantages: `[B, L]`.
+        response_mask: `[B, L]`, 1 for tokens that the policy wrote.
+        loss_agg_mode: verl's name of the reduction.
+        config: verl's `ActorConfig`.
+        rollout_is_weights: `[B, L]`, correction for a sampler that differs from the trainer.
     """
     surrogate_of = POLICY_LOSSES[check_choice("policy loss", name, POLICY_LOSSES)]
     if config is None:
@@ -169,16 +181,16 @@ def policy_loss(
         float(config.clip_ratio if bound is None else bound)
         for bound in (config.clip_ratio_low, config.clip_ratio_high)
     )
-    found = surrogate_of(Terms(ratio, log_prob, advantages, low, high, config))
-    loss = found.loss if rollout_is_weights is None else found.loss * rollout_is_weights
+    token_loss = surrogate_of(Terms(ratio, log_prob, advantages, low, high, config))
+    loss = token_loss.loss if rollout_is_weights is None else token_loss.loss * rollout_is_weights
     info = config.global_batch_info
-    return mean_loss(loss, ratio.weight, mask, loss_agg_mode, info), _metrics(found, ratio)
+    return mean_loss(loss, ratio.weight, mask, loss_agg_mode, info), _metrics(token_loss, ratio)
 
 
 def mean_loss(
     loss: Tensor, weight: Tensor, mask: Tensor, mode: str, info: Mapping[str, Any]
 ) -> Tensor:
-    """Σ weight · loss over the denominator of the whole batch, as verl's `agg_loss` has it.
+    """Return Σ weight · loss over the denominator of the whole batch, as verl's `agg_loss` does.
 
     `info` is its `global_batch_info`; without it the denominator is that of this `mask` `[B, L]`.
     Ranks are averaged afterwards, so the denominator is divided by their number.
@@ -188,8 +200,8 @@ def mean_loss(
     constant = None
     if reduction == "constant":
         constant = float(info.get("loss_scale_factor") or mask.shape[-1])
-    whole = info.get("batch_num_tokens" if reduction == "token-mean" else "global_batch_size")
-    if reduction == "token-sum" or whole is None:
+    batch_size = info.get("batch_num_tokens" if reduction == "token-mean" else "global_batch_size")
+    if reduction == "token-sum" or batch_size is None:
         if ranks > 1 and reduction != "token-sum":
             raise InputError(
                 f"loss_agg_mode {mode}: with {ranks} ranks the size of the whole batch is needed; "
@@ -197,7 +209,9 @@ def mean_loss(
             )
         divisor = denominator(mask, reduction, constant=constant)
     else:
-        divisor = torch.as_tensor(whole, dtype=loss.dtype, device=loss.device) * (constant or 1.0)
+        divisor = torch.as_tensor(batch_size, dtype=loss.dtype, device=loss.device) * (
+            constant or 1.0
+        )
     return aggregate(
         loss, weight, reduction, denominator_of_batch=divisor / ranks, constant=constant
     )
@@ -211,19 +225,24 @@ def advantage(
     config: Any = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
-    """The advantage `name` of `ADVANTAGES` in the form verl calls: `[B, L]`, and again as return.
+    """Return an advantage of `ADVANTAGES` in the form verl calls: `[B, L]`, and again as return.
 
-    The score of an answer is the sum of its rewards; `index` `[B]` names the prompt of each.
+    Args:
+        name: of the estimator.
+        token_level_rewards: `[B, L]`; the score of an answer is their sum.
+        response_mask: `[B, L]`, 1 for tokens that the policy wrote.
+        index: the prompt of each answer `[B]`.
+        config: unused; verl passes it.
     """
-    compare = ADVANTAGES[check_choice("advantage", name, ADVANTAGES)]
+    estimator = ADVANTAGES[check_choice("advantage", name, ADVANTAGES)]
     if index is None:
         raise InputError(f"{PREFIX}{name}: needs the prompt of every answer (uid), got none")
     score = token_level_rewards.sum(-1)
     names, group = np.unique(np.asarray(index), return_inverse=True)
     keys = torch.from_numpy(group.reshape(-1)).to(score.device)
     mask = response_mask.to(score.dtype)
-    spread = compare(score, keys, len(names)).unsqueeze(-1) * mask
-    return spread, spread
+    advantages = estimator(score, keys, len(names)).unsqueeze(-1) * mask
+    return advantages, advantages
 
 
 def _reinforce_pp(score: Tensor, group: Tensor, groups: int) -> Tensor:
@@ -240,10 +259,10 @@ ADVANTAGES: Mapping[str, Callable[[Tensor, Tensor, int], Tensor]] = {
 
 
 def kl(name: str, log_prob: Tensor, ref_log_prob: Tensor) -> Tensor:
-    """The estimate `name` of KL(π‖π_ref) `[B, L]`: a term of the loss where π has a gradient."""
+    """Return an estimate of KL(π‖π_ref) `[B, L]`: a term of the loss where π has a gradient."""
     check_choice("KL estimate", name, KL_FORMS)
-    place = kl_loss if log_prob.requires_grad else kl_reward
-    return place(name, log_prob, ref_log_prob)
+    estimator = kl_loss if log_prob.requires_grad else kl_reward
+    return estimator(name, log_prob, ref_log_prob)
 
 
 _LOSSES = {name: partial(policy_loss, name) for name in POLICY_LOSSES}
@@ -251,7 +270,7 @@ _ADVANTAGES = {name: partial(advantage, name) for name in ADVANTAGES}
 
 
 def register() -> tuple[str, ...]:
-    """Tell verl of all of them; returns their names. A second call changes nothing."""
+    """Register all of them with verl and return their names; a second call changes nothing."""
     core = _core_algos()
     for name, loss in _LOSSES.items():
         core.register_policy_loss(f"{PREFIX}{name}")(loss)
@@ -266,44 +285,44 @@ def _core_algos() -> Any:
         core = importlib.import_module("verl.trainer.ppo.core_algos")
     except ImportError as error:
         raise InputError(f"verl cannot be imported ({error}): pip install verl") from error
-    needed = ("register_policy_loss", "register_adv_est", "kl_penalty_forward")
-    missing = [name for name in needed if not hasattr(core, name)]
+    required = ("register_policy_loss", "register_adv_est", "kl_penalty_forward")
+    missing = [name for name in required if not hasattr(core, name)]
     if missing:
         raise InputError(f"verl: {', '.join(missing)} not found; Keel knows verl 0.9")
     return core
 
 
 def _extend_kl(core: Any) -> None:
-    """Its KL estimates have no registry: the one function they all pass learns new names."""
-    theirs = core.kl_penalty_forward
-    if hasattr(theirs, "without_keel"):
+    """Add names to the function that all of verl's KL estimates pass: they have no registry."""
+    original = core.kl_penalty_forward
+    if hasattr(original, "without_keel"):
         return
 
     def kl_penalty_forward(logprob: Tensor, ref_logprob: Tensor, kl_penalty: str) -> Tensor:
         if kl_penalty.startswith(PREFIX):
             return kl(kl_penalty.removeprefix(PREFIX), logprob, ref_logprob)
-        return cast(Tensor, theirs(logprob, ref_logprob, kl_penalty))
+        return cast(Tensor, original(logprob, ref_logprob, kl_penalty))
 
-    kl_penalty_forward.without_keel = theirs  # type: ignore[attr-defined]
+    kl_penalty_forward.without_keel = original  # type: ignore[attr-defined]
     core.kl_penalty_forward = kl_penalty_forward
 
 
 def _kl_old_new(ratio: Ratio) -> Tensor:
-    """r − 1 − log r `[B, L]`: of KL(old‖new), since the samples are old's."""
+    """Return r − 1 − log r `[B, L]`, an estimate of KL(old‖new), since the samples are old's."""
     return k3(torch.zeros_like(ratio.log_ratio), ratio.log_ratio)
 
 
 @torch.no_grad()
-def _metrics(found: Loss, ratio: Ratio) -> dict[str, float]:
-    """Under verl's names, so that its plots go on, and under Keel's."""
+def _metrics(token_loss: Loss, ratio: Ratio) -> dict[str, float]:
+    """Return metrics under verl's names, so that its plots go on, and under Keel's."""
 
     def mean(x: Tensor) -> float:
         return float(aggregate(x.to(ratio.weight.dtype), ratio.weight))
 
     report = ratio_report(ratio)
     return {
-        "actor/pg_clipfrac": mean(found.clipped),
-        "actor/pg_clipfrac_lower": 0.0 if found.cut is None else mean(found.cut),
+        "actor/pg_clipfrac": mean(token_loss.clipped),
+        "actor/pg_clipfrac_lower": 0.0 if token_loss.cut is None else mean(token_loss.cut),
         "actor/ppo_kl": mean(-ratio.log_ratio),
         "actor/keel_kl": mean(_kl_old_new(ratio)),
         "actor/keel_ratio_max": float(report.ratio_max),

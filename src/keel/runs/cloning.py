@@ -1,4 +1,4 @@
-"""What demonstrations did in a run: how hard they pulled, and whether the reward agreed."""
+"""Curves of demonstrations in a run: how hard they pulled, and whether the reward agreed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEAST, MOST = 1e-3, 1e3
 
 
 def draw_cloning(table: MetricsTable, title: str) -> Figure:
-    """Return; the pull of demonstrations and their coefficient; agreement; what is not imitated."""
+    """Draw the return, the pull of demonstrations with their coefficient, agreement and loss."""
     figure = new_figure(9.0, 8.6)
     panels = figure.subplots(4, sharex=True, gridspec_kw={"height_ratios": (3, 2.6, 2, 1.6)})
     returns, pull, cosine, loss = panels
@@ -30,13 +30,13 @@ def draw_cloning(table: MetricsTable, title: str) -> Figure:
     _draw_cosine(axes_for(figure, cosine, "agreement", x=""), table)
     bottom = axes_for(figure, loss, "−log π shown")
     line(bottom, steps, column(table, "train/bc_loss"), color=INK, linewidth=1.4)
-    ruled = int((column(table, PULL) > DOMINATES).sum())
-    said = (
+    dominated = int((column(table, PULL) > DOMINATES).sum())
+    summary = (
         f"coefficient {column(table, COEF)[0]:.3g} in the first update, "
         f"{last(column(table, COEF)):.3g} in the last · "
-        f"they ruled (pull above {DOMINATES:g}) in {ruled} of {len(table)} updates"
+        f"they ruled (pull above {DOMINATES:g}) in {dominated} of {len(table)} updates"
     )
-    return finish(figure, returns, f"Demonstrations: {title}", said)
+    return finish(figure, returns, f"Demonstrations: {title}", summary)
 
 
 def _draw_pull(axes: Axes, table: MetricsTable) -> None:
@@ -49,10 +49,10 @@ def _draw_pull(axes: Axes, table: MetricsTable) -> None:
     line(axes, steps, pull, color=BLUE, linewidth=1.1, label="‖coef · ∇ cloning‖ / ‖∇ surrogate‖")
     line(axes, steps, coef, color=INK, linewidth=1.1, label="coefficient")
     axes.set_yscale("log")
-    known = np.concatenate([pull, coef])
-    known = known[np.isfinite(known) & (known > 0.0)]
-    if known.size:
-        low, high = float(known.min()) / 1.5, max(12.0, float(known.max()) * 4.0)
+    positive = np.concatenate([pull, coef])
+    positive = positive[np.isfinite(positive) & (positive > 0.0)]
+    if positive.size:
+        low, high = float(positive.min()) / 1.5, max(12.0, float(positive.max()) * 4.0)
         axes.set_ylim(max(low, LEAST), min(high, MOST))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.legend(loc="upper right", frameon=False, fontsize=8, ncols=2, labelcolor=INK)

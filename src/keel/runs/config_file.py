@@ -41,8 +41,10 @@ def dump_yaml(config: Mapping[str, Any]) -> str:
 def read_config(path: Path, *, strict: bool = False) -> dict[str, Any]:
     """Return `config.yaml` of a run as plain data: tags are an error and nothing is executed.
 
-    A file that was edited or damaged after Keel wrote it is a warning, and with `strict` (a run
-    that goes on must go on as it began) an error.
+    Args:
+        path: the folder of the run.
+        strict: whether a file that was edited or damaged after Keel wrote it is an error (a run
+            that goes on must go on as it began), and not only a warning.
     """
     file = path / CONFIG
     try:

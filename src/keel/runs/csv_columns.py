@@ -83,12 +83,12 @@ def read_columns(path: Path, choose: Callable[[list[str], str], Sequence[str]]) 
     try:
         with path.open("rb") as file:
             comment, names, line = _header(path, file)
-            wanted = list(dict.fromkeys(choose(names, comment)))
-            places = [len(names) - 1 - names[::-1].index(name) for name in wanted]
+            chosen = list(dict.fromkeys(choose(names, comment)))
+            positions = [len(names) - 1 - names[::-1].index(name) for name in chosen]
             parts: list[Values] = []
             numbers: list[NDArray[np.int64]] = []
             for block in _blocks(file, line, dropped):
-                values, lines = _parse(block, len(names), places, dropped)
+                values, lines = _parse(block, len(names), positions, dropped)
                 parts.append(values)
                 numbers.append(lines)
     except OSError as error:
@@ -96,7 +96,7 @@ def read_columns(path: Path, choose: Callable[[list[str], str], Sequence[str]]) 
     if not sum(map(len, numbers)):
         raise RunError(f"{path}: no line of numbers in it")
     columns = {
-        name: np.concatenate([part[:, i] for part in parts]) for i, name in enumerate(wanted)
+        name: np.concatenate([part[:, i] for part in parts]) for i, name in enumerate(chosen)
     }
     return Columns(columns, np.concatenate(numbers), comment, dropped.sentences())
 
@@ -149,22 +149,22 @@ def _skip_line(file: BinaryIO) -> None:
 
 
 def _parse(
-    block: _Block, width: int, places: list[int], dropped: _Dropped
+    block: _Block, width: int, positions: list[int], dropped: _Dropped
 ) -> tuple[Values, NDArray[np.int64]]:
     """Return the rows of a block, `[rows, len(places)]`, and the lines they stand on."""
     import numpy as np
 
     cells = _plain_numbers(block.data, width)
     if cells is not None:
-        return cells[:, places], np.arange(block.line, block.line + len(cells))
+        return cells[:, positions], np.arange(block.line, block.line + len(cells))
     rows, lines = [], []
     for line, row in _rows(block, dropped):
         if len(row) == width:
-            rows.append([_number(row[place]) for place in places])
+            rows.append([_number(row[position]) for position in positions])
             lines.append(line)
         elif row:  # an empty line is none
             dropped.fields.append(line)
-    values = np.array(rows, dtype=np.float64).reshape(len(rows), len(places))
+    values = np.array(rows, dtype=np.float64).reshape(len(rows), len(positions))
     return values, np.array(lines, dtype=np.int64)
 
 
@@ -224,7 +224,7 @@ def _rows(block: _Block, dropped: _Dropped) -> Iterator[tuple[int, list[str]]]:
         lines = text.split("\n")
         dropped.foreign += [block.line + i for i, x in enumerate(lines) if "\ufffd" in x]
     reader = csv.reader(io.StringIO(text, newline=""))
-    usual = csv.field_size_limit(LONGEST)
+    old_limit = csv.field_size_limit(LONGEST)
     try:
         while True:
             line = block.line + reader.line_num
@@ -235,7 +235,7 @@ def _rows(block: _Block, dropped: _Dropped) -> Iterator[tuple[int, list[str]]]:
             except csv.Error:
                 dropped.unreadable.append(line)
     finally:
-        csv.field_size_limit(usual)
+        csv.field_size_limit(old_limit)
 
 
 def _number(text: str) -> float:

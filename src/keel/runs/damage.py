@@ -16,13 +16,13 @@ def name_lines(lines: Sequence[int], more: int = 0) -> str:
         ('line 4', 'lines 4, 9 and 12', 'lines 4, 9 and 40 more')
     """
     hidden = more + len(lines[NAMED:])
-    words = [str(line) for line in lines[:NAMED]] + ([f"{hidden} more"] if hidden else [])
-    if len(words) == 1:
-        return f"line {words[0]}"
-    return f"lines {', '.join(words[:-1])} and {words[-1]}"
+    parts = [str(line) for line in lines[:NAMED]] + ([f"{hidden} more"] if hidden else [])
+    if len(parts) == 1:
+        return f"line {parts[0]}"
+    return f"lines {', '.join(parts[:-1])} and {parts[-1]}"
 
 
-def describe_lines(lines: Sequence[int], what: str) -> list[str]:
+def describe_lines(lines: Sequence[int], problem: str) -> list[str]:
     """Say how many lines were dropped, why and where; nothing if there are none.
 
     Examples:
@@ -31,10 +31,10 @@ def describe_lines(lines: Sequence[int], what: str) -> list[str]:
     """
     if not len(lines):
         return []
-    one = len(lines) == 1
-    count = "1 line" if one else f"{len(lines):,} lines"
-    where = name_lines([int(line) for line in lines[: NAMED + 1]], max(0, len(lines) - NAMED - 1))
-    return [f"{count} {what} {'was' if one else 'were'} dropped ({where})"]
+    is_single = len(lines) == 1
+    count = "1 line" if is_single else f"{len(lines):,} lines"
+    names = name_lines([int(line) for line in lines[: NAMED + 1]], max(0, len(lines) - NAMED - 1))
+    return [f"{count} {problem} {'was' if is_single else 'were'} dropped ({names})"]
 
 
 def describe_missing(lines: int) -> str:

@@ -44,20 +44,20 @@ class RunDirectory:
     Made by `create` or `resume`; a context manager, which records how the run ended.
     """
 
-    def __init__(self, path: Path, made: Iterable[Path] = ()) -> None:
+    def __init__(self, path: Path, new_parents: Iterable[Path] = ()) -> None:
         self.path = path
         self._open = True
-        self._made = tuple(made)
+        self._new_parents = tuple(new_parents)
         """folders above it that were made for it, the innermost first"""
 
     @property
     def metrics(self) -> Path:
-        """Where the metrics are written."""
+        """File of the metrics."""
         return self.path / METRICS
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of the checkpoints."""
+        """Folder of the checkpoints."""
         return self.path / CHECKPOINTS
 
     @classmethod
@@ -74,20 +74,27 @@ class RunDirectory:
         """Make `root/name/seed-SEED` and lock it; a run that is already there is never touched.
 
         The folder is prepared under another name and renamed, so that no half-made one remains.
-        `config` is plain data; `choices` are recorded in `environment.json`.
+
+        Args:
+            root: the folder of all runs.
+            name: of the run.
+            seed: of the run, 0 or more.
+            config: plain data.
+            tag: a label of the user's own.
+            choices: decisions that Keel made by itself; recorded in `environment.json`.
         """
         if seed < 0:
             raise InputError(f"seed: expected 0 or more, got {seed}")
         path = Path(root) / check_name(name) / f"seed-{seed}"
         record = {"name": name, "seed": seed, "tag": tag, "created": _now(), "status": "running"}
-        made = _missing_parents(path.parent)
-        with _made_whole(path) as draft:
+        new_parents = _missing_parents(path.parent)
+        with _created_atomically(path) as draft:
             write_synced(draft / CONFIG, dump_config(config))
             write_synced(draft / ENVIRONMENT, dump_checked(describe_environment(choices)))
             write_synced(draft / RECORD, dump_checked(record))
             (draft / CHECKPOINTS).mkdir()
             lock.acquire(draft)
-        return cls(path, made)
+        return cls(path, new_parents)
 
     @classmethod
     def resume(
@@ -100,9 +107,12 @@ class RunDirectory:
     ) -> RunDirectory:
         """Open a run again and lock it.
 
-        With `config` it is compared with the one in the file (or with `stored`, which may fill in
-        fields that did not exist then): fields outside `may_change` (dotted names
-        or their beginnings) must be equal. The new one is then written.
+        Args:
+            path: the folder of the run.
+            config: the new configuration, which is compared with the stored one and then written.
+            stored: the stored configuration, with fields that did not exist when it was written;
+                by default that of the file.
+            may_change: dotted names of fields, or their beginnings, that may differ.
         """
         path = Path(path)
         record = read_record(path)
@@ -112,7 +122,7 @@ class RunDirectory:
             as_stored = yaml.safe_load(dump_yaml(config))  # tuples are lists there
             before = read_config(path) if stored is None else yaml.safe_load(dump_yaml(stored))
             check_config(before, as_stored, may_change)
-        with _typed(path):
+        with _as_run_errors(path):
             lock.acquire(path)
             run = cls(path)
             try:
@@ -126,7 +136,11 @@ class RunDirectory:
         return run
 
     def close(self, status: Status = "finished") -> None:
-        """Record how the run ended and release the lock; a second call does nothing."""
+        """Record how the run ended and release the lock; a second call does nothing.
+
+        Args:
+            status: finished, stopped or failed.
+        """
         if not self._open:
             return
         self._open = False
@@ -140,7 +154,7 @@ class RunDirectory:
         """Remove a run in which nothing has happened, with the folders that were made for it."""
         self._open = False
         shutil.rmtree(self.path, ignore_errors=True)
-        _remove_empty(self._made)
+        _remove_empty(self._new_parents)
 
     def __enter__(self) -> RunDirectory:
         return self
@@ -162,9 +176,9 @@ def hold_folder(path: Path) -> Iterator[None]:
     Args:
         path: the folder; a `RunError` says why it cannot be used, or which process holds it.
     """
-    made = _missing_parents(path)
+    new_folders = _missing_parents(path)
     try:
-        with _typed(path):
+        with _as_run_errors(path):
             path.mkdir(parents=True, exist_ok=True)
             lock.acquire(path)
         try:
@@ -173,7 +187,7 @@ def hold_folder(path: Path) -> Iterator[None]:
             with suppress(OSError):
                 lock.release(path)
     finally:
-        _remove_empty(made)
+        _remove_empty(new_folders)
 
 
 def has_trained(run: Path) -> bool:
@@ -185,7 +199,13 @@ def has_trained(run: Path) -> bool:
 
 
 def run_name(env: str, algo: str, root: Path | str | None = None) -> str:
-    """`ENV-ALGO-YYYYMMDD-HHMMSS`, in safe characters; numbered if `root` has that one already."""
+    """Return `ENV-ALGO-YYYYMMDD-HHMMSS` in safe characters.
+
+    Args:
+        env: name of the environment.
+        algo: name of the algorithm.
+        root: folder of all runs; the name gets a number if there is such a run already.
+    """
     name = _safe(f"{env}-{algo}-{time.strftime('%Y%m%d-%H%M%S')}")
     number, unique = 2, name
     while root is not None and (Path(root) / unique).exists():
@@ -194,7 +214,7 @@ def run_name(env: str, algo: str, root: Path | str | None = None) -> str:
 
 
 def check_name(name: str) -> str:
-    """`name`, if it is a safe folder name; an `InputError` with one that is, if not."""
+    """Return `name` if it is a safe folder name, else raise an `InputError` that suggests one."""
     if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,119}", name):
         return name
     raise InputError(
@@ -212,7 +232,7 @@ def find_run(path: Path) -> Path:
     if (path / RECORD).is_file() or not path.is_dir():
         read_record(path)
         return path
-    seeds = sorted(place.parent for place in path.glob(f"seed-*/{RECORD}"))
+    seeds = sorted(record.parent for record in path.glob(f"seed-*/{RECORD}"))
     if len(seeds) > 1:
         raise InputError(f"{path}: has several seeds; choose one: {', '.join(map(str, seeds))}")
     if not seeds:
@@ -221,7 +241,7 @@ def find_run(path: Path) -> Path:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """`run.json` of a run; a `RunError` if there is no run."""
+    """Return `run.json` of a run; a `RunError` if there is no run."""
     if not path.is_dir():
         raise RunError(f"{path}: no such run; `keel runs` lists those there are")
     try:
@@ -250,8 +270,8 @@ def missing_lines(path: Path, record: Mapping[str, Any] | None = None) -> int:
 
     Args:
         path: The folder of the run.
-        record: Its `run.json`, if that was read already. One that nobody can read, that an older
-            Keel wrote, or of a run that has not ended tells nothing.
+        record: Its `run.json`, if that was read already. One that cannot be read, that an older
+            Keel wrote, or of a run that has not ended counts as complete.
     """
     try:
         record = read_record(path) if record is None else record
@@ -268,27 +288,27 @@ def _warn(problem: str) -> None:
 
 
 @contextmanager
-def _made_whole(path: Path) -> Iterator[Path]:
-    """A draft folder that becomes `path` at the end, or vanishes with all parents made for it."""
+def _created_atomically(path: Path) -> Iterator[Path]:
+    """Yield a draft folder that becomes `path` at the end, or is removed with its new parents."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    made = _missing_parents(path.parent)
+    new_parents = _missing_parents(path.parent)
     try:
-        with _typed(path):
+        with _as_run_errors(path):
             if path.is_dir() and any(path.iterdir()):
-                raise RunError(_taken(path))
+                raise RunError(_exists_message(path))
             draft.mkdir(parents=True)
             yield draft
             draft.rename(path)  # fails if a run came into being there meanwhile
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
-        _remove_empty(made)
+        _remove_empty(new_parents)
         raise
 
 
 def _missing_parents(path: Path) -> list[Path]:
     """List `path` and its parents as far as they do not exist, the innermost first."""
-    with _typed(path):
-        return [place for place in (path, *path.parents) if not place.exists()]
+    with _as_run_errors(path):
+        return [folder for folder in (path, *path.parents) if not folder.exists()]
 
 
 def _remove_empty(folders: Iterable[Path]) -> None:
@@ -298,18 +318,18 @@ def _remove_empty(folders: Iterable[Path]) -> None:
 
 
 @contextmanager
-def _typed(path: Path) -> Iterator[None]:
-    """Errors of the operating system as a `RunError` that says what to do."""
+def _as_run_errors(path: Path) -> Iterator[None]:
+    """Turn errors of the operating system into a `RunError` that says what to do."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST) and path.is_dir():
-            raise RunError(_taken(path)) from error
+            raise RunError(_exists_message(path)) from error
         hint = "free some space" if is_disk_full(error) else "choose a writable --runs directory"
         raise RunError(f"{path}: cannot be written ({error.strerror}); {hint}") from error
 
 
-def _taken(path: Path) -> str:
+def _exists_message(path: Path) -> str:
     return f"{path}: exists already; continue it with `keel resume {path}` or choose another --name"
 
 

@@ -1,4 +1,4 @@
-"""What the pictures of runs are drawn with: axes, lines with honest gaps, and marks."""
+"""Drawing helpers for pictures of runs: axes, lines with honest gaps, and marks."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ hairline; when all stay below `NEAR` bounds, it is logarithmic below, where they
 
 
 def write_png(figure: Figure, path: Path) -> None:
-    """Whole, or not at all; the folder is made if it is not there."""
+    """Write a figure as PNG, whole or not at all; its folder is made if necessary."""
     data = io.BytesIO()
     figure.savefig(data, format="png")
     write_file(path, data.getvalue())
 
 
 def axes_for(figure: Figure, axes: Axes, y: str, x: str = "environment steps") -> Axes:
-    """Axes over environment steps."""
+    """Prepare axes over environment steps."""
     tidy(axes, "", x, y)
     axes.xaxis.set_major_formatter(lambda value, _: short(value))
     return axes
 
 
-def line(axes: Axes, x: Values, y: Values, **look: Any) -> None:
-    """A line with gaps where nothing is known; a point without neighbours is a dot."""
+def line(axes: Axes, x: Values, y: Values, **style: Any) -> None:
+    """Draw a line with gaps where values are missing; a point without neighbours is a dot."""
     import numpy as np
 
-    known = np.isfinite(y)
-    y = np.where(known, y, np.nan)
-    axes.plot(x, y, **look)
-    padded = np.pad(known, 1)
-    alone = known & ~padded[:-2] & ~padded[2:]
-    axes.plot(x[alone], y[alone], "o", color=look["color"], markersize=4.5)
+    finite = np.isfinite(y)
+    y = np.where(finite, y, np.nan)
+    axes.plot(x, y, **style)
+    padded = np.pad(finite, 1)
+    isolated = finite & ~padded[:-2] & ~padded[2:]
+    axes.plot(x[isolated], y[isolated], "o", color=style["color"], markersize=4.5)
 
 
-def finish(figure: Figure, axes: Axes, title: str, said: str) -> Figure:
-    """The title, what is to be said in one line, and the legend, all above `axes`."""
+def finish(figure: Figure, axes: Axes, title: str, summary: str) -> Figure:
+    """Add the title, a summary in one line, and the legend, all above `axes`."""
     axes.set_xlim(left=0.0)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(
@@ -65,20 +65,20 @@ def finish(figure: Figure, axes: Axes, title: str, said: str) -> Figure:
         )
     axes.set_title(title, fontsize=13, color=INK, fontweight="bold", loc="left", pad=46)
     axes.annotate(
-        said, (0.0, 1.0), (0.0, 28.0), "axes fraction", "offset points", color=INK, fontsize=10
+        summary, (0.0, 1.0), (0.0, 28.0), "axes fraction", "offset points", color=INK, fontsize=10
     )
     return figure
 
 
 def column(table: MetricsTable, name: str) -> Values:
-    """One metric; NaN where it was not written."""
+    """Return one metric `[n]`; NaN where it was not written."""
     import numpy as np
 
     return table.columns.get(name, np.full(len(table), np.nan))
 
 
 def verdicts(table: MetricsTable) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which updates were walked back, and which rejected: those have no `kl_step`."""
+    """Return which updates were walked back, and which rejected (without `kl_step`), `[n]`."""
     import numpy as np
 
     alpha = column(table, "train/alpha")
@@ -88,23 +88,23 @@ def verdicts(table: MetricsTable) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]
 
 
 def last(values: Values) -> float:
-    """The newest that is known."""
+    """Return the last finite value; NaN if there is none."""
     import numpy as np
 
-    known = values[np.isfinite(values)]
-    return float(known[-1]) if known.size else float("nan")
+    finite = values[np.isfinite(values)]
+    return float(finite[-1]) if finite.size else float("nan")
 
 
 def from_zero(steps: Values, values: Values) -> tuple[Values, Values]:
-    """With the first value from step 0 on, so that a single update has a width."""
+    """Extend the first value back to step 0, so that a single update has a width."""
     import numpy as np
 
-    known = np.isfinite(values)
-    return np.append(0.0, steps[known]), np.append(values[known][:1], values[known])
+    finite = np.isfinite(values)
+    return np.append(0.0, steps[finite]), np.append(values[finite][:1], values[finite])
 
 
 def short(steps: float) -> str:
-    """A number of steps as 250 k, 1.5 M."""
+    """Format a number of steps as 250 k, 1.5 M."""
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(steps) >= size:
             return f"{steps / size:g} {unit}"
@@ -112,19 +112,19 @@ def short(steps: float) -> str:
 
 
 def scale_kl(axes: Axes, kl: Values, bound: Values) -> float:
-    """Set the KL axis, as `FAR` and `NEAR` say; its upper end is where infinity is drawn."""
+    """Scale the KL axis by `FAR` and `NEAR`; return its upper end, where infinity is drawn."""
     import numpy as np
 
     limit = last(bound)
-    known = kl[np.isfinite(kl) & (kl > 0.0)]
-    most = float(known.max()) if known.size else 0.0
-    top = 1.12 * np.nanmax([most, *bound[np.isfinite(bound)]]) or 1.0
-    if limit > 0.0 and 0.0 < most < NEAR * limit:
+    positive = kl[np.isfinite(kl) & (kl > 0.0)]
+    largest = float(positive.max()) if positive.size else 0.0
+    top = 1.12 * np.nanmax([largest, *bound[np.isfinite(bound)]]) or 1.0
+    if limit > 0.0 and 0.0 < largest < NEAR * limit:
         axes.set_yscale("log")
-        low = max(float(np.quantile(known, 0.1)), 1e-3 * limit)
+        low = max(float(np.quantile(positive, 0.1)), 1e-3 * limit)
         axes.set_ylim(10.0 ** np.floor(np.log10(low)), 1.8 * top)
-    elif limit > 0.0 and most > FAR * limit:
-        decades = float(np.log10(most / limit))
+    elif limit > 0.0 and largest > FAR * limit:
+        decades = float(np.log10(largest / limit))
         axes.set_yscale("symlog", linthresh=limit, linscale=max(0.6, 0.8 * decades))
         top *= 1.3
         above = 10.0 ** np.arange(np.ceil(np.log10(1.5 * limit)), np.log10(top))
@@ -137,7 +137,9 @@ def scale_kl(axes: Axes, kl: Values, bound: Values) -> float:
     return float(axes.get_ylim()[1])
 
 
-def told_range(bound: Values) -> str:
-    """From where to where the bound went, in words."""
-    known = sorted({float(x) for x in bound if x == x})
-    return f" (bound {' … '.join(f'{x:g}' for x in {known[0]: 0, known[-1]: 0})})" if known else ""
+def describe_range(bound: Values) -> str:
+    """Describe the smallest and the largest bound in words."""
+    bounds = sorted({float(x) for x in bound if x == x})
+    return (
+        f" (bound {' … '.join(f'{x:g}' for x in {bounds[0]: 0, bounds[-1]: 0})})" if bounds else ""
+    )

@@ -1,4 +1,4 @@
-"""Where and with what a run was made: `environment.json`."""
+"""Machine and software that a run was made with: `environment.json`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PACKAGES = ("torch", "numpy", "gymnasium", "safetensors", "envpool", "ale-py", "
 
 
 def describe_environment(choices: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Versions, git commit, machine, threads; `choices` are what Keel chose by itself.
+    """Describe versions, git commit, machine and threads; `choices` are what Keel decided.
 
     Bit-exact resume needs the choices (backend, compile, device), so they are kept with the run.
     """
@@ -46,13 +46,13 @@ def describe_environment(choices: Mapping[str, Any] | None = None) -> dict[str, 
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _threads() -> dict[str, int | str | None]:
@@ -64,7 +64,7 @@ def _threads() -> dict[str, int | str | None]:
 
 
 def _git(folder: Path) -> dict[str, Any] | None:
-    """The commit of the user's project, and whether files differ from it; None without one."""
+    """Return the commit of the user's project, and whether files differ from it, or None."""
     commit = _run_git(folder, "rev-parse", "HEAD")
     if not commit:
         return None
@@ -74,12 +74,12 @@ def _git(folder: Path) -> dict[str, Any] | None:
 
 def _run_git(folder: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=5, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+    return process.stdout.strip()
 
 
 def read_choices(run: Path) -> dict[str, Any]:

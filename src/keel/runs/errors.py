@@ -1,4 +1,4 @@
-"""What can go wrong with a run on disk."""
+"""Errors and warnings of runs on disk."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def sync_folder(path: Path) -> None:
 
 
 def is_disk_full(error: OSError) -> bool:
-    """No space left, or the quota used up."""
+    """Return whether an error means that no space is left, or that the quota is used up."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 

@@ -1,4 +1,4 @@
-"""Reads the logs of others as if they were Keel's: CSV and TensorBoard, in the registry's names.
+"""Readers of other libraries' logs (CSV and TensorBoard), in the registry's names.
 
 SB3 and RLlib write `progress.csv`, SB3's monitor one line an episode, CleanRL TensorBoard events;
 any other CSV can be read with a mapping from its columns to Keel's names.
@@ -40,21 +40,21 @@ TOO_MANY = 2.0**63
 
 
 class Log(NamedTuple):
-    """A log, and whose it is."""
+    """A log, and the library that wrote it."""
 
     table: MetricsTable
     source: str
 
 
 def is_log(path: Path) -> bool:
-    """Whether this file is one that can be read here."""
+    """Return whether this file is one that can be read here."""
     return path.suffix == ".csv" or path.name.startswith(EVENTS)
 
 
 def read_log(
     path: Path, mapping: Mapping[str, str] | None = None, names: Collection[str] | None = None
 ) -> Log:
-    """Read a CSV or an event file; what had to be left out is told in the table's `damage`.
+    """Read a CSV or an event file; the table's `damage` says what had to be left out.
 
     Args:
         path: the file.
@@ -82,10 +82,14 @@ def _read_csv(path: Path, mapping: Mapping[str, str], names: Collection[str] | N
     layouts: list[_Layout] = []
 
     def choose(header: list[str], comment: str) -> list[str]:
-        layout = _mapped(path, header, mapping) if mapping else _recognised(path, header, comment)
+        layout = (
+            _mapped_layout(path, header, mapping)
+            if mapping
+            else _recognize_layout(path, header, comment)
+        )
         if names is not None:
-            wanted = {name: place for name, place in layout.columns.items() if name in names}
-            layout = layout._replace(columns=wanted)
+            columns = {name: column for name, column in layout.columns.items() if name in names}
+            layout = layout._replace(columns=columns)
         layouts.append(layout)
         return [layout.step, *(column for column, _ in layout.columns.values())]
 
@@ -98,39 +102,39 @@ def _read_csv(path: Path, mapping: Mapping[str, str], names: Collection[str] | N
     return Log(_table(read.values[layout.step], columns, read, layout.episodes), layout.source)
 
 
-def _recognised(path: Path, header: list[str], comment: str) -> _Layout:
-    """Tell whose log it is by the names of its columns."""
+def _recognize_layout(path: Path, header: list[str], comment: str) -> _Layout:
+    """Recognize the library that wrote a log by the names of its columns."""
     if comment and {"r", "l"} <= set(header):  # SB3's `monitor.csv`
-        there = {name: (column, 1.0) for column, name in MONITOR.items() if column in header}
-        return _Layout("sb3", "l", there, episodes=True)
+        columns = {name: (column, 1.0) for column, name in MONITOR.items() if column in header}
+        return _Layout("sb3", "l", columns, episodes=True)
     for column, source in STEPS.items():
         if column in header:
-            there = {}
+            columns = {}
             for name in header:
                 if (target := canonical(name, source)) is not None:
-                    there.setdefault(target.name, (name, target.scale))
-            return _Layout(source, column, there)
+                    columns.setdefault(target.name, (name, target.scale))
+            return _Layout(source, column, columns)
     if STEP in header:  # what `keel runs export` wrote
-        there = {name: (name, 1.0) for name in header if _registered(name)}
-        return _Layout("keel", STEP, there)
+        columns = {name: (name, 1.0) for name in header if _is_registered(name)}
+        return _Layout("keel", STEP, columns)
     raise InputError(
-        f"{path}: whose log is this? Its columns are {_shown(header)}; say what they are: "
+        f"{path}: whose log is this? Its columns are {_list_names(header)}; say what they are: "
         "--map step=COLUMN rollout/return_mean=COLUMN"
     )
 
 
-def _mapped(path: Path, header: list[str], mapping: Mapping[str, str]) -> _Layout:
+def _mapped_layout(path: Path, header: list[str], mapping: Mapping[str, str]) -> _Layout:
     for name, column in mapping.items():
         if column not in header:
             raise InputError(
-                f"--map {name}={column}: {path} has no such column, only {_shown(header)}"
+                f"--map {name}={column}: {path} has no such column, only {_list_names(header)}"
             )
-        if name != STEP and not _registered(name):
+        if name != STEP and not _is_registered(name):
             raise InputError(f"--map {name}={column}: Keel has no metric {name!r}")
     if STEP not in mapping:
         raise InputError(f"--map: which column of {path} counts steps? --map step=COLUMN")
-    there = {name: (column, 1.0) for name, column in mapping.items() if name != STEP}
-    return _Layout("csv", mapping[STEP], there)
+    columns = {name: (column, 1.0) for name, column in mapping.items() if name != STEP}
+    return _Layout("csv", mapping[STEP], columns)
 
 
 def _table(
@@ -139,7 +143,7 @@ def _table(
     read: Columns,
     lengths: bool,
 ) -> MetricsTable:
-    """Sort by step; rows without a step that can be counted are dropped and told.
+    """Sort by step; rows without a step that can be counted are dropped and noted as damage.
 
     Args:
         steps: `[rows]`, or lengths of episodes, whose sum the steps are.
@@ -150,8 +154,8 @@ def _table(
     import numpy as np
 
     good = np.isfinite(steps) & (steps >= 0.0) & (steps < TOO_MANY)
-    what = "without a length of its episode" if lengths else "without a step below 2^63"
-    damage = [*read.damage, *describe_lines(read.lines[~good].tolist(), what)]
+    problem = "without a length of its episode" if lengths else "without a step below 2^63"
+    damage = [*read.damage, *describe_lines(read.lines[~good].tolist(), problem)]
     if not good.all():
         steps = steps[good]
         columns = {name: values[good] for name, values in columns.items()}
@@ -166,22 +170,22 @@ def _table(
 
 
 def _read_events(path: Path) -> Log:
-    """All scalars of an event file; each tag has its own steps, so rows are the union of them."""
+    """Read all scalars of an event file; each tag has its own steps, so rows are their union."""
     import numpy as np
 
     points, damage = _scalars(path)
     source = max(SOURCES, key=lambda s: sum(canonical(tag, s) is not None for tag in points))
     merged: dict[str, list[tuple[int, float]]] = {}
-    for tag, found in points.items():
+    for tag, events in points.items():
         target = canonical(tag, source)
         scale = 1.0 if target is None else target.scale
         name = tag if target is None else target.name
-        if target is not None or _registered(tag):
-            merged.setdefault(name, []).extend((s, scale * x) for s, _, x in found)
+        if target is not None or _is_registered(tag):
+            merged.setdefault(name, []).extend((s, scale * x) for s, _, x in events)
     if not merged:
-        raise RunError(f"{path}: no scalar in it that Keel knows; there are {_shown(points)}")
+        raise RunError(f"{path}: no scalar in it that Keel knows; there are {_list_names(points)}")
     clock = _clock(points)
-    at = {s: i for i, s in enumerate(sorted({s for found in merged.values() for s, _ in found}))}
+    at = {s: i for i, s in enumerate(sorted({s for events in merged.values() for s, _ in events}))}
     columns = {}
     for name, values in merged.items():
         # several environments may end an episode at one step: their mean stands there
@@ -196,13 +200,15 @@ def _read_events(path: Path) -> Log:
 
 
 def _clock(points: Mapping[str, list[tuple[int, float, float]]]) -> dict[int, float]:
-    """Seconds since the first event, by step."""
+    """Return the seconds since the first event, by step."""
     times: dict[int, float] = {}
-    for found in points.values():
-        for step, when, _ in found:
-            times[step] = max(times.get(step, when), when)
-    start = min((when for found in points.values() for _, when, _ in found), default=0.0)
-    return {step: when - start for step, when in times.items()}
+    for events in points.values():
+        for step, wall_time, _ in events:
+            times[step] = max(times.get(step, wall_time), wall_time)
+    start = min(
+        (wall_time for events in points.values() for _, wall_time, _ in events), default=0.0
+    )
+    return {step: wall_time - start for step, wall_time in times.items()}
 
 
 Points = dict[str, list[tuple[int, float, float]]]
@@ -214,7 +220,7 @@ def _scalars(path: Path) -> tuple[Points, list[str]]:
     loader = import_extra("tensorboard.backend.event_processing.event_file_loader", "tensorboard")
     util = import_extra("tensorboard.util.tensor_util", "tensorboard")
     points: Points = {}
-    events = strange = 0
+    events = negative = 0
     try:
         for event in loader.EventFileLoader(str(path)).Load():
             events += 1
@@ -225,14 +231,14 @@ def _scalars(path: Path) -> tuple[Points, list[str]]:
                         continue
                     point = (int(event.step), float(event.wall_time), float(array.reshape(())))
                     if point[0] < 0:
-                        strange += 1
+                        negative += 1
                     else:
                         points.setdefault(value.tag, []).append(point)
         damage = _torn_records(path, events)
     except Exception as error:
         raise RunError(f"{path}: not an event file that can be read: {error}") from error
-    if strange:
-        damage.append(f"{strange:,} values with a negative step were dropped")
+    if negative:
+        damage.append(f"{negative:,} values with a negative step were dropped")
     return points, damage
 
 
@@ -259,22 +265,22 @@ def _torn_records(path: Path, events: int) -> list[str]:
             f"the file is cut off in record {records + 1:,}, at byte {at:,} of {size:,}"
         )
     if events < records:
-        lost = records - events
+        lost_records = records - events
         sentences.append(
-            f"record {events + 1:,} is damaged; it and all after it are lost: {lost:,}"
+            f"record {events + 1:,} is damaged; it and all after it are lost: {lost_records:,}"
         )
     return sentences
 
 
-def _registered(name: str) -> bool:
-    known = name in REGISTRY or name.rpartition("/")[0] in REGISTRY
-    return known or name.startswith("env/")
+def _is_registered(name: str) -> bool:
+    is_metric = name in REGISTRY or name.rpartition("/")[0] in REGISTRY
+    return is_metric or name.startswith("env/")
 
 
-def _shown(names: Iterable[str]) -> str:
+def _list_names(names: Iterable[str]) -> str:
     listed = list(names)
-    more = f" and {len(listed) - 12} more" if len(listed) > 12 else ""
-    return ", ".join(listed[:12]) + more
+    suffix = f" and {len(listed) - 12} more" if len(listed) > 12 else ""
+    return ", ".join(listed[:12]) + suffix
 
 
 def _float(text: str) -> float:

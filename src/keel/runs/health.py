@@ -59,19 +59,19 @@ class Breach:
 
     @property
     def source(self) -> str:
-        """Where the range comes from, in a word or two."""
+        """Origin of the range, in a word or two."""
         return self.note.partition(":")[0]
 
     def __str__(self) -> str:
-        """One line for a display."""
+        """Return one line for a display."""
         mean = f" (mean of {self.mean_over})" if self.mean_over else ""
-        when = f"since step {self.since:,}"
+        period = f"since step {self.since:,}"
         if self.until is not None:
-            when = f"from step {self.since:,} to {self.until:,}"
+            period = f"from step {self.since:,} to {self.until:,}"
             if self.until == self.since:
-                when = f"at step {self.since:,}"
-        who = f" ({self.source})" if self.source else ""
-        return f"{self.metric} {self._outcome(mean)} {when}{who}"
+                period = f"at step {self.since:,}"
+        source = f" ({self.source})" if self.source else ""
+        return f"{self.metric} {self._outcome(mean)} {period}{source}"
 
     def _outcome(self, mean: str) -> str:
         if not math.isfinite(self.value):
@@ -81,7 +81,7 @@ class Breach:
         return f"{self.value:.3g}{mean} below {self.low:.3g}"
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON, which knows no NaN: what is not finite is None."""
+        """Return plain data for JSON, which knows no NaN: what is not finite is None."""
         return {
             "metric": self.metric,
             "value": self.value if math.isfinite(self.value) else None,
@@ -121,12 +121,14 @@ class Health:
 
     def breaches(self) -> list[Breach]:
         """Return what lies outside now, errors first."""
-        return _ordered(w for w in self._watched if w.holds)
+        return _sort_breaches(w for w in self._watched if w.is_breached)
 
     def summary(self) -> list[Breach]:
         """Return what lies outside now, every error, and what was outside for long."""
         long = max(1.0, LASTING * self._iterations)
-        return _ordered(w for w in self._watched if w.holds or w.grave or w.held >= long)
+        return _sort_breaches(
+            w for w in self._watched if w.is_breached or w.is_severe or w.breached_updates >= long
+        )
 
 
 def find_breaches(
@@ -146,18 +148,18 @@ def find_breaches(
 
 @dataclass
 class _Watched:
-    """One metric, and what is remembered of it."""
+    """One metric with its recent values and breaches."""
 
     entry: Metric
-    held: int = 0
+    breached_updates: int = 0
     """iterations in which the breach held"""
-    holds: bool = False
-    grave: bool = False
+    is_breached: bool = False
+    is_severe: bool = False
     """whether there was a value that is told at once"""
     _first: int = 0
     _since: int = 0
     _value: float = math.nan
-    _grave_value: float = math.nan
+    _severe_value: float = math.nan
     _last: int = 0
     _range: tuple[float | None, float | None] = (None, None)
     _newest: deque[tuple[int, bool, bool]] = field(init=False)
@@ -175,14 +177,14 @@ class _Watched:
         if self.entry.mean_over:
             value = self._mean(value)
         outside = (low is not None and value < low) or (high is not None and value > high)
-        grave = (outside and self._at_once) or self._is_ruinous(value, high)
-        outside = outside or grave
-        self._newest.append((step, outside, grave))
+        is_severe = (outside and self._at_once) or self._is_ruinous(value, high)
+        outside = outside or is_severe
+        self._newest.append((step, outside, is_severe))
         if outside:
             self._value, self._last, self._range = value, step, (low, high)
-        if grave:
-            self.grave, self._grave_value = True, value
-        if outside or self.holds:  # else nothing can change
+        if is_severe:
+            self.is_severe, self._severe_value = True, value
+        if outside or self.is_breached:  # else nothing can change
             self._judge()
 
     def _is_ruinous(self, value: float, high: float | None) -> bool:
@@ -192,15 +194,15 @@ class _Watched:
 
     def _judge(self) -> None:
         steps = [step for step, outside, _ in self._newest if outside]
-        grave = any(grave for *_, grave in self._newest)
-        held, self.holds = self.holds, grave or len(steps) >= ENOUGH
-        if self.holds:
-            self._since = self._since if held else steps[0]
-            self._first = self._first if self.held else self._since
-            self.held += 1
+        is_severe = any(is_severe for *_, is_severe in self._newest)
+        was_breached, self.is_breached = self.is_breached, is_severe or len(steps) >= ENOUGH
+        if self.is_breached:
+            self._since = self._since if was_breached else steps[0]
+            self._first = self._first if self.breached_updates else self._since
+            self.breached_updates += 1
 
     def _mean(self, value: float) -> float:
-        """NaN, which is never outside, while too little is known."""
+        """Return the mean of the last values; NaN, which is never outside, if there are few."""
         if not math.isnan(value):
             self._known.append(value)
         if len(self._known) < LEAST:
@@ -211,11 +213,11 @@ class _Watched:
         low, high = self._range
         return Breach(
             metric=self.entry.name,
-            value=self._grave_value if self.grave and not self.holds else self._value,
+            value=self._severe_value if self.is_severe and not self.is_breached else self._value,
             low=low,
             high=high,
-            since=self._since if self.holds else self._first,
-            until=None if self.holds else self._last,
+            since=self._since if self.is_breached else self._first,
+            until=None if self.is_breached else self._last,
             outside=sum(outside for _, outside, _ in self._newest),
             window=len(self._newest),
             mean_over=len(self._known) if self.entry.mean_over else 0,
@@ -223,6 +225,6 @@ class _Watched:
         )
 
 
-def _ordered(found: Iterable[_Watched]) -> list[Breach]:
-    ranked = sorted(found, key=lambda w: (not w.grave, not w.holds))
-    return [watched.breach() for watched in ranked]
+def _sort_breaches(watched: Iterable[_Watched]) -> list[Breach]:
+    ranked = sorted(watched, key=lambda w: (not w.is_severe, not w.is_breached))
+    return [entry.breach() for entry in ranked]

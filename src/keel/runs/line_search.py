@@ -1,11 +1,20 @@
-"""Note 002's four curves, drawn honestly: a rejected step is a mark, never a KL of 0."""
+"""Curves of TRPO's line search; a rejected step is a mark, never a KL of 0."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from keel.look import BLUE, GREEN, INK, ORANGE, new_figure
-from keel.runs.drawing import axes_for, column, finish, from_zero, last, line, told_range, verdicts
+from keel.runs.drawing import (
+    axes_for,
+    column,
+    describe_range,
+    finish,
+    from_zero,
+    last,
+    line,
+    verdicts,
+)
 from keel.runs.reader import MetricsTable
 
 if TYPE_CHECKING:
@@ -22,7 +31,7 @@ MEMORY = 20
 
 
 def draw_line_search(table: MetricsTable, title: str) -> Figure:
-    """Return, KL under its adaptive bound, LS_OK and StepFrac, and the entropy with its weight."""
+    """Draw the return, the KL under its adaptive bound, LS_OK and StepFrac, and the entropy."""
     figure = new_figure(9.0, 10.4)
     panels = figure.subplots(5, sharex=True, gridspec_kw={"height_ratios": (3, 3, 2, 1.6, 1.6)})
     returns, kl, searches, entropy, weight = panels
@@ -34,16 +43,16 @@ def draw_line_search(table: MetricsTable, title: str) -> Figure:
     _draw_weight(axes_for(figure, weight, "coefficient"), steps, column(table, f"{ENTROPY}_coef"))
     rejected = verdicts(table)[1]
     share = 1.0 - rejected.mean() if len(table) else float("nan")
-    said = (
+    summary = (
         f"{len(table)} updates, {rejected.sum()} rejected (LS_OK {share:.1%})"
-        f"{told_range(column(table, 'train/max_kl'))} · "
+        f"{describe_range(column(table, 'train/max_kl'))} · "
         f"damping {last(column(table, 'train/damping')):.3g} at the end"
     )
-    return finish(figure, returns, f"Line search: {title}", said)
+    return finish(figure, returns, f"Line search: {title}", summary)
 
 
 def draw_searches(axes: Axes, table: MetricsTable) -> None:
-    """How often a step was found, and what share of it was taken, over the last updates."""
+    """Draw the success rate of the search and the step fraction, over the last updates."""
     steps = table.step.astype(float)
     success, fraction = column(table, SUCCESS), column(table, "train/step_fraction")
     axes.axhspan(0.0, 0.3, color=ORANGE, alpha=0.08, linewidth=0)
@@ -58,28 +67,28 @@ def draw_searches(axes: Axes, table: MetricsTable) -> None:
 
 
 def draw_return(axes: Axes, steps: Values, table: MetricsTable) -> None:
-    """Of training and of evaluations."""
+    """Draw the return of training and of evaluations."""
     import numpy as np
 
     mean, score = column(table, "rollout/return_mean"), column(table, "eval/return_mean")
     line(axes, steps, mean, color=BLUE, linewidth=1.8, label="training, last 100 episodes")
-    known = np.isfinite(score)
-    if known.any():
-        axes.plot(steps[known], score[known], "o", color=ORANGE, markersize=6,
+    finite = np.isfinite(score)
+    if finite.any():
+        axes.plot(steps[finite], score[finite], "o", color=ORANGE, markersize=6,
                   markeredgecolor="white", label="evaluation")  # fmt: skip
 
 
 def _draw_kl(axes: Axes, steps: Values, table: MetricsTable) -> None:
     import numpy as np
 
-    bound, kept = column(table, "train/max_kl"), column(table, "train/kl_step")
+    bound, kl = column(table, "train/max_kl"), column(table, "train/kl_step")
     rejected = verdicts(table)[1]
     if np.isfinite(bound).any():
-        start, held = from_zero(steps, bound)
-        axes.fill_between(start, 0.0, held, step="pre", color=GREEN, alpha=0.10, linewidth=0)
-        axes.step(start, held, where="pre", color=GREEN, linewidth=1.4, label="max_kl")
+        start, held_bound = from_zero(steps, bound)
+        axes.fill_between(start, 0.0, held_bound, step="pre", color=GREEN, alpha=0.10, linewidth=0)
+        axes.step(start, held_bound, where="pre", color=GREEN, linewidth=1.4, label="max_kl")
         axes.set_ylim(0.0, 1.15 * float(np.nanmax(bound)))
-    line(axes, steps, kept, color=BLUE, linewidth=1.0, label="exact KL of accepted steps")
+    line(axes, steps, kl, color=BLUE, linewidth=1.0, label="exact KL of accepted steps")
     if rejected.any():
         axes.plot(steps[rejected], bound[rejected], "X", color=ORANGE, markersize=7,
                   markeredgecolor="white", clip_on=False, label="rejected")  # fmt: skip
@@ -90,19 +99,19 @@ def _draw_weight(axes: Axes, steps: Values, values: Values) -> None:
     import numpy as np
 
     line(axes, steps, values, color=INK, linewidth=1.4)
-    most = float(np.nanmax(values)) if np.isfinite(values).any() else 1.0
-    axes.set_ylim(0.0, 1.15 * most or 1.0)
+    largest = float(np.nanmax(values)) if np.isfinite(values).any() else 1.0
+    axes.set_ylim(0.0, 1.15 * largest or 1.0)
 
 
 def rolling(values: Values) -> Values:
-    """The mean of what is known of the last `MEMORY` values at every place."""
+    """Return the mean of the finite ones among the last `MEMORY` values, at every position."""
     import numpy as np
 
     if not values.size:
         return values
-    known = np.isfinite(values)
-    sums = np.cumsum(np.append(0.0, np.where(known, values, 0.0)))
-    counts = np.cumsum(np.append(0, known))
+    finite = np.isfinite(values)
+    sums = np.cumsum(np.append(0.0, np.where(finite, values, 0.0)))
+    counts = np.cumsum(np.append(0, finite))
     start = np.maximum(np.arange(1, values.size + 1) - MEMORY, 0)
     with np.errstate(invalid="ignore"):
         return np.asarray((sums[1:] - sums[start]) / (counts[1:] - counts[start]))

@@ -35,20 +35,28 @@ class RunInfo:
 
 
 def list_runs(root: Path | str) -> list[RunInfo]:
-    """All runs below `root/NAME/seed-*`, oldest first; a damaged one is listed as unreadable."""
+    """List all runs below `root/NAME/seed-*`, oldest first.
+
+    Args:
+        root: folder of all runs; a damaged run is listed as unreadable.
+    """
     root = Path(root)
     if not root.exists():
         return []
     try:
         next(root.iterdir(), None)  # globbing passes over folders that cannot be read
-        places = [path for path in sorted(root.glob("*/seed-*")) if path.is_dir()]
+        folders = [path for path in sorted(root.glob("*/seed-*")) if path.is_dir()]
     except OSError as error:
         raise RunError(f"{root}: cannot be read: {error.strerror or error}") from error
-    return sorted((run_info(path) for path in places), key=lambda run: run.created)
+    return sorted((run_info(path) for path in folders), key=lambda run: run.created)
 
 
 def run_info(path: Path) -> RunInfo:
-    """Describe a run without opening it; whatever is wrong with it is no error."""
+    """Describe a run without opening it; whatever is wrong with it is no error.
+
+    Args:
+        path: the folder of the run.
+    """
     problems = []
     name, seed, created, status = path.parent.name, -1, "", "unreadable"
     tag: str | None = None
@@ -58,7 +66,7 @@ def run_info(path: Path) -> RunInfo:
         created = str(record.get("created", ""))
         name, seed = str(record["name"]), int(record["seed"])
         status = _status(path, str(record["status"]))
-    except Exception as error:  # one run that nobody could foresee must not hide all others
+    except Exception as error:  # one strange run must not hide all others
         problems.append(_describe(error, RECORD))
     step: int | None = None
     value = math.nan
@@ -87,7 +95,7 @@ def _describe(error: Exception, file: str) -> str:
 
 
 def _status(path: Path, recorded: str) -> str:
-    """A run that says it is running must be held by a process that lives."""
+    """Return the recorded status; a running one whose process is dead has crashed."""
     if recorded != "running":
         return recorded
     holder = lock.holder_of(path)

@@ -43,7 +43,7 @@ def acquire(directory: Path) -> Holder:
     """Lock `directory` for this process; a `RunError` names the process that holds it."""
     path = directory / NAME
     if _create(path):
-        return _mine()
+        return _this_process()
     with exclusive(directory):  # of two that find a dead holder, one takes over and one is refused
         holder, stale = holder_of(directory), path.exists()
         if holder is not None and is_alive(holder):
@@ -58,7 +58,7 @@ def acquire(directory: Path) -> Holder:
     if stale:
         dead = holder or "a process"
         _log.warning(printable(f"{directory}: took over the lock of {dead}, which is dead"))
-    return _mine()
+    return _this_process()
 
 
 def release(directory: Path) -> None:
@@ -69,17 +69,17 @@ def release(directory: Path) -> None:
 
 
 def holder_of(directory: Path) -> Holder | None:
-    """Who holds the lock, dead or alive; None if nobody does or the file cannot be read."""
+    """Return the process that holds the lock, dead or alive, or None."""
     try:
         holder = Holder(**json.loads(read_regular(directory / NAME)))
     except (OSError, ValueError, TypeError, RecursionError):
         return None
-    sound = type(holder.pid) is int and 0 < holder.pid < 2**31
-    return holder if sound and isinstance(holder.host, str) else None
+    is_valid = type(holder.pid) is int and 0 < holder.pid < 2**31
+    return holder if is_valid and isinstance(holder.host, str) else None
 
 
 def is_alive(holder: Holder) -> bool:
-    """Whether the holder still runs; of another machine nobody can tell, so: yes."""
+    """Return whether the holder still runs; on another machine, it is taken to be alive."""
     if holder.host != socket.gethostname() or os.name != "posix":
         return True
     try:
@@ -87,9 +87,9 @@ def is_alive(holder: Holder) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # it exists and is somebody else's
-    now = _started(holder.pid)
-    return now == holder.started or "" in (now, holder.started)
+        pass  # it exists and belongs to another user
+    started = _started(holder.pid)
+    return started == holder.started or "" in (started, holder.started)
 
 
 def _create(path: Path) -> bool:
@@ -98,7 +98,7 @@ def _create(path: Path) -> bool:
     except FileExistsError:
         return False
     try:
-        os.write(descriptor, json.dumps(asdict(_mine())).encode())
+        os.write(descriptor, json.dumps(asdict(_this_process())).encode())
     except OSError:
         path.unlink(missing_ok=True)
         raise
@@ -107,14 +107,14 @@ def _create(path: Path) -> bool:
     return True
 
 
-def _mine() -> Holder:
+def _this_process() -> Holder:
     pid = os.getpid()
     now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     return Holder(pid=pid, host=socket.gethostname(), since=now, started=_started(pid))
 
 
 def _started(pid: int) -> str:
-    """Boot and clock tick in which a process started, where /proc tells: ids are used again."""
+    """Return boot and clock tick of the start of a process (ids are reused), or ""."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         # The command name stands in brackets and may hold anything: count from the last one.

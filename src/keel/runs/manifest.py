@@ -18,11 +18,11 @@ MAX_MANIFEST = 64 * 1024
 
 
 class IntegrityError(ValueError):
-    """Why a folder is not what its manifest says."""
+    """Error of a folder that is not what its manifest says."""
 
 
 def dump_manifest(contents: Mapping[str, bytes], header: Mapping[str, Any]) -> bytes:
-    """The manifest of `contents`, with the fields of `header` beside the list of files."""
+    """Return the manifest of `contents`, with the fields of `header` beside the files."""
     files = {
         name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         for name, content in contents.items()
@@ -41,7 +41,7 @@ def is_intact(record: Mapping[str, Any]) -> bool:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest, if it is undamaged; a `IntegrityError` if not."""
+    """Return the manifest, or raise an `IntegrityError` if it is damaged."""
     if folder.is_symlink():
         raise IntegrityError("it is a symbolic link")
     with _open(folder, MANIFEST) as file:
@@ -58,7 +58,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def read_files(folder: Path, manifest: Mapping[str, Any], names: Iterable[str]) -> dict[str, bytes]:
-    """The files of the manifest, `names` among them, each of its size and hash.
+    """Read the files of the manifest, `names` among them, and check their sizes and hashes.
 
     Sizes and the headers of tensor files are checked before a file is read as a whole.
     """
@@ -93,7 +93,7 @@ def _read(folder: Path, name: str, entry: Any) -> bytes:
 
 
 def _open(folder: Path, name: str) -> BinaryIO:
-    """A regular file of the folder itself: no link that leads out, no pipe that blocks."""
+    """Open a regular file of the folder itself: no link that leads out, no pipe that blocks."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     path = folder / name
     if path.is_symlink():

@@ -35,11 +35,11 @@ __all__ = [
 
 
 def _registry(metrics: Iterable[Metric]) -> Mapping[str, Metric]:
-    found: dict[str, Metric] = {}
+    registry: dict[str, Metric] = {}
     for entry in metrics:
-        assert entry.name not in found, f"{entry.name} stands twice in the catalogue"
-        found[entry.name] = entry
-    return MappingProxyType(found)
+        assert entry.name not in registry, f"{entry.name} stands twice in the catalogue"
+        registry[entry.name] = entry
+    return MappingProxyType(registry)
 
 
 REGISTRY: Mapping[str, Metric] = _registry(
@@ -56,28 +56,35 @@ REGISTRY: Mapping[str, Metric] = _registry(
 
 
 class Canonical(NamedTuple):
-    """What a foreign metric is in Keel: value here = `scale` × value there."""
+    """Keel's name of a foreign metric: value here = `scale` × value there."""
 
     name: str
     scale: float
 
 
 def metric(name: str) -> Metric:
-    """The entry of `name`, which may carry an agent as suffix; an `InputError` if there is none.
+    """Return the entry of a metric; an `InputError` if there is none.
 
     What an environment measures itself (`env/share_L`) has one entry for all: `env/*`.
+
+    Args:
+        name: of the metric, with or without an agent as suffix.
     """
     name = metric_name(name)
     if name.startswith("env/"):
         return REGISTRY["env/*"]
-    found = REGISTRY.get(name) or REGISTRY.get(name.rpartition("/")[0])
-    return found or REGISTRY[check_choice("metric", name, REGISTRY)]
+    entry = REGISTRY.get(name) or REGISTRY.get(name.rpartition("/")[0])
+    return entry or REGISTRY[check_choice("metric", name, REGISTRY)]
 
 
 def canonical(name: str, source: str) -> Canonical | None:
-    """Keel's name and scale for what `source` calls `name`; None if Keel has no such metric.
+    """Return Keel's name and scale of another library's metric; None if Keel has no such metric.
 
     RLlib's module ids become agents: `learners/industry/entropy` is `train/entropy/industry`.
+
+    Args:
+        name: of the metric in the other library.
+        source: the other library, one of `SOURCES`.
     """
     exact, patterns = _ALIASES[check_choice("source", source, SOURCES)]
     name = name.removeprefix("ray/tune/")
@@ -110,7 +117,7 @@ def _lookup(source: str) -> _Lookup:
 
 
 def _pattern(alias: str) -> re.Pattern[str]:
-    """`learners/*/entropy`, its agent as a group; the bare last part, `entropy`, matches too."""
+    """Compile `learners/*/entropy`, its agent as a group; the last part alone matches, too."""
     before, after = map(re.escape, alias.split("*"))
     return re.compile(f"{before}(?P<agent>[^/]+){after}|{after.rpartition('/')[2]}")
 
@@ -119,7 +126,7 @@ _ALIASES: dict[str, _Lookup] = {source: _lookup(source) for source in SOURCES}
 
 
 def documentation() -> str:
-    """The reference page of all metrics, in Markdown."""
+    """Return the reference page of all metrics, in Markdown."""
     groups = dict.fromkeys(name.partition("/")[0] for name in REGISTRY)
     return "\n".join([*_INTRODUCTION, *(_section(group) for group in groups)])
 
@@ -139,12 +146,12 @@ _INTRODUCTION = (
 
 
 def _section(group: str) -> str:
-    described = [_describe(m) for name, m in REGISTRY.items() if name.startswith(f"{group}/")]
-    return "\n".join([f"## {group}", "", *described])
+    entries = [_describe(m) for name, m in REGISTRY.items() if name.startswith(f"{group}/")]
+    return "\n".join([f"## {group}", "", *entries])
 
 
 def _describe(m: Metric) -> str:
-    """A heading, the meaning, and a line for each thing that is known."""
+    """Return a heading, the meaning, and a line for each known fact."""
     names = [
         f"{source} {_times(alias.scale)}`{alias.name}`"
         for source, aliases in m.aliases.items()
@@ -169,7 +176,7 @@ def _range(m: Metric) -> str:
         return ""
     low, high = m.healthy
     mean = f", mean of {m.mean_over} updates" if m.mean_over else ""
-    most = f"`{m.at_most}`" if m.at_most else None if high is None else f"{high:g}"
-    if low is None or most is None:
-        return (f"≤ {most}" if most is not None else f"≥ {low:g}") + mean
-    return f"{low:g}{mean}" if low == high else f"{low:g} … {most}{mean}"
+    upper = f"`{m.at_most}`" if m.at_most else None if high is None else f"{high:g}"
+    if low is None or upper is None:
+        return (f"≤ {upper}" if upper is not None else f"≥ {low:g}") + mean
+    return f"{low:g}{mean}" if low == high else f"{low:g} … {upper}{mean}"

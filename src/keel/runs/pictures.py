@@ -12,12 +12,12 @@ from keel.runs.config_file import read_config
 from keel.runs.drawing import (
     axes_for,
     column,
+    describe_range,
     finish,
     from_zero,
     last,
     line,
     scale_kl,
-    told_range,
     verdicts,
     write_png,
 )
@@ -34,21 +34,24 @@ if TYPE_CHECKING:
 
 
 def draw_run(path: Path) -> list[Path]:
-    """Draw `learning.png` and `trust-region.png` (of TRPO also `line-search.png`, with
-    demonstrations `demonstrations.png`) into the folder of a run; returns their paths."""
+    """Draw the pictures of a run into its folder, and return their paths.
+
+    These are `learning.png` and `trust-region.png`, `line-search.png` for TRPO, and
+    `demonstrations.png` for a run with demonstrations.
+    """
     table = read_metrics(path)
     title = _title(path)
-    drawn = {
+    figures = {
         path / "learning.png": _draw_learning(table, title),
         path / "trust-region.png": _draw_trust_region(table, title),
     }
     if SUCCESS in table.columns:
-        drawn[path / "line-search.png"] = draw_line_search(table, title)
+        figures[path / "line-search.png"] = draw_line_search(table, title)
     if COEF in table.columns:
-        drawn[path / "demonstrations.png"] = draw_cloning(table, title)
-    for place, figure in drawn.items():
-        write_png(figure, place)
-    return list(drawn)
+        figures[path / "demonstrations.png"] = draw_cloning(table, title)
+    for file, figure in figures.items():
+        write_png(figure, file)
+    return list(figures)
 
 
 def _draw_learning(table: MetricsTable, title: str) -> Figure:
@@ -61,15 +64,15 @@ def _draw_learning(table: MetricsTable, title: str) -> Figure:
     axes.fill_between(steps, mean - std, mean + std, color=BLUE, alpha=0.14, linewidth=0)
     line(axes, steps, mean, color=BLUE, linewidth=1.8, label="training, last 100 episodes ± std")
     score, spread = column(table, "eval/return_mean"), column(table, "eval/return_std")
-    known = np.isfinite(score)
-    said = ["no episode ended"]
+    evaluated = np.isfinite(score)
+    summary = ["no episode ended"]
     if np.isfinite(mean).any():
-        said = [f"training return {last(mean):,.1f} at the end"]
-    if known.any():
+        summary = [f"training return {last(mean):,.1f} at the end"]
+    if evaluated.any():
         axes.errorbar(
-            steps[known],
-            score[known],
-            np.nan_to_num(spread[known], posinf=0.0),
+            steps[evaluated],
+            score[evaluated],
+            np.nan_to_num(spread[evaluated], posinf=0.0),
             fmt="o",
             color=ORANGE,
             markersize=6,
@@ -79,8 +82,8 @@ def _draw_learning(table: MetricsTable, title: str) -> Figure:
             zorder=4,
             label="evaluation ± std",
         )
-        said += [f"evaluation {last(score):,.1f}", f"best {score[known].max():,.1f}"]
-    return finish(figure, axes, f"Learning: {title}", " · ".join(said))
+        summary += [f"evaluation {last(score):,.1f}", f"best {score[evaluated].max():,.1f}"]
+    return finish(figure, axes, f"Learning: {title}", " · ".join(summary))
 
 
 def _draw_trust_region(table: MetricsTable, title: str) -> Figure:
@@ -90,41 +93,50 @@ def _draw_trust_region(table: MetricsTable, title: str) -> Figure:
     upper, lower = figure.subplots(2, sharex=True, gridspec_kw={"height_ratios": (3.2, 1.0)})
     axes = axes_for(figure, upper, "KL(old‖new) of an update, nats", x="")
     steps = table.step.astype(float)
-    kept, requested = column(table, "train/kl_exact"), column(table, "train/kl_requested")
+    kl, requested = column(table, "train/kl_exact"), column(table, "train/kl_requested")
     bound, estimate = column(table, "train/max_kl"), column(table, "train/approx_kl")
-    back, rejected = verdicts(table)
-    kept = np.where(rejected, np.nan, kept)  # nothing was kept: that is not a KL of 0
+    walked_back, rejected = verdicts(table)
+    kl = np.where(rejected, np.nan, kl)  # nothing was kept: that is not a KL of 0
     if SUCCESS in table.columns:  # a line search moves nothing until it accepts
         requested = np.where(rejected, column(table, "train/kl_tried"), requested)
-    top = scale_kl(axes, np.append(kept, requested[back | rejected]), bound)
+    top = scale_kl(axes, np.append(kl, requested[walked_back | rejected]), bound)
     if np.isfinite(bound).any():
-        start, held = from_zero(steps, bound)
-        axes.fill_between(start, 0.0, held, step="pre", color=GREEN, alpha=0.10, linewidth=0)
-        axes.step(start, held, where="pre", color=GREEN, linewidth=1.6, label="bound (max_kl)")
+        start, held_bound = from_zero(steps, bound)
+        axes.fill_between(start, 0.0, held_bound, step="pre", color=GREEN, alpha=0.10, linewidth=0)
+        axes.step(
+            start, held_bound, where="pre", color=GREEN, linewidth=1.6, label="bound (max_kl)"
+        )
     line(axes, steps, np.where(rejected, np.nan, estimate), color=GREY, linewidth=1.0,
           linestyle=(0, (4, 2)), label="k3 estimate")  # fmt: skip
-    line(axes, steps, kept, color=BLUE, linewidth=1.8, label="exact KL, kept")
-    asked = np.minimum(np.where(np.isnan(requested), bound, requested), top)
-    axes.vlines(steps[back], kept[back], asked[back], color=ORANGE, linewidth=0.8, alpha=0.6)
+    line(axes, steps, kl, color=BLUE, linewidth=1.8, label="exact KL, kept")
+    drawn_kl = np.minimum(np.where(np.isnan(requested), bound, requested), top)
+    axes.vlines(
+        steps[walked_back],
+        kl[walked_back],
+        drawn_kl[walked_back],
+        color=ORANGE,
+        linewidth=0.8,
+        alpha=0.6,
+    )
     mark: dict[str, Any] = {"color": ORANGE, "linestyle": "none", "clip_on": False, "zorder": 5}
-    if back.any():
-        axes.plot(steps[back], asked[back], marker="o", markerfacecolor="white", markersize=5,
-                  label="requested, walked back", **mark)  # fmt: skip
+    if walked_back.any():
+        axes.plot(steps[walked_back], drawn_kl[walked_back], marker="o", markersize=5,
+                  markerfacecolor="white", label="requested, walked back", **mark)  # fmt: skip
     if rejected.any():
-        axes.plot(steps[rejected], asked[rejected], marker="X", markersize=8,
+        axes.plot(steps[rejected], drawn_kl[rejected], marker="X", markersize=8,
                   markeredgecolor="white", label="requested, rejected", **mark)  # fmt: skip
     if SUCCESS in table.columns:
         draw_searches(axes_for(figure, lower, "line search"), table)
     else:
         _draw_clipping(axes_for(figure, lower, "clip fraction"), steps, table)
-    said = "no update yet"
+    summary = "no update yet"
     if len(table):
-        largest = f"{np.nanmax(kept):.3g}" if np.isfinite(kept).any() else "–"
-        said = (
-            f"largest exact KL {largest} nats{told_range(bound)} · updates: {len(table)}, "
-            f"walked back: {back.sum()}, rejected: {rejected.sum()}"
+        largest = f"{np.nanmax(kl):.3g}" if np.isfinite(kl).any() else "–"
+        summary = (
+            f"largest exact KL {largest} nats{describe_range(bound)} · updates: {len(table)}, "
+            f"walked back: {walked_back.sum()}, rejected: {rejected.sum()}"
         )
-    return finish(figure, axes, f"Trust region: {title}", said)
+    return finish(figure, axes, f"Trust region: {title}", summary)
 
 
 def _draw_clipping(axes: Axes, steps: Values, table: MetricsTable) -> None:
@@ -134,13 +146,13 @@ def _draw_clipping(axes: Axes, steps: Values, table: MetricsTable) -> None:
     clipped = column(table, "train/clip_fraction")
     axes.fill_between(steps, 0.0, clipped, color=INK, alpha=0.12, linewidth=0)
     line(axes, steps, clipped, color=INK, linewidth=1.1)
-    most = float(np.nanmax(clipped)) if np.isfinite(clipped).any() else 0.0
-    axes.set_ylim(0.0, min(1.0, max(0.3, 1.15 * most)))
+    largest = float(np.nanmax(clipped)) if np.isfinite(clipped).any() else 0.0
+    axes.set_ylim(0.0, min(1.0, max(0.3, 1.15 * largest)))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
 def _title(path: Path) -> str:
-    """Environment, name and seed, as far as they are known."""
+    """Return environment, name and seed, as far as they are known."""
     folder = path.resolve()
     try:
         env = str(read_config(path).get("env", "")).rpartition(":")[2] + ", "

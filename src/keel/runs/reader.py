@@ -1,4 +1,4 @@
-"""Reads `metrics.jsonl`, also while it is being written and after a crash."""
+"""Reader of `metrics.jsonl`, also while it is being written and after a crash."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def read_metrics(run: Path | str, names: Collection[str] | None = None) -> Metri
 
     Args:
         run: The directory; lines that it had when it ended and has no more are noted as damage.
-        names: Of these metrics only, which is faster.
+        names: Metrics to read, which is faster; all by default.
     """
     table = _read_table(_metrics_file(Path(run)), names)
     missing = missing_lines(Path(run)) if Path(run).is_dir() else 0
@@ -117,12 +117,17 @@ class Latest(NamedTuple):
 
 
 def last_values(run: Path | str, *names: str) -> Latest:
-    """Return the last step, and the last known value of each metric near the end of the file."""
+    """Return the last step, and the last known value of each metric near the end of the file.
+
+    Args:
+        run: the directory of the run, or the file itself.
+        names: metrics.
+    """
     records, damaged = _last_records(_metrics_file(Path(run)))
     values = dict.fromkeys(names, math.nan)
     for step in sorted(records):
-        known = {name: _number(records[step], name) for name in names}
-        values |= {name: value for name, value in known.items() if not math.isnan(value)}
+        record_values = {name: _number(records[step], name) for name in names}
+        values |= {name: value for name, value in record_values.items() if not math.isnan(value)}
     return Latest(max(records, default=None), list(values.values()), len(damaged.lines))
 
 
@@ -133,9 +138,14 @@ def last_step(run: Path | str) -> int:
 
 
 def export_csv(run: Path | str, path: Path | str) -> MetricsTable:
-    """Write the metrics as CSV: `step`, then one column a metric; what is missing stays empty.
+    """Write the metrics as CSV: `step`, then one column a metric; missing values stay empty.
 
-    Returns what was written, and in its `damage` what could not be.
+    Args:
+        run: the directory of the run, or the file itself.
+        path: the CSV file.
+
+    Returns:
+        What was written, and in its `damage` what could not be.
     """
     table = read_metrics(run)
     text = io.StringIO(newline="")
@@ -171,7 +181,7 @@ def _last_records(path: Path) -> tuple[dict[int, dict[str, Any]], _Damaged]:
 
 @dataclass
 class _Damaged:
-    """Damage of a file: what stood there beside plain records."""
+    """Content of a file that is no plain record."""
 
     lines: list[int] = field(default_factory=list)
     """numbers of lines that are no record or not as they were written, from 1"""
@@ -179,7 +189,7 @@ class _Damaged:
     nonstandard: int = 0
 
     def sentences(self, dropped: int) -> list[str]:
-        """Say all of it; `dropped` lines were never written."""
+        """Describe the damage in sentences; `dropped` lines were never written."""
         sentences = describe_lines(self.lines, "without a record of metrics")
         if self.duplicates:
             sentences.append(
@@ -193,7 +203,7 @@ class _Damaged:
 
 
 def _records(data: bytes) -> tuple[dict[int, dict[str, Any]], _Damaged]:
-    """Records by step, the last of each winning, and what was no plain record."""
+    """Return records by step, the last of each winning, and what was no plain record."""
     records: dict[int, dict[str, Any]] = {}
     damaged = _Damaged()
 
@@ -220,10 +230,10 @@ def _records(data: bytes) -> tuple[dict[int, dict[str, Any]], _Damaged]:
 
 
 def _read_some(data: bytes, names: Collection[str]) -> MetricsTable | None:
-    """The table with nothing but `names`; None if a line is damaged, or stands twice.
+    """Return the table with nothing but `names`; None if a line is damaged or duplicated.
 
-    A line has a hundred metrics; msgspec passes over those that nobody asked for twenty times
-    faster than `json` reads them.
+    A line has a hundred metrics; msgspec skips the others twenty times faster than `json` reads
+    them.
     """
     import msgspec
     import numpy as np
@@ -237,7 +247,7 @@ def _read_some(data: bytes, names: Collection[str]) -> MetricsTable | None:
             ("step", int),
             ("flags", dict[str, str] | None, None),
             ("dropped", int, 0),
-            *((place, float | None, None) for place in columns),
+            *((attribute, float | None, None) for attribute in columns),
         ],
         rename=columns,
         gc=False,
@@ -250,8 +260,8 @@ def _read_some(data: bytes, names: Collection[str]) -> MetricsTable | None:
     if sorted(set(steps)) != steps or not all(0 <= x < 2**63 for x in steps[:1] + steps[-1:]):
         return None
 
-    def column(place: str, name: str) -> list[float]:
-        values = [getattr(x, place) for x in lines]
+    def column(attribute: str, name: str) -> list[float]:
+        values = [getattr(x, attribute) for x in lines]
         if None in values:
             flags = [x.flags or {} for x in lines]
             values = [
@@ -286,5 +296,5 @@ def _number(record: dict[str, Any], name: str) -> float:
 
 
 def _text(value: object) -> str | None:
-    """A text as it can be encoded: half characters, which JSON may hold, become question marks."""
+    """Return a text that can be encoded: lone surrogates, as in JSON, become question marks."""
     return value.encode(errors="replace").decode() if isinstance(value, str) else None

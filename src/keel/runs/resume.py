@@ -1,4 +1,4 @@
-"""What may differ between a run and its continuation."""
+"""Differences that are allowed between a run and its continuation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,11 @@ ABSENT = _Absent()
 
 
 def config_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """The fields that differ, with dotted names.
+    """Return the fields that differ, with dotted names.
+
+    Args:
+        before: the configuration of the run.
+        now: the new configuration.
 
     Examples:
         >>> before, after = {"region": {"max_kl": 0.02}}, {"region": {"max_kl": 0.05}}
@@ -43,9 +47,12 @@ def config_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Ch
 def check_config(
     before: Mapping[str, Any], now: Mapping[str, Any], may_change: Collection[str] = ()
 ) -> list[Change]:
-    """The changes, if all are allowed; a `RunError` that shows the others, if not.
+    """Return the changes if all are allowed, else raise a `RunError` that shows the others.
 
-    `may_change` holds dotted names or their beginnings: `"eval"` allows `eval.episodes`.
+    Args:
+        before: the configuration of the run.
+        now: the new configuration.
+        may_change: dotted names or their beginnings: `"eval"` allows `eval.episodes`.
     """
     changes = config_changes(before, now)
     refused = [c for c in changes if not allowed(c.field, may_change)]
@@ -60,25 +67,25 @@ def check_config(
 
 
 def allowed(field: str, may_change: Collection[str]) -> bool:
-    """Whether a field, or a part it belongs to, is one of `may_change`."""
+    """Return whether a field, or a part it belongs to, is one of `may_change`."""
     parts = field.split(".")
     return any(".".join(parts[:length]) in may_change for length in range(1, len(parts) + 1))
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Fields with dotted names, and their values."""
-    found: list[tuple[str, Any]] = []
+    """Return fields with dotted names, and their values."""
+    fields: list[tuple[str, Any]] = []
     for key, value in config.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
-            found += flat(value, f"{name}.")
+            fields += flat(value, f"{name}.")
         else:
-            found.append((name, value))
-    return found
+            fields.append((name, value))
+    return fields
 
 
 def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The opposite of `flat`: dotted names as mappings in mappings.
+    """Return dotted names as mappings in mappings, the inverse of `flat`.
 
     Examples:
         >>> nested({"region.max_kl": 0.02, "region": {"clip": 0.1}})
@@ -87,11 +94,11 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, value in settings.items():
         *folders, last = str(name).split(".")
-        place = result
+        section = result
         for folder in folders:
-            place = place.setdefault(folder, {})
-        if isinstance(value, Mapping) and isinstance(place.get(last), dict):
-            place[last].update(value)
+            section = section.setdefault(folder, {})
+        if isinstance(value, Mapping) and isinstance(section.get(last), dict):
+            section[last].update(value)
         else:
-            place[last] = dict(value) if isinstance(value, Mapping) else value
+            section[last] = dict(value) if isinstance(value, Mapping) else value
     return result

@@ -14,10 +14,15 @@ from keel.runs.errors import RunWarning
 
 
 class Sink(Protocol):
-    """Takes the numbers of an iteration."""
+    """Receiver of the numbers of every iteration."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add one iteration."""
+        """Add one iteration.
+
+        Args:
+            step: of the run.
+            metrics: numbers by name.
+        """
 
     def close(self) -> None:
         """Flush and end."""
@@ -33,7 +38,7 @@ class TensorBoard:
         self._writer = writer.EventFileWriter(str(run / "tensorboard"))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One event with all numbers."""
+        """Write one event with all numbers."""
         values = [
             self._summary.Value(tag=name, simple_value=float(value))
             for name, value in metrics.items()
@@ -118,7 +123,13 @@ SINKS: Mapping[str, Callable[[Path, Mapping[str, Any]], Sink]] = {
 
 
 def open_sinks(names: Iterable[str], run: Path, config: Mapping[str, Any] | None = None) -> Sinks:
-    """The sinks of these names for one run; a missing extra is one line that says how to get it."""
+    """Open sinks for one run; a missing extra is one line that says how to get it.
+
+    Args:
+        names: of the sinks: `tensorboard`, `wandb`, `trackio`.
+        run: the directory of the run.
+        config: of the run, which some sinks show.
+    """
     return Sinks([SINKS[check_choice("sink", name, SINKS)](run, config or {}) for name in names])
 
 

@@ -14,7 +14,7 @@ _FLOAT = "__float__"
 
 
 def dump(data: Mapping[str, Any], where: str = "data") -> bytes:
-    """Strict JSON of `data`; an `InputError` names what is not plain, or would come back changed.
+    """Return strict JSON of `data`; an `InputError` names what would not come back as it is.
 
     Only tuples change: they become lists.
     """
@@ -23,14 +23,14 @@ def dump(data: Mapping[str, Any], where: str = "data") -> bytes:
 
 
 def load(data: bytes) -> dict[str, Any]:
-    """The inverse of `dump`; a `ValueError` if it is none."""
+    """Parse what `dump` wrote; a `ValueError` if it is not strict JSON of an object."""
     try:
-        found = json.loads(data, parse_constant=_refuse, object_hook=_decode)
+        decoded = json.loads(data, parse_constant=_refuse, object_hook=_decode)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-    if not isinstance(found, dict):
+    if not isinstance(decoded, dict):
         raise ValueError("expected an object")
-    return found
+    return decoded
 
 
 def _encode(value: Any, where: str) -> Any:
@@ -53,8 +53,8 @@ def _key(key: object, where: str) -> str:
     raise InputError(f"{where}: the key {key!r} would not come back as it is; use another string")
 
 
-def _decode(found: dict[str, Any]) -> Any:
-    return float(found[_FLOAT]) if found.keys() == {_FLOAT} else found
+def _decode(mapping: dict[str, Any]) -> Any:
+    return float(mapping[_FLOAT]) if mapping.keys() == {_FLOAT} else mapping
 
 
 def _refuse(token: str) -> None:

@@ -23,7 +23,7 @@ _BYTES = {
 
 
 class HeaderError(ValueError):
-    """Why a file is no safetensors file that can be trusted."""
+    """Error of a file that is no safetensors file, or none that can be trusted."""
 
 
 def check_header(file: BinaryIO, size: int) -> None:
@@ -45,7 +45,7 @@ def check_header(file: BinaryIO, size: int) -> None:
 
 
 def _check_layout(header: dict[str, Any], size: int) -> None:
-    """The tensors must fill the data from its first byte to its last, without gap or overlap."""
+    """Raise unless tensors fill the data from first to last byte without gap or overlap."""
     end = 0
     for begin, stop, name in sorted(_extent(name, entry) for name, entry in header.items()):
         if begin != end:
@@ -69,7 +69,7 @@ def _extent(name: str, entry: Any) -> tuple[int, int, str]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         raise ValueError("a name stands twice")
-    return found
+    return mapping

@@ -31,7 +31,7 @@ Value = SupportsFloat | str | None
 
 
 class MetricsWriter:
-    """Appends to `metrics.jsonl`; half a line left by a crash is cut off when it opens."""
+    """Writer of `metrics.jsonl`; half a line left by a crash is cut off when it opens."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -45,6 +45,10 @@ class MetricsWriter:
         """Append one line.
 
         A full disk costs this line, one warning and a count; any other failure is a `RunError`.
+
+        Args:
+            step: of the run.
+            metrics: numbers and short texts by name.
         """
         if self._descriptor is None:
             raise RunError(f"{self.path}: the writer is closed")
@@ -61,6 +65,10 @@ class MetricsWriter:
 
         The longer line is written over the shorter one at once: a process that is killed leaves the
         one or the other.
+
+        Args:
+            step: of the run.
+            metrics: numbers and short texts by name.
         """
         if self._descriptor is None:
             raise RunError(f"{self.path}: the writer is closed")
@@ -70,7 +78,7 @@ class MetricsWriter:
             if record is None or record["step"] != step:
                 self.write(step, metrics)
                 return
-            self._overwrite(before, encode_line(step, _merged(record, metrics), self.dropped))
+            self._overwrite(before, encode_line(step, _merge(record, metrics), self.dropped))
         except OSError as error:
             if not is_disk_full(error):
                 raise self._failure(error) from error
@@ -91,10 +99,13 @@ class MetricsWriter:
                 raise self._failure(error) from error
 
     def truncate_after(self, step: int) -> int:
-        """Drop the lines after `step`, so that a resumed run writes them again; how many they were.
+        """Drop the lines after `step`, which a resumed run writes again; return their number.
 
         What remains keeps its bytes: continued, the file equals that of a run without interruption.
         A `RunWarning` says which lines were dropped because they hold no record.
+
+        Args:
+            step: of the last line that stays.
         """
         self.close()
         try:
@@ -175,7 +186,7 @@ class MetricsWriter:
 
 
 def encode_line(step: int, metrics: Mapping[str, Value], dropped: int = 0) -> bytes:
-    """One line of `metrics.jsonl`, newline included."""
+    """Return one line of `metrics.jsonl`, newline included."""
     record: dict[str, object] = {"step": int(step)}
     flags: dict[str, str] = {}
     for name, value in metrics.items():
@@ -202,7 +213,7 @@ def last_record(path: Path) -> dict[str, Any] | None:
         raise RunError(f"{path}: metrics cannot be read: {error.strerror or error}") from error
 
 
-def _merged(record: Mapping[str, Any], metrics: Mapping[str, Value]) -> dict[str, Value]:
+def _merge(record: Mapping[str, Any], metrics: Mapping[str, Value]) -> dict[str, Value]:
     """Return the metrics of a line as they were given, and `metrics` after them."""
     flags = record.get("flags", {})
     before = {k: float(flags[k]) if k in flags else v for k, v in record.items()}
@@ -239,15 +250,15 @@ def _plain(name: str, value: Value) -> float | str | None:
 
 
 def set_metrics_aside(run: Path) -> Path | None:
-    """Rename the metrics of a run that starts anew; return their new place, None if it has none."""
+    """Rename the metrics of a run that starts anew; return their new path, or None."""
     path = run / METRICS
     if not (path.is_file() and path.stat().st_size):
         return None
     number = 1
-    while (aside := path.with_name(f"{path.stem}-{number}{path.suffix}")).exists():
+    while (target := path.with_name(f"{path.stem}-{number}{path.suffix}")).exists():
         number += 1
     try:
-        return path.rename(aside)
+        return path.rename(target)
     except OSError as error:
         raise RunError(f"{path}: cannot be renamed: {error.strerror or error}") from error
 

@@ -1,4 +1,4 @@
-"""What the critic said the return would be, against what it was."""
+"""Calibration of a distributional critic: predicted returns against realised ones."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     Values = NDArray[np.float64]
 
 ENVS, STEPS = 16, 4_000
-"""Played side by side, and for how long."""
+"""Number of environments, and of steps in each."""
 UNKNOWN = 0.5
-"""The weight that what happened after the end of a record may have in a return that counts."""
+"""Largest weight, in a return that counts, of what happened after the end of the record."""
 
 
 class Record(NamedTuple):
-    """Of playing; `[T, N]` each."""
+    """Rewards and ends of the played steps; `[T, N]` each."""
 
     reward: Values
     ended: NDArray[np.bool_]
@@ -43,7 +43,7 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class Calibration:
-    """Of `n` steps, played as in training; in the units of the reward."""
+    """Predicted and realised returns of `n` steps, played as in training; in units of reward."""
 
     realised: Values
     """`[n]`: discounted, to the end of the episode"""
@@ -56,28 +56,34 @@ class Calibration:
 
     @property
     def shares(self) -> Values:
-        """`[N]`: how often the return was below the quantile of each level."""
+        """Share of returns below the quantile of each level, `[N]`."""
         below: Values = (self.realised[:, None] < self.predicted).mean(0)
         return below
 
     @property
     def coverage(self) -> float:
-        """The share of returns between the predicted 10 % and 90 %."""
+        """Share of returns between the predicted 10 % and 90 %."""
         low, high = (self._at(level) for level in (0.1, 0.9))
         return float(((self.realised >= low) & (self.realised <= high)).mean())
 
     def _at(self, level: float) -> Values:
-        place = int(np.clip(np.searchsorted(self.levels, level), 1, len(self.levels) - 1))
-        low, high = self.levels[place - 1 : place + 1]
+        position = int(np.clip(np.searchsorted(self.levels, level), 1, len(self.levels) - 1))
+        low, high = self.levels[position - 1 : position + 1]
         share = (level - low) / (high - low)
-        found: Values = (1 - share) * self.predicted[:, place - 1] + share * self.predicted[
-            :, place
+        quantile: Values = (1 - share) * self.predicted[:, position - 1] + share * self.predicted[
+            :, position
         ]
-        return found
+        return quantile
 
 
 def measure_calibration(policy: Policy, *, seed: int = 0, steps: int = STEPS) -> Calibration:
-    """Play, and note what was said and what came of it, where that is known in the end."""
+    """Play, and compare predicted with realised returns, where these are known in the end.
+
+    Args:
+        policy: of a run with a distributional critic.
+        seed: of environments and actions.
+        steps: of each environment.
+    """
     agent, critic = policy.agent, policy.agent.critic
     if not isinstance(critic, Quantile | Histogram):
         raise InputError(
@@ -90,23 +96,23 @@ def measure_calibration(policy: Policy, *, seed: int = 0, steps: int = STEPS) ->
     rng = np.random.default_rng(seed)
     act = make_actor(agent, policy.params)
     output = np.zeros((ENVS, agent.dist.outputs), np.float32)
-    said, rewards, ended, cut, ignored = [], [], [], [], []
+    predictions, rewards, ended, cut, ignored = [], [], [], [], []
     try:
         obs = envs.reset(seed)
         for _ in range(steps):
             if stop_requested():
                 raise EvaluationStopped
-            seen = obs if policy.normaliser is None else policy.normaliser.apply(obs)
-            act(seen, output)
-            tree = {key: torch.from_numpy(np.array(x)) for key, x in seen.items()}
+            normalized = obs if policy.normaliser is None else policy.normaliser.apply(obs)
+            act(normalized, output)
+            tree = {key: torch.from_numpy(np.array(x)) for key, x in normalized.items()}
             with torch.no_grad():
                 raw = agent.raw_value(policy.params, tree)
-                said.append(popart.in_reward(policy.params, critic.quantiles(raw)).numpy()
+                predictions.append(popart.in_reward(policy.params, critic.quantiles(raw)).numpy()
                             if critic.normalized else critic.quantiles(raw).numpy())  # fmt: skip
             noise = draw_noise(agent.dist, (ENVS,), rng)
-            action = sample(agent.dist, output, seen.get(MASK), 1.0, noise)
+            action = sample(agent.dist, output, normalized.get(MASK), 1.0, noise)
             step = envs.step(to_env(agent.dist, action))
-            rewards.append(_as_learned(policy, step.reward))
+            rewards.append(_training_reward(policy, step.reward))
             ended.append(step.terminated)
             cut.append(step.truncated)
             ignored.append(step.ignored)
@@ -114,81 +120,88 @@ def measure_calibration(policy: Policy, *, seed: int = 0, steps: int = STEPS) ->
     finally:
         envs.close()
     gamma = policy.config.advantage.gamma
-    quantiles = np.array(said, dtype=np.float64)
-    which = rng.integers(quantiles.shape[-1], size=(*quantiles.shape[:2], 1))
-    drawn = np.take_along_axis(quantiles, which, -1)[..., 0]
+    quantiles = np.array(predictions, dtype=np.float64)
+    index = rng.integers(quantiles.shape[-1], size=(*quantiles.shape[:2], 1))
+    sampled = np.take_along_axis(quantiles, index, -1)[..., 0]
     record = Record(*(np.array(x) for x in (rewards, ended, cut, ignored)))
-    realised, whole, first = _returns(record, drawn, gamma)
-    if not whole.any():
+    realised, known, first = _returns(record, sampled, gamma)
+    if not known.any():
         raise KeelError(f"{policy.config.env}: no return is known after {steps:,} steps")
     scale = policy.reward_scale
     return Calibration(
-        realised=scale * realised[whole],
-        predicted=scale * quantiles[whole],
+        realised=scale * realised[known],
+        predicted=scale * quantiles[known],
         levels=critic.levels(torch.zeros(1, dtype=torch.float64)).numpy(),
-        first=first[whole],
+        first=first[known],
     )
 
 
-def _as_learned(policy: Policy, reward: Values) -> Values:
-    """Rewards as they were in training."""
+def _training_reward(policy: Policy, reward: Values) -> Values:
+    """Scale and clip rewards as in training."""
     reward = reward / policy.reward_scale
     clip = policy.config.envs.clip_reward
     return reward if clip is None else np.clip(reward, -clip, clip)
 
 
 def _returns(
-    record: Record, drawn: Values, gamma: float
+    record: Record, sampled: Values, gamma: float
 ) -> tuple[Values, NDArray[np.bool_], NDArray[np.bool_]]:
-    """Discounted returns `[T, N]`, which of them are known well enough, and which are the first of
-    their episode.
+    """Return discounted returns, which are known well enough, and which begin an episode.
 
-    Where an episode was cut off, or the record ends, a sample of the forecast stands for the rest,
-    as it does in training; k steps before, it counts for γᵏ.
+    All are `[T, N]`. Where an episode was cut off, or the record ends, a sample of the forecast
+    stands for the rest, as it does in training; k steps before, it counts for γᵏ.
     """
     shape = record.reward.shape
     total, known, first = np.zeros(shape), np.zeros(shape, bool), np.zeros(shape, bool)
-    later, unknown = drawn[-1], np.ones(shape[1])
-    over = record.ended | record.cut | record.ignored
-    for t in reversed(range(len(drawn))):
+    later, unknown = sampled[-1], np.ones(shape[1])
+    episode_over = record.ended | record.cut | record.ignored
+    for t in reversed(range(len(sampled))):
         counts = ~record.ignored[t]
         ended, cut = record.ended[t] & counts, record.cut[t] & ~record.ended[t] & counts
         later = np.where(counts, record.reward[t] + gamma * np.where(ended, 0.0, later), later)
         unknown = np.where(counts, gamma * np.where(ended, 0.0, unknown), unknown)
-        later, unknown = np.where(cut, drawn[t], later), np.where(cut, 1.0, unknown)
+        later, unknown = np.where(cut, sampled[t], later), np.where(cut, 1.0, unknown)
         total[t], known[t] = later, counts & (unknown <= UNKNOWN)
-        first[t] = over[t - 1] if t else True
+        first[t] = episode_over[t - 1] if t else True
     return total, known, first & ~record.ignored
 
 
-def draw_calibration(found: Calibration, title: str, path: Path) -> None:
-    """Calibration, the distribution at the start of episodes, and single forecasts, as PNG."""
+def draw_calibration(calibration: Calibration, title: str, path: Path) -> None:
+    """Draw calibration, the distribution at the start of episodes, and single forecasts.
+
+    Args:
+        calibration: as `measure_calibration` returns it.
+        title: of the picture.
+        path: a PNG file.
+    """
     figure = new_figure(13.0, 4.4)
     left, middle, right = figure.subplots(1, 3)
-    tidy(left, f"calibration: {found.coverage:.0%} inside the predicted 80 %",
+    tidy(left, f"calibration: {calibration.coverage:.0%} inside the predicted 80 %",
          "level of the predicted quantile", "share of returns below it")  # fmt: skip
     left.plot([0, 1], [0, 1], color=GREY, linewidth=1.0, linestyle=(0, (4, 3)))
-    left.plot(found.levels, found.shares, color=BLUE, linewidth=2.0, marker="o", markersize=3)
+    left.plot(
+        calibration.levels, calibration.shares, color=BLUE, linewidth=2.0, marker="o", markersize=3
+    )
     left.set_xlim(0, 1)
     left.set_ylim(0, 1)
-    starts = found.first if found.first.any() else np.ones(len(found.first), bool)
+    starts = calibration.first if calibration.first.any() else np.ones(len(calibration.first), bool)
     tidy(middle, "return from the start of an episode", "discounted return", "density")
-    both = np.concatenate([found.realised[starts], found.predicted[starts].ravel()])
+    both = np.concatenate([calibration.realised[starts], calibration.predicted[starts].ravel()])
     low, high = np.quantile(both, [0.001, 0.999])
     bins = np.linspace(low, high, 41).tolist()
-    middle.hist(found.realised[starts], bins, density=True, color=ORANGE, alpha=0.55,
+    middle.hist(calibration.realised[starts], bins, density=True, color=ORANGE, alpha=0.55,
                 label=f"realised, {int(starts.sum()):,} episodes")  # fmt: skip
-    middle.hist(found.predicted[starts].ravel(), bins, density=True, histtype="step", color=BLUE,
-                linewidth=1.8, label="predicted")  # fmt: skip
+    middle.hist(calibration.predicted[starts].ravel(), bins, density=True, histtype="step",
+                color=BLUE, linewidth=1.8, label="predicted")  # fmt: skip
     middle.legend(frameon=False, fontsize=9, labelcolor=INK)
     tidy(right, "single forecasts: 10 % to 90 %", "realised return", "predicted return")
-    some = np.random.default_rng(0).permutation(len(found.realised))[:300]
-    bottom, top = (found._at(level)[some] for level in (0.1, 0.9))
-    inside = (found.realised[some] >= bottom) & (found.realised[some] <= top)
-    for chosen, colour in ((inside, GREEN), (~inside, ORANGE)):
-        right.vlines(found.realised[some][chosen], bottom[chosen], top[chosen], color=colour,
+    subset = np.random.default_rng(0).permutation(len(calibration.realised))[:300]
+    bottom, top = (calibration._at(level)[subset] for level in (0.1, 0.9))
+    inside = (calibration.realised[subset] >= bottom) & (calibration.realised[subset] <= top)
+    for chosen, color in ((inside, GREEN), (~inside, ORANGE)):
+        right.vlines(calibration.realised[subset][chosen], bottom[chosen], top[chosen], color=color,
                      linewidth=0.8, alpha=0.6)  # fmt: skip
-    ends = float(found.realised[some].min()), float(found.realised[some].max())
+    ends = float(calibration.realised[subset].min()), float(calibration.realised[subset].max())
     right.plot(ends, ends, color=GREY, linewidth=1.0, linestyle=(0, (4, 3)))
     figure.suptitle(title, fontsize=13, color=INK, fontweight="bold", x=0.01, ha="left")
     write_png(figure, path)

@@ -58,7 +58,7 @@ class CheckpointWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint holds."""
+    """Content of a checkpoint."""
 
     step: int
     weights: dict[str, Tensor]
@@ -89,7 +89,7 @@ MIGRATIONS: dict[int, Callable[[Checkpoint], Checkpoint]] = {1: _rename_optimize
 
 
 def _crash_point(name: str) -> None:
-    """Called before every step of a save; tests end the process here."""
+    """Mark a step of a save, where tests end the process."""
 
 
 def save(
@@ -102,40 +102,46 @@ def save(
     protect: Collection[str] = (),
     more: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Path:
-    """Write the checkpoint of `step` and make it the last one; returns its folder.
+    """Write the checkpoint of `step`, make it the last one, and return its folder.
 
-    `more` files lie beside Keel's own, under the same seal: a model in the format of others.
+    Whatever happens, the previous checkpoint stays loadable; a failure is a `CheckpointError`.
 
-    `directory` is the run, or its `checkpoints`. The newest `keep` remain (all with None), besides
-    the best and those whose folder names are in `protect`. Whatever happens, the previous
-    checkpoint stays loadable; a failure is a `CheckpointError`.
+    Args:
+        directory: the run, or its `checkpoints`.
+        step: number of the step, 0 or more.
+        tensors: the training state beside the weights.
+        weights: what a policy needs to act.
+        data: counters, controllers, spaces: plain data.
+        keep: number of the newest checkpoints that remain, besides the best; None for all.
+        protect: names of folders that remain as well.
+        more: further files under the same manifest: a model in the format of another library.
     """
     if step < 0 or (keep is not None and keep < 1):
         raise InputError(f"expected step ≥ 0 and keep ≥ 1 (or None), got {step} and {keep}")
     root = _root(directory)
     contents = {
         **more,
-        WEIGHTS: _serialise(weights),
-        STATE: _serialise(tensors),
+        WEIGHTS: _serialize(weights),
+        STATE: _serialize(tensors),
         DATA: strict_json.dump(data),
     }
     header = {"schema": SCHEMA, "keel": __version__, "step": step}
     contents[MANIFEST] = dump_manifest(contents, header)
-    needed = sum(map(len, contents.values()))
-    with _typed(root, needed):
+    size = sum(map(len, contents.values()))
+    with _as_checkpoint_errors(root, size):
         root.mkdir(exist_ok=True)  # not its parents: a run that vanished is an error
         sweep(root)
-        if shutil.disk_usage(root).free < needed:
-            raise _no_space(root, needed)
+        if shutil.disk_usage(root).free < size:
+            raise _no_space(root, size)
         try:
-            place = _write(root, _name(step), contents)
+            folder = _write(root, _name(step), contents)
             _point(root, "last", step)
         except BaseException:
             with suppress(OSError):  # the next start sweeps again
                 sweep(root)
             raise
         _prune(root, step, keep, protect)
-    return place
+    return folder
 
 
 def mark_best(directory: Path, step: int, score: float) -> None:
@@ -143,7 +149,7 @@ def mark_best(directory: Path, step: int, score: float) -> None:
     root = _root(directory)
     if not (root / _name(step)).is_dir():
         raise CheckpointError(f"{root / _name(step)}: no such checkpoint; save it first")
-    with _typed(root, 0):
+    with _as_checkpoint_errors(root, 0):
         _point(root, "best", step, score=score)
 
 
@@ -154,10 +160,10 @@ def sweep(directory: Path) -> list[str]:
     """
     root, swept = _root(directory), []
     for path in sorted(root.glob(".*.*")):
-        aside = re.fullmatch(r"\.(\d{8,})\.old", path.name)
-        if aside and not (root / aside[1]).exists():
-            path.rename(root / aside[1])
-        elif aside or re.fullmatch(r"\.(\d{8,}|(best|last)\.json\.\d+)\.tmp", path.name):
+        replaced = re.fullmatch(r"\.(\d{8,})\.old", path.name)
+        if replaced and not (root / replaced[1]).exists():
+            path.rename(root / replaced[1])
+        elif replaced or re.fullmatch(r"\.(\d{8,}|(best|last)\.json\.\d+)\.tmp", path.name):
             _remove(path)
         else:
             continue
@@ -166,11 +172,15 @@ def sweep(directory: Path) -> list[str]:
 
 
 def load(path: Path | str, step: int | Pointer | None = None) -> Checkpoint:
-    """Load a checkpoint: of a run (or its `checkpoints`), or the one folder given.
+    """Load a checkpoint.
 
-    Without `step` the last good one: where a newer one is damaged, an older one is used, with a
-    `CheckpointWarning` and the reasons in `.skipped`. What was asked for by step, by "best" or by
-    its folder is loaded or an error, never replaced by another.
+    A checkpoint that is named by its step, by "best" or by its folder is loaded or an error, never
+    replaced by another.
+
+    Args:
+        path: a run, its `checkpoints`, or the folder of one checkpoint.
+        step: of the checkpoint, or "best" or "last". None: the last good one; where a newer one is
+            damaged, an older one is used, with a `CheckpointWarning` and the reasons in `.skipped`.
     """
     path = Path(path)
     if re.fullmatch(r"\d{8,}", path.name):
@@ -181,11 +191,11 @@ def load(path: Path | str, step: int | Pointer | None = None) -> Checkpoint:
         raise CheckpointError(f"{root}: there is no checkpoint")
     if step is None:
         return _read_newest(root, folders)
-    wanted = _target(root, step) if isinstance(step, str) else step
-    if wanted not in folders:
-        there = ", ".join(map(str, sorted(folders)))
-        raise CheckpointError(f"{root}: no checkpoint of step {step}; there are: {there}")
-    return _read(folders[wanted])
+    target = _target(root, step) if isinstance(step, str) else step
+    if target not in folders:
+        available = ", ".join(map(str, sorted(folders)))
+        raise CheckpointError(f"{root}: no checkpoint of step {step}; there are: {available}")
+    return _read(folders[target])
 
 
 def newest_step(directory: Path) -> int | None:
@@ -194,7 +204,7 @@ def newest_step(directory: Path) -> int | None:
 
 
 def check_shapes(what: str, saved: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """A `CheckpointError` naming both sides, unless names, shapes and dtypes are the same."""
+    """Raise a `CheckpointError` unless names, shapes and dtypes are the same."""
 
     def describe(tensors: Mapping[str, Tensor]) -> dict[str, str]:
         return {
@@ -206,7 +216,7 @@ def check_shapes(what: str, saved: Mapping[str, Tensor], expected: Mapping[str, 
 
 
 def check_same(what: str, saved: Mapping[str, object], expected: Mapping[str, object]) -> None:
-    """A `CheckpointError` naming both sides of what differs: spaces, shapes."""
+    """Raise a `CheckpointError` that names both sides of what differs: spaces, shapes."""
     absent = "absent"
     differing = [
         f"{name}: the checkpoint has {saved.get(name, absent)}, "
@@ -218,42 +228,42 @@ def check_same(what: str, saved: Mapping[str, object], expected: Mapping[str, ob
         raise CheckpointError(f"{what} do not fit:\n  " + "\n  ".join(differing))
 
 
-def _serialise(tensors: Mapping[str, Tensor]) -> bytes:
-    """As safetensors: on the CPU, dense, and each with a storage of its own."""
-    found: dict[str, Tensor] = {}
+def _serialize(tensors: Mapping[str, Tensor]) -> bytes:
+    """Return tensors as safetensors: on the CPU, dense, each with a storage of its own."""
+    dense_tensors: dict[str, Tensor] = {}
     storages: set[int] = set()
     for name, tensor in tensors.items():
         dense = tensor.detach().cpu().contiguous()
         storage = dense.untyped_storage()
-        alone = storage.nbytes() == dense.nbytes and storage.data_ptr() not in storages
-        found[name] = dense if alone else dense.clone()
+        owns_storage = storage.nbytes() == dense.nbytes and storage.data_ptr() not in storages
+        dense_tensors[name] = dense if owns_storage else dense.clone()
         storages.add(storage.data_ptr())
-    content = safetensors.torch.save(found)
+    content = safetensors.torch.save(dense_tensors)
     check_header(io.BytesIO(content), len(content))  # what is written can be read again
     return content
 
 
 def _write(root: Path, name: str, contents: Mapping[str, bytes]) -> Path:
-    place, draft, aside = root / name, root / f".{name}.tmp", root / f".{name}.old"
+    folder, draft, replaced = root / name, root / f".{name}.tmp", root / f".{name}.old"
     draft.mkdir()
     for file, content in contents.items():
         write_synced(draft / file, content, _crash_point)
     sync_folder(draft)
-    if place.exists():  # it steps aside, and comes back if the next line is never reached
+    if folder.exists():  # it steps aside, and comes back if the next line is never reached
         _crash_point("step aside")
-        place.rename(aside)
+        folder.rename(replaced)
     _crash_point("publish")
-    draft.rename(place)
+    draft.rename(folder)
     _crash_point("sync the folder")
     sync_folder(root)
-    if aside.exists():
+    if replaced.exists():
         _crash_point("remove the replaced one")
-        _remove(aside)
-    return place
+        _remove(replaced)
+    return folder
 
 
-def _point(root: Path, pointer: Pointer, step: int, **more: float) -> None:
-    content = dump_checked({"checkpoint": _name(step), "step": step, **more})
+def _point(root: Path, pointer: Pointer, step: int, **fields: float) -> None:
+    content = dump_checked({"checkpoint": _name(step), "step": step, **fields})
     replace_file(root / f"{pointer}.json", content, _crash_point)
 
 
@@ -277,11 +287,11 @@ def _prune(root: Path, step: int, keep: int | None, protect: Collection[str]) ->
     if keep is None:
         return
     # A step beyond this one was left behind when the run went back: older than all others.
-    by_age = sorted(_folders(root), key=lambda found: (found <= step, found))
-    wanted = {step, _target(root, "best")}
+    by_age = sorted(_folders(root), key=lambda saved_step: (saved_step <= step, saved_step))
+    protected_steps = {step, _target(root, "best")}
     for old in by_age[:-keep]:
         name = _name(old)
-        if old not in wanted and name not in protect:
+        if old not in protected_steps and name not in protect:
             _crash_point(f"remove {name}")
             condemned = (root / name).rename(root / f".{name}.tmp")
             _crash_point(f"empty {name}")
@@ -294,7 +304,7 @@ def _read_newest(root: Path, folders: Mapping[int, Path]) -> Checkpoint:
     skipped: list[str] = []
     for step in reversed(by_age):
         try:
-            found = _read(folders[step])
+            checkpoint = _read(folders[step])
         except NewerSchemaError:
             raise
         except CheckpointError as error:
@@ -303,7 +313,7 @@ def _read_newest(root: Path, folders: Mapping[int, Path]) -> Checkpoint:
         if skipped:
             text = "; ".join(skipped) + f"; continuing from the older one of step {step}"
             warnings.warn(text, CheckpointWarning, stacklevel=3)
-        return replace(found, skipped=tuple(skipped))
+        return replace(checkpoint, skipped=tuple(skipped))
     raise CheckpointError(f"{root}: no checkpoint can be used: " + "; ".join(skipped))
 
 
@@ -320,18 +330,18 @@ def _read(folder: Path) -> Checkpoint:
             )
         contents = read_files(folder, manifest, (WEIGHTS, STATE, DATA))
         weights, tensors = (safetensors.torch.load(contents[name]) for name in (WEIGHTS, STATE))
-        found = Checkpoint(step, weights, tensors, strict_json.load(contents[DATA]), folder)
+        checkpoint = Checkpoint(step, weights, tensors, strict_json.load(contents[DATA]), folder)
     except (ValueError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{folder}: {error}") from error
-    return _migrate(found, schema)
+    return _migrate(checkpoint, schema)
 
 
-def _migrate(found: Checkpoint, schema: int) -> Checkpoint:
+def _migrate(checkpoint: Checkpoint, schema: int) -> Checkpoint:
     for version in range(schema, SCHEMA):
         if version not in MIGRATIONS:
-            raise CheckpointError(f"{found.path}: schema {schema} is too old to be read")
-        found = MIGRATIONS[version](found)
-    return found
+            raise CheckpointError(f"{checkpoint.path}: schema {schema} is too old to be read")
+        checkpoint = MIGRATIONS[version](checkpoint)
+    return checkpoint
 
 
 def _remove(path: Path) -> None:
@@ -350,16 +360,16 @@ def _name(step: int) -> str:
 
 
 def _folders(root: Path) -> dict[int, Path]:
-    """The checkpoints by step; one that had stepped aside when its save crashed counts."""
-    found: dict[int, Path] = {}
+    """Return the checkpoints by step; one that was being replaced when a save crashed counts."""
+    folders: dict[int, Path] = {}
     for path in sorted(root.glob("*")) if root.is_dir() else []:
         match = re.fullmatch(r"(\d{8,})|\.(\d{8,})\.old", path.name)
         if match and (match[1] or not (root / match[2]).exists()):
-            found[int(match[1] or match[2])] = path
-    return found
+            folders[int(match[1] or match[2])] = path
+    return folders
 
 
-def _no_space(root: Path, needed: int) -> CheckpointError:
+def _no_space(root: Path, size: int) -> CheckpointError:
     saved = newest_step(root)
     previous = (
         "there is no checkpoint yet"
@@ -367,16 +377,16 @@ def _no_space(root: Path, needed: int) -> CheckpointError:
         else f"the previous checkpoint, of step {saved}, is intact"
     )
     return CheckpointError(
-        f"{root}: the disk is full: the checkpoint needs {needed} bytes, "
+        f"{root}: the disk is full: the checkpoint needs {size} bytes, "
         f"{shutil.disk_usage(root).free} are free; {previous}"
     )
 
 
 @contextmanager
-def _typed(root: Path, needed: int) -> Iterator[None]:
+def _as_checkpoint_errors(root: Path, size: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         if is_disk_full(error):
-            raise _no_space(root, needed) from error
+            raise _no_space(root, size) from error
         raise CheckpointError(f"{root}: cannot be written: {error.strerror or error}") from error

@@ -29,7 +29,7 @@ Atari games, half an hour at 60 frames a second and 4 frames a step."""
 
 
 class EvaluationStopped(KeyboardInterrupt):
-    """An evaluation was left because the process was asked to stop; it can be made again."""
+    """Signal that an evaluation was left because the process was asked to stop."""
 
 
 class EvaluationWarning(UserWarning):
@@ -49,7 +49,7 @@ class Score(NamedTuple):
     def metrics(self) -> dict[str, float]:
         """Return the metrics under the names of the registry."""
         return {
-            **{f"eval/return_mean/{who}": float(np.mean(x)) for who, x in self.agents.items()},
+            **{f"eval/return_mean/{agent}": float(np.mean(x)) for agent, x in self.agents.items()},
             "eval/return_mean": float(np.mean(self.returns)),
             "eval/return_std": float(np.std(self.returns)),
             "eval/length_mean": float(np.mean(self.lengths)),
@@ -65,8 +65,8 @@ def longest_episode(config: Config) -> int:
     `LONGEST_EPISODE` if it has none.
     """
     atari = AtariOptions(frame_skip=config.atari.frame_skip)
-    own = time_limit(config.env, options(config), atari)
-    return config.evaluation.max_episode_steps or own or LONGEST_EPISODE
+    env_limit = time_limit(config.env, options(config), atari)
+    return config.evaluation.max_episode_steps or env_limit or LONGEST_EPISODE
 
 
 def evaluate(
@@ -87,6 +87,13 @@ def evaluate(
     `EvaluationStopped` when the process is asked to stop (`keel.training.signals`).
 
     Args:
+        agent: distribution and network of the policy.
+        params: `[G, P]`.
+        envs: where to play.
+        normaliser: of observations.
+        episodes: number of episodes, rounded up to equally many in every environment.
+        deterministic: take the mode in place of a sample.
+        seed: of environments and actions.
         max_episode_steps: an episode that has not ended after so many steps is cut there; it counts
             with its return up to then, in `Score.cut`, and with an `EvaluationWarning`.
     """
@@ -108,11 +115,11 @@ def evaluate(
             hidden_state = initial_hidden_state(agent, envs.num_envs)
             episode_starts = np.ones(envs.num_envs, bool)
             tally.begin()
-        seen = obs if normaliser is None else normaliser.apply(obs)
-        mask = seen.get(MASK)
+        normalized = obs if normaliser is None else normaliser.apply(obs)
+        mask = normalized.get(MASK)
         if hidden_state:
-            seen = {**seen, **hidden_state, EPISODE_STARTS: episode_starts}
-        hidden_state = act(seen, output).hidden_state or {}
+            normalized = {**normalized, **hidden_state, EPISODE_STARTS: episode_starts}
+        hidden_state = act(normalized, output).hidden_state or {}
         if deterministic:
             action = mode(agent.dist, output, mask)
         else:
@@ -144,12 +151,12 @@ class _Episode(NamedTuple):
 
 
 class _Tally:
-    """The episodes of an evaluation: those that count, and how far the running ones are."""
+    """Episodes of an evaluation: those that count, and the running ones."""
 
     def __init__(self, envs: Envs, quota: int, limit: int) -> None:
         self._agents, self._quota, self._limit = envs.agents, quota, limit
         self._episodes: list[list[_Episode]] = [[] for _ in range(envs.num_envs)]
-        self._owing = np.ones(envs.num_envs, bool)
+        self._incomplete = np.ones(envs.num_envs, bool)
         self.begin()
 
     def begin(self) -> None:
@@ -157,46 +164,48 @@ class _Tally:
         num_envs = len(self._episodes)
         self._reward: np.ndarray = np.zeros((num_envs, max(1, len(self._agents))))
         self._length: np.ndarray = np.zeros(num_envs, np.int64)
-        self._over: np.ndarray = np.zeros(num_envs, bool)  # cut, and still running
+        self._is_cut: np.ndarray = np.zeros(num_envs, bool)  # cut, and still running
 
     @property
     def complete(self) -> bool:
         """Whether every environment has played its share."""
-        return not self._owing.any()
+        return not self._incomplete.any()
 
     @property
     def stuck(self) -> bool:
-        """Whether all environments that have not are in an episode that was cut."""
-        return bool(self._over.any()) and not (self._owing & ~self._over).any()
+        """Whether all incomplete environments are in an episode that was cut."""
+        return bool(self._is_cut.any()) and not (self._incomplete & ~self._is_cut).any()
 
     def add(self, step: Step) -> None:
         """Count one step of all environments."""
         played = np.atleast_1d(~step.ignored.reshape(len(self._length), -1).all(-1))
         self._length += played
         self._reward += step.reward.reshape(self._reward.shape) * played[:, None]
-        for place, index in enumerate(step.episode_index.tolist()):
-            own = np.zeros(0) if step.agent_return is None else step.agent_return[place]
-            total, length = step.episode_return[place], step.episode_length[place]
-            self._count(index, _Episode(float(total), int(length), own, cut=False))
-            self._reward[index], self._length[index], self._over[index] = 0.0, 0, False
-        for index in np.flatnonzero((self._length >= self._limit) & ~self._over).tolist():
-            own = self._reward[index].copy() if self._agents else np.zeros(0)
+        for position, index in enumerate(step.episode_index.tolist()):
+            agent_returns = (
+                np.zeros(0) if step.agent_return is None else step.agent_return[position]
+            )
+            total, length = step.episode_return[position], step.episode_length[position]
+            self._count(index, _Episode(float(total), int(length), agent_returns, cut=False))
+            self._reward[index], self._length[index], self._is_cut[index] = 0.0, 0, False
+        for index in np.flatnonzero((self._length >= self._limit) & ~self._is_cut).tolist():
+            agent_returns = self._reward[index].copy() if self._agents else np.zeros(0)
             total, length = self._reward[index].sum(), self._length[index]
-            self._count(index, _Episode(float(total), int(length), own, cut=True))
-            self._over[index] = True
+            self._count(index, _Episode(float(total), int(length), agent_returns, cut=True))
+            self._is_cut[index] = True
 
     def _count(self, index: int, episode: _Episode) -> None:
-        counted = self._episodes[index]
-        if not self._over[index] and len(counted) < self._quota:
-            counted.append(episode)
-            self._owing[index] = len(counted) < self._quota
+        episodes = self._episodes[index]
+        if not self._is_cut[index] and len(episodes) < self._quota:
+            episodes.append(episode)
+            self._incomplete[index] = len(episodes) < self._quota
 
     def score(self, episodes: int) -> Score:
         """Return the first `episodes` that count."""
-        counted = [episode for row in self._episodes for episode in row][:episodes]
+        scored = [episode for row in self._episodes for episode in row][:episodes]
         return Score(
-            [episode.total for episode in counted],
-            [episode.length for episode in counted],
-            {w: [float(e.agents[a]) for e in counted] for a, w in enumerate(self._agents)},
-            sum(episode.cut for episode in counted),
+            [episode.total for episode in scored],
+            [episode.length for episode in scored],
+            {w: [float(e.agents[a]) for e in scored] for a, w in enumerate(self._agents)},
+            sum(episode.cut for episode in scored),
         )

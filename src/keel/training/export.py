@@ -47,12 +47,12 @@ TOLERANCE = 1e-4
 
 
 class ExportError(KeelError):
-    """A policy that could not be exported, or whose export does not do what it does."""
+    """Error of a policy that cannot be exported, or whose export differs from it."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written."""
+    """Exported file and its comparison with the policy."""
 
     path: Path
     inputs: tuple[str, ...]
@@ -64,7 +64,14 @@ class Exported:
 
 
 def export_onnx(policy: Policy, path: Path, *, rows: int = 256, seed: int = 0) -> Exported:
-    """Write the policy to `path`, run the file and compare; a file that differs is removed."""
+    """Write a policy as ONNX, run the file and compare; a file that differs is removed.
+
+    Args:
+        policy: as `open_policy` returns it.
+        path: the file.
+        rows: number of random observations to compare.
+        seed: of these observations.
+    """
     for module in ("onnx", "onnxscript", "onnxruntime"):
         try:
             importlib.import_module(module)
@@ -97,8 +104,10 @@ def input_name(key: str) -> str:
 
 
 def random_observations(policy: Policy, rows: int, seed: int) -> dict[str, np.ndarray]:
-    """Raw observations `[rows, …]` drawn from the space, masks with an action left in each, and
-    the memory of an actor that has one."""
+    """Draw raw observations `[rows, …]` from the space, with masks and memory where needed.
+
+    Every mask leaves an action in each choice.
+    """
     space = copy.deepcopy(policy.observation_space)
     space.seed(seed)
     parts = dict(space.items()) if isinstance(space, spaces.Dict) else {"obs": space}
@@ -118,28 +127,28 @@ def random_observations(policy: Policy, rows: int, seed: int) -> dict[str, np.nd
     return obs
 
 
-def act_once(network: nn.Module, seen: Tree) -> tuple[Tensor, Tensor | None]:
-    """The policy's outputs for one row each and, of an actor that remembers, its next memory."""
+def act_once(network: nn.Module, obs: Tree) -> tuple[Tensor, Tensor | None]:
+    """Return the policy's output for each row and, of a recurrent actor, its next hidden state."""
     if not isinstance(network, RecurrentActorCritic):
-        return network(seen, "actor").policy, None
-    rows = {key: x[:, None] for key, x in seen.items() if key != ACTOR_HIDDEN_STATE}
+        return network(obs, "actor").policy, None
+    rows = {key: x[:, None] for key, x in obs.items() if key != ACTOR_HIDDEN_STATE}
     rows[EPISODE_STARTS] = torch.zeros_like(
         next(iter(rows.values())).flatten(2)[..., 0], dtype=torch.bool
     )
-    if ACTOR_HIDDEN_STATE in seen:
-        rows[ACTOR_HIDDEN_STATE] = seen[ACTOR_HIDDEN_STATE]
+    if ACTOR_HIDDEN_STATE in obs:
+        rows[ACTOR_HIDDEN_STATE] = obs[ACTOR_HIDDEN_STATE]
     outputs = network(rows, "actor")
     state = outputs.hidden_state.get(ACTOR_HIDDEN_STATE)
     return outputs.policy[:, 0], None if state is None else state[:, 0]
 
 
 class Deployed(nn.Module):
-    """The policy as a module of its own, from raw observation to action."""
+    """Policy as a module of its own, from raw observation to action."""
 
     def __init__(self, policy: Policy) -> None:
         super().__init__()
         agent, space = policy.agent, policy.action_space
-        self.network = _loaded(policy)
+        self.network = _load_network(policy)
         self.dist = agent.dist
         scaling = {} if policy.normaliser is None else policy.normaliser.scaling
         self.normalised = tuple(scaling)
@@ -152,13 +161,13 @@ class Deployed(nn.Module):
             self.register_buffer("high", torch.from_numpy(space.high.astype(np.float32)))
 
     def forward(self, obs: Tree) -> tuple[Tensor, ...]:
-        """The action, the logits or log standard deviations, and the next memory if any."""
-        seen = dict(obs)
+        """Return the action, the logits or log standard deviations, and the next memory if any."""
+        normalized = dict(obs)
         for index, key in enumerate(self.normalised):
             centred = obs[key] - self.get_buffer(f"mean_{index}")
             scaled = centred * self.get_buffer(f"scale_{index}")
-            seen[key] = scaled.clamp(-self.clip, self.clip)
-        output, memory = act_once(self.network, seen)
+            normalized[key] = scaled.clamp(-self.clip, self.clip)
+        output, memory = act_once(self.network, normalized)
         params = self.dist.params(output, obs.get(MASK), 1.0)
         state = () if memory is None else (memory,)
         if "mean" in params:
@@ -180,7 +189,7 @@ class Deployed(nn.Module):
         return logits.argmax(-1)
 
 
-def _loaded(policy: Policy) -> nn.Module:
+def _load_network(policy: Policy) -> nn.Module:
     network = copy.deepcopy(policy.agent.network).cpu().eval()
     weights = policy.agent.layout.unflatten(policy.params[0])
     network.load_state_dict({k: x for k, x in weights.items() if k != UNITS})
@@ -194,7 +203,7 @@ def _write(policy: Policy, path: Path, example: dict[str, np.ndarray]) -> tuple[
         outputs = (*outputs, NEXT_MEMORY)
     batch = torch.export.Dim("batch", min=1)
     try:
-        with _quiet():
+        with _silenced():
             program = torch.onnx.export(
                 Deployed(policy),
                 kwargs={"obs": {key: torch.from_numpy(x) for key, x in example.items()}},
@@ -223,19 +232,19 @@ def _write(policy: Policy, path: Path, example: dict[str, np.ndarray]) -> tuple[
 
 
 def compare(policy: Policy, path: Path, obs: dict[str, np.ndarray]) -> float:
-    """The largest difference between a file in onnxruntime and Keel's own way of acting.
+    """Return the largest difference between a file in onnxruntime and Keel's own way of acting.
 
     Where two actions are equally likely either may be chosen, so discrete actions are compared by
     their log-probability.
     """
     action, second, *states = run_onnx(path, {input_name(key): x for key, x in obs.items()})
     normaliser, dist = policy.normaliser, policy.agent.dist
-    seen = obs if normaliser is None else normaliser.apply(obs)
-    tree = {key: torch.from_numpy(x) for key, x in seen.items()}
+    normalized = obs if normaliser is None else normaliser.apply(obs)
+    tree = {key: torch.from_numpy(x) for key, x in normalized.items()}
     with torch.no_grad():
-        output, memory = act_once(_loaded(policy), tree)
+        output, memory = act_once(_load_network(policy), tree)
         params = dist.params(output, tree.get(MASK), 1.0)
-    expected = to_env(dist, mode(dist, output.numpy(), seen.get(MASK)))
+    expected = to_env(dist, mode(dist, output.numpy(), normalized.get(MASK)))
     if isinstance(policy.action_space, spaces.Box):
         expected = np.clip(expected, policy.action_space.low, policy.action_space.high)
         pairs = [(action, expected), (second, params["log_std"].numpy())]
@@ -247,7 +256,7 @@ def compare(policy: Policy, path: Path, obs: dict[str, np.ndarray]) -> float:
         pairs = [(chosen, best), (second, params["logits"].numpy())]
     if memory is not None:
         pairs.append((states[0], memory.numpy()))
-    difference = max(_difference(got, wanted) for got, wanted in pairs)
+    difference = max(_difference(actual, expected_output) for actual, expected_output in pairs)
     size = max(float(np.abs(x[np.isfinite(x)]).max(initial=1.0)) for _, x in pairs)
     if not difference <= TOLERANCE * size:
         raise ExportError(
@@ -258,7 +267,7 @@ def compare(policy: Policy, path: Path, obs: dict[str, np.ndarray]) -> float:
 
 
 def run_onnx(path: Path, obs: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """The outputs of an exported file, on one thread of the CPU."""
+    """Run an exported file on one thread of the CPU, and return its outputs."""
     runtime: Any = importlib.import_module("onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 3
@@ -266,17 +275,17 @@ def run_onnx(path: Path, obs: dict[str, np.ndarray]) -> list[np.ndarray]:
     return list(session.run(None, obs))
 
 
-def _difference(got: np.ndarray, wanted: np.ndarray) -> float:
-    if got.shape != wanted.shape:
+def _difference(actual: np.ndarray, expected: np.ndarray) -> float:
+    if actual.shape != expected.shape:
         return float("inf")
-    differs = got != wanted  # −inf is −inf
-    gap = np.abs(got[differs].astype(float) - wanted[differs])
+    differs = actual != expected  # −inf is −inf
+    gap = np.abs(actual[differs].astype(float) - expected[differs])
     return float(np.nan_to_num(gap, nan=np.inf).max(initial=0.0))
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """The exporter reports packages that it does not need, and its own deprecations."""
+def _silenced() -> Iterator[None]:
+    """Silence the exporter, which reports packages it does not need and its deprecations."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

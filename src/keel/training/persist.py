@@ -42,7 +42,7 @@ class Progress:
 
     @property
     def steps(self) -> int:
-        """Agent steps so far."""
+        """Number of agent steps so far."""
         return int(self.iteration.steps)
 
 
@@ -61,7 +61,7 @@ class Restored:
 
     @property
     def steps(self) -> int:
-        """Agent steps so far."""
+        """Number of agent steps so far."""
         return int(self.state.steps)
 
 
@@ -91,7 +91,9 @@ def persist(
     """Yield the iterations of `loop`, each when everything it leaves on the disk is there.
 
     Args:
+        loop: the training loop.
         state: where the run stands; that of a checkpoint in a resumed run.
+        directory: of the run.
         config: says how long, how often to evaluate and to save, and where copies of metrics go.
         evaluate: returns the state with its best return, and metrics; raises `EvaluationStopped` if
             it was asked to stop.
@@ -99,7 +101,7 @@ def persist(
         close: releases what the loop and the evaluations use.
         session: that of the loop, for an iteration that an earlier process has made.
         score: the metric that makes a checkpoint the best.
-        evaluating: told when an evaluation begins.
+        evaluating: called when an evaluation begins.
     """
     try:
         with (
@@ -107,27 +109,27 @@ def persist(
             directory,
             MetricsWriter(directory.metrics) as writer,
             closing(open_sinks(config.sinks, directory.path, asdict(config))) as sinks,
-            _faults_kept(directory.path),
+            _saved_faults(directory.path),
         ):
             writer.truncate_after(state.steps)
-            keeper = _Keeper(
+            recorder = _Recorder(
                 directory.path, config, writer, sinks, evaluate, save, score,
                 evaluating or (lambda _: None), state.steps, state.best_return,
             )  # fmt: skip
-            owed = keeper.owed(state, session)
-            if owed is not None:
-                progress = keeper.evaluated(owed)
+            pending = recorder.pending_evaluation(state, session)
+            if pending is not None:
+                progress = recorder.evaluated(pending)
                 state = progress.iteration.state
                 yield progress
             for iteration in loop:
-                progress = keeper.record(iteration)
+                progress = recorder.record(iteration)
                 state = progress.iteration.state
                 try:
                     yield progress
                 except GeneratorExit:  # left early: nothing that was learned is lost
-                    keeper.store(state)
+                    recorder.store(state)
                     raise
-            if keeper.owing:
+            if recorder.evaluation_pending:
                 directory.close("stopped")
     finally:
         loop.close()
@@ -136,8 +138,8 @@ def persist(
 
 
 @dataclass
-class _Keeper:
-    """Writes what an iteration leaves behind."""
+class _Recorder:
+    """Writer of metrics, checkpoints and evaluations of every iteration."""
 
     path: Path
     config: Any
@@ -149,7 +151,7 @@ class _Keeper:
     evaluating: Watch
     saved_at: int
     best: float
-    owing: bool = False
+    evaluation_pending: bool = False
     """whether the last evaluation was stopped, and is left to a resumed run"""
 
     def record(self, iteration: Any) -> Progress:
@@ -157,8 +159,8 @@ class _Keeper:
         # the loop knows nothing of evaluations: the best of them is remembered here
         state = iteration.state.replace(best_return=self.best)
         metrics, report = dict(iteration.metrics), iteration.report
-        words = {"train/verdict": report.verdict, "train/reason": report.reason}
-        self.writer.write(state.steps, {**metrics, **words})
+        texts = {"train/verdict": report.verdict, "train/reason": report.reason}
+        self.writer.write(state.steps, {**metrics, **texts})
         self.sinks.write(state.steps, metrics)
         done = state.steps >= self.config.total_steps
         if done or state.steps - self.saved_at >= self.config.checkpoints.every:
@@ -177,12 +179,12 @@ class _Keeper:
         try:
             state, scores = self.evaluate(state)
         except EvaluationStopped:
-            self.owing = True
+            self.evaluation_pending = True
             return progress
         except BaseException:
             self.store(state)
             raise
-        self.owing, self.best = False, state.best_return
+        self.evaluation_pending, self.best = False, state.best_return
         if scores.get(self.score, math.nan) >= state.best_return:
             self.saved_at = -1  # the checkpoint of this step, if there is one, knows an older best
             self.store(state)
@@ -199,22 +201,22 @@ class _Keeper:
             self.writer.sync()
             self.save(state)
 
-    def owed(self, state: Any, session: Any) -> Progress | None:
+    def pending_evaluation(self, state: Any, session: Any) -> Progress | None:
         """Return the last iteration of an earlier process if its evaluation is missing."""
         line = self.writer.last()
         if line is None or line["step"] != state.steps or self.score in line:
             return None
         if not self._is_due(state.steps):
             return None
-        known = {k: v for k, v in line.items() if isinstance(v, float)}
+        metrics = {k: v for k, v in line.items() if isinstance(v, float)}
         done = state.steps >= self.config.total_steps
-        return Progress(Restored(state, known, session), known, self.path, done)
+        return Progress(Restored(state, metrics, session), metrics, self.path, done)
 
     def _is_due(self, steps: int) -> bool:
         """Return whether the iteration that ended here is evaluated; the same when resumed."""
         every: int = self.config.evaluation.every
-        crossed = every > 0 and steps // every > (steps - self.config.batch) // every
-        return bool(crossed or steps >= self.config.total_steps)
+        is_interval = every > 0 and steps // every > (steps - self.config.batch) // every
+        return bool(is_interval or steps >= self.config.total_steps)
 
 
 def _mark_ended(directory: RunDirectory, status: int) -> None:
@@ -222,14 +224,14 @@ def _mark_ended(directory: RunDirectory, status: int) -> None:
 
 
 @contextmanager
-def _faults_kept(path: Path) -> Iterator[None]:
-    """Numbers that stopped the run stay beside it, to be looked at."""
+def _saved_faults(path: Path) -> Iterator[None]:
+    """Save the numbers that stop a run beside it, to be inspected."""
     try:
         yield
     except NumericError as error:
-        place = path / FAULT
+        file = path / FAULT
         try:
-            save_file({k: x.detach().cpu().contiguous() for k, x in error.tensors.items()}, place)
+            save_file({k: x.detach().cpu().contiguous() for k, x in error.tensors.items()}, file)
         except Exception as reason:  # the disk may be full: what matters is the first error
             raise NumericError(f"{error} (the minibatch was not kept: {reason})", {}) from error
-        raise NumericError(f"{error}. The minibatch: {place}", error.tensors) from error
+        raise NumericError(f"{error}. The minibatch: {file}", error.tensors) from error

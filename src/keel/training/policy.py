@@ -1,4 +1,4 @@
-"""Looking at what a run has learned: open its policy, evaluate it."""
+"""Policies of runs: open and evaluate them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from keel.trust import ENVIRONMENT, require_trust
 
 @dataclass(frozen=True)
 class Policy:
-    """What acts: a network, its parameters at one checkpoint, and how observations reach it."""
+    """A network, its parameters at one checkpoint, and the normalisation of observations."""
 
     agent: Agent
     params: Tensor
@@ -56,7 +56,7 @@ class Policy:
 def open_policy(
     path: Path, checkpoint: str | int | None = None, *, trust_code: bool = False
 ) -> Policy:
-    """The policy of a run at a checkpoint: "best", "last" or a step.
+    """Open the policy of a run at a checkpoint: "best", "last" or a step.
 
     By default the best one, or the last where no evaluation has marked a best. The environment is
     neither made nor imported: the checkpoint says what is observed and what can be done. Only one
@@ -77,8 +77,8 @@ def open_policy(
     normaliser = None
     if config.envs.normalize_obs:
         space, encoding = interface.observation_space, interface.encoding
-        fresh = ObsNormaliser.for_space(space, encoding=encoding)
-        normaliser = fresh.restore(arrays(loaded.tensors, "obs_normaliser/"))
+        empty = ObsNormaliser.for_space(space, encoding=encoding)
+        normaliser = empty.restore(arrays(loaded.tensors, "obs_normaliser/"))
     return Policy(
         agent=agent,
         params=loaded.tensors["opt_state/params"],
@@ -112,9 +112,9 @@ def _reward_scale(config: Config, checkpoint: Checkpoint, agents: int) -> float:
     if not config.envs.normalize_reward:
         return 1.0
     rows = (config.envs.num, agents) if agents else (config.envs.num,)
-    fresh = RewardNormaliser.for_envs(rows, config.advantage.gamma)
-    known = fresh.restore(arrays(checkpoint.tensors, "reward_normaliser/"))
-    return float(np.sqrt(known.moments.variance + known.epsilon))
+    empty = RewardNormaliser.for_envs(rows, config.advantage.gamma)
+    restored = empty.restore(arrays(checkpoint.tensors, "reward_normaliser/"))
+    return float(np.sqrt(restored.moments.variance + restored.epsilon))
 
 
 def evaluate_policy(
@@ -125,9 +125,13 @@ def evaluate_policy(
     seed: int = 0,
     max_episode_steps: int = 0,
 ) -> Score:
-    """Play `episodes` whole episodes in fresh environments; depends on policy and seed alone.
+    """Play `episodes` whole episodes in new environments; depends on policy and seed alone.
 
     Args:
+        policy: as `open_policy` returns it.
+        episodes: number of episodes.
+        deterministic: take the mode in place of a sample.
+        seed: of environments and actions.
         max_episode_steps: where an episode that does not end is cut; 0: as the run evaluated.
     """
     if episodes < 1:
@@ -150,7 +154,7 @@ def run_episodes(
     seed: int,
     max_episode_steps: int = 0,
 ) -> Score:
-    """The same in environments that are there already."""
+    """Play `episodes` whole episodes in the given environments."""
     score = evaluate(
         policy.agent,
         policy.params,
@@ -167,7 +171,7 @@ def run_episodes(
 
 
 def load_checkpoint(path: Path, checkpoint: str | int | None) -> Checkpoint:
-    """ "best", "last" or a step; by default the best, or the last where none is marked."""
+    """Load "best", "last" or a step; by default the best, or the last where none is marked."""
     if checkpoint is None:
         best = (path / CHECKPOINTS / "best.json").is_file()
         return load(path, "best") if best else load(path)
@@ -214,12 +218,12 @@ def check_spaces(policy: Policy, envs: Envs, env: str) -> None:
         env: their name, for the error.
     """
     for name in ("observation_space", "action_space"):
-        had, has = (describe_space(getattr(x, name)) for x in (policy, envs))
-        if had != has:
+        expected, actual = (describe_space(getattr(x, name)) for x in (policy, envs))
+        if expected != actual:
             envs.close()
             raise InputError(
                 f"{policy.path.parent}: was trained on {policy.config.env}, whose {name} is "
-                f"{had}; that of {env} is {has}"
+                f"{expected}; that of {env} is {actual}"
             )
 
 
@@ -230,7 +234,7 @@ def check_trusted(policy: Policy, typed: Collection[str] = ()) -> None:
 
 
 def make_like(config: Config, num: int, seed: int = 0, **atari: Any) -> Envs:
-    """Environments as those of a run; `atari` changes how games are shown."""
+    """Make environments as those of a run; `atari` changes how games are shown."""
     return make_envs(
         config.env,
         num,

@@ -1,4 +1,4 @@
-"""One seed, independent streams: changing how one part draws never shifts another's numbers."""
+"""Independent seeds from one: changing how one part draws never shifts another's numbers."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ class Seeds(NamedTuple):
 
 
 def derive_seeds(seed: int) -> Seeds:
-    """Five independent seeds from one, by numpy's SeedSequence."""
+    """Derive five independent seeds from one, by numpy's SeedSequence."""
     states = np.random.SeedSequence(seed).generate_state(len(Seeds._fields), np.uint32)
     return Seeds(*(int(state) for state in states))

@@ -45,7 +45,7 @@ def shift(
     params: Tensor,
     collected: Collected,
     normaliser: ObsNormaliser | None,
-    wanted: float,
+    target: float,
     bound: float,
 ) -> Shift:
     """Move statistics and temperature as far as their shares of the bound allow.
@@ -55,7 +55,7 @@ def shift(
         params: `[G, P]`, those that sampled.
         collected: the rollout.
         normaliser: of observations, as it was while sampling.
-        wanted: temperature to go to, from that of the rollout.
+        target: temperature to go to, from that of the rollout.
         bound: on the KL of an update; infinite where nothing is enforced.
     """
     rollout, temperature = collected.rollout, collected.rollout.temperature
@@ -65,15 +65,15 @@ def shift(
         share, kl_normaliser = _statistics(agent, params, collected, normaliser, bound)
         normaliser = normaliser.settle(share)
         rollout = collected.normalized_by(normaliser)
-    if wanted != temperature:
-        heat, kl_temperature = _temperature(agent, params, rollout, wanted, bound)
-        temperature = _between(temperature, wanted, heat)
+    if target != temperature:
+        heat, kl_temperature = _temperature(agent, params, rollout, target, bound)
+        temperature = _between(temperature, target, heat)
     metrics = {"train/kl_normaliser": kl_normaliser, "train/kl_temperature": kl_temperature}
     return Shift(rollout, normaliser, temperature, share > 0.0 or heat > 0.0, metrics)
 
 
 def _statistics(
-    agent: Agent, params: Tensor, collected: Collected, seen: ObsNormaliser, bound: float
+    agent: Agent, params: Tensor, collected: Collected, normaliser: ObsNormaliser, bound: float
 ) -> tuple[float, float]:
     """Return the share of the way to the statistics of all that was seen, and its KL."""
     temperature = collected.rollout.temperature
@@ -81,21 +81,21 @@ def _statistics(
     sampled = Sampled(rows.obs, temperature)
 
     def kl_of(share: float) -> Tensor:
-        anew = collected.normalized_by(seen.settle(share)).to(params.device)
-        moved = replace(rows, obs=obs_rows(anew.obs, anew), sampled=sampled)
-        return Bounded(agent, params, moved, temperature).kl(params)
+        renormalized = collected.normalized_by(normaliser.settle(share)).to(params.device)
+        moved_rows = replace(rows, obs=obs_rows(renormalized.obs, renormalized), sampled=sampled)
+        return Bounded(agent, params, moved_rows, temperature).kl(params)
 
     return _largest_share(kl_of, STATISTICS_SHARE * bound)
 
 
 def _temperature(
-    agent: Agent, params: Tensor, rollout: Rollout, wanted: float, bound: float
+    agent: Agent, params: Tensor, rollout: Rollout, target: float, bound: float
 ) -> tuple[float, float]:
     """Return the share of the way to the temperature wanted, and the KL of all that has moved."""
     rows = rows_of(rollout.to(params.device))
 
     def kl_of(share: float) -> Tensor:
-        return exact_kl(agent, params, rows, _between(rollout.temperature, wanted, share))
+        return exact_kl(agent, params, rows, _between(rollout.temperature, target, share))
 
     return _largest_share(kl_of, TEMPERATURE_SHARE * bound)
 

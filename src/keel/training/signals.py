@@ -27,11 +27,11 @@ PATIENCE = 3.0
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM arrived so often that the run ends at once."""
+    """Exception of a SIGTERM that arrived so often that the run ends at once."""
 
 
 class StopRequest:
-    """What was asked of the run while it worked."""
+    """Signals that asked the run to stop."""
 
     def __init__(self, notify: Callable[[signal.Signals], None] | None = None) -> None:
         self.requested: signal.Signals | None = None
@@ -44,11 +44,11 @@ class StopRequest:
 
     @property
     def exit_code(self) -> int:
-        """What the process should return: 143 after SIGTERM, 130 after SIGINT, else 0."""
+        """Exit status of the process: 143 after SIGTERM, 130 after SIGINT, else 0."""
         return 0 if self.requested is None else 128 + self.requested
 
     def closing_status(self) -> int:
-        """Return what a process should return that cannot even close its environments."""
+        """Return the exit status of a process that cannot even close its environments."""
         return self.exit_code if self.safe else FAILED
 
     def receive(self, number: int, _: FrameType | None = None) -> None:
@@ -149,13 +149,13 @@ def _enforce(reader: int, stop: StopRequest) -> None:
 
 def _end_unless_answered(number: signal.Signals, stop: StopRequest) -> None:
     """Wait for the main thread, which may have seen several signals as one: remind it once."""
-    for wait in (REMIND, PATIENCE):
-        deadline = time.monotonic() + wait
+    for timeout in (REMIND, PATIENCE):
+        deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             if stop.received[number] >= AT_ONCE[number]:
                 return
             time.sleep(0.02)
-        for _ in range(AT_ONCE[number] - stop.received[number] if wait == REMIND else 0):
+        for _ in range(AT_ONCE[number] - stop.received[number] if timeout == REMIND else 0):
             os.kill(os.getpid(), number)
             time.sleep(0.02)  # signals that arrive together count as one
     end_process(128 + number, f"{number.name} again, and no answer: the process ends")

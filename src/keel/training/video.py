@@ -1,4 +1,4 @@
-"""Filming an episode of what a run has learned."""
+"""Videos of episodes that a policy plays."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GIF_RATE = 50.0
 
 
 def check_video_path(path: Path) -> None:
-    """Raise, before anything is played, unless a film can be written to `path`."""
+    """Raise, before anything is played, unless a video can be written to `path`."""
     if path.suffix.lower() not in VIDEOS:
         raise InputError(f"--video: {path.name!r} must end in {' or '.join(VIDEOS)}")
     if not path.parent.is_dir():
@@ -55,9 +55,14 @@ def record_video(
     seed: int = 0,
     camera: Camera | None = None,
 ) -> Score:
-    """Play one episode and write it to `path`, a .gif or .mp4.
+    """Play one episode and write it as a video.
 
-    Without another `camera` the episode is shown as the environment renders it.
+    Args:
+        policy: as `open_policy` returns it.
+        path: a .gif or .mp4.
+        deterministic: take the mode in place of a sample.
+        seed: of environments and actions.
+        camera: environments with a picture of every step; by default as they render themselves.
     """
     check_video_path(path)
     check_seed(seed)
@@ -68,7 +73,7 @@ def record_video(
         camera.close()
     draft = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
     try:
-        _write_film(draft, camera.frames, camera.rate)
+        _write_video(draft, camera.frames, camera.rate)
         draft.replace(path)
     except OSError as error:
         raise KeelError(f"{path}: cannot be written: {error.strerror or error}") from error
@@ -78,7 +83,7 @@ def record_video(
 
 
 class Camera:
-    """Environments of which every step is photographed."""
+    """Environments that record a picture of every step."""
 
     def __init__(self, envs: Envs, shoot: Callable[[Obs], np.ndarray], rate: float) -> None:
         self.num_envs, self.backend, self.autoreset = envs.num_envs, envs.backend, envs.autoreset
@@ -113,15 +118,15 @@ def _render_camera(policy: Policy, seed: int) -> Camera:
     if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ):
         os.environ.setdefault("MUJOCO_GL", "egl")  # its default needs a screen
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # as does pygame's
-    stage: list[gymnasium.Env[Any, Any]] = []
+    rendered: list[gymnasium.Env[Any, Any]] = []
 
-    def keep(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-        stage.append(env)
+    def remember(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+        rendered.append(env)
         return env
 
     def shoot(_: Obs) -> np.ndarray:
         try:
-            frame: Any = stage[0].render()
+            frame: Any = rendered[0].render()
         except Exception as error:  # whatever a renderer raises: no screen, no library
             raise KeelError(f"{name}: cannot be rendered: {_first_line(error)}") from error
         if not isinstance(frame, np.ndarray) or frame.ndim != 3:
@@ -135,17 +140,17 @@ def _render_camera(policy: Policy, seed: int) -> Camera:
             backend="sync",
             seed=seed,
             env_kwargs={**options(config), "render_mode": "rgb_array"},
-            wrappers=(keep,),
+            wrappers=(remember,),
             timeout=config.envs.timeout,
         )
     except (TypeError, gymnasium.error.Error) as error:
         raise KeelError(f"{name}: cannot be rendered: {_first_line(error)}") from error
     check_spaces(policy, envs, name)
-    return Camera(envs, shoot, rate=float(stage[0].metadata.get("render_fps") or 30.0))
+    return Camera(envs, shoot, rate=float(rendered[0].metadata.get("render_fps") or 30.0))
 
 
 def _fit(frame: np.ndarray) -> np.ndarray:
-    """With sides that are even, as video codecs need them, and not too long."""
+    """Resize a frame to even sides, as video codecs need them, that are not too long."""
     from PIL import Image
 
     height, width = frame.shape[:2]
@@ -157,7 +162,7 @@ def _fit(frame: np.ndarray) -> np.ndarray:
     return np.asarray(Image.fromarray(frame).resize(size))
 
 
-def _write_film(path: Path, frames: list[np.ndarray], rate: float) -> None:
+def _write_video(path: Path, frames: list[np.ndarray], rate: float) -> None:
     if path.suffix.lower() == ".mp4":
         imageio = importlib.import_module("imageio")
         imageio.mimwrite(path, frames, fps=rate)

@@ -1,12 +1,12 @@
 """Searching settings with Optuna, among those that keep to the trust region."""
 
 from keel.tune.space import DEFAULT, Range, read_space
-from keel.tune.study import Found, Tuning, best_of, end_of, open_study, take_over, work
+from keel.tune.study import TrialResult, Tuning, best_of, end_of, open_study, take_over, work
 
 __all__ = [
     "DEFAULT",
-    "Found",
     "Range",
+    "TrialResult",
     "Tuning",
     "best_of",
     "end_of",

@@ -1,4 +1,4 @@
-"""What may be searched: a range, on a logarithmic scale or not, or a few choices."""
+"""Search spaces: a range, on a logarithmic scale or not, or a few choices."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Range:
 
     @property
     def whole(self) -> bool:
-        """Whether only whole numbers are meant."""
+        """Whether the range holds only whole numbers."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
 
@@ -38,17 +38,21 @@ DEFAULT: Space = {
     "advantage.lam": (0.9, 0.95, 0.98),
     "explore.entropy_coef": (0.0, 0.001, 0.01),
 }
-"""What matters most for PPO."""
+"""Settings that matter most for PPO."""
 
 
-def read_space(words: Sequence[str]) -> Space:
-    """`FIELD=LOW..HIGH`, `FIELD=LOW..HIGH:log` or `FIELD=A,B,C`, each a word."""
+def read_space(definitions: Sequence[str]) -> Space:
+    """Parse a search space.
+
+    Args:
+        definitions: `FIELD=LOW..HIGH`, `FIELD=LOW..HIGH:log` or `FIELD=A,B,C` each.
+    """
     space: dict[str, Range | Choices] = {}
-    for word in words:
-        name, equals, text = word.partition("=")
+    for definition in definitions:
+        name, equals, text = definition.partition("=")
         if not (name and equals and text):
-            raise InputError(f"--search {word}: expected FIELD=LOW..HIGH or FIELD=A,B,C")
-        space[name.replace("-", "_")] = _range(word, text) if ".." in text else _choices(text)
+            raise InputError(f"--search {definition}: expected FIELD=LOW..HIGH or FIELD=A,B,C")
+        space[name.replace("-", "_")] = _range(definition, text) if ".." in text else _choices(text)
     return space
 
 
@@ -56,23 +60,23 @@ def _choices(text: str) -> Choices:
     return tuple(parse_yaml(part, f"--search {text}") for part in text.split(","))
 
 
-def _range(word: str, text: str) -> Range:
+def _range(definition: str, text: str) -> Range:
     ends, colon, scale = text.partition(":")
-    low, high = (_number(word, part) for part in ends.split("..", 1))
+    low, high = (_number(definition, part) for part in ends.split("..", 1))
     if colon and scale != "log":
-        raise InputError(f"--search {word}: after ':' only log is known, got {scale!r}")
+        raise InputError(f"--search {definition}: after ':' only log is known, got {scale!r}")
     if not low < high:
-        raise InputError(f"--search {word}: {low} is not below {high}")
+        raise InputError(f"--search {definition}: {low} is not below {high}")
     if colon and not low > 0:
-        raise InputError(f"--search {word}: a logarithmic range begins above 0")
+        raise InputError(f"--search {definition}: a logarithmic range begins above 0")
     return Range(low, high, bool(colon))
 
 
-def _number(word: str, text: str) -> float:
+def _number(definition: str, text: str) -> float:
     try:
         number = float(text)
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise InputError(f"--search {word}: {text!r} is no number")
+        raise InputError(f"--search {definition}: {text!r} is no number")
     return int(text) if text.lstrip("-").isdigit() else number

@@ -23,7 +23,7 @@ from keel.tune.space import Range, Space
 JOURNAL = "study.jsonl"
 VIOLATIONS, UPDATES = "violations", "updates"
 ALLOWED = 0.10
-"""The share of updates that may be walked back or rejected."""
+"""Share of updates that may be walked back or rejected."""
 REASON = "reason"
 HOPELESS = 3
 """Trials that fail alike before the search is given up."""
@@ -33,7 +33,7 @@ TAIL = 0.1
 
 @dataclass(frozen=True)
 class Tuning:
-    """What is searched, and for how long."""
+    """Search space, base settings and number of trials of a study."""
 
     folder: Path
     base: Config
@@ -43,8 +43,8 @@ class Tuning:
 
 
 @dataclass(frozen=True)
-class Found:
-    """One trial."""
+class TrialResult:
+    """Result of one trial."""
 
     number: int
     score: float
@@ -58,12 +58,16 @@ class Found:
 
     @property
     def allowed(self) -> bool:
-        """Whether it kept to the trust region."""
+        """Whether the trial kept to the trust region."""
         return self.state == "complete" and self.violations <= ALLOWED
 
 
 def open_study(tuning: Tuning) -> Any:
-    """The study in its folder, which goes on where it stopped; a file of plain JSON lines."""
+    """Open the study in its folder, which goes on where it stopped; a file of JSON lines.
+
+    Args:
+        tuning: what is searched.
+    """
     optuna = import_extra("optuna", "tune")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     check_space(tuning)
@@ -86,10 +90,13 @@ def open_study(tuning: Tuning) -> Any:
 
 
 def take_over(tuning: Tuning) -> Any:
-    """Open the study for the one process that leads it, mending what a killed one left.
+    """Open the study for the one process that leads it, and repair what a killed one left.
 
-    Half a line at the end of the journal is cut off, its lock is removed, and trials that nobody
-    trains any more count as failed.
+    Half a line at the end of the journal is cut off, its lock is removed, and trials that no
+    process trains any more count as failed.
+
+    Args:
+        tuning: what is searched.
     """
     optuna = import_extra("optuna", "tune")
     check_space(tuning)
@@ -107,7 +114,7 @@ def take_over(tuning: Tuning) -> Any:
 
 
 def _sampler(optuna: Any, seed: int) -> Any:
-    """Since Optuna 5 a trial is told its constraint, before the sampler asked for it."""
+    """Return the sampler; before Optuna 5 it computes the constraint of a trial itself."""
     if hasattr(optuna.trial.Trial, "set_constraint"):
         return optuna.samplers.TPESampler(seed=seed)
     return optuna.samplers.TPESampler(
@@ -117,8 +124,8 @@ def _sampler(optuna: Any, seed: int) -> Any:
 
 def check_space(tuning: Tuning) -> None:
     """Refuse what cannot be searched before anything is trained."""
-    for name, place in tuning.space.items():
-        values = (place.low, place.high) if isinstance(place, Range) else place
+    for name, domain in tuning.space.items():
+        values = (domain.low, domain.high) if isinstance(domain, Range) else domain
         for value in values:
             try:
                 from_dict(nested({name: value}), tuning.base)
@@ -130,26 +137,30 @@ def end_of(study: Any, trials: int) -> int:
     """Return the number below which trials may be taken, so that `trials` of them are finished.
 
     A trial that fails is not replaced: the same command tries again.
+
+    Args:
+        study: as `open_study` returns it.
+        trials: number of trials to finish.
     """
-    finished = sum(_found(trial).state != "failed" for trial in study.trials)
+    finished = sum(_result_of(trial).state != "failed" for trial in study.trials)
     return len(study.trials) + max(0, trials - finished)
 
 
 def work(
-    tuning: Tuning, told: Callable[[Found], None] = lambda _: None, end: int | None = None
+    tuning: Tuning, on_trial: Callable[[TrialResult], None] = lambda _: None, end: int | None = None
 ) -> None:
     """Take trials until the study has enough; several processes may do so at once.
 
     Args:
         tuning: what is searched.
-        told: is called with every trial that this process has finished.
+        on_trial: is called with every trial that this process has finished.
         end: number below which trials may be taken, by all processes together; by default what
             `end_of` says now.
     """
     study = open_study(tuning)
     last = end_of(study, tuning.trials) if end is None else end
     while not stop_requested() and (trial := _take(study, tuning.folder, last)) is not None:
-        told(_found(_finish(study, tuning, trial)))
+        on_trial(_result_of(_finish(study, tuning, trial)))
 
 
 def _take(study: Any, folder: Path, end: int) -> Any:
@@ -159,12 +170,12 @@ def _take(study: Any, folder: Path, end: int) -> Any:
     """
     with lock.exclusive(folder):
         trials = study.trials
-        if len(trials) >= end or is_hopeless([_found(trial) for trial in trials]):
+        if len(trials) >= end or is_hopeless([_result_of(trial) for trial in trials]):
             return None
         return study.ask()
 
 
-def is_hopeless(trials: Sequence[Found]) -> bool:
+def is_hopeless(trials: Sequence[TrialResult]) -> bool:
     """Return whether the first trials all failed for one reason, which more would repeat."""
     reasons = {x.reason for x in trials if x.reason}
     failed = sum(bool(x.reason) for x in trials)
@@ -193,10 +204,14 @@ def _finish(study: Any, tuning: Tuning, trial: Any) -> Any:
     return study.tell(trial, score)
 
 
-def best_of(study: Any) -> list[Found]:
-    """All trials, the best that kept to the trust region first."""
-    found = [_found(trial) for trial in study.trials if trial.state.is_finished()]
-    return sorted(found, key=lambda x: (not x.allowed, x.state != "complete", -_order(x.score)))
+def best_of(study: Any) -> list[TrialResult]:
+    """Return all finished trials, the best that kept to the trust region first.
+
+    Args:
+        study: as `open_study` returns it.
+    """
+    results = [_result_of(trial) for trial in study.trials if trial.state.is_finished()]
+    return sorted(results, key=lambda x: (not x.allowed, x.state != "complete", -_order(x.score)))
 
 
 def _order(score: float) -> float:
@@ -209,38 +224,38 @@ def _train(tuning: Tuning, trial: Any) -> float | None:
     Raises `TrialPruned` where it is not worth going on.
     """
     optuna = import_extra("optuna", "tune")
-    settings = {name: _suggest(trial, name, place) for name, place in tuning.space.items()}
+    settings = {name: _suggest(trial, name, domain) for name, domain in tuning.space.items()}
     trial.set_user_attr("settings", settings)
     config = from_dict(nested(settings), tuning.base)
-    late: list[float] = []
+    tail_returns: list[float] = []
     progress = start(config, tuning.folder, f"trial-{trial.number:04d}")
     with closing(progress):
-        for now in progress:
+        for update in progress:
             if stop_requested():
                 return None
-            state = now.iteration.state
-            value = now.metrics["rollout/return_mean"]
+            state = update.iteration.state
+            value = update.metrics["rollout/return_mean"]
             prune = False
             if math.isfinite(value):
-                trial.report(value, now.steps)
-                prune = not now.done and trial.should_prune()
-            if now.done or prune:
+                trial.report(value, update.steps)
+                prune = not update.done and trial.should_prune()
+            if update.done or prune:
                 _hold_to_region(trial, state.rollbacks, state.iteration)
             if prune:
                 raise optuna.TrialPruned
-            if math.isfinite(value) and now.steps > (1.0 - TAIL) * config.total_steps:
-                late.append(value)
-    if not late:
+            if math.isfinite(value) and update.steps > (1.0 - TAIL) * config.total_steps:
+                tail_returns.append(value)
+    if not tail_returns:
         raise KeelError("no episode ended; train for longer with --total-steps")
-    return sum(late) / len(late)
+    return sum(tail_returns) / len(tail_returns)
 
 
-def _suggest(trial: Any, name: str, place: Range | tuple[Any, ...]) -> Any:
-    if not isinstance(place, Range):
-        return trial.suggest_categorical(name, list(place))
-    if place.whole:
-        return trial.suggest_int(name, int(place.low), int(place.high), log=place.log)
-    return trial.suggest_float(name, place.low, place.high, log=place.log)
+def _suggest(trial: Any, name: str, domain: Range | tuple[Any, ...]) -> Any:
+    if not isinstance(domain, Range):
+        return trial.suggest_categorical(name, list(domain))
+    if domain.whole:
+        return trial.suggest_int(name, int(domain.low), int(domain.high), log=domain.log)
+    return trial.suggest_float(name, domain.low, domain.high, log=domain.log)
 
 
 def _share(trial: Any) -> float:
@@ -255,12 +270,12 @@ def _hold_to_region(trial: Any, violations: int, updates: int) -> None:
         trial.set_constraint("trust region", violations / updates - ALLOWED)
 
 
-def _found(trial: Any) -> Found:
+def _result_of(trial: Any) -> TrialResult:
     state = {"complete": "complete", "pruned": "pruned"}.get(trial.state.name.lower(), "failed")
     score = math.nan if trial.value is None else float(trial.value)
     settings = trial.user_attrs.get("settings", trial.params)
     reason = str(trial.user_attrs.get(REASON, "")) if state == "failed" else ""
-    return Found(trial.number, score, settings, _share(trial), state, reason)
+    return TrialResult(trial.number, score, settings, _share(trial), state, reason)
 
 
 def remove_untrained(tuning: Tuning) -> None:

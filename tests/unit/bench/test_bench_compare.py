@@ -108,7 +108,7 @@ def test_two_workers_take_turns_and_the_other_side_is_not_counted(fake: Workers)
 def test_the_result_holds_medians_ratio_floor_and_peaks(fake: Workers) -> None:
     lines: list[str] = []
     result = bench(
-        "ppo", "HalfCheetah-v5", "cleanrl", repeats=3, iterations=2, tell=lines.append, workers=fake
+        "ppo", "HalfCheetah-v5", "cleanrl", repeats=3, iterations=2, log=lines.append, workers=fake
     )
     assert (result.ours, result.peer, result.ratio, result.floor) == (3000.0, 1000.0, 3.0, 9000.0)
     assert (result.repeats, result.peer_threads) == (3, 1)
@@ -228,7 +228,7 @@ def test_each_algorithm_has_its_own_peers(fake: Workers) -> None:
 
 def test_tokens_stand_beside_trl_without_a_floor(fake: Workers) -> None:
     lines: list[str] = []
-    result = bench("tokens", "qwen3-0.8m", "trl", repeats=2, tell=lines.append, workers=fake)
+    result = bench("tokens", "qwen3-0.8m", "trl", repeats=2, log=lines.append, workers=fake)
     assert [(name, threads) for name, threads, _, _ in log(fake)] == [
         ("run_trl.py", "1"),
         ("run_trl.py", "2"),

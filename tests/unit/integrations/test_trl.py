@@ -391,7 +391,7 @@ def test_updates_between_two_logs_are_combined(tmp_path: Path):
     for _ in range(2):
         trainer._buffered_inputs = generation()
         step_of(callback, model)
-        each.append(dict(callback._found[-1]))
+        each.append(dict(callback._measurements[-1]))
     log(callback, 2, reward=0.0)
     callback.close()
     table = read_metrics(tmp_path / "run" / "seed-3")
@@ -406,7 +406,7 @@ def test_a_part_of_the_batch_is_said_to_be_one(tmp_path: Path):
     step_of(callback, tiny_model())
     assert callback._old is not None
     assert len(callback._old.rollout.mask) == 2
-    assert callback._found[0]["train/kl_is_exact"] == 0.0
+    assert callback._measurements[0]["train/kl_is_exact"] == 0.0
     callback.close()
 
 

@@ -16,8 +16,8 @@ from keel.config import from_dict
 from keel.errors import InputError, KeelError
 from keel.tune import (
     DEFAULT,
-    Found,
     Range,
+    TrialResult,
     Tuning,
     best_of,
     end_of,
@@ -77,7 +77,7 @@ def test_the_default_space_fits_the_configuration(tmp_path: Path):
 
 
 def test_a_study_goes_on_where_it_stopped(tmp_path: Path):
-    told: list[Found] = []
+    told: list[TrialResult] = []
     work(tuning(tmp_path, trials=2), told.append)
     assert [x.number for x in told] == [0, 1]
     work(tuning(tmp_path, trials=3), told.append)
@@ -108,10 +108,13 @@ def test_the_order_puts_the_region_before_the_score():
         trials: tuple[Any, ...] = ()
 
     assert best_of(Study()) == []
-    good, wild = Found(0, 10.0, {}, 0.0, "complete"), Found(1, 99.0, {}, 0.5, "complete")
+    good, wild = (
+        TrialResult(0, 10.0, {}, 0.0, "complete"),
+        TrialResult(1, 99.0, {}, 0.5, "complete"),
+    )
     assert good.allowed
     assert not wild.allowed
-    assert not Found(2, 99.0, {}, 0.0, "pruned").allowed
+    assert not TrialResult(2, 99.0, {}, 0.0, "pruned").allowed
 
 
 def test_the_command_writes_settings_that_train(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

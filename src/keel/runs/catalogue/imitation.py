@@ -5,7 +5,7 @@ from __future__ import annotations
 from keel.runs.catalogue.metric import MINIBATCHES, ROLLOUT, SETTING, UPDATE, Metric, elsewhere
 
 DOMINATES = 2.0
-"""Note 001: from this ratio on, demonstrations rule."""
+"""Ratio of gradients from which on demonstrations dominate."""
 SHOWN = "over the demonstrated steps drawn for the update, before it"
 
 METRICS = (

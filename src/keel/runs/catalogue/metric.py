@@ -1,4 +1,4 @@
-"""What the registry says about a metric, and about its names elsewhere."""
+"""Entries of the registry of metrics, and their names in other libraries."""
 
 from __future__ import annotations
 
@@ -63,25 +63,25 @@ Names = str | Alias | tuple[str | Alias, ...]
 
 
 def elsewhere(**names: Names) -> dict[str, tuple[Alias, ...]]:
-    """Aliases by source: `elsewhere(sb3="time/fps", cleanrl=("charts/SPS",))`."""
-    return {source: tuple(map(_alias, _several(given))) for source, given in names.items()}
+    """Return aliases by source: `elsewhere(sb3="time/fps", cleanrl=("charts/SPS",))`."""
+    return {source: tuple(map(_alias, _as_tuple(alias))) for source, alias in names.items()}
 
 
-def _several(given: Names) -> tuple[str | Alias, ...]:
-    return (given,) if isinstance(given, str | Alias) else given
+def _as_tuple(names: Names) -> tuple[str | Alias, ...]:
+    return (names,) if isinstance(names, str | Alias) else names
 
 
-def _alias(given: str | Alias) -> Alias:
-    return Alias(given) if isinstance(given, str) else given
+def _alias(alias: str | Alias) -> Alias:
+    return Alias(alias) if isinstance(alias, str) else alias
 
 
 def minus(name: str) -> Alias:
-    """An alias of the opposite sign."""
+    """Return an alias of the opposite sign."""
     return Alias(name, -1.0)
 
 
 def half(name: str) -> Alias:
-    """An alias without the ½ that Keel's metric has."""
+    """Return an alias without the ½ that Keel's metric has."""
     return Alias(name, 0.5)
 
 
