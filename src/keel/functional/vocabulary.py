@@ -178,7 +178,7 @@ def vocabulary_comparison(
 ) -> TokenComparison:
     """What `vocabulary_kl`, both ways, and `vocabulary_log_prob` say, from logits that are made
     once; without gradients."""
-    expect_comparable(p_hidden, p_head, q_hidden, q_head, token)
+    _expect_comparable(p_hidden, p_head, q_hidden, q_head, token)
     p_rows, q_rows = p_hidden.reshape(-1, p_head.shape[1]), q_hidden.reshape(-1, q_head.shape[1])
     chosen = token.reshape(-1)
     found = q_rows.new_empty(4, len(q_rows))
@@ -192,7 +192,7 @@ def vocabulary_comparison(
     return TokenComparison(*(x.reshape(token.shape) for x in found))
 
 
-def expect_comparable(
+def _expect_comparable(
     p_hidden: Tensor, p_head: Tensor, q_hidden: Tensor, q_head: Tensor, token: Tensor
 ) -> None:
     """Raise unless two distributions are over one vocabulary, and of the same tokens."""
@@ -204,6 +204,11 @@ def expect_comparable(
         raise ShapeError(
             f"q: expected tokens {list(lead)} and a vocabulary of {len(p_head)} (those of p), "
             f"got {list(q_hidden.shape[:-1])} and {len(q_head)}"
+        )
+    if token.numel() and not 0 <= int(token.min()) <= int(token.max()) < len(q_head):
+        raise InputError(
+            f"token: expected tokens from 0 to {len(q_head) - 1}, got "
+            f"{int(token.min())} to {int(token.max())}"
         )
 
 
