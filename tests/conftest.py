@@ -46,7 +46,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """One thread, whatever a run before has set: tensors are small, and pytest-xdist already uses
     both cores. And torch's inductor builds C++: where there is no compiler, its tests have nothing
     to run on."""
-    set_threads(1, torch_alone=False)
+    set_threads(1)
     needs = "inductor" in item.name or item.get_closest_marker("compiler") is not None
     if needs and not any(map(shutil.which, ("c++", "g++", "clang++"))):
         pytest.skip("no C++ compiler")

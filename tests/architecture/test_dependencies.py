@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -117,3 +118,21 @@ def test_cores_are_counted_in_one_place() -> None:
         if "sched_getaffinity" in path.read_text(encoding="utf-8")
     ]
     assert users == ["resources.py"]
+
+
+def test_language_models_need_no_numba(tmp_path: Path) -> None:
+    """Sampling, learning, certificate and evaluation: what compiled loops cost, others pay."""
+    pytest.importorskip("transformers")
+    words = [
+        *("train", "language", "--task", "lookup", "--algo", "grpo", "--total-steps", "4"),
+        *("--model.hidden", "16", "--model.layers", "1", "--model.heads", "2", "--no-control"),
+        *("--sample.prompts", "2", "--sample.group", "2", "--region.minibatch", "4"),
+        *("--sample.max-new-tokens", "4", "--warmup.examples", "8", "--warmup.epochs", "1"),
+        *("--evaluation.prompts", "2", "--threads", "1", "--quiet", "--runs", str(tmp_path)),
+    ]
+    code = (
+        "import sys; sys.modules['numba'] = None; "
+        f"from keel.cli import main; sys.exit(main({words!r}))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr

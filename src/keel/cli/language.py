@@ -78,12 +78,9 @@ def run(args: Sequence[str]) -> int:
     from keel.apps.language.runner import start
     from keel.apps.language.tasks import task_named
     from keel.cli.train import drive
-    from keel.models import compiled_pass
-    from keel.models.decoding_lean import LOOPS_UP_TO
 
     config = options.config
     task_named(config.task, **task_options(config))  # a typo is told before anything else
-    small = not config.model.path and config.model.hidden <= LOOPS_UP_TO
     console, verbose = PipedConsole(), not (options.json or options.quiet)
 
     def told(warm: dict[str, float]) -> None:
@@ -97,16 +94,9 @@ def run(args: Sequence[str]) -> int:
             )
 
     def announce() -> None:
-        if not verbose:
-            return
-        line = f"keel train language: {config.task} by {config.algo}"
-        print_line(console, line, else_told=NOT_STARTED)
-        if small and compiled_pass.loops_are_new():
-            line = (
-                "the loops for small models are compiled for this machine, once: about a minute "
-                "until the first line"
-            )
-            print_line(console, line, "dim", else_told=NOT_STARTED)
+        if verbose:
+            line = f"keel train language: {config.task} by {config.algo}"
+            print_line(console, line, else_told=NOT_STARTED)
 
     begin = partial(start, config, options.runs, options.name, told, announce=announce)
     return drive(begin, config, options.json, options.quiet, finish)

@@ -200,7 +200,7 @@ def vocabulary_comparison(
         token: `[*lead]`.
         max_elements: logits that are held at once.
     """
-    expect_comparable(p_hidden, p_head, q_hidden, q_head, token)
+    _expect_comparable(p_hidden, p_head, q_hidden, q_head, token)
     p_rows, q_rows = p_hidden.reshape(-1, p_head.shape[1]), q_hidden.reshape(-1, q_head.shape[1])
     chosen = token.reshape(-1)
     measures = q_rows.new_empty(4, len(q_rows))
@@ -214,7 +214,7 @@ def vocabulary_comparison(
     return TokenComparison(*(x.reshape(token.shape) for x in measures))
 
 
-def expect_comparable(
+def _expect_comparable(
     p_hidden: Tensor, p_head: Tensor, q_hidden: Tensor, q_head: Tensor, token: Tensor
 ) -> None:
     """Raise unless two distributions are over one vocabulary, and of the same tokens."""
@@ -226,6 +226,11 @@ def expect_comparable(
         raise ShapeError(
             f"q: expected tokens {list(lead)} and a vocabulary of {len(p_head)} (those of p), "
             f"got {list(q_hidden.shape[:-1])} and {len(q_head)}"
+        )
+    if token.numel() and not 0 <= int(token.min()) <= int(token.max()) < len(q_head):
+        raise InputError(
+            f"token: expected tokens from 0 to {len(q_head) - 1}, got "
+            f"{int(token.min())} to {int(token.max())}"
         )
 
 

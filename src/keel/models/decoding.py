@@ -1,13 +1,8 @@
 """Decoding: the hidden states of one more token, again and again, for rows of a causal LM.
 
-`make_decoder` takes the backbone of a model, without its head, and gives one of two decoders:
-
-* `LeanDecoder` for the Llama family in its plain form (Llama, Mistral without a window, Qwen 2 and
-  3, with or without LoRA). A step runs none of Hugging Face's code, and of a small model on the
-  CPU it takes less than half the time;
-* `GenericDecoder` for everything else: the model's own forward with its own cache.
-
-Both give the numbers of the model's forward over the whole sequence.
+The model's own forward runs, with its own KV cache, so every model of Hugging Face that keeps keys
+and values is decoded, with or without adapters. A prompt is read once, its keys and values are then
+repeated for its group, and finished rows are dropped from the cache.
 """
 
 from __future__ import annotations
@@ -16,83 +11,16 @@ import copy
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from keel.errors import InputError, ShapeError
 from keel.functional._shapes import expect_same, expect_shape
-from keel.models.decoding_lean import (
-    Angles,
-    Lean,
-    by_loops,
-    layer_arrays,
-    lean,
-    new_cache,
-    prompt_mask,
-)
-from keel.models.parallel import parallel_for
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-ROWS_ABREAST = 16
-"""From here on the rows of a step are shared among threads; below, waking them takes longer."""
-
-
-class Decoder(Protocol):
-    """Keeps keys and values of rows; every step adds one position to all rows."""
-
-    def prefill(self, tokens: Tensor, attention: Tensor, capacity: int) -> Tensor:
-        """Begin with prompts; what was decoded before is forgotten.
-
-        Args:
-            tokens: `[B, P]` int64, padded on the left.
-            attention: `[B, P]` bool, False for padding.
-            capacity: positions to make room for, P included.
-
-        Returns:
-            The hidden states `[B, H]`, after the last norm, of the last position.
-        """
-
-    def expand(self, times: int) -> None:
-        """Every row `times` times, one after the other: a prompt is read once for its group."""
-
-    def keep(self, rows: Tensor) -> None:
-        """Go on with these rows only, indices `[K]`; finished ones are dropped."""
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """One more token `[B]` for every row; its hidden states `[B, H]`, after the last norm."""
-
-
-def make_decoder(model: PreTrainedModel, tree: Mapping[str, Tensor]) -> Decoder:
-    """The fastest decoder there is for a model without its head (as `LlamaModel`, `GPT2Model`).
-
-    Args:
-        model: its structure; its own parameters count only where `tree` has none.
-        tree: parameters by the names of `model.named_parameters()`. They are copied.
-
-    Examples:
-        >>> import torch
-        >>> from transformers import LlamaConfig, LlamaModel
-        >>> config = LlamaConfig(vocab_size=8, hidden_size=16, intermediate_size=16,
-        ...                      num_hidden_layers=1, num_attention_heads=2)
-        >>> model = LlamaModel(config)
-        >>> decoder = make_decoder(model, dict(model.named_parameters()))
-        >>> prompts = torch.tensor([[0, 5], [3, 4]])
-        >>> hidden = decoder.prefill(prompts, prompts > 0, capacity=4)
-        >>> decoder.expand(2)
-        >>> decoder.step(torch.tensor([1, 2, 3, 4])).shape
-        torch.Size([4, 16])
-    """
-    check_backbone(model)
-    own = dict(model.named_parameters())
-    check_tree(own, tree, type(model).__name__)
-    with torch.no_grad():
-        weights = lean(model, {**own, **tree})
-    return LeanDecoder(weights) if weights is not None else GenericDecoder(model, tree)
 
 
 @dataclass(frozen=True)
@@ -167,147 +95,100 @@ def check_index(rows: Tensor) -> None:
         )
 
 
-class LeanDecoder:
-    """For the Llama family: the layers of `keel.models.decoding_lean`, and a cache beside them."""
+class Decoder:
+    """A copy of a model without its head (as `LlamaModel`, `GPT2Model`), and its KV cache.
 
-    def __init__(self, weights: Lean) -> None:
-        self._weights = weights
-        self._loop: Any = None
-        if by_loops(weights):
-            from keel.models import decoding_loops  # numba is a second, which others need not pay
+    Every step adds one position to all rows.
 
-            self._loop = decoding_loops.layer
-            self._arrays = layer_arrays(weights)
-        self._rows = NO_ROWS
-        self._cache: list[Tensor] = []
-        """keys and values of every layer, `[B, 2, KV, capacity, D]`"""
-        self._angles: Angles = (torch.empty(0), torch.empty(0))
-        self._penalty = torch.empty(0)
+    Args:
+        model: its structure; its own parameters count only where `tree` has none.
+        tree: parameters by the names of `model.named_parameters()`. They are copied.
 
-    @torch.no_grad()
-    def prefill(self, tokens: Tensor, attention: Tensor, capacity: int) -> Tensor:
-        """See `Decoder`."""
-        weights = self._weights
-        self._rows = prompt_rows(tokens, attention, capacity)
-        self._angles = weights.angles(capacity)
-        self._penalty = weights.penalty(self._rows.real)
-        self._cache = []
-        positions = prompt_positions(self._rows).flatten()
-        angles = self._angles[0][positions], self._angles[1][positions]
-        mask = None if attention.all() else prompt_mask(attention)
-        x = F.embedding(tokens.flatten(), weights.embedding)
-        for layer in weights.layers:
-            qkv = weights.heads(layer, x, angles)
-            qkv = qkv.view(*tokens.shape, *qkv.shape[1:])
-            self._cache.append(new_cache(qkv[:, :, :, -2:], capacity))
-            weights.finish(layer, x, weights.read(qkv, mask))
-        return weights.normalise(x.view(*tokens.shape, -1)[:, -1], weights.norm)
-
-    @torch.no_grad()
-    def expand(self, times: int) -> None:
-        """See `Decoder`."""
-        self._select(repeated(self._rows, times))
-
-    @torch.no_grad()
-    def keep(self, rows: Tensor) -> None:
-        """See `Decoder`."""
-        check_index(rows)
-        self._select(rows)
-
-    @torch.no_grad()
-    def step(self, tokens: Tensor) -> Tensor:
-        """See `Decoder`."""
-        rows, after = self._rows, self._rows.after(tokens)
-        x = F.embedding(tokens, self._weights.embedding)
-        if self._loop is not None:
-            self._by_loops(x, rows)
-        else:
-            self._by_torch(x, rows)
-        self._rows = after
-        return self._weights.normalise(x, self._weights.norm)
-
-    def _by_torch(self, x: Tensor, rows: Rows) -> None:
-        weights, at = self._weights, rows.filled
-        angles = self._angles[0][rows.length], self._angles[1][rows.length]
-        for layer, cache in zip(weights.layers, self._cache, strict=True):
-            qkv = weights.heads(layer, x, angles)
-            weights.finish(layer, x, weights.attend(qkv, cache, at, self._penalty))
-
-    def _by_loops(self, x: Tensor, rows: Rows) -> None:
-        starts = (rows.filled - rows.length).numpy()
-        angles = self._angles[0].numpy(), self._angles[1].numpy()
-        dials = self._weights.scale, self._weights.epsilon
-        everything, caches = x.numpy(), [cache.numpy() for cache in self._cache]
-
-        def through(part: slice) -> None:
-            for arrays, cache in zip(self._arrays, caches, strict=True):
-                self._loop(
-                    everything[part], *arrays, angles, cache[part], starts[part], rows.filled, dials
-                )
-
-        parallel_for(through, len(x), ROWS_ABREAST)
-
-    def _select(self, index: Tensor) -> None:
-        filled = self._rows.filled
-        for i, cache in enumerate(self._cache):  # one by one: no more than a layer is there twice
-            room = cache.new_empty(len(index), *cache.shape[1:])
-            room[..., :filled, :] = cache[..., :filled, :].index_select(0, index)
-            self._cache[i] = room
-        self._rows = self._rows.at(index)
-        self._penalty = self._weights.penalty(self._rows.real)
-
-
-class GenericDecoder:
-    """For any causal LM: a copy of the model with the parameters in it, and its own cache."""
+    Examples:
+        >>> import torch
+        >>> from transformers import LlamaConfig, LlamaModel
+        >>> config = LlamaConfig(vocab_size=8, hidden_size=16, intermediate_size=16,
+        ...                      num_hidden_layers=1, num_attention_heads=2)
+        >>> model = LlamaModel(config)
+        >>> decoder = Decoder(model, dict(model.named_parameters()))
+        >>> prompts = torch.tensor([[0, 5], [3, 4]])
+        >>> hidden_state = decoder.prefill(prompts, prompts > 0, capacity=4)
+        >>> decoder.expand(2)
+        >>> decoder.step(torch.tensor([1, 2, 3, 4])).shape
+        torch.Size([4, 16])
+    """
 
     def __init__(self, model: PreTrainedModel, tree: Mapping[str, Tensor]) -> None:
+        check_backbone(model)
+        check_tree(dict(model.named_parameters()), tree, type(model).__name__)
         self._model = loaded(model, tree)
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self._rows = NO_ROWS
-        self._cache: Any = None
+        self._kv_cache: Any = None
 
     @torch.no_grad()
     def prefill(self, tokens: Tensor, attention: Tensor, capacity: int) -> Tensor:
-        """See `Decoder`."""
+        """Begin with prompts; what was decoded before is forgotten.
+
+        Args:
+            tokens: `[B, P]` int64, padded on the left.
+            attention: `[B, P]` bool, False for padding.
+            capacity: positions to make room for, P included.
+
+        Returns:
+            The hidden states `[B, H]`, after the last norm, of the last position.
+        """
         check_positions(self._model, capacity)
-        self._rows, self._cache = prompt_rows(tokens, attention, capacity), None
+        self._rows, self._kv_cache = prompt_rows(tokens, attention, capacity), None
         return self._run(tokens, prompt_positions(self._rows), self._rows.filled)
 
     @torch.no_grad()
     def expand(self, times: int) -> None:
-        """See `Decoder`."""
+        """Repeat every row `times` times, one after the other: a group shares its prompt's cache.
+
+        Args:
+            times: rows that come of each.
+        """
         self._select(repeated(self._rows, times))
 
     @torch.no_grad()
     def keep(self, rows: Tensor) -> None:
-        """See `Decoder`."""
+        """Go on with some of the rows; finished ones are dropped.
+
+        Args:
+            rows: their indices, `[K]`.
+        """
         check_index(rows)
         self._select(rows)
 
     @torch.no_grad()
     def step(self, tokens: Tensor) -> Tensor:
-        """See `Decoder`."""
+        """Add one token to every row; return its hidden states `[B, H]`, after the last norm.
+
+        Args:
+            tokens: `[B]`.
+        """
         rows, after = self._rows, self._rows.after(tokens)
-        hidden = self._run(tokens.unsqueeze(1), rows.length.unsqueeze(1), after.filled)
+        hidden_state = self._run(tokens.unsqueeze(1), rows.length.unsqueeze(1), after.filled)
         self._rows = after
-        return hidden
+        return hidden_state
 
     def _run(self, tokens: Tensor, positions: Tensor, filled: int) -> Tensor:
         given = {"position_ids": positions} if self._takes_positions else {}
         output = self._model(
             input_ids=tokens,
             attention_mask=self._rows.real[:, :filled].long(),
-            past_key_values=self._cache,
+            past_key_values=self._kv_cache,
             use_cache=True,
             **given,
         )
-        self._cache = output.past_key_values
-        hidden: Tensor = output.last_hidden_state[:, -1]
-        return hidden
+        self._kv_cache = output.past_key_values
+        hidden_state: Tensor = output.last_hidden_state[:, -1]
+        return hidden_state
 
     def _select(self, index: Tensor) -> None:
-        if self._cache is not None:
-            self._cache.reorder_cache(index)  # of any length; the one method that all caches have
+        if self._kv_cache is not None:
+            self._kv_cache.reorder_cache(index)  # of any length; the one method all caches have
         self._rows = self._rows.at(index)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from keel.errors import InputError
-from keel.models import compiled_pass, shared_prefix
+from keel.models import shared_prefix
 from keel.models.agent import Agent, Evaluation
 from keel.models.critics import Scalar
 from keel.models.networks import Outputs, Part
@@ -151,17 +151,11 @@ class TokenAgent(Agent):
         self._backbone_names = _names_of(network, dict(backbone.named_parameters()))
 
     @property
-    def by_loops(self) -> bool:
-        """Whether compiled loops do most of what is to be done, and share their rows themselves."""
-        like = self.initial.new_empty(self.backbone.config.hidden_size)
-        return self.network.shares_prompts and compiled_pass.is_for_loops(like)
-
-    @property
     def workers(self) -> int:
         """Threads that take rows in parallel: on the CPU all, where a pass leaves the modules as
-        they are and compiled loops do not share the rows themselves."""
+        they are."""
         alone = self.initial.device.type == "cpu" and self._stateless
-        return threads() if alone and not self.by_loops else 1
+        return threads() if alone else 1
 
     @property
     def _frozen(self) -> Tree:

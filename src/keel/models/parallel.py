@@ -2,9 +2,7 @@
 
 An operation of a small model takes a fraction of a millisecond, and torch's threads meet after each
 of them. Threads that take half of the rows through the whole pass meet once. There are as many as
-torch has, unless rows are shared among more while torch computes alone (`set_threads`): of compiled
-loops the little that torch does in between is slower with threads of its own, which spin for
-milliseconds after every operation while ours want the core.
+torch has.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ from functools import cache
 from typing import TypeVar
 
 import torch
-from torch import Tensor
 
 POOL = "keel-parallel"
 """Prefix of the names of our threads."""
@@ -26,25 +23,29 @@ Piece = TypeVar("Piece")
 Result = TypeVar("Result")
 
 
-_SHARING: list[int] = []
-"""Among how many threads rows are shared, if not among as many as torch has."""
+_LIMIT: list[int] = []
+"""How many threads a forked process has until it sets their number itself."""
 
 
-def set_threads(count: int, *, torch_alone: bool) -> None:
-    """Set the threads of passes to `count`, and torch's own as well unless `torch_alone`."""
-    torch.set_num_threads(1 if torch_alone else count)
-    _SHARING[:] = [count] if torch_alone else []
+def set_threads(count: int) -> None:
+    """Set the number of threads of torch, and of those that take pieces in parallel.
+
+    Args:
+        count: at least 1.
+    """
+    torch.set_num_threads(count)
+    _LIMIT.clear()
 
 
 def threads() -> int:
     """Return how many threads may take pieces in parallel; in such a thread, one."""
     own = threading.current_thread().name.startswith(POOL)
-    return 1 if own else (_SHARING or [torch.get_num_threads()])[0]
+    return 1 if own else (_LIMIT or [torch.get_num_threads()])[0]
 
 
 def _alone_after_fork() -> None:
     """Reset the pool: threads do not survive fork(), and the child would wait for them for ever."""
-    _SHARING[:] = [1]
+    _LIMIT[:] = [1]
     _threads.cache_clear()
 
 
@@ -61,18 +62,6 @@ def parallel_map(
             return function(piece)
 
     return list(_threads(workers).map(run, pieces))
-
-
-def parallel_for(function: Callable[[slice], None], rows: int, at_least: int) -> None:
-    """Apply the function to all rows, a slice for each thread from `at_least` rows on."""
-    workers = threads() if rows >= at_least else 1
-    size = max(1, -(-rows // workers))
-    parallel_map(function, [slice(i, i + size) for i in range(0, rows, size)], workers)
-
-
-def is_plain(x: Tensor) -> bool:
-    """Return whether compiled loops can take a tensor: float32 on the CPU."""
-    return x.device.type == "cpu" and x.dtype == torch.float32
 
 
 @cache

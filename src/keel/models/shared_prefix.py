@@ -15,15 +15,51 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_attention, silu
 
-from keel.models import compiled_pass
-from keel.models.decoding_lean import fits, is_plain
+FAMILY = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+"""How the classes of these models begin, by `model_type`."""
+STATIC_ROPE = ("default", "linear", "llama3", "yarn")
+"""Rotary embeddings whose angles depend on nothing but the position."""
+KNOWN_ATTENTION = (None, "eager", "sdpa", "flash_attention_2", "flash_attention_3")
+"""Of one mathematics; somebody's own function could be anything."""
 
 Parameters = Mapping[str, Tensor]
 
 
 def can_share(model: Any) -> bool:
     """Whether a backbone is one of the family, in its plain form and without adapters."""
-    return is_plain(model) and fits(model, dict(model.named_parameters()))
+    return _is_plain(model) and _fits(model, dict(model.named_parameters()))
+
+
+def _is_plain(model: Any) -> bool:
+    """Whether it is of the family, and its configuration asks for nothing that is not done here."""
+    config, kind = model.config, type(model)
+    name = f"{FAMILY.get(config.model_type, '')}Model"
+    if kind.__name__ != name or not kind.__module__.startswith("transformers."):
+        return False
+    return (
+        config.hidden_act == "silu"
+        and set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
+        and getattr(config, "sliding_window", None) is None
+        and config._attn_implementation in KNOWN_ATTENTION
+        and model.rotary_emb.rope_type in STATIC_ROPE
+        and 2 * model.rotary_emb.inv_freq.numel() == model.layers[0].self_attn.head_dim
+    )
+
+
+def _fits(model: Any, parameters: Parameters) -> bool:
+    """Whether these are exactly the parameters that are read here, all of one floating dtype."""
+    linear = [f"self_attn.{part}_proj" for part in "qkvo"]
+    linear += [f"mlp.{part}_proj" for part in ("gate", "up", "down")]
+    norms = ["input_layernorm", "post_attention_layernorm"]
+    if model.config.model_type == "qwen3":
+        norms += ["self_attn.q_norm", "self_attn.k_norm"]
+    needed, possible = {"embed_tokens.weight", "norm.weight"}, set()
+    for i in range(len(model.layers)):
+        needed |= {f"layers.{i}.{part}.weight" for part in (*linear, *norms)}
+        possible |= {f"layers.{i}.{part}.bias" for part in linear}
+    dtypes = {parameter.dtype for parameter in parameters.values()}
+    whole = needed <= set(parameters) <= needed | possible
+    return whole and len(dtypes) == 1 and dtypes.pop().is_floating_point
 
 
 class Group(NamedTuple):
@@ -50,56 +86,35 @@ class Group(NamedTuple):
 def states(
     model: Any, parameters: Parameters, tokens: Tensor, attention: Tensor, last: int
 ) -> Tensor:
-    """What the model knows before each of the `last` tokens, `[R, last, H]`.
+    """Return what the model knows before each of the `last` tokens, `[R, last, H]`.
 
-    `tokens` and `attention` are `[R, T]`: prompts padded at the left, `last` tokens behind them
-    padded at the right. As the model's own forward, to rounding.
+    As the model's own forward, to rounding.
+
+    Args:
+        model: a backbone that `can_share`.
+        parameters: all of them, by the model's own names.
+        tokens: `[R, T]`: prompts, then `last` tokens padded at the right.
+        attention: bool `[R, T]`, False for padding.
+        last: tokens of a completion.
     """
     words, weight = parameters["embed_tokens.weight"], parameters["norm.weight"]
-    prompts = attention[:, : tokens.shape[1] - last]
-    padded_left = not bool((prompts[:, :-1] & ~prompts[:, 1:]).any())
-    by_loops = compiled_pass.is_for_loops(words) and padded_left
-    groups, order = _grouped(
-        tokens, attention, last, compiled_pass.workers(len(tokens)) if by_loops else 1
-    )
-    x = embedding(torch.cat([group.tokens for group in groups]), words)
-    if by_loops:
-        scenes = [compiled_pass.scene_of(model, g.real, g.member, g.steps) for g in groups]
-        stacked = compiled_pass.stacked(parameters, len(model.layers))
-        x = compiled_pass.layers(x, stacked, scenes)
-    else:
-        x = _by_torch(model, parameters, x, groups[0])
-    x = rms_norm(x, weight.shape, weight, model.config.rms_norm_eps)
-    parts = torch.split(x, [len(group.tokens) for group in groups])
-    found = [group.before_each(part) for group, part in zip(groups, parts, strict=True)]
-    whole = found[0] if len(found) == 1 else torch.cat(found)
-    return whole if order is None else whole.index_select(0, order.argsort())
+    group = _grouped(tokens, attention, last)
+    x = _layers(model, parameters, embedding(group.tokens, words), group)
+    return group.before_each(rms_norm(x, weight.shape, weight, model.config.rms_norm_eps))
 
 
-def _grouped(
-    tokens: Tensor, attention: Tensor, last: int, pieces: int
-) -> tuple[list[Group], Tensor | None]:
-    """All rows in so many pieces, those of a prompt next to each other; and in which order, if that
-    is not theirs."""
+def _grouped(tokens: Tensor, attention: Tensor, last: int) -> Group:
+    """Return prompts, each once, and completions without their last token."""
     width, steps = tokens.shape[1] - last, last - 1
     known = torch.where(attention[:, :width], tokens[:, :width], -1)
-    order = None
-    if pieces > 1:
-        member = torch.unique(known, dim=0, return_inverse=True)[1]
-        if bool((member[1:] < member[:-1]).any()):
-            order = member.argsort(stable=True)
-            tokens, known = tokens[order], known[order]
-    found = []
-    for part, prompts in zip(tokens.chunk(pieces), known.chunk(pieces), strict=True):
-        shared, member = torch.unique(prompts, dim=0, return_inverse=True)
-        written = part[:, width : width + steps]
-        every = torch.cat([shared.clamp(min=0).flatten(), written.flatten()])
-        found.append(Group(every, shared >= 0, member, steps))
-    return found, order
+    shared, member = torch.unique(known, dim=0, return_inverse=True)
+    written = tokens[:, width : width + steps]
+    every = torch.cat([shared.clamp(min=0).flatten(), written.flatten()])
+    return Group(every, shared >= 0, member, steps)
 
 
-def _by_torch(model: Any, parameters: Parameters, x: Tensor, group: Group) -> Tensor:
-    """All layers, in torch's operations."""
+def _layers(model: Any, parameters: Parameters, x: Tensor, group: Group) -> Tensor:
+    """Return what comes of the embeddings x `[U·P + R·T, H]` after all layers."""
     config = model.config
     _, real, member, steps = group
     count, width = real.shape

@@ -9,27 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from keel.errors import InputError
 from keel.functional import vocabulary_kl, vocabulary_log_prob
-from keel.functional.vocabulary import (
-    MAX_ELEMENTS,
-    TokenComparison,
-    expect_comparable,
-    vocabulary_comparison,
-)
-from keel.models.parallel import is_plain, parallel_for
+from keel.functional.vocabulary import MAX_ELEMENTS, TokenComparison, vocabulary_comparison
 from keel.types import Tree
 
 HIDDEN, HEAD = "hidden", "head"
-
-LOOPS_UP_TO = 4096
-"""Tokens of a vocabulary whose distributions stay in the first cache."""
-ROWS_ABREAST = 256
-"""From here on threads share rows; below, waking them takes longer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +69,6 @@ class Vocabulary:
         """Both KLs, and the log-prob and entropy of q, in one pass over the vocabulary; without
         gradients."""
         sides = p[HIDDEN], self._head(p), q[HIDDEN], self._head(q)
-        if self.n <= LOOPS_UP_TO and all(is_plain(side) for side in sides):
-            return _by_loops(sides, action)
         return vocabulary_comparison(*sides, action.long(), max_elements=self.max_elements)
 
     def fisher(self, params: Tree, tangent: Tree) -> Tree:
@@ -95,29 +80,3 @@ class Vocabulary:
         if head is None:
             raise InputError("a vocabulary: hidden states without a head have no distribution")
         return head
-
-
-def _by_loops(sides: tuple[Tensor, Tensor, Tensor, Tensor], action: Tensor) -> TokenComparison:
-    """`vocabulary_comparison`, with the rows shared among threads."""
-    from keel.models import vocabulary_loops  # numba is a second, which others need not pay
-
-    expect_comparable(*sides, action)
-    if action.numel() and not 0 <= int(action.min()) <= int(action.max()) < len(sides[1]):
-        raise InputError(
-            f"action: expected tokens from 0 to {len(sides[1]) - 1}, got "
-            f"{int(action.min())} to {int(action.max())}"
-        )
-    p_hidden, p_head, q_hidden, q_head = (
-        side.detach().reshape(-1, side.shape[-1]).contiguous().numpy() for side in sides
-    )
-    tokens = action.long().reshape(-1).contiguous().numpy()
-    found = np.empty((4, len(tokens)), np.float32)
-
-    def compare(part: slice) -> None:
-        out = np.empty((4, len(tokens[part])), np.float32)
-        rows = p_hidden[part], p_head, q_hidden[part], q_head
-        vocabulary_loops.comparison(*rows, tokens[part], out)
-        found[:, part] = out
-
-    parallel_for(compare, len(tokens), ROWS_ABREAST)
-    return TokenComparison(*(torch.from_numpy(x).reshape(action.shape) for x in found))

@@ -15,9 +15,7 @@ import torch
 from torch import Tensor
 
 from keel.errors import InputError, KeelError
-from keel.models.compiled_pass import Written
-from keel.models.decoding import make_decoder
-from keel.models.generation import make_writer
+from keel.models.decoding import Decoder
 from keel.models.language import ATTENTION, TOKENS, WRITTEN, TokenAgent
 from keel.models.vocabulary import HIDDEN
 from keel.rollout.batch import Rows
@@ -57,11 +55,6 @@ class Sampling:
     def is_greedy(self) -> bool:
         """Whether nothing is left to chance."""
         return self.temperature == 0.0
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether every token of the vocabulary may be drawn."""
-        return self.top_k == 0 and self.top_p == 1.0
 
 
 class Completions(NamedTuple):
@@ -142,14 +135,7 @@ def complete(
     tokens, attention = (x.to(device) for x in pad_left(prompts, pad))
     tree = agent.layout.unflatten(params[0])
     head, length = agent.head_of(tree), sampling.max_new_tokens
-    if insert is None and sampling.is_whole:
-        writer = make_writer(agent.backbone, agent.backbone_tree(tree))
-        if writer is not None and writer.takes(head):
-            size = len(prompts) * group, length
-            chances = torch.rand(*size, dtype=torch.float64, generator=rng)
-            found = writer.write(tokens, attention, head, chances, sampling.temperature, eos)
-            return _finished(found, sampling, tokens, attention, eos, pad)
-    decoder = make_decoder(agent.backbone, agent.backbone_tree(tree))
+    decoder = Decoder(agent.backbone, agent.backbone_tree(tree))
     hidden = decoder.prefill(tokens, attention, tokens.shape[1] + length)
     if group > 1:
         decoder.expand(group)
@@ -177,32 +163,6 @@ def complete(
     )
 
 
-def _finished(
-    found: Written, sampling: Sampling, prompts: Tensor, attention: Tensor, eos: int, pad: int
-) -> Completions:
-    """What was written at once, as `complete` gives it."""
-    rows, length = len(found.tokens), int(found.lengths.max())
-    there = torch.arange(length) < found.lengths[:, None]
-    tokens = torch.where(there, found.tokens[:, :length], pad)
-    log_prob = found.log_prob[:, :length]
-    if not bool(log_prob.isfinite().all()):
-        raise KeelError(
-            "completions: the model's log-probs are not finite, so nothing can be drawn from them; "
-            "its parameters or its temperature are at fault"
-        )
-    last = found.tokens.gather(1, found.lengths[:, None] - 1)[:, 0]
-    group = rows // len(prompts)
-    return Completions(
-        tokens=torch.cat([prompts.repeat_interleave(group, 0), tokens], 1),
-        attention=torch.cat([attention.repeat_interleave(group, 0), there], 1),
-        written=there.to(log_prob.dtype),
-        log_prob=log_prob,
-        sampler_log_prob=torch.zeros_like(log_prob) if sampling.is_greedy else log_prob,
-        hidden=found.hidden[:, :length],
-        ended=last == eos,
-    )
-
-
 class _Drawn(NamedTuple):
     """One token for every row."""
 
@@ -218,6 +178,11 @@ class _Drawn(NamedTuple):
 def _draw(hidden: Tensor, head: Tensor, sampling: Sampling, rng: torch.Generator) -> _Drawn:
     hidden = hidden if sampling.is_greedy else hidden / sampling.temperature
     log_p = (hidden @ head.T).log_softmax(-1)
+    if bool(log_p.isnan().any()):
+        raise KeelError(
+            "completions: the model's log-probs are not finite, so nothing can be drawn from them; "
+            "its parameters or its temperature are at fault"
+        )
     if sampling.is_greedy:
         token = log_p.argmax(-1)
         log_prob = log_p.gather(1, token[:, None])[:, 0]

@@ -306,7 +306,7 @@ def use_threads(config: Config, agent: Agent) -> int:
     Small matrices are slower on more than one, so `threads: 0` means all cores for CNNs alone.
     """
     threads = config.threads or (cores() if _sees_pixels(agent) else 1)
-    set_threads(threads, torch_alone=False)
+    set_threads(threads)
     return threads
 
 

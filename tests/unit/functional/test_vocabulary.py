@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from keel.errors import ShapeError
+from keel.errors import InputError, ShapeError
 from keel.functional import categorical_kl, vocabulary_kl, vocabulary_log_prob
 from keel.functional.vocabulary import MAX_ELEMENTS, vocabulary_comparison
 
@@ -222,6 +222,34 @@ def test_a_comparison_is_what_the_others_say_one_by_one(max_elements: int):
     )
     for own, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(own, theirs.detach())
+
+
+@pytest.mark.parametrize(
+    ("tokens", "vocabularies", "message"),
+    [
+        ([0, 10, 11], (11, 11), "token: expected tokens from 0 to 10, got 0 to 11"),
+        ([0, 10, -1], (11, 11), "token: expected tokens from 0 to 10, got -1 to 10"),
+        ([0, 10], (11, 11), r"token: expected shape \[3\]"),
+        ([0, 1, 2], (11, 7), r"q: expected tokens \[3\] and a vocabulary of 11 .* \[3\] and 7"),
+    ],
+)
+def test_a_comparison_of_what_does_not_fit_is_refused(
+    tokens: list[int], vocabularies: tuple[int, int], message: str
+):
+    p_hidden, p_head, q_hidden, q_head = inputs(3)
+    heads = p_head[: vocabularies[0]], q_head[: vocabularies[1]]
+    with pytest.raises(InputError, match=message):
+        vocabulary_comparison(p_hidden, heads[0], q_hidden, heads[1], torch.tensor(tokens))
+
+
+def test_a_comparison_takes_the_first_token_the_last_and_none():
+    p_hidden, p_head, q_hidden, q_head = inputs(2)
+    found = vocabulary_comparison(p_hidden, p_head, q_hidden, q_head, torch.tensor([0, 10]))
+    assert found.log_prob.shape == (2,)
+    none = vocabulary_comparison(
+        p_hidden[:0], p_head, q_hidden[:0], q_head, torch.empty(0, dtype=torch.int64)
+    )
+    assert none.kl.shape == (0,)
 
 
 def test_a_token_for_each_hidden_state():

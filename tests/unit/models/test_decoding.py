@@ -1,4 +1,4 @@
-"""Decoders against the model's own forward over whole sequences, row by row, without padding."""
+"""The decoder against the model's own forward over whole sequences, row by row, without padding."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from keel.errors import InputError, ShapeError
-from keel.models import decoding, decoding_loops
-from keel.models.decoding import Decoder, GenericDecoder, LeanDecoder, make_decoder
-from keel.models.decoding_lean import prompt_mask
-from keel.models.generation import make_writer
+from keel.models.decoding import Decoder
 
 transformers = pytest.importorskip("transformers")
 
@@ -36,7 +33,7 @@ LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
 }
-LEAN = {
+LLAMAS = {
     "llama": ("Llama", {}),
     "llama, all heads": ("Llama", {"num_key_value_heads": 4}),
     "llama, one key head": ("Llama", {"num_key_value_heads": 1}),
@@ -49,7 +46,7 @@ LEAN = {
     "qwen3": ("Qwen3", {"head_dim": 16}),
     "qwen3, biases": ("Qwen3", {"head_dim": 8, "attention_bias": True}),
 }
-GENERIC = {
+OTHERS = {
     "gpt2": ("GPT2", {}),
     "gpt-neox": ("GPTNeoX", {}),
     "bloom, which takes no positions": ("Bloom", {}),
@@ -69,7 +66,7 @@ PROMPTS = [[5, 6, 7, 8, 9], [3, 4], [11, 12, 13, 14]]
 def build(name: str, seed: int = 0, **changes: Any) -> Any:
     """A model without its head, of random weights: norms and biases, too, which begin plain."""
     torch.manual_seed(seed)
-    family, options = {**LEAN, **GENERIC}[name]
+    family, options = {**LLAMAS, **OTHERS}[name]
     options = {**SMALL, **options, **changes}
     if "rope_parameters" in options:
         options["rope_parameters"] = {"rope_theta": 10000.0, **options["rope_parameters"]}
@@ -134,24 +131,12 @@ def largest_error(decoder: Decoder, model: Any, prompts: list[list[int]] = PROMP
     return max(errors)
 
 
-@pytest.mark.parametrize("by", ["loops", "torch"])
-@pytest.mark.parametrize("name", LEAN)
-def test_lean_equals_the_models_forward(name: str, by: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(decoding, "by_loops", lambda weights: by == "loops")
+@pytest.mark.parametrize("name", [*LLAMAS, *OTHERS])
+def test_it_equals_the_models_forward(name: str):
     model = build(name)
-    decoder = make_decoder(model, tree_of(model))
-    assert isinstance(decoder, LeanDecoder)
+    decoder = Decoder(model, tree_of(model))
     assert largest_error(decoder, model) < 1e-5
     assert largest_error(decoder, model, [[1, 2, 3], [4, 5, 6]]) < 1e-5  # again, and no padding
-
-
-@pytest.mark.parametrize("name", GENERIC)
-def test_generic_equals_the_models_forward(name: str):
-    model = build(name)
-    decoder = make_decoder(model, tree_of(model))
-    assert isinstance(decoder, GenericDecoder)
-    assert largest_error(decoder, model) < 1e-5
-    assert largest_error(decoder, model, [[1, 2, 3], [4, 5, 6]]) < 1e-5
 
 
 def test_a_cache_that_is_more_than_keys_and_values_is_carried_along():
@@ -163,18 +148,16 @@ def test_a_cache_that_is_more_than_keys_and_values_is_carried_along():
     torch.manual_seed(0)
     options = {**SMALL, **sizes, **heads, **experts, "num_hidden_layers": 4}
     model = transformers.Qwen3NextModel(transformers.Qwen3NextConfig(**options)).eval()
-    assert largest_error(make_decoder(model, {}), model) < 1e-5
+    assert largest_error(Decoder(model, {}), model) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen3"])
 def test_other_precisions(name: str):
     double = build(name).double()
-    decoder = make_decoder(double, {})
-    assert isinstance(decoder, LeanDecoder)
+    decoder = Decoder(double, {})
     assert largest_error(decoder, double) < 1e-12
     half = build(name).bfloat16()
-    decoder = make_decoder(half, {})
-    assert isinstance(decoder, LeanDecoder)
+    decoder = Decoder(half, {})
     tokens, real = padded(PROMPTS)
     hidden = decoder.prefill(tokens, real, 6)
     after = decoder.step(torch.tensor([1, 2, 3]))
@@ -184,36 +167,17 @@ def test_other_precisions(name: str):
     assert (after - whole(half, sequences)).abs().max() < 0.1
 
 
-def test_loops_are_for_small_models_in_float32():
-    def chosen(**changes: Any) -> bool:
-        decoder = make_decoder(build("llama", **changes), {})
-        assert isinstance(decoder, LeanDecoder)
-        return decoder._loop is not None
-
-    assert chosen()
-    assert chosen(hidden_size=288)  # on the one thread of these tests
-    try:
-        torch.set_num_threads(2)
-        assert chosen()
-        assert not chosen(hidden_size=288)
-    finally:
-        torch.set_num_threads(1)
-    double = make_decoder(build("llama").double(), {})
-    assert isinstance(double, LeanDecoder)
-    assert double._loop is None
-
-
 @pytest.mark.parametrize("name", ["qwen3", "gpt2"])
 def test_the_tree_decides(name: str):
     """Not the module, whose parameters may be others; where the tree has none, the module."""
     model, other = build(name, seed=0), build(name, seed=1)
     tree = tree_of(other)
-    assert largest_error(make_decoder(model, tree), other) < 1e-5
-    assert largest_error(make_decoder(model, tree), model) > 0.1
+    assert largest_error(Decoder(model, tree), other) < 1e-5
+    assert largest_error(Decoder(model, tree), model) > 0.1
     mixed = build(name, seed=0)
     first = sorted(tree)[: len(tree) // 2]
     mixed.load_state_dict({**dict(model.state_dict()), **{key: tree[key] for key in first}})
-    assert largest_error(make_decoder(model, {key: tree[key] for key in first}), mixed) < 1e-5
+    assert largest_error(Decoder(model, {key: tree[key] for key in first}), mixed) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gpt2"])
@@ -222,7 +186,7 @@ def test_every_parameter_counts(name: str):
     tokens, real = padded([[1, 2, 3, 4]])
 
     def hidden(tree: Mapping[str, Tensor]) -> Tensor:
-        decoder = make_decoder(model, tree)
+        decoder = Decoder(model, tree)
         decoder.prefill(tokens, real, 5)
         return decoder.step(torch.tensor([5]))
 
@@ -241,7 +205,7 @@ def test_parameters_are_copied(name: str):
     for key, parameter in model.named_parameters():
         tree[key] = vector[at : at + parameter.numel()].view(parameter.shape)
         at += parameter.numel()
-    decoder = make_decoder(model, tree)
+    decoder = Decoder(model, tree)
     vector.zero_()
     assert largest_error(decoder, model) < 1e-5
     assert all(p.requires_grad for p in model.parameters())
@@ -251,25 +215,9 @@ def test_parameters_are_copied(name: str):
 def test_there_is_no_dropout(name: str):
     rate = {"attn_pdrop": 0.5, "resid_pdrop": 0.5} if name == "gpt2" else {"attention_dropout": 0.5}
     model = build(name, **rate)
-    decoder = make_decoder(model.train(), {})
+    decoder = Decoder(model.train(), {})
     assert model.training
     assert largest_error(decoder, model.eval()) < 1e-5
-
-
-def test_lean_does_not_run_the_models_forward(monkeypatch: pytest.MonkeyPatch):
-    model = build("qwen3")
-    lean, generic = make_decoder(model, {}), GenericDecoder(model, {})
-
-    def forward(*args: Any, **kwargs: Any) -> None:
-        raise RuntimeError("forward was run")
-
-    for part in (type(model), type(model.layers[0]), type(model.layers[0].mlp)):
-        monkeypatch.setattr(part, "forward", forward)
-    tokens, real = padded(PROMPTS)
-    lean.prefill(tokens, real, 6)
-    lean.step(torch.tensor([1, 2, 3]))
-    with pytest.raises(RuntimeError, match="forward was run"):
-        generic.prefill(tokens, real, 6)
 
 
 def with_lora(model: Any, **options: Any) -> Any:
@@ -287,52 +235,29 @@ def with_lora(model: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen3"])
-def test_lora_is_merged(name: str):
+def test_lora_counts(name: str):
     """The tree holds the adapter, as in training; the frozen weights are the module's."""
     plain, adapted = build(name), with_lora(build(name), lora_dropout=0.1)
     tree = {key: value for key, value in tree_of(adapted).items() if "lora_" in key}
-    decoder = make_decoder(adapted, tree)
-    assert isinstance(decoder, LeanDecoder)
+    decoder = Decoder(adapted, tree)
     assert largest_error(decoder, adapted) < 1e-5
     assert largest_error(decoder, plain) > 0.05
-    doubled = make_decoder(adapted, {key: 2.0 * value for key, value in tree.items()})
+    doubled = Decoder(adapted, {key: 2.0 * value for key, value in tree.items()})
     assert largest_error(doubled, adapted) > 0.05
 
 
-@pytest.mark.parametrize("name", ["qwen2", "qwen3"])
-def test_lora_is_merged_where_completions_are_written_at_once(name: str):
-    adapted = with_lora(build(name))
-    writer = make_writer(adapted, {k: v for k, v in tree_of(adapted).items() if "lora_" in k})
-    assert writer is not None
-    tokens, real = padded(PROMPTS)
-    chances = torch.rand(len(PROMPTS), 4, dtype=torch.float64)
-    head = torch.randn(32, 32, generator=torch.Generator().manual_seed(0))
-    found = writer.write(tokens, real, head, chances, 0.0, stop=-1)
-    for row, prompt in enumerate(PROMPTS):
-        for t in range(4):
-            known = whole(adapted, [[*prompt, *found.tokens[row, :t].tolist()]])[0]
-            torch.testing.assert_close(found.hidden[row, t], known, rtol=1e-4, atol=1e-4)
-            assert found.tokens[row, t] == (head @ known).argmax()
-
-
-@pytest.mark.parametrize("kind", ["dora", "relative", "bias", "off", "half"])
-def test_adapters_that_are_more_than_a_sum_are_left_to_their_model(kind: str):
+@pytest.mark.parametrize("kind", ["dora", "bias", "off"])
+def test_adapters_that_are_more_than_a_sum(kind: str):
     options = {"dora": {"use_dora": True}, "bias": {"lora_bias": True}}.get(kind, {})
     model = with_lora(build("llama, biases"), **options)
     for module in model.modules():
         if kind == "off" and hasattr(module, "lora_A"):
             module.enable_adapters(enabled=False)
-        if kind == "relative" and hasattr(module, "lora_A"):
-            module.lora_variant["default"] = object()  # how peft marks what is not plain LoRA
-    if kind == "half":
-        model = model.bfloat16()
-    decoder = make_decoder(model, tree_of(model))
-    assert isinstance(decoder, GenericDecoder)
-    if kind not in ("half", "relative"):
-        assert largest_error(decoder, model) < 1e-5
+    decoder = Decoder(model, tree_of(model))
+    assert largest_error(decoder, model) < 1e-5
 
 
-def test_somebodys_own_class_is_not_taken_for_a_llama():
+def test_somebodys_own_class_is_run_as_it_is():
     class Louder(transformers.LlamaModel):  # type: ignore[misc, name-defined]
         def forward(self, past_key_values: Any = None, **kwargs: Any) -> Any:
             output = super().forward(past_key_values=past_key_values, **kwargs)
@@ -340,21 +265,8 @@ def test_somebodys_own_class_is_not_taken_for_a_llama():
             return output
 
     model = Louder(build("llama").config).eval()
-    decoder = make_decoder(model, {})
-    assert isinstance(decoder, GenericDecoder)
+    decoder = Decoder(model, {})
     assert largest_error(decoder, model) < 1e-5
-
-
-def test_somebodys_own_attention_is_left_to_its_model():
-    model = build("llama")
-    model.config._attn_implementation = "flex_attention"
-    assert isinstance(make_decoder(model, {}), GenericDecoder)
-
-
-def test_a_parameter_that_a_llama_does_not_have_is_not_ignored():
-    model = build("llama")
-    model.layers[0].mlp.extra = torch.nn.Parameter(torch.ones(3))
-    assert isinstance(make_decoder(model, {}), GenericDecoder)
 
 
 LENGTHS = st.lists(st.integers(1, 6), min_size=1, max_size=4)
@@ -371,45 +283,24 @@ def test_padding_changes_nothing(name: str, lengths: list[int], extra: int, fill
     drawn = torch.from_numpy(rng.integers(0, 32, (2, len(prompts))))
     seen = []
     for tokens, real in (padded(prompts), padded(prompts, extra, filler)):
-        decoder = make_decoder(MODELS[name], {})
+        decoder = Decoder(MODELS[name], {})
         hidden = [decoder.prefill(tokens, real, tokens.shape[1] + 2)]
         seen.append(torch.stack([*hidden, *(decoder.step(t) for t in drawn)]))
     assert (seen[0] - seen[1]).abs().max() < 1e-5
 
 
-def test_who_may_look_at_whom_by_hand():
-    """Padding at itself alone: a softmax over nothing would be NaN."""
-    expected = [[1, 0, 0], [0, 1, 0], [0, 1, 1]]
-    assert prompt_mask(torch.tensor([[False, True, True]])).int().tolist() == [[expected]]
-
-
-@pytest.mark.parametrize("by", ["loops", "torch"])
-def test_what_is_not_a_number_is_not_hidden(by: str, monkeypatch: pytest.MonkeyPatch):
+def test_what_is_not_a_number_is_not_hidden():
     """One NaN in a row's keys makes that row NaN, and no other."""
-    monkeypatch.setattr(decoding, "by_loops", lambda weights: by == "loops")
-    decoder = make_decoder(build("llama"), {})
-    assert isinstance(decoder, LeanDecoder)
+    decoder = Decoder(build("llama"), {})
     decoder.prefill(*padded(PROMPTS), 6)
-    decoder._cache[0][1, 0, 0, 4, 0] = torch.nan
-    hidden = decoder.step(torch.tensor([1, 2, 3]))
-    assert hidden.isnan().all(1).tolist() == [False, True, False]
-
-
-def test_exponentials():
-    x = np.concatenate([np.linspace(-87.0, 88.0, 2001), [0.0, -1e-8, 1e-8]]).astype(np.float32)
-    bits = np.empty(x.size, np.int32)
-    found = x.copy()
-    decoding_loops.exponentials(found, bits, bits.view(np.float32))
-    assert np.abs(found / np.exp(x.astype(np.float64)) - 1.0).max() < 2e-7
-    edge = np.array([-1e30, -np.inf, np.nan], np.float32)
-    decoding_loops.exponentials(edge, bits[:3], bits[:3].view(np.float32))
-    assert (edge[:2] < 2e-38).all()
-    assert np.isnan(edge[2])
+    decoder._kv_cache.layers[0].keys[1, 0, 4, 0] = torch.nan
+    hidden_state = decoder.step(torch.tensor([1, 2, 3]))
+    assert hidden_state.isnan().all(1).tolist() == [False, True, False]
 
 
 @pytest.fixture(params=["qwen3", "gpt2"])
 def begun(request: pytest.FixtureRequest) -> Decoder:
-    decoder = make_decoder(MODELS[request.param], {})
+    decoder = Decoder(MODELS[request.param], {})
     decoder.prefill(*padded(PROMPTS), 6)
     return decoder
 
@@ -458,55 +349,37 @@ def test_wrong_rows_are_named(begun: Decoder):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_step_before_the_prompts_is_named(name: str):
-    decoder = make_decoder(MODELS[name], {})
+    decoder = Decoder(MODELS[name], {})
     with pytest.raises(InputError, match="no row to go on with; prefill prompts first"):
         decoder.step(torch.tensor([1]))
 
 
 def test_a_table_of_positions_that_ends_is_named():
-    decoder = make_decoder(MODELS["gpt2"], {})
+    decoder = Decoder(MODELS["gpt2"], {})
     decoder.prefill(*padded(PROMPTS), 64)
     with pytest.raises(InputError, match="capacity: 65 positions, but GPT2Model knows 64"):
         decoder.prefill(*padded(PROMPTS), 65)
-    make_decoder(MODELS["qwen3"], {}).prefill(*padded(PROMPTS), 65)
+    Decoder(MODELS["qwen3"], {}).prefill(*padded(PROMPTS), 65)
 
 
 def test_a_tree_that_does_not_fit_is_named():
     model = MODELS["qwen3"]
     with pytest.raises(InputError, match=r"Qwen3Model has no parameter 'lm_head.weight'; names"):
-        make_decoder(model, {"lm_head.weight": torch.zeros(32, 32)})
+        Decoder(model, {"lm_head.weight": torch.zeros(32, 32)})
     with pytest.raises(ShapeError, match=r"tree\['norm.weight'\]: expected shape \[32\]"):
-        make_decoder(model, {"norm.weight": torch.zeros(31)})
+        Decoder(model, {"norm.weight": torch.zeros(31)})
 
 
 def test_models_that_cannot_be_decoded_are_named():
     lm = transformers.LlamaForCausalLM(build("llama").config)
     with pytest.raises(InputError, match=r"LlamaForCausalLM has a head; .* model\.base_model"):
-        make_decoder(lm, {})
-    assert isinstance(make_decoder(lm.base_model, {}), LeanDecoder)
+        Decoder(lm, {})
+    Decoder(lm.base_model, {})
     sizes = {"vocab_size": 8, "hidden_size": 8, "state_size": 4, "num_hidden_layers": 1}
     mamba = transformers.MambaModel(transformers.MambaConfig(**sizes))
     with pytest.raises(InputError, match="forward of MambaModel takes no past_key_values; only"):
-        make_decoder(mamba, {})
+        Decoder(mamba, {})
     sizes = {"vocab_size": 8, "d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
     t5 = transformers.T5Model(transformers.T5Config(**sizes))
     with pytest.raises(InputError, match="T5Model has an encoder; only causal LMs are decoded"):
-        make_decoder(t5, {})
-
-
-def test_rows_shared_among_threads_are_the_same_rows(monkeypatch: pytest.MonkeyPatch):
-    """Also after some were dropped, and an odd number is left."""
-    monkeypatch.setattr(decoding, "ROWS_ABREAST", 2)
-    rng, before = np.random.default_rng(0), torch.get_num_threads()
-    prompts = [rng.integers(0, 32, n).tolist() for n in (3, 5, 2, 4, 5)]
-    seen = []
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        decoder = make_decoder(build("qwen3"), {})
-        decoder.prefill(*padded(prompts), 12)
-        first = decoder.step(torch.tensor([1, 2, 3, 4, 5]))
-        decoder.keep(torch.tensor([0, 2, 4]))
-        seen.append(torch.cat([first, decoder.step(torch.tensor([6, 7, 8]))]))
-    torch.set_num_threads(before)
-    # products of other numbers of rows round otherwise, by how much depends on the processor
-    torch.testing.assert_close(seen[0], seen[1], rtol=0.0, atol=5e-6)
+        Decoder(t5, {})

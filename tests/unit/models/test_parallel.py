@@ -9,7 +9,7 @@ import threading
 import pytest
 import torch
 
-from keel.models.parallel import parallel_for, parallel_map, set_threads, threads
+from keel.models.parallel import parallel_map, set_threads, threads
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
@@ -35,34 +35,27 @@ def test_each_computes_alone_and_the_caller_as_before() -> None:
     assert torch.get_num_threads() == 3
 
 
-@pytest.mark.parametrize(("rows", "pieces"), [(0, []), (3, [3]), (4, [2, 2]), (5, [3, 2])])
-def test_rows_are_shared_out_if_there_are_enough(rows: int, pieces: list[int]) -> None:
-    torch.set_num_threads(2)
-    seen = []
-    parallel_for(lambda part: seen.append((part.start, len(range(rows)[part]))), rows, at_least=4)
-    assert [size for _, size in sorted(seen)] == pieces
-
-
 def test_an_error_reaches_the_caller() -> None:
     with pytest.raises(ZeroDivisionError):
         parallel_map(lambda x: 1 // x, [1, 0], 2)
 
 
-def test_rows_may_be_shared_while_torch_computes_alone() -> None:
-    set_threads(3, torch_alone=True)
-    assert (threads(), torch.get_num_threads()) == (3, 1)
-    assert parallel_map(lambda _: threads(), [0, 1], 2) == [1, 1]  # no threads of threads
-    set_threads(2, torch_alone=False)
-    assert (threads(), torch.get_num_threads()) == (2, 2)
+def test_there_are_as_many_threads_as_torch_has_and_no_threads_of_threads() -> None:
+    set_threads(3)
+    assert (threads(), torch.get_num_threads()) == (3, 3)
+    assert parallel_map(lambda _: threads(), [0, 1], 2) == [1, 1]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_child_that_was_forked_does_not_wait_for_threads_of_its_parent() -> None:
-    set_threads(2, torch_alone=True)
+    set_threads(2)
     parallel_map(lambda x: x, [0, 1], 2)
-    child = multiprocessing.get_context("fork").Process(
-        target=lambda: parallel_for(lambda _: None, 100, at_least=1)
-    )
+
+    def work() -> None:
+        assert threads() == 1
+        parallel_map(lambda x: x, [0, 1], 2)
+
+    child = multiprocessing.get_context("fork").Process(target=work)
     child.start()
     child.join(20.0)
     code = child.exitcode

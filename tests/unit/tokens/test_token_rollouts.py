@@ -10,17 +10,7 @@ from token_toys import CALL, EOS, PAD, PROMPTS, VOCABULARY, completions, gpt2, m
 
 from keel.errors import InputError, KeelError
 from keel.models.language import TokenAgent
-from keel.rollout import tokens
 from keel.rollout.tokens import Sampling, complete, pad_left, truncated
-
-
-@pytest.fixture(params=["at once", "step by step"], autouse=True)
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Small models write completions at once, if nothing stands in the way; all must be alike."""
-    if request.param == "step by step":
-        monkeypatch.setattr(tokens, "make_writer", lambda *_: None)
-    return request.param
-
 
 AGENTS = {"qwen": lambda: TokenAgent(qwen()), "gpt2": lambda: TokenAgent(gpt2())}
 
@@ -163,28 +153,19 @@ def test_with_top_p_policy_and_sampler_are_told_apart() -> None:
     assert gap.max() > 0.05
 
 
-def test_small_models_write_at_once(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "make_decoder", None)
-    if way == "at once":
-        completions(TokenAgent(qwen()))
-        return
-    with pytest.raises(TypeError):
-        completions(TokenAgent(qwen()))
-
-
-def test_both_ways_take_the_likeliest(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_from_what_is_not_finite_nothing_is_drawn(temperature: float) -> None:
     agent = TokenAgent(qwen())
-    at_once = completions(agent, temperature=0.0, max_new_tokens=12)
-    monkeypatch.setattr(tokens, "make_writer", lambda *_: None)
-    stepwise = completions(agent, temperature=0.0, max_new_tokens=12)
-    for ours, theirs in zip(at_once, stepwise, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0.0, atol=1e-4)
+    with pytest.raises(KeelError, match="log-probs are not finite"):
+        completions(agent, torch.full_like(agent.initial, torch.nan), temperature=temperature)
 
 
-def test_from_what_is_not_finite_nothing_is_drawn() -> None:
-    agent = TokenAgent(qwen())
-    with pytest.raises((KeelError, RuntimeError), match=r"finite|inf"):
-        completions(agent, torch.full_like(agent.initial, torch.nan))
+@pytest.mark.parametrize("make", AGENTS.values(), ids=AGENTS)
+def test_a_seed_draws_the_same_tokens_again(make) -> None:
+    agent = make()
+    a, b = (completions(agent, group=20, max_new_tokens=20) for _ in range(2))
+    for one, other in zip(a, b, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_other_parameters_draw_other_tokens() -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from keel.apps.language.config import Language, task_options
@@ -164,18 +163,13 @@ def open_session(
     seeds = derive_seeds(config.seed)
     device = find_device(config.device)
     threads = config.threads or cores()
-    set_threads(threads, torch_alone=False)
-    import_extra(
-        "scipy.linalg.cython_blas", "language"
-    )  # loaded now, so that its threads can be set
-    threadpool_limits(1, user_api="blas")  # a decoder's products are small: a second one spins
+    set_threads(threads)
     task = task_named(config.task, **task_options(config)) if task is None else task
     held_out(task, config.evaluation.prompts)  # whether there are so many, before work begins
     _expect_completions(config, task)
     model, tokenizer = load_model(config, seeds.network, tokenizer)
     agent = TokenAgent(model, config.critic)
     agent.to(device)
-    set_threads(threads, torch_alone=agent.by_loops)
     room = config.sample.max_new_tokens or task.max_new_tokens
     sample = config.sample
     tools = None
