@@ -14,6 +14,12 @@ from torch import Tensor
 from keel.errors import InputError
 from keel.functional._shapes import expect_rank, expect_same, expect_shape
 
+ORDERED_SPREAD = 4.0
+"""The distance between the outer quantiles of an ordered critic that has learned nothing is
+ln 2 × this."""
+HL_GAUSS_WIDTH = 0.75
+"""σ of HL-Gauss in steps of the support (Farebrother et al. 2024, §5.1)."""
+
 
 class ValueLoss(NamedTuple):
     """A loss per element, and where the value clip decided."""

@@ -17,12 +17,6 @@ from torch import Tensor
 
 from keel.functional import value as losses
 
-SPREAD = 4.0
-"""The distance between the outer quantiles of an ordered critic that has learned nothing is
-ln 2 × this."""
-WIDTH = 0.75
-"""σ of HL-Gauss in steps of the support (Farebrother et al. 2024, §5.1)."""
-
 
 @dataclass(frozen=True)
 class Scalar:
@@ -79,7 +73,7 @@ class Quantile:
         """Return the quantiles at `levels`, `[*lead, N]`."""
         if not self.ordered:
             return raw
-        steps = torch.nn.functional.softplus(raw[..., 1:]) * (SPREAD / self.outputs)
+        steps = torch.nn.functional.softplus(raw[..., 1:]) * (losses.ORDERED_SPREAD / self.outputs)
         heights = torch.nn.functional.pad(steps.cumsum(-1), (1, 0))
         return raw[..., :1] + heights - heights.mean(-1, keepdim=True)
 
@@ -183,7 +177,7 @@ class Histogram:
         support = self.support(target)
         if self.encoding == "two_hot":
             return losses.two_hot(target, support)
-        return losses.hl_gauss(target, support, WIDTH * self.step)
+        return losses.hl_gauss(target, support, losses.HL_GAUSS_WIDTH * self.step)
 
 
 Critic = Scalar | Quantile | Histogram

@@ -11,21 +11,12 @@ import math
 
 import numpy as np
 
+from keel.functional.value import HL_GAUSS_WIDTH, ORDERED_SPREAD
 from keel.models.compiling import compiled
-from keel.models.critics import SPREAD, WIDTH, Critic, Histogram, Quantile
 
 SCALAR, QUANTILE, ORDERED, TWO_HOT, HL_GAUSS = range(5)
 FAR = 5.0
 """Standard deviations from its centre at which single precision has nothing left of a Gaussian."""
-
-
-def as_numbers(critic: Critic) -> tuple[int, float, float]:
-    """Return a critic as compiled loops take it: kind, κ and reach."""
-    if isinstance(critic, Quantile):
-        return ORDERED if critic.ordered else QUANTILE, critic.kappa, 0.0
-    if isinstance(critic, Histogram):
-        return HL_GAUSS if critic.encoding == "hl_gauss" else TWO_HOT, 0.0, critic.reach
-    return SCALAR, 0.0, 0.0
 
 
 @compiled
@@ -78,7 +69,7 @@ def quantile_row(q, target, kappa, weight):
 def ordered_row(raw, target, kappa, weight, q):
     """Compute the same of quantiles made of their mean and the steps between them."""
     count = raw.size
-    unit = SPREAD / count
+    unit = ORDERED_SPREAD / count
     height, mean = 0.0, 0.0
     q[0] = np.float32(0.0)
     for j in range(1, count):
@@ -115,9 +106,9 @@ def encode(target, reach, gaussian, aim):
         aim[low] = 1.0 - (position - low)
         aim[low + 1] = position - low
         return
-    first = max(0, int(position - FAR * WIDTH))
-    last = min(count - 1, int(position + FAR * WIDTH) + 1)
-    root = WIDTH * math.sqrt(2.0)
+    first = max(0, int(position - FAR * HL_GAUSS_WIDTH))
+    last = min(count - 1, int(position + FAR * HL_GAUSS_WIDTH) + 1)
+    root = HL_GAUSS_WIDTH * math.sqrt(2.0)
     total = 0.0
     before = math.erf((first - 0.5 - position) / root)
     for j in range(first, last + 1):

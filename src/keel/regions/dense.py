@@ -19,6 +19,7 @@ from keel.keys import MASK
 from keel.models.agent import Agent
 from keel.models.distributions import Categorical, Gaussian
 from keel.models.networks import SeparateActorCritic
+from keel.regions.dense_critic import critic_numbers
 from keel.regions.objective import Batch, Objective, Statistics
 from keel.regions.stepper import BETAS, EPSILON, OptimizerState, Step, StepResult
 from keel.rollout.batch import DemoBatch
@@ -103,8 +104,6 @@ class _Gradient:
     """
 
     def __init__(self, agent: Agent, objective: Objective, kernels: ModuleType) -> None:
-        from keel.models.kernels_returns import as_numbers
-
         self._kernels = kernels
         network = agent.network
         assert isinstance(network, SeparateActorCritic)
@@ -118,7 +117,7 @@ class _Gradient:
             starts.append(agent.layout.slice_of("head.log_std").start)
         actor, critic = network.actor.sizes, network.critic.sizes
         tanh = network.actor.act_name == "tanh"
-        self._net = tuple(starts), actor, critic, tanh, as_numbers(agent.critic)
+        self._net = tuple(starts), actor, critic, tanh, critic_numbers(agent.critic)
         self._gradient = np.zeros(agent.initial.shape[1], np.float32)
         self._statistics = np.zeros(10)
         self._workspace: tuple[Any, ...] = ()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from keel.models.agent import Agent
+from keel.models.critics import Critic, Histogram, Quantile
 from keel.models.networks import SeparateActorCritic
 from keel.models.pointer import FEATURES
 from keel.regions.critic import CriticObjective
@@ -40,14 +41,13 @@ class DenseCriticStep:
     def __init__(self, agent: Agent, *, max_grad_norm: float) -> None:
         # numba is a second and 100 MB, which others need not pay; here, before threads are limited
         from keel.models.kernels_natural import critic_sweep
-        from keel.models.kernels_returns import as_numbers
 
         network = agent.network
         assert isinstance(network, SeparateActorCritic)
         self._pass = critic_sweep
         self._sizes = network.critic.sizes
         tanh = network.critic.act_name == "tanh"
-        self._net = self._sizes, tanh, as_numbers(agent.critic)
+        self._net = self._sizes, tanh, critic_numbers(agent.critic)
         size = agent.initial.shape[1] - agent.critic_from
         self._max_norm, self._columns = max_grad_norm, np.zeros(size, bool)
         self._gradient, self._statistics = np.zeros(size, np.float32), np.zeros(10)
@@ -114,3 +114,15 @@ class DenseCriticStep:
             norm,
             applied,
         )
+
+
+def critic_numbers(critic: Critic) -> tuple[int, float, float]:
+    """Return a critic as compiled kernels take it: kind, κ and reach."""
+    from keel.models import kernels_returns as kernels
+
+    if isinstance(critic, Quantile):
+        return kernels.ORDERED if critic.ordered else kernels.QUANTILE, critic.kappa, 0.0
+    if isinstance(critic, Histogram):
+        kind = kernels.HL_GAUSS if critic.encoding == "hl_gauss" else kernels.TWO_HOT
+        return kind, 0.0, critic.reach
+    return kernels.SCALAR, 0.0, 0.0
