@@ -20,10 +20,11 @@ from keel.models.agent import Agent
 from keel.presets import preset_for
 from keel.regions.objective import Batch
 from keel.regions.proximal import PPO
-from keel.regions.stepper import OptimizerState, Step, StepResult, make_step
+from keel.regions.stepper import Step, StepResult, make_step
 from keel.rollout.batch import Rows, Targets, of_members, rows_of
 from keel.rollout.targets import compute_targets
 from keel.training.session import Session, initial_state, open_session
+from keel.types import OptimizerState
 
 TABLE = Path(__file__).resolve().parents[1] / "docs" / "data" / "agents.md"
 

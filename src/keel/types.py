@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -85,6 +85,19 @@ class HyperParams:
 
 
 HPARAM_INDEX: Mapping[str, int] = {f.name: i for i, f in enumerate(fields(HyperParams))}
+
+
+POLICY = torch.tensor([True, False])
+"""Which of `OptimizerState.steps` is the policy's."""
+
+
+class OptimizerState(NamedTuple):
+    """Parameters and Adam's moments `[G, P]`, and the steps taken by policy and critic `[G, 2]`."""
+
+    params: Tensor
+    first: Tensor
+    second: Tensor
+    steps: Tensor
 
 
 @dataclass(frozen=True)

@@ -23,13 +23,14 @@ from keel.regions.faults import BAD_STEPS, NumericError
 from keel.regions.gate import check_replay
 from keel.regions.objective import Batch, Objective
 from keel.regions.proximal import PPO
-from keel.regions.stepper import OptimizerState, StepResult, initial_opt_state, make_step
+from keel.regions.stepper import StepResult, initial_opt_state, make_step
 from keel.rollout.batch import minibatches, rows_of
 from keel.rollout.targets import compute_targets
 from keel.training.loop import train
 from keel.training.persist import FAULT
 from keel.training.runner import start
 from keel.training.session import initial_state, open_session
+from keel.types import OptimizerState
 
 
 class Numbers(gymnasium.Env[Any, Any]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -23,9 +23,11 @@ from keel.regions.measure import (
     measure,
 )
 from keel.regions.objective import Objective
-from keel.regions.stepper import POLICY, OptimizerState, Step
 from keel.rollout.batch import Rows, TargetFunction
-from keel.types import HyperParams, UpdateReport
+from keel.types import POLICY, HyperParams, OptimizerState, UpdateReport
+
+if TYPE_CHECKING:
+    from keel.regions.stepper import Step
 
 
 class Region(Protocol):

@@ -19,19 +19,20 @@ from keel.models.fisher import fisher_product
 from keel.regions.critic import CriticFit
 from keel.regions.faults import not_finite
 from keel.regions.imitation import Limit, cloning_metrics, mean_cloning_loss, pull
-from keel.regions.measure import Bounded, behaviour_at, chunks, group_mean
+from keel.regions.measure import Bounded, behaviour_at, group_mean
 from keel.regions.objective import Objective
-from keel.regions.stepper import OptimizerState, Step, initial_opt_state
+from keel.regions.stepper import Step, initial_opt_state
 from keel.rollout.batch import (
     Rows,
     TargetFunction,
     Targets,
+    chunks,
     of_members,
     take,
     take_rows,
     wiped,
 )
-from keel.types import HyperParams, UpdateReport
+from keel.types import HyperParams, OptimizerState, UpdateReport
 
 KL_BAND = (0.95, 0.985)
 """Shares of the bound: a step whose exact KL is at least the first is long enough, the second is

@@ -12,11 +12,10 @@ from torch import Tensor
 from keel.functional import aggregate, denominator
 from keel.models.agent import Agent
 from keel.regions.faults import BAD_STEPS, not_finite
-from keel.regions.measure import chunks
 from keel.regions.objective import Batch, Statistics
-from keel.regions.stepper import OptimizerState, Step
-from keel.rollout.batch import Rows, Targets, in_order
-from keel.types import HyperParams
+from keel.regions.stepper import Step
+from keel.rollout.batch import Rows, Targets, chunks, in_order
+from keel.types import HyperParams, OptimizerState
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from keel.models.distributions import Categorical, Gaussian
 from keel.models.networks import SeparateActorCritic
 from keel.regions.dense_critic import critic_numbers
 from keel.regions.objective import Batch, Objective, Statistics
-from keel.regions.stepper import BETAS, EPSILON, OptimizerState, Step, StepResult
+from keel.regions.stepper import BETAS, EPSILON, Step, StepResult
 from keel.rollout.batch import DemoBatch
-from keel.types import HPARAM_INDEX, Tree
+from keel.types import HPARAM_INDEX, OptimizerState, Tree
 
 NO_MASK = np.empty((0, 0), bool)
 MOVED, STAYED = torch.tensor([True]), torch.tensor([False])

@@ -17,8 +17,8 @@ from keel.models.networks import SeparateActorCritic
 from keel.models.pointer import FEATURES
 from keel.regions.critic import CriticObjective
 from keel.regions.objective import Batch, Statistics
-from keel.regions.stepper import BETAS, EPSILON, OptimizerState, StepResult
-from keel.types import HPARAM_INDEX
+from keel.regions.stepper import BETAS, EPSILON, StepResult
+from keel.types import HPARAM_INDEX, OptimizerState
 
 
 def fits(agent: Agent, objective: CriticObjective) -> bool:

@@ -16,9 +16,9 @@ from keel.errors import KeelError
 from keel.models.agent import Agent
 from keel.regions.diagnosis import Replay, cause
 from keel.regions.faults import not_finite
-from keel.regions.measure import chunks, measure
+from keel.regions.measure import measure
 from keel.regions.objective import Batch
-from keel.rollout.batch import Rows
+from keel.rollout.batch import Rows, chunks
 from keel.types import HyperParams, Tree
 
 GATE = 1e-3

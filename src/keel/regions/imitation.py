@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from keel.models.agent import Agent
-from keel.regions.measure import chunks
-from keel.rollout.batch import DemoBatch, Rows, wiped
+from keel.rollout.batch import DemoBatch, Rows, chunks, wiped
 from keel.types import HyperParams
 
 

@@ -13,12 +13,8 @@ from keel.functional.divergence import exp_minus_linear
 from keel.models.agent import Agent
 from keel.models.parallel import parallel_map
 from keel.models.vocabulary import HEAD, Vocabulary
-from keel.rollout.batch import DemoBatch, Rows
+from keel.rollout.batch import DemoBatch, Rows, chunks
 from keel.types import Tree
-
-CHUNK = 4096
-"""Steps evaluated at once: bounds the memory of a pass over a large rollout."""
-CHUNK_PIXELS = 512
 
 
 class Measurement(NamedTuple):
@@ -194,12 +190,3 @@ def _measure(
         ),
         entropy=agent.dist.entropy(now),
     )
-
-
-def chunks(rows: Rows | DemoBatch, workers: int = 1) -> list[slice]:
-    """Return slices of all rows, with something to do for all `workers`."""
-    pixels = any(x.ndim - rows.weight.ndim >= 3 for x in rows.obs.values())
-    count = rows.weight.shape[0]
-    size = max(1, (CHUNK_PIXELS if pixels else CHUNK) // rows.weight[0].numel())
-    size = min(size, -(-count // workers))
-    return [slice(start, start + size) for start in range(0, count, size)]

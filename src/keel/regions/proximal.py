@@ -15,9 +15,9 @@ from keel.regions.gate import GATE, check_objective, replay_gap
 from keel.regions.imitation import Limit, Pull, cloning_metrics, pull
 from keel.regions.objective import Batch, Objective, Statistics
 from keel.regions.penalties import check_penalties
-from keel.regions.stepper import OptimizerState, Step, StepResult, initial_opt_state
+from keel.regions.stepper import Step, StepResult, initial_opt_state
 from keel.rollout.batch import Rows, TargetFunction, minibatches, wiped
-from keel.types import HyperParams, Tree, UpdateReport
+from keel.types import HyperParams, OptimizerState, Tree, UpdateReport
 
 EarlyStop = Literal["off", "minibatch", "epoch"]
 STOP_FACTOR = 1.5

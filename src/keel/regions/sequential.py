@@ -12,9 +12,9 @@ from keel.models.agent import Agent
 from keel.regions.certify import Region
 from keel.regions.measure import measure
 from keel.regions.objective import Objective
-from keel.regions.stepper import OptimizerState, Step
+from keel.regions.stepper import Step
 from keel.rollout.batch import Rows, TargetFunction, Targets, of_members
-from keel.types import HyperParams, UpdateReport
+from keel.types import HyperParams, OptimizerState, UpdateReport
 
 
 @dataclass(frozen=True)

@@ -15,24 +15,11 @@ from torch import Tensor
 from keel.models.agent import Agent
 from keel.models.parallel import parallel_map
 from keel.regions.objective import Batch, Statistics
-from keel.types import HPARAM_INDEX
+from keel.types import HPARAM_INDEX, OptimizerState
 
 BETAS = (0.9, 0.999)
 EPSILON = 1e-5
 """Larger than Adam's usual 1e-8: PPO's small gradients need it ("37 details", number 3)."""
-
-
-POLICY = torch.tensor([True, False])
-"""Which of `OptimizerState.steps` is the policy's."""
-
-
-class OptimizerState(NamedTuple):
-    """Parameters and Adam's moments `[G, P]`, and the steps taken by policy and critic `[G, 2]`."""
-
-    params: Tensor
-    first: Tensor
-    second: Tensor
-    steps: Tensor
 
 
 class StepResult(NamedTuple):

@@ -11,9 +11,9 @@ from keel.functional import aggregate, denominator
 from keel.models.agent import Agent
 from keel.models.vocabulary import Vocabulary
 from keel.regions.objective import Batch, Statistics
-from keel.regions.stepper import OptimizerState, Step
+from keel.regions.stepper import Step
 from keel.rollout.batch import Rows, minibatches
-from keel.types import HyperParams
+from keel.types import HyperParams, OptimizerState
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,10 @@ from torch import Tensor
 
 from keel.types import Rollout, Tree
 
+CHUNK = 4096
+"""Steps evaluated at once: bounds the memory of a pass over a large rollout."""
+CHUNK_PIXELS = 512
+
 
 class DemoBatch(NamedTuple):
     """Demonstrated steps `[R, …]` that an update imitates, one beside every row of its rollout."""
@@ -188,3 +192,12 @@ def of_members(rows: Rows, targets: Targets, agents: Sequence[int]) -> tuple[Row
 
 TargetFunction = Callable[[Tensor], Targets]
 """Parameters `[G, P]` to advantages and targets `[R, *rest]`; called per update or per epoch."""
+
+
+def chunks(rows: Rows | DemoBatch, workers: int = 1) -> list[slice]:
+    """Return slices of all rows, with something to do for all `workers`."""
+    pixels = any(x.ndim - rows.weight.ndim >= 3 for x in rows.obs.values())
+    count = rows.weight.shape[0]
+    size = max(1, (CHUNK_PIXELS if pixels else CHUNK) // rows.weight[0].numel())
+    size = min(size, -(-count // workers))
+    return [slice(start, start + size) for start in range(0, count, size)]

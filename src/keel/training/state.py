@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from keel.envs import ObsNormaliser, RewardNormaliser
-from keel.regions.stepper import OptimizerState
-from keel.types import HyperParams
+from keel.types import HyperParams, OptimizerState
 
 WINDOW = 100
 """Episodes over which the training return is averaged."""

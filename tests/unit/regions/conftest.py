@@ -15,9 +15,9 @@ from keel.models.networks import Flatten, Head, SeparateActorCritic
 from keel.regions.certify import Certified
 from keel.regions.objective import Objective
 from keel.regions.proximal import PPO
-from keel.regions.stepper import OptimizerState, Step, initial_opt_state, make_step
+from keel.regions.stepper import Step, initial_opt_state, make_step
 from keel.rollout.batch import Rows, TargetFunction, Targets
-from keel.types import HyperParams, UpdateReport
+from keel.types import HyperParams, OptimizerState, UpdateReport
 
 FEATURES = 5
 

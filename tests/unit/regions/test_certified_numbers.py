@@ -16,8 +16,8 @@ from keel.functional import policy_ratio, ratio_report
 from keel.models.agent import Agent
 from keel.regions.certify import Certified, _interpolate, _warnings
 from keel.regions.objective import Objective
-from keel.regions.stepper import OptimizerState, initial_opt_state
-from keel.types import HyperParams, UpdateReport
+from keel.regions.stepper import initial_opt_state
+from keel.types import HyperParams, OptimizerState, UpdateReport
 
 from .conftest import Setting, build
 

@@ -19,9 +19,9 @@ from keel.regions.critic import CriticFit, CriticObjective
 from keel.regions.gate import ConsistencyError
 from keel.regions.measure import exact_kl
 from keel.regions.objective import Objective
-from keel.regions.stepper import OptimizerState, make_step
+from keel.regions.stepper import make_step
 from keel.rollout.batch import Rows, Targets
-from keel.types import HyperParams, UpdateReport
+from keel.types import HyperParams, OptimizerState, UpdateReport
 
 from .conftest import SHAPES, Setting, build
 

@@ -14,10 +14,9 @@ from keel.models.agent import Agent
 from keel.models.build import build_agent
 from keel.regions.critic import CriticFit, CriticObjective, Fit
 from keel.regions.faults import BAD_STEPS, NumericError
-from keel.regions.measure import CHUNK
 from keel.regions.objective import Batch, Statistics
 from keel.regions.stepper import Loss, initial_opt_state, make_step
-from keel.rollout.batch import Rows, Targets
+from keel.rollout.batch import CHUNK, Rows, Targets
 from keel.types import HyperParams
 
 from .conftest import Setting, build

@@ -17,9 +17,9 @@ from keel.models.agent import Agent
 from keel.models.build import build_agent
 from keel.regions import dense
 from keel.regions.objective import Batch, Objective
-from keel.regions.stepper import OptimizerState, initial_opt_state, make_step
+from keel.regions.stepper import initial_opt_state, make_step
 from keel.rollout.batch import DemoBatch
-from keel.types import HyperParams
+from keel.types import HyperParams, OptimizerState
 
 ROWS, MINIBATCH = 24, 16
 OBSERVATION = spaces.Box(-1.0, 1.0, (5,))

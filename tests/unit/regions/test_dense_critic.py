@@ -14,8 +14,8 @@ from keel.models.pointer import FEATURES
 from keel.regions import dense_critic
 from keel.regions.critic import CriticObjective, Sweeping, _sweep
 from keel.regions.objective import Batch
-from keel.regions.stepper import OptimizerState, make_step
-from keel.types import HyperParams
+from keel.regions.stepper import make_step
+from keel.types import HyperParams, OptimizerState
 
 ROWS, MINIBATCH = 24, 16
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from keel.regions.objective import Batch, Statistics
 from keel.regions.proximal import PPO, EarlyStop
-from keel.regions.stepper import OptimizerState, StepResult
-from keel.types import HyperParams, UpdateReport
+from keel.regions.stepper import StepResult
+from keel.types import HyperParams, OptimizerState, UpdateReport
 
 from .conftest import build
 

@@ -29,9 +29,9 @@ from keel.regions.imitation import (
 from keel.regions.measure import demo_kl, exact_kl
 from keel.regions.objective import Batch, Objective
 from keel.regions.proximal import PPO
-from keel.regions.stepper import OptimizerState, make_step
+from keel.regions.stepper import make_step
 from keel.rollout.batch import DemoBatch
-from keel.types import HyperParams, UpdateReport
+from keel.types import HyperParams, OptimizerState, UpdateReport
 
 from .conftest import FEATURES, Setting, build
 

@@ -9,16 +9,14 @@ import torch
 
 from keel.functional import policy_ratio
 from keel.regions.measure import (
-    CHUNK,
     Measurement,
-    chunks,
     exact_kl,
     group_moments,
     kl_between,
     kl_metrics,
     measure,
 )
-from keel.rollout.batch import Rows
+from keel.rollout.batch import CHUNK, Rows, chunks
 
 from .conftest import build
 

@@ -12,8 +12,8 @@ import torch
 from keel.regions.certify import Certified
 from keel.regions.constraint import KL_BAND, TRPO, rescale_to_kl
 from keel.regions.critic import CriticFit
-from keel.regions.stepper import OptimizerState, make_step
-from keel.types import HyperParams, UpdateReport
+from keel.regions.stepper import make_step
+from keel.types import HyperParams, OptimizerState, UpdateReport
 
 from .conftest import Setting, build
 

@@ -17,9 +17,9 @@ from keel.regions.measure import exact_kl, group_mean, measure
 from keel.regions.objective import Objective
 from keel.regions.proximal import PPO
 from keel.regions.sequential import HAPPO
-from keel.regions.stepper import OptimizerState, initial_opt_state, make_step
+from keel.regions.stepper import initial_opt_state, make_step
 from keel.rollout.batch import Rows, Targets, of_members
-from keel.types import HyperParams, UpdateReport
+from keel.types import HyperParams, OptimizerState, UpdateReport
 
 from .conftest import SMALL, Setting
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from keel.regions.faults import NumericError
 from keel.regions.objective import Batch, Objective
 from keel.regions.proximal import PPO
-from keel.regions.stepper import OptimizerState, StepResult
+from keel.regions.stepper import StepResult
 from keel.rollout.batch import Targets, minibatches
-from keel.types import HyperParams
+from keel.types import HyperParams, OptimizerState
 
 from .conftest import SMALL, Setting, build
 

@@ -7,8 +7,8 @@ import torch
 
 from keel.regions.objective import Objective
 from keel.regions.proximal import PPO
-from keel.regions.stepper import OptimizerState, Step, StepResult, without_adam
-from keel.types import HyperParams
+from keel.regions.stepper import Step, StepResult, without_adam
+from keel.types import HyperParams, OptimizerState
 
 from .conftest import Setting
 

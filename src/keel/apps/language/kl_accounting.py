@@ -12,7 +12,7 @@ from keel.functional import k1, k2, k3
 from keel.models.language import TokenAgent
 from keel.models.parallel import parallel_map
 from keel.models.vocabulary import HEAD, HIDDEN, Vocabulary
-from keel.regions.measure import chunks
+from keel.rollout.batch import chunks
 from keel.rollout.tokens import Completions
 from keel.types import UpdateReport
 

@@ -25,12 +25,11 @@ from keel.apps.language.session import Session
 from keel.apps.language.tasks import Example, prompts
 from keel.functional import explained_variance, kl_reward
 from keel.regions.controllers import Controller, Outcome, ProportionalPenalty
-from keel.regions.measure import chunks
-from keel.regions.stepper import OptimizerState, initial_opt_state
+from keel.regions.stepper import initial_opt_state
 from keel.regions.token_objective import IMPORTANCE, REFERENCE, REFERENCE_HIDDEN
-from keel.rollout.batch import Rows, Targets
+from keel.rollout.batch import Rows, Targets, chunks
 from keel.rollout.tokens import Completions, Sampling
-from keel.types import HyperParams, UpdateReport
+from keel.types import HyperParams, OptimizerState, UpdateReport
 
 
 @dataclass(frozen=True)

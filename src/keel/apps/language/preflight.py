@@ -16,10 +16,10 @@ from keel.apps.language.tasks import held_out
 from keel.errors import KeelError
 from keel.functional import aggregate
 from keel.models.language import ATTENTION, TOKENS, WRITTEN
-from keel.regions.stepper import OptimizerState, initial_opt_state
+from keel.regions.stepper import initial_opt_state
 from keel.regions.token_objective import TokenObjective
 from keel.rollout.tokens import Completions
-from keel.types import HyperParams, Tree
+from keel.types import HyperParams, OptimizerState, Tree
 
 TOLERANCE = 1e-3
 """Largest difference of log-probs in float32 that were computed in two ways."""

@@ -30,7 +30,6 @@ from keel.apps.language.supervised import ProgressCallback, control, warm_up
 from keel.apps.language.tasks import held_out
 from keel.apps.language.watching import token_table
 from keel.models.language import TokenAgent
-from keel.regions.stepper import OptimizerState
 from keel.runs.config_file import read_config
 from keel.runs.directory import RunDirectory, find_run, run_name
 from keel.runs.files import replace_file
@@ -39,7 +38,7 @@ from keel.training.checkpoint import Checkpoint, check_shapes, save
 from keel.training.persist import Progress, Watch, persist
 from keel.training.runner import announced, load_for_resume
 from keel.trust import remember, require_trust
-from keel.types import HyperParams
+from keel.types import HyperParams, OptimizerState
 
 MAY_CHANGE = ("total_steps", "checkpoints", "evaluation", "tag", "log", "threads", "device")
 """What a resumed run may set anew."""

@@ -11,13 +11,13 @@ from keel.apps.language.judge import judge
 from keel.apps.language.session import Session
 from keel.apps.language.tasks import Example, held_out, segments, warmup_data
 from keel.models.language import ATTENTION, TOKENS, WRITTEN
-from keel.regions.stepper import OptimizerState, initial_opt_state
+from keel.regions.stepper import initial_opt_state
 from keel.regions.supervised import Likelihood, one_pass
 from keel.rollout.batch import Rows
 from keel.rollout.tokens import pad_left
 from keel.training.evaluate import EvaluationStopped
 from keel.training.signals import stop_requested
-from keel.types import HyperParams
+from keel.types import HyperParams, OptimizerState
 
 ProgressCallback = Callable[[dict[str, float]], None]
 """Called with metrics after every look; those of the control hold the number of passes."""
