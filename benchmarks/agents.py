@@ -15,14 +15,14 @@ from pathlib import Path
 import torch
 
 from benchmarks.timing import Comparison, compare
+from keel.algorithms.optimizer import Step, StepResult, make_step
+from keel.algorithms.ppo import PPO
 from keel.config import from_dict
-from keel.models.agent import Agent
+from keel.experience.batch import Rows, Targets, of_members, rows_of
+from keel.experience.targets import compute_targets
+from keel.losses.ppo import Batch
+from keel.networks.agent import Agent
 from keel.presets import preset_for
-from keel.regions.objective import Batch
-from keel.regions.proximal import PPO
-from keel.regions.stepper import Step, StepResult, make_step
-from keel.rollout.batch import Rows, Targets, of_members, rows_of
-from keel.rollout.targets import compute_targets
 from keel.training.session import Session, initial_state, open_session
 from keel.types import OptimizerState
 

@@ -28,8 +28,8 @@ from keel.compare.sources import load_runs
 from keel.compare.verdict import percent
 from keel.functional import t_interval, trimmed_mean
 from keel.presets import preset_for
-from keel.runs import read_config
-from keel.runs.resume import flat
+from keel.tracking import read_config
+from keel.tracking.resume import flat
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "docs" / "data" / "defaults.json"

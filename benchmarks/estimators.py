@@ -19,9 +19,9 @@ from torch import Tensor
 
 from keel.functional import k1, k2, k3
 from keel.presets import preset_for
-from keel.regions.measure import measure
 from keel.training.loop import iterate
 from keel.training.session import initial_state, open_session
+from keel.trust_region.measure import measure
 
 SIZES = (64, 256, 0)
 """Rows that are averaged; 0: the whole rollout."""

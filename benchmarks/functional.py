@@ -22,8 +22,8 @@ from keel.functional import (
     vocabulary_kl,
 )
 from keel.functional.natural import flatten
-from keel.models.build import build_agent
-from keel.models.linearised import linear_policy
+from keel.networks.build import build_agent
+from keel.networks.linearized import linear_policy
 
 
 def gae_against_sb3(steps: int, envs: int) -> Comparison:

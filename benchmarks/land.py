@@ -41,8 +41,8 @@ from keel.apps.land import (
 from keel.apps.land.trained_policy import rules_of, trained_player
 from keel.apps.land.vector import vector_env
 from keel.look import BLUE, GREEN, GREY, INK, ORANGE, new_figure, tidy
-from keel.runs.drawing import write_png
-from keel.runs.reader import read_metrics
+from keel.tracking.drawing import write_png
+from keel.tracking.reader import read_metrics
 from keel.training.policy import open_policy
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -18,8 +18,8 @@ from scipy.stats import t as student
 
 from keel.ablate import Plan, plan_named
 from keel.look import BLUE, GREY, INK, ORANGE, new_figure, tidy
-from keel.runs.drawing import write_png
-from keel.runs.reader import read_metrics
+from keel.tracking.drawing import write_png
+from keel.tracking.reader import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 PLAN = "land-causes-large-returns"

@@ -22,8 +22,8 @@ import torch
 from benchmarks.seeds import train_seed
 from keel.functional import t_interval, trimmed_mean, wilson_interval
 from keel.look import BLUE, GREY, ORANGE, new_figure, tidy
-from keel.runs.drawing import write_png
-from keel.runs.reader import read_metrics
+from keel.tracking.drawing import write_png
+from keel.tracking.reader import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA, FOLDER = ROOT / "docs" / "data" / "language.json", ROOT / "docs" / "data" / "language"

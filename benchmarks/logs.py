@@ -41,7 +41,7 @@ READ = """
 import json, resource, sys, time
 from pathlib import Path
 import numpy
-from keel.runs.foreign import read_log
+from keel.tracking.external_logs import read_log
 wall, cpu = time.perf_counter(), time.process_time()
 table = read_log(Path(sys.argv[1])).table
 wall, cpu = time.perf_counter() - wall, time.process_time() - cpu

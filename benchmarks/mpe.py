@@ -22,8 +22,8 @@ from scipy.optimize import linear_sum_assignment
 from benchmarks.seeds import train_seed
 from keel.envs import Envs, make_envs
 from keel.look import BLUE, GREEN, GREY, INK, ORANGE, new_figure, tidy
-from keel.runs.drawing import write_png
-from keel.runs.reader import read_metrics
+from keel.tracking.drawing import write_png
+from keel.tracking.reader import read_metrics
 from keel.training.policy import evaluate_policy, open_policy
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -90,7 +90,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         text = (DOCS.parent / "CHANGELOG.md").read_text(encoding="utf-8")
         markdown = markdown.replace(CHANGELOG, text.replace("](docs/", "]("))
     if "{{ metrics }}" in markdown:
-        from keel.runs.metrics import documentation
+        from keel.tracking.metrics import documentation
 
         markdown = markdown.replace("{{ metrics }}", documentation())
     return INLINE.sub(inline, BLOCK.sub(block, COMMENT.sub("", markdown)))

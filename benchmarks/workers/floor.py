@@ -14,7 +14,7 @@ from run_keel import configuration
 from torch.utils.flop_counter import FlopCounterMode
 
 from keel.envs import make_envs
-from keel.models.build import build_agent
+from keel.networks.build import build_agent
 from keel.resources import cores
 
 

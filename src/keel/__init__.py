@@ -18,17 +18,17 @@ os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 if TYPE_CHECKING:
     from keel import errors, explain, functional
     from keel.config import Config
+    from keel.controllers.controllers import AdaptiveKLController, FixedKLController
     from keel.errors import EstimatorWarning, InputError, KeelError, ShapeError
-    from keel.regions.controllers import AdaptiveKLController, FixedKLController
     from keel.training.api import train
     from keel.training.runner import resume
 
 _MODULES = ("errors", "explain", "functional")
 _NAMES = {
-    "AdaptiveKLController": "keel.regions.controllers",
+    "AdaptiveKLController": "keel.controllers.controllers",
     "Config": "keel.config",
     "EstimatorWarning": "keel.errors",
-    "FixedKLController": "keel.regions.controllers",
+    "FixedKLController": "keel.controllers.controllers",
     "InputError": "keel.errors",
     "KeelError": "keel.errors",
     "ShapeError": "keel.errors",

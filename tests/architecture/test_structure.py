@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,11 +18,14 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 FUNCTIONAL = sorted((SOURCE / "functional").glob("*.py"))
 
 BASE = {"errors", "imports", "keys"}
-FUNCTIONAL_AND_BASE = BASE | {"functional"}
-MODELS = FUNCTIONAL_AND_BASE | {"config", "types"}
-ROLLOUT = MODELS | {"models", "envs", "processes", "resources"}
-REGIONS = ROLLOUT | {"rollout"}
-TRAINING = REGIONS | {"regions", "runs", "presets", "trust"}
+MATHEMATICS = BASE | {"functional"}
+NETWORKS = MATHEMATICS | {"config", "types", "parallel", "distributions", "kernels"}
+EXPERIENCE = NETWORKS | {"networks", "envs", "processes", "resources"}
+LOSSES = EXPERIENCE | {"experience"}
+TRUST_REGION = LOSSES | {"losses"}
+ALGORITHMS = TRUST_REGION | {"trust_region"}
+TRAINING = ALGORITHMS | {"algorithms", "controllers", "tracking", "presets", "trust"}
+WHOLE = TRAINING | {"training"}
 MAY_IMPORT = {
     "": {
         "errors",
@@ -34,26 +38,32 @@ MAY_IMPORT = {
         "training",
         "envs",
         "imports",
+        "controllers",
+        "explain",
+        "types",
     },  # single files; names are lazy
     "functional": BASE,
     "config": BASE,
-    "runs": FUNCTIONAL_AND_BASE | {"look", "printing", "resources"},
-    "envs": FUNCTIONAL_AND_BASE | {"processes", "resources"},
-    "models": MODELS,
-    "rollout": ROLLOUT,
-    "regions": REGIONS,
+    "distributions": MATHEMATICS | {"types", "parallel"},
+    "kernels": MATHEMATICS | {"distributions"},
+    "networks": NETWORKS,
+    "envs": MATHEMATICS | {"processes", "resources"},
+    "experience": EXPERIENCE,
+    "losses": LOSSES,
+    "trust_region": TRUST_REGION,
+    "algorithms": ALGORITHMS,
+    "controllers": BASE | {"types"},
+    "tracking": MATHEMATICS | {"look", "printing", "resources"},
     "training": TRAINING | {"look"},
     "presets": BASE | {"config"},
-    "explain": FUNCTIONAL_AND_BASE | {"look"},
-    "integrations": FUNCTIONAL_AND_BASE | {"runs"},
-    "compare": FUNCTIONAL_AND_BASE | {"config", "runs", "look", "printing"},
-    "ablate": TRAINING | {"training"},
-    "tune": TRAINING | {"training"},
-    "bench": TRAINING | {"training"},
-    "apps": TRAINING | {"training", "look"},
-    "cli": TRAINING
-    | {"training", "presets", "explain", "compare", "ablate", "tune", "bench", "apps", "look"}
-    | {"printing"},
+    "explain": MATHEMATICS | {"look"},
+    "integrations": MATHEMATICS | {"tracking"},
+    "compare": MATHEMATICS | {"config", "tracking", "look", "printing"},
+    "ablate": WHOLE,
+    "tune": WHOLE,
+    "bench": WHOLE,
+    "apps": WHOLE | {"look"},
+    "cli": WHOLE | {"explain", "compare", "ablate", "tune", "bench", "apps", "look", "printing"},
 }
 """Data flows left to right: what stands on the left may be imported by what stands on the right."""
 
@@ -63,31 +73,80 @@ def folder_of(path: Path) -> str:
     return parts[0] if len(parts) > 1 else ""
 
 
+MAY_NAME = {"envs/names.py": {"apps"}, "trust.py": {"ablate"}}
+"""Aliases of environments, and of a function, that come with Keel: texts that point right."""
+NAMED_MODULE = re.compile(r"keel((?:\.[a-z_]\w*)+)(?::\w+)?")
+"""A text that is nothing but the name of a module, or of something in one."""
+
+
 def keel_imports(path: Path) -> set[str]:
-    """The parts of Keel that a file imports, outside `if TYPE_CHECKING`."""
+    """Return the parts of Keel that a file imports, or names in a text of its own.
+
+    What stands below `if TYPE_CHECKING`, and documentation, is passed over.
+    """
     tree = ast.parse(path.read_text(encoding="utf-8"))
     skipped = {
         id(inner)
         for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+        or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
         for inner in ast.walk(node)
     }
-    found = set()
+    modules = []
     for node in ast.walk(tree):
         if id(node) in skipped:
             continue
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("keel."):
-            found.add(node.module.split(".")[1])
+        if isinstance(node, ast.ImportFrom) and node.module == "keel":
+            modules += [f"keel.{alias.name}" for alias in node.names if _exists(f".{alias.name}")]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            modules.append(node.module)
         elif isinstance(node, ast.Import):
-            found |= {a.name.split(".")[1] for a in node.names if a.name.startswith("keel.")}
-    return found
+            modules += [alias.name for alias in node.names]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            name = NAMED_MODULE.fullmatch(node.value)
+            modules += [node.value.partition(":")[0]] if name and _exists(name[1]) else []
+    return {name.split(".")[1] for name in modules if name.startswith("keel.")}
+
+
+def _exists(dotted: str) -> bool:
+    """Return whether `.part.module` is a module of Keel, or something in one."""
+    parts = dotted[1:].split(".")
+    return (SOURCE / parts[0]).is_dir() or (SOURCE / f"{parts[0]}.py").is_file()
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_imports_point_left(path: Path) -> None:
     folder = folder_of(path)
     assert folder in MAY_IMPORT, f"say in MAY_IMPORT what {folder}/ may import"
-    assert keel_imports(path) - {folder} <= MAY_IMPORT[folder]
+    named = MAY_NAME.get(path.relative_to(SOURCE).as_posix(), set())
+    assert keel_imports(path) - {folder} - named <= MAY_IMPORT[folder]
+
+
+def test_the_table_of_folders_is_the_whole_one() -> None:
+    """CONTRIBUTING.md shows every folder, with what stands directly left of it."""
+    page = (SOURCE.parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `src/keel/(\w+)` \| [^|]+ \| ([^|]*) \|$", page, re.MULTILINE)
+    assert {name for name, _ in rows} == set(MAY_IMPORT) - {""}
+    for name, cell in rows:
+        said = set(re.findall(r"`(\w+)`", cell))
+        assert said <= MAY_IMPORT[name], name
+        assert cell == "all of these" or said, name
+
+
+def test_only_kernels_import_numba() -> None:
+    core = [path for path in MODULES if folder_of(path) not in ("kernels", "apps", "")]
+    offenders = [
+        str(path.relative_to(SOURCE))
+        for path in core
+        if re.search(r"^\s*(from|import) numba\b", path.read_text(encoding="utf-8"), re.MULTILINE)
+    ]
+    assert not offenders
+
+
+def test_a_module_that_is_named_in_a_text_counts(tmp_path: Path) -> None:
+    path = tmp_path / "some.py"
+    path.write_text('LAZY = {"train": "keel.training.api"}\nENTRY = "keel.apps.land:make"\n')
+    assert keel_imports(path) == {"training", "apps"}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SOURCE)))

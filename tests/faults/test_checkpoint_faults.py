@@ -18,8 +18,8 @@ import pytest
 import torch
 from children import run_child
 
-from keel.runs import files
-from keel.runs.manifest import dump_manifest
+from keel.tracking import files
+from keel.tracking.manifest import dump_manifest
 from keel.training import checkpoint
 from keel.training.checkpoint import (
     CheckpointError,

@@ -15,10 +15,10 @@ import torch
 from keel.cli import main
 from keel.config import Config, from_dict
 from keel.envs import EnvError
-from keel.runs.reader import read_metrics
+from keel.tracking.reader import read_metrics
 from keel.training import policy, runner
 from keel.training.checkpoint import load
-from keel.training.evaluate import EvaluationWarning
+from keel.training.evaluation import EvaluationWarning
 from keel.training.runner import resume, start
 
 

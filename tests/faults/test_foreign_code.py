@@ -21,7 +21,7 @@ from keel.apps.language.config import from_dict as language_config
 from keel.cli import main
 from keel.config import from_dict
 from keel.errors import InputError
-from keel.runs.config_file import CONFIG, dump_config, read_config
+from keel.tracking.config_file import CONFIG, dump_config, read_config
 from keel.training.api import train
 from keel.training.policy import evaluate_policy, open_policy
 from keel.training.runner import start
@@ -103,7 +103,7 @@ def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     place = tmp_path / "canary"
     (tmp_path / f"{MODULE}.py").write_text(SOURCE.format(canary=str(place)))
     monkeypatch.setenv("KEEL_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.setattr("keel.runs.pictures.draw_run", lambda _: [])  # takes seconds
+    monkeypatch.setattr("keel.tracking.plots.draw_run", lambda _: [])  # takes seconds
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.delitem(sys.modules, MODULE, raising=False)

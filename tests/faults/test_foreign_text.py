@@ -15,7 +15,7 @@ from keel.cli import main
 from keel.cli.live import print_line
 from keel.cli.render import PipedConsole, simple_table
 from keel.printing import printable
-from keel.runs import list_runs
+from keel.tracking import list_runs
 
 RED = "\x1b[31m"
 

@@ -15,7 +15,7 @@ import torch
 
 from keel.cli import main
 from keel.config import Config, from_dict
-from keel.models.distributions import Categorical
+from keel.distributions.actions import Categorical
 from keel.training.loop import train
 
 TINY: dict[str, Any] = {

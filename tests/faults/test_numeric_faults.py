@@ -15,21 +15,21 @@ from gymnasium import spaces
 from safetensors.torch import load_file
 
 from keel import resources
+from keel.algorithms.optimizer import StepResult, initial_opt_state, make_step
+from keel.algorithms.ppo import PPO
 from keel.config import Advantage, Config, from_dict
 from keel.envs import BadStepError, make_envs
 from keel.errors import InputError
+from keel.experience.batch import minibatches, rows_of
+from keel.experience.targets import compute_targets
 from keel.functional import aggregate, gae, normalize
-from keel.regions.faults import BAD_STEPS, NumericError
-from keel.regions.gate import check_replay
-from keel.regions.objective import Batch, Objective
-from keel.regions.proximal import PPO
-from keel.regions.stepper import StepResult, initial_opt_state, make_step
-from keel.rollout.batch import minibatches, rows_of
-from keel.rollout.targets import compute_targets
+from keel.losses.ppo import Batch, Objective
 from keel.training.loop import train
 from keel.training.persist import FAULT
 from keel.training.runner import start
 from keel.training.session import initial_state, open_session
+from keel.trust_region.gate import check_replay
+from keel.trust_region.numeric import BAD_STEPS, NumericError
 from keel.types import OptimizerState
 
 

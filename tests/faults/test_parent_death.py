@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from keel.ablate import run_jobs
-from keel.runs import list_runs, lock
-from keel.runs.lock import Holder
+from keel.tracking import list_runs, lock
+from keel.tracking.lock import Holder
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc")
 PATIENCE = 300.0

@@ -13,8 +13,8 @@ import pytest
 import keel
 from keel.cli import main
 from keel.config import Config, Network, Region, from_dict
-from keel.runs import MetricsWriter, RunWarning, read_config
-from keel.runs.directory import read_record
+from keel.tracking import MetricsWriter, RunWarning, read_config
+from keel.tracking.directory import read_record
 from keel.training.checkpoint import CheckpointError, load, save
 from keel.training.runner import Progress, ResumeWarning, resume, start
 
@@ -79,7 +79,7 @@ def test_a_run_without_a_checkpoint_starts_anew_and_equals_one_that_was_never_st
 def test_the_command_starts_such_a_run_anew(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("keel.runs.pictures.draw_run", lambda _: [])
+    monkeypatch.setattr("keel.tracking.plots.draw_run", lambda _: [])
     forget_checkpoints(run)
     assert main(["resume", str(run.parent), "--json"]) == 0
     captured = capsys.readouterr()

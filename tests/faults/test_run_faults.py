@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from children import run_child
 
-from keel.runs import (
+from keel.tracking import (
     MetricsWriter,
     RunDirectory,
     RunError,
@@ -28,7 +28,7 @@ from keel.runs import (
     read_config,
     read_metrics,
 )
-from keel.runs.lock import Holder
+from keel.tracking.lock import Holder
 
 CONFIG = {"env": "CartPole-v1", "total_steps": 1000, "region": {"max_kl": 0.02}}
 
@@ -83,7 +83,7 @@ def test_disk_full_in_metrics(tmp_path, monkeypatch, code):
 FILL = """
 import sys, warnings
 from pathlib import Path
-from keel.runs import MetricsWriter, read_metrics
+from keel.tracking import MetricsWriter, read_metrics
 path = Path(sys.argv[1]) / "metrics.jsonl"
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
@@ -130,7 +130,7 @@ def test_a_second_run_is_refused(tmp_path):
     """Fault 13: from another process; it names process and host, and changes nothing."""
     with create(tmp_path) as run:
         script = (
-            "import sys; from keel.runs import RunDirectory, RunError\n"
+            "import sys; from keel.tracking import RunDirectory, RunError\n"
             "try: RunDirectory.resume(sys.argv[1])\n"
             "except RunError as error: sys.exit(str(error))\n"
         )
@@ -189,7 +189,7 @@ def test_a_lock_of_another_host_is_respected(tmp_path):
 def kill_a_run(root: Path) -> Path:
     """A run whose process was killed, and has been waited for."""
     script = (
-        "import os, signal, sys; from keel.runs import RunDirectory\n"
+        "import os, signal, sys; from keel.tracking import RunDirectory\n"
         "RunDirectory.create(sys.argv[1], 'demo', config={})\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -203,7 +203,7 @@ def test_the_stale_lock_of_a_dead_process_is_taken_over(tmp_path, caplog):
     path = kill_a_run(tmp_path)
     dead = lock.holder_of(path)
     assert list_runs(tmp_path)[0].status == "crashed"
-    with caplog.at_level(logging.WARNING, "keel.runs"), RunDirectory.resume(path):
+    with caplog.at_level(logging.WARNING, "keel.tracking"), RunDirectory.resume(path):
         assert lock.holder_of(path).pid == os.getpid()
     assert f"took over the lock of process {dead.pid}" in caplog.text
     assert not (path / "lock").exists()
@@ -327,7 +327,7 @@ def test_a_writer_does_not_continue_half_a_line(tmp_path):
 def test_a_read_only_disk_fails_at_the_start(tmp_path):
     """Fault 36: on a real read-only file system, for a new run and a resumed one."""
     script = (
-        "import sys; from keel.runs import RunDirectory, RunError\n"
+        "import sys; from keel.tracking import RunDirectory, RunError\n"
         "for make in (lambda: RunDirectory.create(sys.argv[1], 'new', config={}),\n"
         "             lambda: RunDirectory.resume(sys.argv[1] + '/demo/seed-0')):\n"
         "    try: make()\n"

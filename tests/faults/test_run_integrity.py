@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import keel
 from keel.cli import main
-from keel.runs import (
+from keel.tracking import (
     MetricsWriter,
     RunDirectory,
     RunError,
@@ -20,10 +20,10 @@ from keel.runs import (
     read_config,
     read_metrics,
 )
-from keel.runs.config_file import warn_if_changed
-from keel.runs.directory import read_record
-from keel.runs.environment import read_choices
-from keel.runs.line_checksum import add_checksum, fits_checksum
+from keel.tracking.config_file import warn_if_changed
+from keel.tracking.directory import read_record
+from keel.tracking.environment import read_choices
+from keel.tracking.line_checksum import add_checksum, fits_checksum
 from keel.training.checkpoint import CheckpointError, CheckpointWarning, load, mark_best, save
 
 CONFIG = {"env": "CartPole-v1", "seed": 0, "region": {"max_kl": 0.02}}

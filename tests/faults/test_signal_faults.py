@@ -10,7 +10,7 @@ import threading
 import pytest
 from children import run_child
 
-from keel.runs import list_runs
+from keel.tracking import list_runs
 from keel.training.checkpoint import load
 from keel.training.signals import graceful_stop
 
@@ -21,7 +21,7 @@ LOOP = """
 import json, os, sys
 from pathlib import Path
 import torch
-from keel.runs import MetricsWriter, RunDirectory
+from keel.tracking import MetricsWriter, RunDirectory
 from keel.training import checkpoint
 from keel.training.signals import graceful_stop
 torch.set_num_threads(1)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from keel.cli import main
-from keel.runs import read_metrics
+from keel.tracking import read_metrics
 
 HERE = Path(__file__).parent
 RETURNS = {
@@ -73,7 +73,7 @@ def test_a_language_model_is_evaluated(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.filterwarnings("ignore::keel.training.runner.ResumeWarning")
-@pytest.mark.filterwarnings("ignore::keel.training.evaluate.EvaluationWarning")
+@pytest.mark.filterwarnings("ignore::keel.training.evaluation.EvaluationWarning")
 def test_a_run_goes_on(kind: str, runs: Path) -> None:
     before = STEPS.get(kind, 256)
     after = before * 3 // 2

@@ -12,8 +12,8 @@ from math import log
 import pytest
 import torch
 
+from keel.controllers.controllers import Decay, Outcome
 from keel.functional import categorical_kl, gaussian_kl, k1, kl_reward, policy_ratio, surrogate
-from keel.regions.controllers import Decay, Outcome
 from keel.types import HyperParams
 
 BIT = log(2.0)

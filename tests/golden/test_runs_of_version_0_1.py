@@ -21,9 +21,9 @@ from keel.envs import ObsNormaliser
 from keel.envs.space_data import Interface
 from keel.errors import InputError
 from keel.keys import ENCODING, FIRST_ENCODING
-from keel.models.build import build_agent
-from keel.models.networks import CNN, NATURE
-from keel.runs import read_metrics
+from keel.networks.actor_critic import CNN, NATURE
+from keel.networks.build import build_agent
+from keel.tracking import read_metrics
 from keel.training.checkpoint import CheckpointError, load, save
 from keel.training.policy import open_policy
 

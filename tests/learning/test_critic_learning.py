@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from keel.config import from_dict
-from keel.models import popart
-from keel.models.critics import Histogram, Quantile
+from keel.networks import popart
+from keel.networks.critics import Histogram, Quantile
 from keel.training.loop import train
 
 from .arms import draw, seen, true_quantiles

@@ -23,66 +23,66 @@ FUNCTIONAL = {
     "walk_back": [f"{UNIT}/functional/test_walk_back.py"],
 }
 DEFAULTS = "test_region_defaults.py"
-REGIONS = {
-    "balance": ["test_imitation.py", DEFAULTS],
-    "certify": ["test_certified_numbers.py", "test_certified.py", DEFAULTS],
-    "constraint": [
-        "test_landing.py",
-        "test_constraint.py",
-        "test_stabiliser.py",
+ALGORITHMS = {
+    "controllers/demos": ["test_imitation.py", DEFAULTS],
+    "trust_region/certify": ["test_certified_numbers.py", "test_certified.py", DEFAULTS],
+    "algorithms/trpo": [
+        "test_rescale_to_kl.py",
+        "test_trpo.py",
+        "test_stabilizer.py",
         "test_imitation.py",
         DEFAULTS,
     ],
-    "controllers": [
+    "controllers/controllers": [
         "test_controllers.py",
         "../tokens/test_token_controller.py",
-        "test_stabiliser.py",
+        "test_stabilizer.py",
         "test_imitation.py",
         DEFAULTS,
     ],
-    "critic": ["test_critic_fit.py", "test_dense_critic.py", "test_constraint.py", DEFAULTS],
-    "dense": ["test_dense.py"],
-    "dense_critic": ["test_dense_critic.py"],
-    "diagnosis": ["test_diagnosis.py", "test_certified.py", "test_many_agents.py"],
-    "faults": ["test_critic_fit.py", "test_proximal.py"],
-    "gate": ["test_certified.py", "test_many_agents.py"],
-    "imitation": ["test_imitation.py", DEFAULTS],
-    "ladder": ["test_ladder.py", DEFAULTS],
-    "measure": [
+    "algorithms/critic": ["test_critic_fit.py", "test_dense_critic.py", "test_trpo.py", DEFAULTS],
+    "algorithms/dense": ["test_dense.py"],
+    "algorithms/dense_critic": ["test_dense_critic.py"],
+    "trust_region/diagnosis": ["test_diagnosis.py", "test_certified.py", "test_many_agents.py"],
+    "trust_region/numeric": ["test_critic_fit.py", "test_ppo.py"],
+    "trust_region/gate": ["test_certified.py", "test_many_agents.py"],
+    "losses/demos": ["test_imitation.py", DEFAULTS],
+    "controllers/bandit": ["test_bandit.py", DEFAULTS],
+    "trust_region/measure": [
         "test_kl_metrics.py",
         "test_certified_numbers.py",
         "test_certified.py",
         "test_many_agents.py",
     ],
-    "objective": ["test_proximal.py", "test_penalties.py", "test_dense.py", DEFAULTS],
-    "penalties": ["test_penalties.py"],
-    "proximal": [
+    "losses/ppo": ["test_ppo.py", "test_penalties.py", "test_dense.py", DEFAULTS],
+    "algorithms/penalties": ["test_penalties.py"],
+    "algorithms/ppo": [
         "test_early_stop.py",
-        "test_proximal.py",
+        "test_ppo.py",
         "test_penalties.py",
         "test_imitation.py",
         DEFAULTS,
     ],
-    "sequential": ["test_many_agents.py", DEFAULTS],
-    "stepper": [
+    "algorithms/happo": ["test_many_agents.py", DEFAULTS],
+    "algorithms/optimizer": [
         "test_micro_batches.py",
         "test_without_adam.py",
-        "test_proximal.py",
+        "test_ppo.py",
         "test_dense.py",
     ],
-    "supervised": ["../tokens/test_token_terms.py", DEFAULTS],
-    "token_objective": ["../tokens/test_token_terms.py", DEFAULTS],
+    "algorithms/supervised": ["../tokens/test_token_terms.py", DEFAULTS],
+    "losses/token": ["../tokens/test_token_terms.py", DEFAULTS],
 }
 SERVING = f"{UNIT}/apps/serving"
 MODULES: dict[str, list[str]] = {
     **{f"functional/{name}.py": tests for name, tests in FUNCTIONAL.items()},
     **{
-        f"regions/{name}.py": [os.path.normpath(f"{UNIT}/regions/{test}") for test in tests]
-        for name, tests in REGIONS.items()
+        f"{name}.py": [os.path.normpath(f"{UNIT}/algorithms/{test}") for test in tests]
+        for name, tests in ALGORITHMS.items()
     },
-    "rollout/targets.py": [
+    "experience/targets.py": [
         *(
-            f"{UNIT}/rollout/test_{name}.py"
+            f"{UNIT}/experience/test_{name}.py"
             for name in (
                 "target_groups",
                 "target_statistics",
@@ -91,7 +91,7 @@ MODULES: dict[str, list[str]] = {
                 "sampled_targets",
             )
         ),
-        f"{UNIT}/models/test_memory.py",
+        f"{UNIT}/networks/test_recurrent.py",
     ],
     "apps/language/advantages.py": [f"{UNIT}/tokens/test_token_advantages.py"],
     **{
@@ -121,9 +121,9 @@ def group_of(module: str) -> str:
     if module.startswith("apps/serving/"):
         return "serving kernels"
     return {
-        "rollout/targets.py": "rollout targets",
+        "experience/targets.py": "targets of experience",
         "apps/language/advantages.py": "token advantages",
-    }.get(module, module.partition("/")[0])
+    }.get(module, "functional" if module.startswith("functional/") else "algorithms")
 
 
 def without_jit(module: str) -> bool:

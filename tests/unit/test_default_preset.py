@@ -12,7 +12,7 @@ import torch
 from keel.compare.verdict import Problems, decide, effect_of
 from keel.config import to_dict
 from keel.presets import preset, preset_for
-from keel.runs.resume import flat
+from keel.tracking.resume import flat
 
 DATA = Path(__file__).resolve().parents[2] / "docs" / "data" / "defaults.json"
 FEWEST_ENVIRONMENTS, FEWEST_SEEDS = 8, 10

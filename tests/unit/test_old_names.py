@@ -20,7 +20,7 @@ from keel.config.renamed import FIELDS, SECTIONS, rename_settings, setting_name
 from keel.errors import InputError
 from keel.presets import RENAMED as OLD_PRESETS
 from keel.presets import names, preset
-from keel.runs import metric, read_metrics
+from keel.tracking import metric, read_metrics
 
 OLD = {
     "bc": {"demos": "there", "coef": 0.5},

@@ -21,9 +21,9 @@ from typing import Any
 from keel.config import Config, anchored, from_dict, read
 from keel.errors import InputError, check_choice
 from keel.presets import preset, preset_for
-from keel.runs.directory import check_name
-from keel.runs.metrics import metric
-from keel.runs.resume import nested
+from keel.tracking.directory import check_name
+from keel.tracking.metrics import metric
+from keel.tracking.resume import nested
 
 FOLDER = Path(__file__).parent / "plans"
 RENAMED = {

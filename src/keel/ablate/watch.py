@@ -13,8 +13,8 @@ from typing import Any
 from keel.ablate.jobs import Job, run_jobs
 from keel.ablate.plan import Plan
 from keel.ablate.work import Task, task_of
-from keel.runs.files import write_file
-from keel.runs.reader import read_metrics
+from keel.tracking.files import write_file
+from keel.tracking.reader import read_metrics
 
 STOPS = "stops.json"
 

@@ -15,12 +15,12 @@ import yaml
 from keel.ablate.plan import Plan
 from keel.config import Config, from_dict, to_dict
 from keel.errors import InputError
-from keel.rollout.targets import group_function
-from keel.runs import RunError, config_changes, read_config
-from keel.runs.directory import has_trained
-from keel.runs.files import write_file
-from keel.runs.reader import last_step
-from keel.runs.resume import allowed
+from keel.experience.targets import group_function
+from keel.tracking import RunError, config_changes, read_config
+from keel.tracking.directory import has_trained
+from keel.tracking.files import write_file
+from keel.tracking.reader import last_step
+from keel.tracking.resume import allowed
 from keel.training.policy import make_like
 from keel.training.runner import MAY_CHANGE
 from keel.trust import code_in

@@ -71,7 +71,7 @@ def run(args: Sequence[str]) -> int:
         raise InputError(f"--at-once: expected 1 or more, got {options.at_once}")
     plan = _plan(options, rest)
     from keel.ablate import check_code, tasks_of
-    from keel.runs.directory import hold_folder
+    from keel.tracking.directory import hold_folder
 
     tasks = tasks_of(plan, options.runs)
     if options.dry_run:
@@ -107,7 +107,7 @@ def _plan(options: Ablate, rest: list[str]) -> Plan:
         if vary:
             plan = dataclasses.replace(plan, cells=grid(vary))
     if options.name is not None:
-        from keel.runs.directory import check_name
+        from keel.tracking.directory import check_name
 
         plan = dataclasses.replace(plan, name=check_name(options.name))
     return checked(dataclasses.replace(plan, seeds=options.seeds or plan.seeds))
@@ -216,7 +216,7 @@ def _compare(plan: Plan, options: Ablate) -> None:
     from keel.ablate.watch import stopped, watched
     from keel.cli.compare import print_comparison, write_files
     from keel.compare import as_json, compare, load_runs
-    from keel.runs.files import write_file
+    from keel.tracking.files import write_file
 
     folder = options.runs / plan.name
     paths = [folder / cell.name for cell in plan.cells]

@@ -18,7 +18,7 @@ from keel.config import read
 from keel.config.renamed import setting_name, setting_value
 from keel.errors import InputError
 from keel.printing import printable
-from keel.runs.config_file import warn_if_changed
+from keel.tracking.config_file import warn_if_changed
 from keel.trust import require_trust
 
 T = TypeVar("T")

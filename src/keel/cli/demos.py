@@ -16,7 +16,7 @@ from keel.errors import InputError, check_choice
 from keel.printing import printable
 
 if TYPE_CHECKING:
-    from keel.rollout.demos import Demos
+    from keel.experience.demo_files import Demos
 
 ACTIONS = ("record", "show")
 
@@ -106,7 +106,7 @@ MOST_TRIES = 20
 
 def _play_enough(play: Any, options: Record) -> Demos:
     """Play episodes with other seeds until enough of them are good."""
-    from keel.rollout.demos import joined, only
+    from keel.experience.demo_files import joined, only
 
     if options.min_return is None:
         demos: Demos = play(options.episodes, options.seed)

@@ -122,8 +122,8 @@ def _run(options: Evaluate) -> int:
 
 def _is_language(path: Path) -> bool:
     """Return whether a run trains a language model; anything that is no run is an error later."""
-    from keel.runs.config_file import CONFIG, read_config
-    from keel.runs.directory import find_run
+    from keel.tracking.config_file import CONFIG, read_config
+    from keel.tracking.directory import find_run
 
     folder = find_run(path)
     return (folder / CONFIG).is_file() and read_config(folder).get("env") == "language"

@@ -23,7 +23,7 @@ from keel.cli.render import PipedConsole
 from keel.cli.settings import Grammar, Resolved, add_flags, prepare, short_help
 from keel.config import read
 from keel.config.origins import Layer, dotted
-from keel.runs.health import Breach
+from keel.tracking.health import Breach
 
 if TYPE_CHECKING:
     from keel.training.persist import Progress
@@ -177,7 +177,7 @@ def finish(
 ) -> None:
     """Pictures, and what came of it beside warm-up and control."""
     from keel.apps.language.picture import draw_language
-    from keel.runs.pictures import draw_run
+    from keel.tracking.plots import draw_run
 
     config = newest.iteration.session.config
     target = config.kl.target if config.kl.controller == "adaptive" else None
@@ -217,7 +217,7 @@ def resume(
     """`keel resume` of a run on tokens."""
     from keel.apps.language import runner
     from keel.cli.train import drive
-    from keel.runs.config_file import read_config
+    from keel.tracking.config_file import read_config
 
     config = from_dict(read_config(run_path))
     if total_steps is not None:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from keel.cli.progress import ResizableLive, is_interactive
 from keel.errors import InputError
-from keel.runs.health import Breach, Health
+from keel.tracking.health import Breach, Health
 
 BARS = "▁▂▃▄▅▆▇█"
 PLAIN_SECONDS = 5.0

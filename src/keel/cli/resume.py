@@ -39,8 +39,8 @@ class Resume:
 def run(args: Sequence[str]) -> int:
     """Resume."""
     options = read_options(Resume, translate(args), "keel resume")
-    from keel.runs.config_file import read_config
-    from keel.runs.directory import find_run
+    from keel.tracking.config_file import read_config
+    from keel.tracking.directory import find_run
 
     path = find_run(options.run)
     stored = read_config(path)
@@ -78,7 +78,7 @@ def _finished_at(path: Path, total_steps: int) -> int | None:
 
 
 def _report_finished(path: Path, steps: int, options: Resume) -> int:
-    from keel.runs import last_values
+    from keel.tracking import last_values
     from keel.training.runner import finished_message
 
     if options.json:

@@ -17,7 +17,7 @@ from keel.errors import InputError, KeelError, check_choice
 from keel.printing import printable
 
 if TYPE_CHECKING:
-    from keel.runs import RunInfo
+    from keel.tracking import RunInfo
 
 ACTIONS = ("list", "export")
 COLORS = {"running": "cyan", "failed": "red", "crashed": "red", "unreadable": "red"}
@@ -60,7 +60,7 @@ def run(args: Sequence[str]) -> int:
 
 
 def _list(options: List) -> int:
-    from keel.runs import list_runs
+    from keel.tracking import list_runs
 
     if not options.runs.is_dir():
         raise InputError(f"--runs: there is no folder {str(options.runs)!r}")
@@ -75,7 +75,7 @@ def _list(options: List) -> int:
 
 
 def _describe(info: RunInfo) -> dict[str, Any]:
-    from keel.runs import read_config
+    from keel.tracking import read_config
 
     problem = info.problem
     try:
@@ -125,8 +125,8 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
 
 
 def _export(options: Export) -> int:
-    from keel.runs import export_csv
-    from keel.runs.directory import find_run
+    from keel.tracking import export_csv
+    from keel.tracking.directory import find_run
 
     path = find_run(options.run)
     table = export_csv(path, options.csv)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from keel.ablate.jobs import Job, at_once, failure_lines, run_jobs
 from keel.cli.render import PipedConsole
 from keel.errors import KeelError
-from keel.runs.directory import run_name
+from keel.tracking.directory import run_name
 
 if TYPE_CHECKING:
     from keel.cli.language import TrainLanguage

@@ -26,9 +26,9 @@ from keel.cli.settings import Grammar, Resolved, add_flags, prepare, short_help
 from keel.config import Config, check, from_dict, read
 from keel.config.origins import Layer, dotted
 from keel.errors import InputError
-from keel.models.compiling import cache_folder
+from keel.kernels.compiling import cache_folder
 from keel.presets import names, path_of, preset, preset_for
-from keel.runs.health import Breach
+from keel.tracking.health import Breach
 
 if TYPE_CHECKING:
     from keel.training.persist import Progress
@@ -278,7 +278,7 @@ def finish(
     newest: Progress, console: Console, as_json: bool, quiet: bool, breaches: list[Breach]
 ) -> None:
     """Pictures and a summary of the trust region."""
-    from keel.runs.pictures import draw_run
+    from keel.tracking.plots import draw_run
 
     pictures = draw_run(newest.path)
     result = summary(newest, breaches)

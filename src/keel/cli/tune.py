@@ -67,7 +67,7 @@ def run(args: Sequence[str]) -> int:
         if number is not None and number < 1:
             raise InputError(f"{name}: expected 1 or more, got {number}")
     from keel.cli.train import parse
-    from keel.runs.directory import check_name, hold_folder
+    from keel.tracking.directory import check_name, hold_folder
     from keel.tune import DEFAULT, Tuning, read_space, work
 
     base = parse([options.env, *rest], options.trust_code).config
@@ -94,7 +94,7 @@ def run(args: Sequence[str]) -> int:
 
 def _check(tuning: Tuning) -> None:
     """Refuse what cannot be trained before anything is made."""
-    from keel.rollout.targets import group_function
+    from keel.experience.targets import group_function
     from keel.training.policy import make_like
     from keel.tune.study import check_space
 
@@ -188,8 +188,8 @@ def _line(result: TrialResult) -> str:
 
 def _report(tuning: Tuning, as_json: bool) -> int:
     """Write the best settings as a file for `keel train --config`, and print a table."""
-    from keel.runs.files import write_file
-    from keel.runs.resume import nested
+    from keel.tracking.files import write_file
+    from keel.tracking.resume import nested
     from keel.tune import best_of, open_study
 
     trials = best_of(open_study(tuning))

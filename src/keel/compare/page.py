@@ -17,7 +17,7 @@ from keel.compare.tables import Table, signed
 from keel.compare.verdict import percent
 from keel.functional import performance_profile
 from keel.look import INK, PALE
-from keel.runs.files import write_file
+from keel.tracking.files import write_file
 
 Sections = Sequence[tuple[str, Table]]
 """Titles and tables."""

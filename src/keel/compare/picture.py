@@ -13,7 +13,7 @@ from keel.compare.comparison import Comparison, Group
 from keel.compare.tables import number, signed
 from keel.functional import performance_profile
 from keel.look import BLUE, GREEN, GREY, INK, ORANGE, new_figure, tidy
-from keel.runs.drawing import short, write_png
+from keel.tracking.drawing import short, write_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,10 +11,10 @@ from typing import Any
 from keel.config.renamed import rename_settings, setting_name
 from keel.errors import InputError, KeelError
 from keel.printing import printable
-from keel.runs import MetricsTable, read_config, read_metrics
-from keel.runs.directory import METRICS, read_record
-from keel.runs.foreign import PROGRESS, is_log, read_log
-from keel.runs.resume import flat
+from keel.tracking import MetricsTable, read_config, read_metrics
+from keel.tracking.directory import METRICS, read_record
+from keel.tracking.external_logs import PROGRESS, is_log, read_log
+from keel.tracking.resume import flat
 
 NEEDED = (
     "rollout/return_mean",

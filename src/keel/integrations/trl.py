@@ -29,7 +29,7 @@ from torch import Tensor
 
 from keel.errors import InputError
 from keel.functional import categorical_kl, k1, k3
-from keel.runs import (
+from keel.tracking import (
     REGISTRY,
     MetricsWriter,
     RunDirectory,
@@ -38,7 +38,7 @@ from keel.runs import (
     read_metrics,
     run_name,
 )
-from keel.runs.directory import Status, check_name
+from keel.tracking.directory import Status, check_name
 
 try:
     from transformers import TrainerCallback

@@ -9,7 +9,7 @@ from typing import Any
 from keel.config import from_dict, read, to_dict
 from keel.errors import InputError
 from keel.presets import preset, preset_for
-from keel.runs.config_file import warn_if_changed
+from keel.tracking.config_file import warn_if_changed
 from keel.training.persist import Progress
 from keel.training.runner import start
 from keel.training.state import TrainState

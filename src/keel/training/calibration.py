@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
+from keel.distributions.sampling import draw_noise, sample, to_env
 from keel.errors import InputError, KeelError
+from keel.experience.acting import make_actor
 from keel.keys import MASK
 from keel.look import BLUE, GREEN, GREY, INK, ORANGE, new_figure, tidy
-from keel.models import popart
-from keel.models.acting import make_actor
-from keel.models.critics import Histogram, Quantile
-from keel.models.sampling import draw_noise, sample, to_env
-from keel.runs.drawing import write_png
-from keel.training.evaluate import EvaluationStopped
+from keel.networks import popart
+from keel.networks.critics import Histogram, Quantile
+from keel.tracking.drawing import write_png
+from keel.training.evaluation import EvaluationStopped
 from keel.training.policy import Policy, make_for
 from keel.training.signals import stop_requested
 

@@ -25,10 +25,10 @@ from torch import Tensor
 
 from keel import __version__
 from keel.errors import InputError, KeelError
-from keel.runs import strict_json
-from keel.runs.directory import CHECKPOINTS
-from keel.runs.files import is_disk_full, replace_file, sync_folder, write_synced
-from keel.runs.manifest import (
+from keel.tracking import strict_json
+from keel.tracking.directory import CHECKPOINTS
+from keel.tracking.files import is_disk_full, replace_file, sync_folder, write_synced
+from keel.tracking.manifest import (
     MANIFEST,
     IntegrityError,
     dump_checked,
@@ -37,7 +37,7 @@ from keel.runs.manifest import (
     read_files,
     read_manifest,
 )
-from keel.runs.tensorfile import check_header
+from keel.tracking.tensorfile import check_header
 
 SCHEMA = 2
 WEIGHTS, STATE, DATA = "weights.safetensors", "state.safetensors", "state.json"

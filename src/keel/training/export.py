@@ -28,13 +28,13 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from keel import __version__
+from keel.distributions.actions import Bernoulli, Gaussian, MultiCategorical, SquashedGaussian
+from keel.distributions.sampling import mode, to_env
 from keel.envs import MissingExtraError
 from keel.errors import InputError, KeelError
 from keel.keys import MASK
-from keel.models.distributions import Bernoulli, Gaussian, MultiCategorical, SquashedGaussian
-from keel.models.popart import NAME as UNITS
-from keel.models.recurrent import ACTOR_HIDDEN_STATE, EPISODE_STARTS, RecurrentActorCritic
-from keel.models.sampling import mode, to_env
+from keel.networks.popart import NAME as UNITS
+from keel.networks.recurrent import ACTOR_HIDDEN_STATE, EPISODE_STARTS, RecurrentActorCritic
 from keel.training.policy import Policy
 from keel.types import Tree
 

@@ -13,20 +13,20 @@ import torch
 from torch import Tensor
 
 from keel.config import Config, check
+from keel.controllers.controllers import Outcome
 from keel.envs import ObsNormaliser, RewardNormaliser
-from keel.models.popart import rescale_critic
-from keel.regions.controllers import Outcome
-from keel.regions.measure import group_moments
-from keel.rollout.batch import Rows, Sampled, Targets, rows_of
-from keel.rollout.collect import Collected
-from keel.rollout.faults import broken
-from keel.rollout.imitation import sample_demos
-from keel.rollout.targets import compute_targets
-from keel.runs.catalogue.imitation import DOMINATES
-from keel.training.regions import scheduled
+from keel.experience.batch import Rows, Sampled, Targets, rows_of
+from keel.experience.collector import Collected
+from keel.experience.demos import sample_demos
+from keel.experience.faults import broken
+from keel.experience.targets import compute_targets
+from keel.networks.popart import rescale_critic
+from keel.tracking.catalogue.imitation import DOMINATES
+from keel.training.builder import scheduled
 from keel.training.session import Session, initial_state, open_session
 from keel.training.shift import shift
 from keel.training.state import WINDOW, TrainState
+from keel.trust_region.measure import group_moments
 from keel.types import HyperParams, Rollout, UpdateReport
 
 

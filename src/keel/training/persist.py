@@ -18,12 +18,12 @@ from typing import Any
 from safetensors.torch import save_file
 
 from keel.envs.watchdog import FAILED, before_abrupt_exit
-from keel.regions.faults import NumericError
-from keel.runs.directory import METRICS, RunDirectory
-from keel.runs.sinks import Sinks, open_sinks
-from keel.runs.writer import MetricsWriter, last_record
+from keel.tracking.directory import METRICS, RunDirectory
+from keel.tracking.sinks import Sinks, open_sinks
+from keel.tracking.writer import MetricsWriter, last_record
 from keel.training.checkpoint import mark_best
-from keel.training.evaluate import EvaluationStopped
+from keel.training.evaluation import EvaluationStopped
+from keel.trust_region.numeric import NumericError
 
 FAULT = "fault.safetensors"
 """File with minibatch and parameters of a run that was stopped by numbers not finite."""

@@ -18,11 +18,11 @@ from keel.envs import Envs, ObsNormaliser, RewardNormaliser, make_envs
 from keel.envs.space_data import Interface, describe_space
 from keel.errors import InputError, KeelError
 from keel.keys import FIRST_ENCODING, MASK
-from keel.models.agent import Agent
-from keel.runs.config_file import read_config
-from keel.runs.directory import CHECKPOINTS, find_run
+from keel.networks.agent import Agent
+from keel.tracking.config_file import read_config
+from keel.tracking.directory import CHECKPOINTS, find_run
 from keel.training.checkpoint import Checkpoint, check_same, check_shapes, load
-from keel.training.evaluate import Score, evaluate, longest_episode
+from keel.training.evaluation import Score, evaluate, longest_episode
 from keel.training.runner import EVALUATION_ENVS, INTERFACE, describe_spaces
 from keel.training.session import agent_for, atari_options, use_threads
 from keel.training.state import arrays

@@ -15,12 +15,12 @@ from keel.envs import Envs, make_envs
 from keel.envs.space_data import Interface, describe_space
 from keel.errors import InputError
 from keel.keys import ENCODING, FIRST_ENCODING, MASK
-from keel.runs.config_file import read_config
-from keel.runs.directory import RunDirectory, find_run, run_name
-from keel.runs.environment import read_choices
-from keel.runs.reader import last_step
-from keel.runs.sinks import require_sinks
-from keel.runs.writer import set_metrics_aside
+from keel.tracking.config_file import read_config
+from keel.tracking.directory import RunDirectory, find_run, run_name
+from keel.tracking.environment import read_choices
+from keel.tracking.reader import last_step
+from keel.tracking.sinks import require_sinks
+from keel.tracking.writer import set_metrics_aside
 from keel.training.checkpoint import (
     Checkpoint,
     check_same,
@@ -29,7 +29,7 @@ from keel.training.checkpoint import (
     newest_step,
     save,
 )
-from keel.training.evaluate import evaluate, longest_episode
+from keel.training.evaluation import evaluate, longest_episode
 from keel.training.loop import run
 from keel.training.persist import Progress, Watch, owes_evaluation, persist
 from keel.training.session import Session, atari_options, initial_state, open_session

@@ -14,38 +14,38 @@ import torch
 from gymnasium import spaces
 from threadpoolctl import threadpool_limits
 
+from keel.algorithms import dense, dense_critic
+from keel.algorithms.happo import HAPPO
+from keel.algorithms.optimizer import Loss, Step, make_step, without_adam
+from keel.algorithms.ppo import PPO
+from keel.algorithms.trpo import TRPO
 from keel.config import Config, options
+from keel.controllers.controllers import (
+    Controller,
+)
 from keel.envs import AtariOptions, Envs, ObsNormaliser, RewardNormaliser, lead, make_envs
 from keel.envs.registered import source_of
 from keel.envs.space_data import Interface
 from keel.envs.spaces import reserved_key
 from keel.errors import InputError
+from keel.experience.acting import make_actor
+from keel.experience.collector import Collector
+from keel.experience.demos import DemoDataset, open_demo_dataset
+from keel.experience.faults import learner
+from keel.experience.targets import check_groups, group_function
 from keel.keys import ENCODING, GROUP
-from keel.models.acting import make_actor
-from keel.models.agent import Agent
-from keel.models.build import build_agent
-from keel.models.devices import find_device
-from keel.models.networks import CNN
-from keel.models.parallel import set_threads
-from keel.models.parts import spaces_of
-from keel.models.pointer import PointerActorCritic
-from keel.regions import dense, dense_critic
-from keel.regions.certify import Certified, Region
-from keel.regions.constraint import TRPO
-from keel.regions.controllers import (
-    Controller,
-)
-from keel.regions.proximal import PPO
-from keel.regions.sequential import HAPPO
-from keel.regions.stepper import Loss, Step, make_step, without_adam
+from keel.networks.actor_critic import CNN
+from keel.networks.agent import Agent
+from keel.networks.build import build_agent
+from keel.networks.devices import find_device
+from keel.networks.multi_input import spaces_of
+from keel.networks.pointer import PointerActorCritic
+from keel.parallel import set_threads
 from keel.resources import cores, expect_memory, keep_memory
-from keel.rollout.collect import Collector
-from keel.rollout.faults import learner
-from keel.rollout.imitation import DemoDataset, open_demo_dataset
-from keel.rollout.targets import check_groups, group_function
-from keel.training.regions import build_controllers, build_region, initial_hparams
+from keel.training.builder import build_controllers, build_region, initial_hparams
 from keel.training.seeding import Seeds, derive_seeds
 from keel.training.state import TrainState
+from keel.trust_region.certify import Certified, Region
 
 COMPILE_PAYS = 12_000
 """Optimizer steps from which compiling (about 20 s, cold) has earned itself back."""

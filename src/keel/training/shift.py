@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from keel.envs import ObsNormaliser
+from keel.experience.batch import Sampled, obs_rows, rows_of
+from keel.experience.collector import Collected
 from keel.functional import walk_back
-from keel.models.agent import Agent
-from keel.regions.measure import Bounded, exact_kl
-from keel.rollout.batch import Sampled, obs_rows, rows_of
-from keel.rollout.collect import Collected
+from keel.networks.agent import Agent
+from keel.trust_region.measure import Bounded, exact_kl
 from keel.types import Rollout
 
 STATISTICS_SHARE = 0.25

@@ -16,7 +16,7 @@ import numpy as np
 from keel.config import options
 from keel.envs import Envs, Obs, Step, make_envs
 from keel.errors import InputError, KeelError, import_extra
-from keel.training.evaluate import Score
+from keel.training.evaluation import Score
 from keel.training.policy import Policy, check_seed, check_spaces, check_trusted, run_episodes
 
 VIDEOS = (".gif", ".mp4")

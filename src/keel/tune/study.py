@@ -12,10 +12,10 @@ from typing import Any
 
 from keel.config import Config, from_dict
 from keel.errors import InputError, KeelError, import_extra
-from keel.runs import RunError, lock
-from keel.runs.directory import has_trained
-from keel.runs.resume import nested
-from keel.runs.writer import cut_half_line
+from keel.tracking import RunError, lock
+from keel.tracking.directory import has_trained
+from keel.tracking.resume import nested
+from keel.tracking.writer import cut_half_line
 from keel.training.runner import start
 from keel.training.signals import stop_requested
 from keel.tune.space import Range, Space

@@ -31,7 +31,7 @@ from keel.cli import main
 from keel.cli.ablate import Ablate, _train
 from keel.config import Config, Network
 from keel.errors import InputError
-from keel.runs.directory import hold_folder
+from keel.tracking.directory import hold_folder
 
 GRID = """
 env: CartPole-v1

@@ -26,7 +26,7 @@ from keel.apps.demonstrations import (
 )
 from keel.cli import main
 from keel.errors import InputError, KeelError
-from keel.rollout.demos import joined, only
+from keel.experience.demo_files import joined, only
 from keel.training.policy import open_policy
 
 

@@ -20,7 +20,7 @@ from keel.cli.progress import ResizableLive
 from keel.cli.render import PipedConsole
 from keel.config import Config
 from keel.errors import EstimatorWarning
-from keel.runs.health import find_breaches
+from keel.tracking.health import find_breaches
 
 METRICS = {"rollout/return_mean": 12.0, "train/kl_step": 0.01, "train/max_kl": 0.05}
 

@@ -17,7 +17,7 @@ from keel.compare.sources import Run
 from keel.compare.stability import stability_of
 from keel.errors import InputError
 from keel.functional import holm
-from keel.runs import MetricsTable
+from keel.tracking import MetricsTable
 
 from .conftest import WriteRun
 

@@ -8,14 +8,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from keel.models.language import TokenAgent
-from keel.models.vocabulary import Vocabulary
-from keel.regions.certify import Certified
-from keel.regions.proximal import PPO
-from keel.regions.stepper import initial_opt_state, make_step
-from keel.regions.token_objective import REFERENCE_HIDDEN, TokenObjective
-from keel.rollout.batch import Targets
-from keel.rollout.tokens import Sampling, complete
+from keel.algorithms.optimizer import initial_opt_state, make_step
+from keel.algorithms.ppo import PPO
+from keel.distributions.vocabulary import Vocabulary
+from keel.experience.batch import Targets
+from keel.experience.completions import Sampling, complete
+from keel.losses.token import REFERENCE_HIDDEN, TokenObjective
+from keel.networks.causal_lm import TokenAgent
+from keel.trust_region.certify import Certified
 from keel.types import HyperParams
 
 WORDS, MOST = 5_000, 20_000

@@ -15,17 +15,17 @@ from test_token_runs import count_vowels, names_of, sharp, tiny
 from token_toys import completions, gpt2, moved, qwen
 from torch import Tensor
 
+from keel.algorithms.optimizer import initial_opt_state
 from keel.apps.language import session as sessions
 from keel.apps.language.advantages import token_targets
 from keel.apps.language.loop import Iteration, initial_state, iterate
 from keel.apps.language.preflight import preflight
 from keel.apps.language.session import Session, build_objective, open_session
+from keel.experience.completions import Completions
 from keel.functional import aggregate
-from keel.models.language import TOKENS, TokenAgent
-from keel.regions.objective import Batch
-from keel.regions.stepper import initial_opt_state
-from keel.regions.token_objective import IMPORTANCE, REFERENCE, TokenObjective
-from keel.rollout.tokens import Completions
+from keel.losses.ppo import Batch
+from keel.losses.token import IMPORTANCE, REFERENCE, TokenObjective
+from keel.networks.causal_lm import TOKENS, TokenAgent
 
 VOWELS = {"functions": f"{count_vowels.__module__}:{count_vowels.__name__}"}
 """A reward that differs among completions, so that there is something to learn."""

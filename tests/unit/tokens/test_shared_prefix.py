@@ -15,9 +15,9 @@ from transformers import (
 )
 from transformers import Qwen2Model as Qwen2
 
-from keel.models.language import ATTENTION, TOKENS, WRITTEN, TokenAgent, positions
-from keel.models.shared_prefix import can_share, states
-from keel.models.vocabulary import HIDDEN
+from keel.distributions.vocabulary import HIDDEN
+from keel.networks.causal_lm import ATTENTION, TOKENS, WRITTEN, TokenAgent, positions
+from keel.networks.shared_prefix import can_share, states
 
 SHAPE = {
     "vocab_size": VOCABULARY,
@@ -126,7 +126,7 @@ def test_a_prompt_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model = backbones()["qwen3"]
     tokens, attention = texts(False)
     seen = []
-    import keel.models.shared_prefix as module
+    import keel.networks.shared_prefix as module
 
     honest = module.embedding
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from keel.apps.language.advantages import token_rewards, token_targets
 from keel.apps.language.config import from_dict
 from keel.apps.language.loop import _likeliest
-from keel.rollout.tokens import Sampling
+from keel.experience.completions import Sampling
 
 ALGOS = ("ppo", "grpo", "rloo", "reinforce_pp", "remax", "dr_grpo")
 

@@ -7,8 +7,8 @@ import math
 import pytest
 
 import keel
+from keel.controllers.controllers import Outcome, ProportionalPenalty
 from keel.errors import InputError, KeelError
-from keel.regions.controllers import Outcome, ProportionalPenalty
 from keel.types import HyperParams
 
 

@@ -11,12 +11,12 @@ import torch
 from test_token_runs import count_vowels, sharp, tiny
 from torch import Tensor
 
+from keel.algorithms.optimizer import initial_opt_state
 from keel.apps.language.advantages import token_targets
 from keel.apps.language.loop import Iteration, initial_state, iterate
 from keel.apps.language.rewards import Scores
 from keel.apps.language.session import Session, open_session
-from keel.regions.stepper import initial_opt_state
-from keel.rollout.tokens import Completions
+from keel.experience.completions import Completions
 
 ALGOS = ("ppo", "grpo", "rloo", "reinforce_pp", "remax", "dr_grpo")
 FAILED = 2

@@ -9,18 +9,18 @@ import torch
 from token_toys import VOCABULARY, completions, moved, qwen
 from torch import Tensor
 
+from keel.algorithms.optimizer import initial_opt_state, make_step
 from keel.errors import EstimatorWarning
 from keel.functional import categorical_kl
-from keel.models.language import ATTENTION, TOKENS, WRITTEN, TokenAgent
-from keel.regions.objective import Batch
-from keel.regions.stepper import initial_opt_state, make_step
-from keel.regions.token_objective import (
+from keel.losses.ppo import Batch
+from keel.losses.token import (
     REFERENCE,
     REFERENCE_HIDDEN,
     Covariance,
     TokenObjective,
     covariances,
 )
+from keel.networks.causal_lm import ATTENTION, TOKENS, WRITTEN, TokenAgent
 from keel.types import HyperParams
 
 

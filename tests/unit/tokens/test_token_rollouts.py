@@ -9,8 +9,8 @@ import torch
 from token_toys import CALL, EOS, PAD, PROMPTS, VOCABULARY, completions, gpt2, moved, qwen
 
 from keel.errors import InputError, KeelError
-from keel.models.language import TokenAgent
-from keel.rollout.tokens import Sampling, complete, pad_left, truncated
+from keel.experience.completions import Sampling, complete, pad_left, truncated
+from keel.networks.causal_lm import TokenAgent
 
 AGENTS = {"qwen": lambda: TokenAgent(qwen()), "gpt2": lambda: TokenAgent(gpt2())}
 

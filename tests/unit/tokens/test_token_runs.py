@@ -25,11 +25,11 @@ from keel.apps.language.supervised import examples_as_rows
 from keel.apps.language.tasks import warmup_data
 from keel.cli import main
 from keel.errors import EstimatorWarning, InputError
-from keel.models.language import WRITTEN
-from keel.runs.metrics import metric
-from keel.runs.reader import read_metrics
+from keel.networks.causal_lm import WRITTEN
+from keel.tracking.metrics import metric
+from keel.tracking.reader import read_metrics
 from keel.training.checkpoint import load
-from keel.training.evaluate import EvaluationStopped
+from keel.training.evaluation import EvaluationStopped
 
 
 def tiny(**changes: Any) -> Language:
@@ -279,7 +279,7 @@ def test_preflight_names_padding_that_is_seen(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_preflight_names_labels_that_are_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    import keel.models.shared_prefix as models
+    import keel.networks.shared_prefix as models
 
     session = open_session(tiny())
     honest = models.states

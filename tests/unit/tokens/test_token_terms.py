@@ -9,14 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from keel.algorithms.optimizer import StepResult, initial_opt_state
+from keel.algorithms.supervised import Likelihood, one_pass
+from keel.distributions.vocabulary import HEAD, HIDDEN, Vocabulary
+from keel.experience.batch import Rows
 from keel.functional import categorical_kl
-from keel.models.agent import Evaluation
-from keel.models.critics import Scalar
-from keel.models.vocabulary import HEAD, HIDDEN, Vocabulary
-from keel.regions.objective import Batch, Statistics
-from keel.regions.stepper import StepResult, initial_opt_state
-from keel.regions.supervised import Likelihood, one_pass
-from keel.regions.token_objective import (
+from keel.losses.ppo import Batch, Statistics
+from keel.losses.token import (
     IMPORTANCE,
     REFERENCE,
     REFERENCE_HIDDEN,
@@ -24,7 +23,8 @@ from keel.regions.token_objective import (
     TokenObjective,
     covariances,
 )
-from keel.rollout.batch import Rows
+from keel.networks.agent import Evaluation
+from keel.networks.critics import Scalar
 from keel.types import HyperParams
 
 TOKENS = 4

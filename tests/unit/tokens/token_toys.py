@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
-from keel.models.language import TokenAgent
-from keel.rollout.tokens import Completions, Sampling, complete
+from keel.experience.completions import Completions, Sampling, complete
+from keel.networks.causal_lm import TokenAgent
 
 VOCABULARY, EOS, PAD, CALL = 12, 1, 0, 3
 

@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from keel.config import Config, from_dict
 from keel.envs import Step, time_limit
-from keel.training.evaluate import LONGEST_EPISODE, EvaluationWarning, _Tally, longest_episode
+from keel.training.evaluation import LONGEST_EPISODE, EvaluationWarning, _Tally, longest_episode
 from keel.training.runner import start
 
 

@@ -12,11 +12,11 @@ import torch
 from gymnasium import spaces
 
 from keel.config import Config, Network
+from keel.distributions.sampling import mode, to_env
 from keel.envs import MissingExtraError, ObsNormaliser
 from keel.errors import InputError
 from keel.keys import EPISODE_STARTS
-from keel.models.build import build_agent
-from keel.models.sampling import mode, to_env
+from keel.networks.build import build_agent
 from keel.training import export
 from keel.training.export import ExportError, export_onnx, run_onnx
 from keel.training.policy import Policy

@@ -13,7 +13,7 @@ import torch
 
 from keel.config import Config, from_dict
 from keel.envs import EnvWarning, names
-from keel.runs.environment import read_choices
+from keel.tracking.environment import read_choices
 from keel.training.export import export_onnx
 from keel.training.loop import train
 from keel.training.policy import evaluate_policy, open_policy

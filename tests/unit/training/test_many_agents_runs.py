@@ -12,13 +12,13 @@ import torch
 from keel.cli import main
 from keel.config import Config, from_dict
 from keel.errors import InputError
-from keel.regions.gate import ConsistencyError
-from keel.runs.metrics import metric
-from keel.runs.reader import read_metrics
+from keel.tracking.metrics import metric
+from keel.tracking.reader import read_metrics
 from keel.training.checkpoint import load
 from keel.training.loop import train
 from keel.training.policy import evaluate_policy, open_policy
 from keel.training.runner import start
+from keel.trust_region.gate import ConsistencyError
 
 WHO = ("industry", "education", "council")
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from keel.config import Config, from_dict
+from keel.experience.collector import Collected
 from keel.keys import MASK
-from keel.models.recurrent import EPISODE_STARTS
-from keel.rollout.collect import Collected
+from keel.networks.recurrent import EPISODE_STARTS
 from keel.training.loop import iterate
 from keel.training.session import Session, initial_state, open_session
 from keel.training.state import TrainState

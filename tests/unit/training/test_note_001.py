@@ -12,12 +12,12 @@ import torch
 from gymnasium import spaces
 
 from keel.config import Advantage, from_dict
+from keel.controllers.controllers import AdaptiveClip, Outcome
 from keel.envs import make_envs
 from keel.envs.faults import BadStepError
 from keel.envs.vector import VectorEnvs
 from keel.errors import InputError
-from keel.regions.controllers import AdaptiveClip, Outcome
-from keel.rollout.targets import group_of
+from keel.experience.targets import group_of
 from keel.training.loop import train
 from keel.types import HyperParams, Rollout
 

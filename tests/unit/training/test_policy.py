@@ -17,7 +17,7 @@ from PIL import Image
 
 from keel.config import Checkpoints, Config, Envs, Evaluation, Network, Region
 from keel.errors import InputError, KeelError
-from keel.runs import RunError, read_metrics
+from keel.tracking import RunError, read_metrics
 from keel.training import video
 from keel.training.checkpoint import CheckpointError, load
 from keel.training.policy import evaluate_policy, find_run, open_policy

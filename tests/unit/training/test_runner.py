@@ -18,8 +18,8 @@ import keel
 from keel.cli import main
 from keel.config import Config, from_dict
 from keel.errors import InputError
-from keel.runs.config_file import dump_config, read_config
-from keel.runs.reader import read_metrics
+from keel.tracking.config_file import dump_config, read_config
+from keel.tracking.reader import read_metrics
 from keel.training import runner
 from keel.training.checkpoint import load
 from keel.training.loop import iterate

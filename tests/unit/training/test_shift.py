@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from keel.config import from_dict
-from keel.rollout.batch import rows_of
+from keel.experience.batch import rows_of
 from keel.training.session import Session, initial_state, open_session
 from keel.training.shift import STATISTICS_SHARE, TEMPERATURE_SHARE, Shift, shift
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from keel.envs import Envs, Obs, Step
-from keel.training.evaluate import Score
+from keel.training.evaluation import Score
 from keel.training.policy import Policy, check_trusted, make_like
 from keel.training.video import Camera, check_video_path, record_video
 

@@ -1,9 +1,9 @@
 """Demonstrations: recorded from a trained policy or a function, or loaded from Minari."""
 
 from keel.apps.demonstrations.record import record_function, record_policy
-from keel.rollout.demos import Demos, check_fits, load_demos, save_demos
-from keel.rollout.imitation import open_demos
-from keel.rollout.minari_data import from_minari
+from keel.experience.demo_files import Demos, check_fits, load_demos, save_demos
+from keel.experience.demos import open_demos
+from keel.experience.minari_data import from_minari
 
 __all__ = [
     "Demos",

@@ -11,13 +11,13 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from keel.config import Config
+from keel.distributions.sampling import draw_noise, mode, sample, to_env
 from keel.envs import Envs, make_envs
 from keel.errors import InputError, KeelError
+from keel.experience.acting import initial_hidden_state, make_actor
+from keel.experience.demo_files import Demos
 from keel.keys import MASK
-from keel.models.acting import initial_hidden_state, make_actor
-from keel.models.recurrent import EPISODE_STARTS
-from keel.models.sampling import draw_noise, mode, sample, to_env
-from keel.rollout.demos import Demos
+from keel.networks.recurrent import EPISODE_STARTS
 from keel.training.policy import Policy, make_for
 
 Array = NDArray[Any]

@@ -13,8 +13,8 @@ from keel.apps.land.recording import GameRecord, Snapshot
 from keel.apps.land.rules import SIZES
 from keel.errors import InputError, KeelError
 from keel.look import BLUE, GREEN, GREY, INK, ORANGE, PALE, new_figure, tidy
-from keel.runs.drawing import write_png
-from keel.runs.files import replace_file
+from keel.tracking.drawing import write_png
+from keel.tracking.files import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

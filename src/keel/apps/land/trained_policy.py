@@ -10,10 +10,10 @@ from keel.apps.land.games import Games
 from keel.apps.land.rules import Rules, make_rules
 from keel.apps.land.vector import observation_dict
 from keel.config import options
+from keel.distributions.sampling import draw_noise, mode, sample
 from keel.errors import InputError
+from keel.experience.acting import make_actor
 from keel.keys import MASK
-from keel.models.acting import make_actor
-from keel.models.sampling import draw_noise, mode, sample
 from keel.training.policy import Policy
 
 

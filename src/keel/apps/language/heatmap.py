@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from keel.errors import InputError
 from keel.functional import aggregate
-from keel.runs import RunError
-from keel.runs.files import replace_file
+from keel.tracking import RunError
+from keel.tracking.files import replace_file
 
 Array = NDArray[Any]
 

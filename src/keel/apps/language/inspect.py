@@ -11,8 +11,8 @@ from keel.apps.language.judge import judge
 from keel.apps.language.session import open_session
 from keel.apps.language.tasks import held_out
 from keel.errors import InputError
-from keel.runs.config_file import read_config
-from keel.runs.directory import find_run
+from keel.tracking.config_file import read_config
+from keel.tracking.directory import find_run
 from keel.training.checkpoint import check_shapes
 from keel.training.policy import load_checkpoint
 

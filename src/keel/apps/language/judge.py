@@ -10,8 +10,8 @@ from torch import Tensor
 
 from keel.apps.language.session import Session
 from keel.apps.language.tasks import Example
-from keel.rollout.tokens import Sampling
-from keel.training.evaluate import EvaluationStopped
+from keel.experience.completions import Sampling
+from keel.training.evaluation import EvaluationStopped
 from keel.training.signals import stop_requested
 
 AT_ONCE = 256

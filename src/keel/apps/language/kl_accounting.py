@@ -8,12 +8,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from keel.distributions.vocabulary import HEAD, HIDDEN, Vocabulary
+from keel.experience.batch import chunks
+from keel.experience.completions import Completions
 from keel.functional import k1, k2, k3
-from keel.models.language import TokenAgent
-from keel.models.parallel import parallel_map
-from keel.models.vocabulary import HEAD, HIDDEN, Vocabulary
-from keel.rollout.batch import chunks
-from keel.rollout.tokens import Completions
+from keel.networks.causal_lm import TokenAgent
+from keel.parallel import parallel_map
 from keel.types import UpdateReport
 
 

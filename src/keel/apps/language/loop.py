@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from keel.algorithms.optimizer import initial_opt_state
 from keel.apps.language.advantages import TokenTargets, token_targets
 from keel.apps.language.config import Language
 from keel.apps.language.kl_accounting import (
@@ -23,12 +24,11 @@ from keel.apps.language.kl_accounting import (
 )
 from keel.apps.language.session import Session
 from keel.apps.language.tasks import Example, prompts
+from keel.controllers.controllers import Controller, Outcome, ProportionalPenalty
+from keel.experience.batch import Rows, Targets, chunks
+from keel.experience.completions import Completions, Sampling
 from keel.functional import explained_variance, kl_reward
-from keel.regions.controllers import Controller, Outcome, ProportionalPenalty
-from keel.regions.stepper import initial_opt_state
-from keel.regions.token_objective import IMPORTANCE, REFERENCE, REFERENCE_HIDDEN
-from keel.rollout.batch import Rows, Targets, chunks
-from keel.rollout.tokens import Completions, Sampling
+from keel.losses.token import IMPORTANCE, REFERENCE, REFERENCE_HIDDEN
 from keel.types import HyperParams, OptimizerState, UpdateReport
 
 

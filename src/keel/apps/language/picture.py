@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keel.look import BLUE, GREEN, GREY, INK, ORANGE, new_figure, tidy
-from keel.runs.drawing import column, line, write_png
-from keel.runs.reader import MetricsTable, read_metrics
+from keel.tracking.drawing import column, line, write_png
+from keel.tracking.reader import MetricsTable, read_metrics
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,14 +11,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from keel.algorithms.optimizer import initial_opt_state
 from keel.apps.language.session import Session
 from keel.apps.language.tasks import held_out
 from keel.errors import KeelError
+from keel.experience.completions import Completions
 from keel.functional import aggregate
-from keel.models.language import ATTENTION, TOKENS, WRITTEN
-from keel.regions.stepper import initial_opt_state
-from keel.regions.token_objective import TokenObjective
-from keel.rollout.tokens import Completions
+from keel.losses.token import TokenObjective
+from keel.networks.causal_lm import ATTENTION, TOKENS, WRITTEN
 from keel.types import HyperParams, OptimizerState, Tree
 
 TOLERANCE = 1e-3
@@ -168,8 +168,8 @@ def _shift(session: Session, params: Tensor, completions: Completions) -> float:
 
 def _micro(session: Session, params: Tensor, completions: Completions) -> float:
     """Return the relative distance between the gradient of all rows, and of one row at a time."""
-    from keel.regions.objective import Batch
-    from keel.regions.stepper import make_step
+    from keel.algorithms.optimizer import make_step
+    from keel.losses.ppo import Batch
 
     rows = completions.rows()
     sign = torch.where(torch.arange(len(rows.weight)) % 2 == 0, 1.0, -1.0).to(rows.weight)

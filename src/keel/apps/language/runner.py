@@ -29,11 +29,11 @@ from keel.apps.language.session import Session, open_session
 from keel.apps.language.supervised import ProgressCallback, control, warm_up
 from keel.apps.language.tasks import held_out
 from keel.apps.language.watching import token_table
-from keel.models.language import TokenAgent
-from keel.runs.config_file import read_config
-from keel.runs.directory import RunDirectory, find_run, run_name
-from keel.runs.files import replace_file
-from keel.runs.sinks import require_sinks
+from keel.networks.causal_lm import TokenAgent
+from keel.tracking.config_file import read_config
+from keel.tracking.directory import RunDirectory, find_run, run_name
+from keel.tracking.files import replace_file
+from keel.tracking.sinks import require_sinks
 from keel.training.checkpoint import Checkpoint, check_shapes, save
 from keel.training.persist import Progress, Watch, persist
 from keel.training.runner import announced, load_for_resume

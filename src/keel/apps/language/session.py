@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from keel.algorithms.optimizer import Step, make_step
+from keel.algorithms.ppo import PPO
 from keel.apps.language.config import Language, task_options
 from keel.apps.language.pretrained import load_pretrained
 from keel.apps.language.rewards import Overlong, Rewards, load_function
@@ -17,17 +19,15 @@ from keel.apps.language.tasks import Example, Task, held_out, task_named, true_s
 from keel.apps.language.tokenizer import build_tokenizer, encode
 from keel.apps.language.tools import ToolLoop, tool_loop
 from keel.errors import InputError, import_extra
+from keel.experience.completions import Completions, Sampling, complete
 from keel.functional.reduce import Reduction
-from keel.models.devices import find_device
-from keel.models.language import TokenAgent
-from keel.models.parallel import set_threads
-from keel.regions.certify import Certified
-from keel.regions.proximal import PPO
-from keel.regions.stepper import Step, make_step
-from keel.regions.token_objective import Covariance, TokenObjective
+from keel.losses.token import Covariance, TokenObjective
+from keel.networks.causal_lm import TokenAgent
+from keel.networks.devices import find_device
+from keel.parallel import set_threads
 from keel.resources import cores, expect_memory
-from keel.rollout.tokens import Completions, Sampling, complete
 from keel.training.seeding import Seeds, derive_seeds
+from keel.trust_region.certify import Certified
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from keel.algorithms.optimizer import initial_opt_state
+from keel.algorithms.supervised import Likelihood, one_pass
 from keel.apps.language.judge import judge
 from keel.apps.language.session import Session
 from keel.apps.language.tasks import Example, held_out, segments, warmup_data
-from keel.models.language import ATTENTION, TOKENS, WRITTEN
-from keel.regions.stepper import initial_opt_state
-from keel.regions.supervised import Likelihood, one_pass
-from keel.rollout.batch import Rows
-from keel.rollout.tokens import pad_left
-from keel.training.evaluate import EvaluationStopped
+from keel.experience.batch import Rows
+from keel.experience.completions import pad_left
+from keel.networks.causal_lm import ATTENTION, TOKENS, WRITTEN
+from keel.training.evaluation import EvaluationStopped
 from keel.training.signals import stop_requested
 from keel.types import HyperParams, OptimizerState
 

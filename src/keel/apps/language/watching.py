@@ -12,7 +12,7 @@ from torch import Tensor
 from keel.apps.language.heatmap import TokenTable
 from keel.apps.language.loop import Iteration
 from keel.apps.language.session import Session
-from keel.regions.measure import measure
+from keel.trust_region.measure import measure
 
 
 def token_table(session: Session, last: Iteration, params: Tensor, path: Path) -> TokenTable:

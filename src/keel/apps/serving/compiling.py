@@ -8,7 +8,7 @@ from typing import Any
 
 from numba import njit
 
-from keel.models.compiling import keeping
+from keel.kernels.compiling import keeping
 
 HERE = Path(__file__).parent
 SOURCES = (

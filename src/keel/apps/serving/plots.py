@@ -11,7 +11,7 @@ from keel.apps.serving import fields as f
 from keel.apps.serving.results import end_time, latencies
 from keel.apps.serving.simulation import SimulationResult
 from keel.look import BLUE, GREEN, GREY, INK, ORANGE, new_figure, tidy
-from keel.runs.drawing import write_png
+from keel.tracking.drawing import write_png
 
 COLORS = (BLUE, ORANGE, GREEN, INK, GREY)
 STYLES = ("-", "--", ":")

@@ -29,7 +29,7 @@ from keel.apps.language.heatmap_page import level, number, page, plain
 from keel.apps.language.heatmap_style import LEVELS, mix, shades
 from keel.errors import InputError
 from keel.look import BLUE, INK, ORANGE
-from keel.runs import RunError
+from keel.tracking import RunError
 
 
 def table(**changes: Any) -> TokenTable:

@@ -19,7 +19,7 @@ from keel.apps.language.runner import resume, start
 from keel.apps.language.session import make_model
 from keel.apps.language.tokenizer import build_tokenizer
 from keel.errors import InputError
-from keel.runs.config_file import read_config
+from keel.tracking.config_file import read_config
 
 
 @pytest.fixture(scope="module")

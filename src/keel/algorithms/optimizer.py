@@ -1,0 +1,208 @@
+"""One optimizer step on one minibatch: gradient, clipping and Adam on the parameter matrix.
+
+The whole step is one function of tensors, so that it can be compiled as one graph: on a 64×64 MLP
+that is about three times faster than eager, where Python between small operations is the cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from keel.losses.ppo import Batch, Statistics
+from keel.networks.agent import Agent
+from keel.parallel import parallel_map
+from keel.types import HPARAM_INDEX, OptimizerState
+
+BETAS = (0.9, 0.999)
+EPSILON = 1e-5
+"""Larger than Adam's usual 1e-8: PPO's small gradients need it ("37 details", number 3)."""
+
+
+class StepResult(NamedTuple):
+    """The optimizer after a step, and its statistics."""
+
+    opt_state: OptimizerState
+    statistics: Statistics
+    gradient_norm: Tensor
+    """`[G]`, before clipping"""
+    applied: Tensor
+    """`[G]` bool: a non-finite gradient is never applied, a stopped group never moved"""
+
+
+Step = Callable[[OptimizerState, Batch, Tensor, Tensor, Tensor, Tensor], StepResult]
+Loss = Callable[..., tuple[Tensor, Statistics]]
+"""(agent, parameters, minibatch, hyperparameters, group axis) → the loss per group, and statistics;
+of micro-batches with `total`, what the whole minibatch is divided by."""
+Total = Callable[[Tensor], tuple[Tensor, Statistics]]
+
+
+def initial_opt_state(params: Tensor) -> OptimizerState:
+    """Return the optimizer before the first step."""
+    zeros = torch.zeros_like(params)
+    steps = torch.zeros(params.shape[0], 2, device=params.device)
+    return OptimizerState(params, zeros, zeros.clone(), steps)
+
+
+def make_step(
+    agent: Agent,
+    objective: Loss,
+    *,
+    group_axis: int | None,
+    max_grad_norm: float,
+    compiled: bool,
+    micro: int | None = None,
+    workers: int = 1,
+) -> Step:
+    """Return a function from (optimizer state, all rows, row numbers, padding mask,
+    hyperparameters, active groups) to a result.
+
+    Args:
+        agent: the agent.
+        objective: the loss; it may take the critic's parameters alone, then these are all.
+        group_axis: the agent axis of the rows; None for one group.
+        max_grad_norm: bound on the norm of a group's gradient.
+        compiled: whether `torch.compile` compiles the step.
+        micro: rows over which the gradient is added up at a time, for models whose activations are
+            large; the objective then says what all of them are divided by (`denominator`).
+        workers: pieces of a minibatch taken in parallel.
+    """
+    # `torch.compile` captures `func.grad` and not `autograd.grad`; eagerly the latter is faster.
+    differentiate = _functional if compiled else _autograd
+    critic_columns = agent.layout.columns("critic").to(agent.initial.device)
+
+    def step(
+        opt_state: OptimizerState,
+        rows: Batch,
+        index: Tensor,
+        real: Tensor,
+        hparams: Tensor,
+        active: Tensor,
+    ) -> StepResult:
+        if workers > 1:  # rows of a group stay together, and share the reading of their prompt
+            index, order = index.sort()
+            real = real[order]
+        batch = rows.take(index, real)
+        size = micro or (-(-len(index) // workers) if workers > 1 else None)
+        shared = {} if size is None else {"total": objective.denominator(batch)}  # type: ignore[attr-defined]
+
+        def total_of(part: Batch) -> Total:
+            def total(params: Tensor) -> tuple[Tensor, Statistics]:
+                loss, statistics = objective(agent, params, part, hparams, group_axis, **shared)
+                return loss.sum(), statistics  # rows of the matrix are independent: a sum keeps so
+
+            return total
+
+        if size is None:
+            gradient, statistics = differentiate(total_of(batch), opt_state.params)
+        else:
+            gradient, parts = torch.zeros_like(opt_state.params), []
+            pieces = batch.split(size)
+            for begin in range(0, len(pieces), workers):  # gradients of a few pieces at a time
+                for added, part_statistics in parallel_map(
+                    lambda piece: differentiate(total_of(piece), opt_state.params),
+                    pieces[begin : begin + workers],
+                    workers,
+                ):
+                    gradient += added
+                    parts.append(part_statistics)
+            statistics = _together(parts)
+        norm = gradient.norm(dim=1)
+        applied = torch.isfinite(norm) & active
+        scale = (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+        rate, factor = (hparams[HPARAM_INDEX[name]] for name in ("learning_rate", "critic_factor"))
+        if not compiled and _all_move_alike(opt_state, applied) and factor == 1.0:
+            moved = _plain_adam(opt_state, gradient.mul_(scale[:, None]), rate.item())
+        else:
+            gradient = torch.where(applied[:, None], gradient * scale[:, None], 0.0)
+            columns = agent.policy_columns[-gradient.shape[1] :]
+            rates = torch.where(critic_columns[-gradient.shape[1] :], rate * factor, rate)
+            moved = _adam(opt_state, gradient, rates, applied, columns)
+        return StepResult(moved, statistics, norm, applied)
+
+    if compiled:
+        return torch.compile(step, fullgraph=True, dynamic=False)
+    return step
+
+
+def _together(parts: list[Statistics]) -> Statistics:
+    """Join statistics of micro-batches: sums of means over one denominator, largest extremes."""
+    sums = Statistics(*(torch.stack(x).sum(0) for x in zip(*parts, strict=True)))
+    largest = torch.stack([part.log_ratio_max for part in parts]).amax(0)  # NaN wins
+    return sums._replace(log_ratio_max=largest)
+
+
+def _autograd(function: Total, params: Tensor) -> tuple[Tensor, Statistics]:
+    leaf = params.detach().requires_grad_()
+    loss, statistics = function(leaf)
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    return gradient, statistics
+
+
+def _functional(function: Total, params: Tensor) -> tuple[Tensor, Statistics]:
+    gradient, statistics = torch.func.grad(function, has_aux=True)(params)
+    return gradient, statistics
+
+
+def _adam(
+    old: OptimizerState, gradient: Tensor, rate: Tensor, applied: Tensor, policy: Tensor
+) -> OptimizerState:
+    """Apply Adam (Kingma and Ba 2015); a group that may not move keeps its moments and age, too."""
+    rows = applied[:, None]
+    steps = old.steps + rows
+    age = torch.where(policy, steps[:, :1], steps[:, 1:]).clamp(min=1.0)
+    first = torch.where(rows, BETAS[0] * old.first + (1 - BETAS[0]) * gradient, old.first)
+    second = torch.where(rows, BETAS[1] * old.second + (1 - BETAS[1]) * gradient**2, old.second)
+    spread = (second / (1 - BETAS[1] ** age)).sqrt() + EPSILON
+    direction = first / (1 - BETAS[0] ** age) / spread
+    params = torch.where(rows, old.params - rate * direction, old.params)
+    return OptimizerState(params, first, second, steps)
+
+
+def _all_move_alike(opt_state: OptimizerState, applied: Tensor) -> bool:
+    return bool(applied.all()) and bool((opt_state.steps == opt_state.steps[0, 0]).all())
+
+
+def _plain_adam(old: OptimizerState, gradient: Tensor, rate: float) -> OptimizerState:
+    """Apply `_adam` where all move and are of one age: a third of its passes over the parameters.
+
+    A CNN has two million of them, and 30 ms of every step went there.
+    """
+    steps = old.steps + 1.0
+    age = steps[0, 0].item()
+    first = torch.lerp(old.first, gradient, 1 - BETAS[0])
+    second = (old.second * BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
+    shrink = (1 - BETAS[1] ** age) ** 0.5  # of both, numerator and denominator: one pass less
+    spread = second.sqrt().add_(EPSILON * shrink)
+    params = torch.addcdiv(old.params, first, spread, value=-rate * shrink / (1 - BETAS[0] ** age))
+    return OptimizerState(params, first, second, steps)
+
+
+def without_adam(step: Step) -> Step:
+    """Return a step along the clipped gradient itself, at the policy's learning rate.
+
+    Adam's first moment after one step from 0 is (1 − β₁) times that gradient.
+
+    Args:
+        step: one step of Adam.
+    """
+
+    def descend(
+        opt_state: OptimizerState,
+        rows: Batch,
+        index: Tensor,
+        real: Tensor,
+        hparams: Tensor,
+        active: Tensor,
+    ) -> StepResult:
+        nothing = torch.zeros_like(opt_state.params)
+        fresh = opt_state._replace(first=nothing, second=nothing.clone())
+        result = step(fresh, rows, index, real, hparams, active)
+        gradient = result.opt_state.first / (1.0 - BETAS[0])
+        params = opt_state.params - hparams[HPARAM_INDEX["learning_rate"]] * gradient
+        return result._replace(opt_state=result.opt_state._replace(params=params))
+
+    return descend

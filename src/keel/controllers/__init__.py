@@ -1,0 +1,1 @@
+"""Controllers: what changes hyperparameters between updates."""

@@ -1,0 +1,1 @@
+"""Distributions of actions and of tokens, and drawing from them."""

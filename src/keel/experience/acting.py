@@ -1,0 +1,170 @@
+"""The actor on the hot path: observations in, policy outputs out, as numpy arrays.
+
+A small MLP is run by the loops that also train it (`keel.kernels.mlp`): at eight environments
+that takes a twentieth of torch's time, which is all overhead there. Everything else goes through
+torch. The consistency gate holds both to the same numbers.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from keel.distributions.sampling import Array
+from keel.networks.actor_critic import Outputs, SeparateActorCritic
+from keel.networks.agent import Agent
+from keel.types import Tree
+
+Obs = Mapping[str, Array]
+
+
+class Acted(NamedTuple):
+    """Results of an actor's pass beside the policy's outputs."""
+
+    value: Array | None = None
+    """`[N]`, where it came for free"""
+    hidden_state: dict[str, Array] | None = None
+    """the states `[N, H]` to act with next, of recurrent networks"""
+
+
+Act = Callable[[Obs, Array], Acted]
+"""Observations `[N, …]`, and where to write the policy's outputs `[N, K]`."""
+
+
+def make_actor(agent: Agent, params: Tensor) -> Act:
+    """Return the fastest way to act with `params`.
+
+    Args:
+        agent: the agent that acts.
+        params: `[G, P]`; they must not change while the actor is in use.
+    """
+    network = agent.network
+    if agent.recurrent:
+        return _recurrent_actor(agent, params)
+    if isinstance(network, SeparateActorCritic) and network.is_small:
+        if agent.members == (0,):
+            return _compiled_actor(agent, network, params[0])
+        if agent.groups > 1:
+            return _compiled_actors(agent, network, params)
+    return _torch_actor(agent, params)
+
+
+def _compiled_actors(agent: Agent, network: SeparateActorCritic, params: Tensor) -> Act:
+    """Run agents one after the other: each has its own parameters, and a column of `[N, A, …]`."""
+    (key,) = network.encoder.shapes
+    acts = [_compiled_actor(agent, network, row) for row in agent.of_agents(params)]
+
+    def act(obs: Obs, out: Array) -> Acted:
+        x = np.ascontiguousarray(np.moveaxis(obs[key], 1, 0))
+        for a, one in enumerate(acts):
+            own = np.empty((out.shape[0], out.shape[2]), np.float32)
+            one({key: x[a]}, own)
+            out[:, a] = own
+        return Acted()
+
+    return act
+
+
+def _compiled_actor(agent: Agent, network: SeparateActorCritic, params: Tensor) -> Act:
+    from keel.kernels import (
+        mlp as kernels,  # numba is a second and 100 MB, which others need not pay
+    )
+
+    (key,) = network.encoder.shapes
+    row = params.cpu().numpy()
+    start = agent.layout.slice_of("actor.layers.0.weight").start
+    sizes = network.actor.sizes
+    tanh = network.actor.act_name == "tanh"
+    log_std = None
+    if network.head.log_std is not None:
+        log_std = row[agent.layout.slice_of("head.log_std")]
+    activations, width = np.empty(0, np.float32), int(sizes.sum())
+    nothing = Acted()
+
+    def act(obs: Obs, out: Array) -> Acted:
+        nonlocal activations
+        x = obs[key]
+        rows = x.shape[0]
+        if activations.size != rows * width:
+            activations = np.empty(rows * width, np.float32)
+        kernels.act(row, start, sizes, tanh, x.reshape(rows, -1), activations, out)
+        if log_std is not None:
+            out[:, -log_std.size :] = log_std
+        return nothing
+
+    return act
+
+
+def _torch_actor(agent: Agent, params: Tensor) -> Act:
+    outputs = _loaded(agent, params)
+
+    def act(obs: Obs, out: Array) -> Acted:
+        tree = {key: _tensor(x, params.device) for key, x in obs.items()}
+        with torch.inference_mode():
+            policy, value, _ = outputs(tree)
+            assert policy is not None
+            assert value is not None
+            value = agent.value_of(params, value)
+        out[:] = policy.cpu().numpy()
+        return Acted(value.cpu().numpy())
+
+    return act
+
+
+def _tensor(x: Array, device: torch.device) -> Tensor:
+    """Copy into torch's own memory, row by row: how a matrix lies decides how its products round,
+    and an observation from a checkpoint lies otherwise than one from the environment. Images stay
+    as they are: the network wants them with their channels last."""
+    return torch.from_numpy(x if x.ndim == 4 else np.ascontiguousarray(x)).clone().to(device)
+
+
+def _loaded(agent: Agent, params: Tensor) -> Callable[[Tree], Outputs]:
+    """Return the network at `params`, put together once: a rollout calls it hundreds of times."""
+    if agent.groups > 1:
+        return lambda obs: agent.outputs(params, obs)
+    network = copy.deepcopy(agent.network)
+    parameters = dict(network.named_parameters())
+    with torch.no_grad():
+        for name, x in agent.layout.unflatten(params[0]).items():
+            if name in parameters:  # the critic's units are none of the network's
+                parameters[name].copy_(x)
+    return network
+
+
+def _recurrent_actor(agent: Agent, params: Tensor) -> Act:
+    """Return an actor for one row of each sequence; `obs` holds hidden states and their resets."""
+    outputs = _loaded(agent, params)
+
+    def act(obs: Obs, out: Array) -> Acted:
+        tree = {key: _tensor(x, params.device) for key, x in obs.items()}
+        tree = {
+            key: x if key in agent.hidden_state_sizes else x[:, None] for key, x in tree.items()
+        }
+        with torch.inference_mode():
+            policy, value, hidden_state = outputs(tree)
+            assert policy is not None
+            assert value is not None
+            assert hidden_state is not None
+            value = agent.value_of(params, value)
+        out[:] = policy[:, 0].cpu().numpy()
+        last = {key: x[:, 0].cpu().numpy() for key, x in hidden_state.items()}
+        return Acted(value[:, 0].cpu().numpy(), last)
+
+    return act
+
+
+def initial_hidden_state(agent: Agent, rows: int) -> dict[str, Array]:
+    """Return the zero states at the beginning of an episode, `[rows, H]` each; {} if not recurrent.
+
+    Args:
+        agent: the agent that acts.
+        rows: number of sequences.
+    """
+    return {
+        key: np.zeros((rows, size), np.float32) for key, size in agent.hidden_state_sizes.items()
+    }

@@ -1,0 +1,309 @@
+"""Collecting a rollout: preallocated storage, numpy all the way, no Python per environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from keel.distributions.actions import Categorical
+from keel.distributions.sampling import Array, draw_noise, sample, to_env
+from keel.envs import Envs, Obs, ObsNormaliser, Step, lead
+from keel.errors import InputError
+from keel.experience.acting import Acted, initial_hidden_state, make_actor
+from keel.keys import MASK
+from keel.networks.agent import Agent
+from keel.networks.recurrent import EPISODE_STARTS
+from keel.types import Rollout
+
+
+class Episodes(NamedTuple):
+    """Episodes that ended during a rollout: raw returns and lengths."""
+
+    returns: Array
+    lengths: Array
+    agents: Array | None = None
+    """`[E, A]`: the returns of each agent, where there are several"""
+    measures: Mapping[str, Array] = MappingProxyType({})
+    """`[E]` each: measures that the environment itself gives"""
+
+
+class RawObs(NamedTuple):
+    """Observations of a rollout as the environments gave them, before they were normalised."""
+
+    rows: Obs
+    """`[T, N, …]`"""
+    last: Obs
+    """`[N, …]`: after the last row"""
+    final: Obs | None
+    """`[K, …]`: the last of truncated episodes, as `Rollout.final_obs`"""
+
+
+class Collected(NamedTuple):
+    """A rollout, with raw rewards, observations, values and episodes."""
+
+    rollout: Rollout
+    reward: Array
+    """`[T, N]` raw"""
+    raw: RawObs | None
+    """None where nothing is normalised"""
+    value: Tensor | None
+    """`[T, N]`, where the actor's pass gave it"""
+    episodes: Episodes
+
+    def normalized_by(self, normaliser: ObsNormaliser) -> Rollout:
+        """Return the rollout with its observations as another normaliser shows them."""
+        if self.raw is None:
+            return self.rollout
+
+        def normalized(raw: Obs) -> dict[str, Tensor]:
+            values = normaliser.apply(raw)
+            return {key: torch.from_numpy(values[key]) for key in normaliser.scaling}
+
+        rollout, final = self.rollout, self.rollout.final_obs
+        if final is not None and self.raw.final is not None:
+            final = final | normalized(self.raw.final)
+        return replace(
+            rollout,
+            obs=rollout.obs | normalized(self.raw.rows),
+            last_obs=rollout.last_obs | normalized(self.raw.last),
+            final_obs=final,
+        )
+
+
+@dataclass
+class Collector:
+    """Environments with the place they stand at, and the storage of rollouts; one per run."""
+
+    envs: Envs
+    agent: Agent
+    steps: int
+    obs: Obs
+    """what the policy sees next, `[N, …]`, raw"""
+    rng: np.random.Generator
+    hidden_state: dict[str, Array] = field(default_factory=dict)
+    """recurrent states, `[N, H]` each"""
+    episode_starts: Array = field(default_factory=lambda: np.zeros(0, bool))
+    """`[N]` bool: whose `obs` begins an episode"""
+    epsilon: float = 0.0
+    """a deliberate bug: this share of the actions is random, unknown to their log-probs"""
+    _store: dict[str, Array] = field(default_factory=dict)
+
+    def begin(self, obs: Obs) -> None:
+        """Reset hidden states: `obs` are the first of new episodes."""
+        self.obs = obs
+        self.episode_starts = np.ones(self.envs.num_envs, bool)
+        self.hidden_state = initial_hidden_state(self.agent, self.envs.num_envs)
+
+    def collect(
+        self, params: Tensor, temperature: float, normaliser: ObsNormaliser | None
+    ) -> Collected:
+        """Take `steps` steps of all environments with a frozen policy.
+
+        Args:
+            params: `[G, P]`.
+            temperature: of the policy.
+            normaliser: of the observations; None leaves them raw.
+        """
+        act = make_actor(self.agent, params)
+        store, steps = self._allocate(normaliser), self.steps
+        finished: list[Step] = []
+        finals: list[tuple[Array, Obs]] = []
+        dist, recurrent = self.agent.dist, self.agent.recurrent
+        before = self.hidden_state
+        same_step = self.envs.autoreset == "same_step"
+        noise = draw_noise(dist, (steps, *lead(self.envs)), self.rng)
+        acted = Acted()
+        stored, raw = _under(store, "obs/"), _under(store, "raw/")
+        outputs, actions, rewards = store["output"], store["action"], store["reward"]
+        terminated, truncated, ignored = (store[k] for k in ("terminated", "truncated", "ignored"))
+        for t in range(steps):
+            obs = self._see(self.obs, normaliser)
+            if recurrent:
+                obs = {**obs, EPISODE_STARTS: self.episode_starts}
+            for key, buffer in stored.items():
+                _copy(buffer[t], obs[key])
+            obs = {key: x[t] for key, x in stored.items()}  # act on what will be learned from
+            for key, x in raw.items():
+                x[t] = self.obs[key]
+            output = outputs[t]
+            acted = act({**obs, **self.hidden_state} if recurrent else obs, output)
+            action = sample(dist, output, obs.get(MASK), temperature, noise[t])
+            actions[t] = action
+            if self.epsilon:
+                store["meant"][t] = action
+                action = actions[t] = self._strayed(action, obs.get(MASK))
+            if acted.value is not None:
+                store["value"][t] = acted.value
+            step = self.envs.step(to_env(dist, action))
+            rewards[t], ignored[t] = step.reward, step.ignored
+            terminated[t], truncated[t] = step.terminated, step.truncated
+            if step.final_obs is not None:
+                where, last = step.final_obs
+                finals.append((where + t * self.envs.num_envs, last))
+            if step.episode_index.size:
+                finished.append(step)
+            self.obs = step.obs
+            if acted.hidden_state is not None:
+                self.hidden_state = acted.hidden_state
+                over = step.terminated | step.truncated
+                self.episode_starts = step.ignored | over if same_step else step.ignored
+        valued = acted.value is not None
+        return self._finish(store, finals, finished, temperature, normaliser, valued, before)
+
+    def _see(self, obs: Obs, normaliser: ObsNormaliser | None) -> Obs:
+        return obs if normaliser is None else normaliser.apply(obs)
+
+    def _finish(
+        self,
+        store: dict[str, Array],
+        finals: list[tuple[Array, Obs]],
+        finished: list[Step],
+        temperature: float,
+        normaliser: ObsNormaliser | None,
+        valued: bool,
+        hidden_state: dict[str, Array],
+    ) -> Collected:
+        # A row lost with its worker cuts its episode off before it: the row above was the last.
+        lost = store["ignored"][1:] & store["truncated"][1:]
+        store["truncated"][:-1] |= lost
+        tensors = {name: torch.from_numpy(x) for name, x in store.items()}
+        obs = _under(tensors, "obs/")
+        behaviour = self.agent.dist.params(tensors["output"], obs.get(MASK), temperature)
+        last = self._see(self.obs, normaliser)
+        raw_final = _stack([final for _, final in finals])
+        final = None
+        if raw_final is not None:
+            final = _tensors(self._see(raw_final, normaliser))
+        if self.agent.recurrent:
+            last = {**last, EPISODE_STARTS: self.episode_starts}
+        rollout = Rollout(
+            obs=obs,
+            action=tensors["action"],
+            log_prob=self.agent.dist.log_prob(behaviour, tensors.get("meant", tensors["action"])),
+            behaviour=behaviour,
+            reward=tensors["reward"],
+            terminated=tensors["terminated"],
+            truncated=tensors["truncated"],
+            weight=1.0 - tensors["ignored"].float(),
+            last_obs=_tensors(last),
+            final_obs=final,
+            final_index=_join([index for index, _ in finals]),
+            hidden_state=_tensors(hidden_state) or None,
+            group_axis=2 if self.envs.agents else None,
+            agents=self.envs.agents,
+            temperature=temperature,
+        )
+        raw = _under(store, "raw/")
+        return Collected(
+            rollout=rollout,
+            reward=store["reward"],
+            raw=RawObs(raw, self.obs, raw_final) if raw else None,
+            value=tensors["value"] if valued else None,
+            episodes=_ended(finished),
+        )
+
+    def _allocate(self, normaliser: ObsNormaliser | None) -> dict[str, Array]:
+        """Return the storage, which the first rollout allocates for all later ones."""
+        if self._store:
+            return self._store
+        shape = (self.steps, *lead(self.envs))
+        dist = self.agent.dist
+        some = np.zeros((*shape[1:], dist.outputs), np.float32)
+        noise = draw_noise(dist, shape[1:], np.random.default_rng(0))
+        action = sample(dist, some, self.obs.get(MASK), 1.0, noise)
+        store = {
+            "output": _aligned((*shape, dist.outputs), np.float32),
+            "action": np.zeros((self.steps, *action.shape), action.dtype),
+            "value": np.zeros(shape, np.float32),
+            "reward": np.zeros(shape, np.float32),
+            **{name: np.zeros(shape, bool) for name in ("terminated", "truncated", "ignored")},
+        }
+        if self.agent.recurrent:
+            store[f"obs/{EPISODE_STARTS}"] = np.zeros(shape, bool)
+        for key, x in self.obs.items():
+            store[f"obs/{key}"] = _frames((self.steps, *x.shape), x.dtype)
+            if normaliser is not None and key in normaliser.moments:
+                store[f"raw/{key}"] = np.zeros((self.steps, *x.shape), x.dtype)
+        if self.epsilon:
+            store["meant"] = store["action"].copy()
+        self._store = store
+        return store
+
+    def _strayed(self, action: Array, mask: Array | None) -> Array:
+        """Replace a share of Discrete actions by draws from all that are legal."""
+        if not isinstance(self.agent.dist, Categorical):
+            raise InputError("faults.epsilon_greedy: needs Discrete actions")
+        noise = self.rng.random((*action.shape, self.agent.dist.n))
+        drawn = (noise if mask is None else np.where(mask, noise, -1.0)).argmax(-1)
+        return np.where(self.rng.random(action.shape) < self.epsilon, drawn, action)
+
+
+X = TypeVar("X")
+
+
+def _under(store: dict[str, X], prefix: str) -> dict[str, X]:
+    return {k.removeprefix(prefix): x for k, x in store.items() if k.startswith(prefix)}
+
+
+def _aligned(shape: tuple[int, ...], kind: Any) -> Array:
+    """Return zeros in torch's memory: what is computed from them must round alike everywhere."""
+    zeros: Array = torch.zeros(shape, dtype=torch.from_numpy(np.zeros(0, kind)).dtype).numpy()
+    return zeros
+
+
+def _frames(shape: tuple[int, ...], kind: Any) -> Array:
+    """Return a buffer for observations; images `[T, N, C, H, W]` lie with their channels last, so
+    that this is done once and not for every minibatch."""
+    if len(shape) != 5:
+        return _aligned(shape, kind)
+    channels, height, width = shape[2:]
+    return _aligned((*shape[:2], height, width, channels), kind).transpose(0, 1, 4, 2, 3)
+
+
+def _copy(buffer: Array, x: Array) -> None:
+    """Copy `x` into a buffer; images channel by channel, which is four times faster where the
+    buffer has channels last and x has them first."""
+    if buffer.ndim != 4:
+        buffer[:] = x
+        return
+    for channel in range(buffer.shape[1]):
+        buffer[:, channel] = x[:, channel]
+
+
+def _tensors(arrays: Mapping[str, Array]) -> dict[str, Tensor]:
+    return {key: torch.from_numpy(x) for key, x in arrays.items()}
+
+
+def _stack(parts: list[Obs]) -> Obs | None:
+    if not parts:
+        return None
+    return {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}
+
+
+def _ended(steps: list[Step]) -> Episodes:
+    if not steps:
+        return Episodes(np.zeros(0), np.zeros(0, np.int64))
+    own = [step.agent_return for step in steps if step.agent_return is not None]
+    return Episodes(
+        np.concatenate([step.episode_return for step in steps]),
+        np.concatenate([step.episode_length for step in steps]),
+        np.concatenate(own) if own else None,
+        _measures(steps),
+    )
+
+
+def _measures(steps: list[Step]) -> dict[str, Array]:
+    measures = [step.episode_measures for step in steps if step.episode_measures is not None]
+    return {
+        key: np.concatenate([x[key] for x in measures]) for key in (measures[0] if measures else ())
+    }
+
+
+def _join(parts: list[Array]) -> Tensor | None:
+    return torch.from_numpy(np.concatenate(parts)) if parts else None

@@ -1,0 +1,1 @@
+"""Compiled kernels: the only place of the core that imports numba."""

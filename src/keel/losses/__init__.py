@@ -1,0 +1,1 @@
+"""Losses: per element, then reduced once."""

@@ -1,0 +1,202 @@
+"""The minibatch objective: surrogate, value, entropy and KL, each per element, then averaged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from keel.errors import InputError
+from keel.experience.batch import DemoBatch, take, take_rows
+from keel.functional import Ratio, aggregate, denominator, kl_estimate, policy_ratio
+from keel.functional import surrogate as surrogates
+from keel.functional.ratio import MAX_LOG_RATIO
+from keel.losses.demos import cloning_loss
+from keel.networks.agent import Agent
+from keel.types import HPARAM_INDEX, Tree
+
+SurrogateName = Literal["clip", "symmetric", "unclipped"]
+
+
+class Batch(NamedTuple):
+    """Rows `[R, *rest]` with everything an objective needs."""
+
+    obs: Tree
+    behaviour: Tree
+    action: Tensor
+    log_prob: Tensor
+    advantage: Tensor
+    target: Tensor
+    old_value: Tensor
+    """the critic's raw outputs before the update, `[R, *rest, Q]`"""
+    weight: Tensor
+    demos: DemoBatch | None = None
+
+    def take(self, index: Tensor, real: Tensor) -> Batch:
+        """Return some rows; `real` is 0 for padding.
+
+        What rows of weight 0 hold is wiped: a zero weight alone would still multiply their NaN in
+        the backward pass. Observations that are not finite were wiped when the batch was made.
+        """
+        weight = take_rows(self.weight, index)
+        weight = weight * real.reshape(-1, *[1] * (weight.ndim - 1))
+        counts = weight > 0
+        return Batch(
+            obs=take(self.obs, index),
+            behaviour=take(self.behaviour, index),
+            action=take_rows(self.action, index),
+            log_prob=take_rows(self.log_prob, index),
+            advantage=torch.where(counts, take_rows(self.advantage, index), 0.0),
+            target=torch.where(counts, take_rows(self.target, index), 0.0),
+            old_value=torch.where(counts[..., None], take_rows(self.old_value, index), 0.0),
+            weight=weight,
+            demos=None if self.demos is None else self.demos.take(index, real),
+        )
+
+    def split(self, size: int) -> list[Batch]:
+        """Return pieces of at most `size` rows."""
+        rows = torch.arange(len(self.weight), device=self.weight.device)
+        real = torch.ones_like(rows, dtype=self.weight.dtype)
+        return [self.take(part, real[: len(part)]) for part in torch.split(rows, size)]
+
+
+class Statistics(NamedTuple):
+    """Means over a minibatch, `[G]` each."""
+
+    loss: Tensor
+    policy_loss: Tensor
+    value_loss: Tensor
+    entropy: Tensor
+    kl: Tensor
+    """exact KL(old‖new) on the minibatch, before its step"""
+    clip_fraction: Tensor
+    non_finite: Tensor
+    """how many samples were quarantined"""
+    log_ratio_max: Tensor
+    """largest |log-ratio| before the step; NaN if any is not finite"""
+    bc_loss: Tensor
+    """loss on demonstrations, before its coefficient; 0 without"""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """loss = surrogate + value_coef·value − entropy_coef·H + kl_coef·KL(old‖new) + floor
+    + bc_coef·cloning."""
+
+    surrogate: SurrogateName = "clip"
+    dual_clip: float | None = None
+    value_coef: float = 0.5
+    value_clip: float | None = None
+    max_log_ratio: float = MAX_LOG_RATIO
+    penalize: bool = False
+    """add `HyperParams.kl_coef` × the exact KL"""
+    track_kl: bool = True
+    """measure the KL of every minibatch, which early stopping needs"""
+    kl_measure: Literal["exact", "k1", "k3"] = "exact"
+    """by the whole distribution, or estimated from the actions taken; a penalty is always exact"""
+    entropy_bonus: bool = True
+    """add `HyperParams.entropy_coef` × the entropy"""
+    entropy_floor: float | None = None
+    """entropy in nats below which a differentiable penalty sets in"""
+    entropy_floor_coef: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Refuse a floor under an entropy that is not computed: its gradient would be 0."""
+        if self.entropy_floor is not None and not self.entropy_bonus:
+            raise InputError("entropy_floor: needs entropy_bonus, which computes the entropy")
+
+    def __call__(
+        self, agent: Agent, params: Tensor, batch: Batch, hparams: Tensor, group_axis: int | None
+    ) -> tuple[Tensor, Statistics]:
+        """Return the loss per group `[G]`, and its parts.
+
+        Args:
+            agent: the agent.
+            params: `[G, P]`.
+            batch: a minibatch.
+            hparams: values in the order of `HPARAM_INDEX`.
+            group_axis: the agent axis of the rows; None for one group.
+        """
+
+        def hparam(name: str) -> Tensor:
+            return hparams[HPARAM_INDEX[name]]
+
+        evaluation = agent.evaluate(params, batch.obs, hparam("temperature"))
+        dist = agent.dist
+        ratio = policy_ratio(
+            dist.log_prob(evaluation.dist, batch.action),
+            batch.log_prob,
+            batch.weight,
+            max_log_ratio=self.max_log_ratio,
+        )
+
+        total = denominator(ratio.weight, group_axis=group_axis)
+
+        def mean(x: Tensor) -> Tensor:
+            return aggregate(
+                x, ratio.weight, group_axis=group_axis, denominator_of_batch=total
+            ).reshape(-1)
+
+        low, high = hparam("clip_low"), hparam("clip_high")
+        policy = self._surrogate(ratio.ratio, batch.advantage, low, high)
+        critic = agent.critic.loss(evaluation.value, batch.target, batch.old_value, self.value_clip)
+        policy_loss, value_loss = mean(policy.loss), mean(critic)
+        loss = policy_loss + self.value_coef * value_loss
+        nothing = torch.zeros_like(policy_loss)
+        entropy = mean(dist.entropy(evaluation.dist)) if self.entropy_bonus else nothing
+        if self.entropy_bonus:
+            loss = loss - hparam("entropy_coef") * entropy
+        if self.entropy_floor is not None:
+            loss = loss + self.entropy_floor_coef * torch.relu(self.entropy_floor - entropy)
+        kl = nothing
+        if self.penalize or self.track_kl:
+            with torch.set_grad_enabled(self.penalize):
+                kl = mean(dist.kl(batch.behaviour, evaluation.dist))
+        if self.penalize:
+            loss = loss + hparam("kl_coef") * kl
+        if self.track_kl and self.kl_measure != "exact":
+            kl = mean(self._estimate(ratio.raw_log_ratio))
+        cloned = nothing
+        if batch.demos is not None:
+            cloned = cloning_loss(agent, params, batch.demos, hparam("temperature"))
+            loss = loss + hparam("bc_coef") * cloned
+        quarantined = ratio.quarantined.to(kl.dtype)
+        return loss, Statistics(
+            loss=loss.detach(),
+            policy_loss=policy_loss.detach(),
+            value_loss=value_loss.detach(),
+            entropy=entropy.detach(),
+            kl=kl.detach(),
+            clip_fraction=mean(policy.clipped.to(kl.dtype)),
+            non_finite=aggregate(quarantined, reduction="token-sum", group_axis=group_axis).reshape(
+                -1
+            ),
+            log_ratio_max=_largest(ratio, group_axis),
+            bc_loss=cloned.detach(),
+        )
+
+    def _estimate(self, log_ratio: Tensor) -> Tensor:
+        """Estimate KL(old‖new) from actions of the old policy; 0 where quarantined."""
+        moved = log_ratio.detach().nan_to_num(0.0, 0.0, 0.0)
+        return kl_estimate(self.kl_measure, -moved, torch.zeros_like(moved))
+
+    def _surrogate(
+        self, ratio: Tensor, advantage: Tensor, low: Tensor, high: Tensor
+    ) -> surrogates.Surrogate:
+        if self.surrogate == "unclipped":
+            return surrogates.unclipped(ratio, advantage)
+        if self.surrogate == "symmetric":
+            return surrogates.symmetric_clip(ratio, advantage, high)
+        if self.dual_clip is not None:
+            return surrogates.dual_clip(ratio, advantage, low, high, self.dual_clip)
+        return surrogates.clip(ratio, advantage, low, high)
+
+
+def _largest(ratio: Ratio, group_axis: int | None) -> Tensor:
+    """Return the largest |log-ratio| per group, `[G]`."""
+    size = torch.where(ratio.quarantined, torch.nan, ratio.raw_log_ratio.abs())
+    if group_axis is None:
+        return size.max().reshape(1)
+    return size.movedim(group_axis, 0).flatten(1).amax(1)

@@ -1,1 +1,0 @@
-"""The entries of the metric registry, by what they describe; `keel.runs.metrics` reads them."""

@@ -1,0 +1,40 @@
+"""A run on disk: its directory and lock, the registry of metrics, their file, and its readers.
+
+Torch is not imported here, so that listing and reading runs is quick.
+"""
+
+from keel.tracking.config_file import read_config
+from keel.tracking.directory import RunDirectory, run_name
+from keel.tracking.errors import RunError, RunWarning
+from keel.tracking.listing import RunInfo, list_runs, run_info
+from keel.tracking.metrics import REGISTRY, Canonical, Metric, canonical, documentation, metric
+from keel.tracking.reader import MetricsTable, export_csv, last_values, read_metrics
+from keel.tracking.resume import check_config, config_changes
+from keel.tracking.sinks import Sink, open_sinks
+from keel.tracking.writer import MetricsWriter
+
+__all__ = [
+    "REGISTRY",
+    "Canonical",
+    "Metric",
+    "MetricsTable",
+    "MetricsWriter",
+    "RunDirectory",
+    "RunError",
+    "RunInfo",
+    "RunWarning",
+    "Sink",
+    "canonical",
+    "check_config",
+    "config_changes",
+    "documentation",
+    "export_csv",
+    "last_values",
+    "list_runs",
+    "metric",
+    "open_sinks",
+    "read_config",
+    "read_metrics",
+    "run_info",
+    "run_name",
+]

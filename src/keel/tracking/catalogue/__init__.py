@@ -1,0 +1,1 @@
+"""The entries of the metric registry, by what they describe; `keel.tracking.metrics` reads them."""

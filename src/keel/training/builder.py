@@ -1,0 +1,188 @@
+"""From a configuration to its trust region, its hyperparameters and what turns them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from keel.algorithms.critic import CriticFit, CriticObjective
+from keel.algorithms.happo import HAPPO
+from keel.algorithms.ppo import PPO
+from keel.algorithms.trpo import TRPO
+from keel.config import Config
+from keel.controllers.bandit import TemperatureLadder
+from keel.controllers.controllers import (
+    AdaptiveClip,
+    AdaptivePenalty,
+    AdaptiveRate,
+    Controller,
+    Decay,
+    Stabilizer,
+    TemperaturePulses,
+)
+from keel.controllers.demos import CloningTrust, LossBalance
+from keel.losses.demos import Limit
+from keel.losses.ppo import Objective, SurrogateName
+from keel.trust_region.certify import Certified, Region
+from keel.types import HyperParams
+
+
+def initial_hparams(config: Config) -> HyperParams:
+    """The hyperparameters before anything turned them."""
+    region = config.region
+    clip = 0.2 if region.clip is None else region.clip
+    return HyperParams(
+        learning_rate=region.learning_rate,
+        clip_low=clip,
+        clip_high=clip if region.clip_high is None else region.clip_high,
+        entropy_coef=config.explore.entropy_coef,
+        kl_coef=region.kl_coef,
+        max_kl=region.max_kl,
+        damping=config.natural.damping,
+        bc_coef=config.demos.coef if config.demos.path else 0.0,
+        critic_factor=(
+            1.0
+            if region.critic_learning_rate is None
+            else region.critic_learning_rate / region.learning_rate
+        ),
+    )
+
+
+def scheduled(hparams: HyperParams, config: Config, steps: int) -> HyperParams:
+    """The hyperparameters of this iteration: schedules follow environment steps."""
+    left = max(0.0, 1.0 - steps / config.total_steps)
+    end = config.natural.max_kl_end
+    if config.algo == "trpo" and end is not None:
+        hparams = replace(
+            hparams, max_kl=min(hparams.max_kl, _planned_bound(config, end, 1.0 - left))
+        )
+    if config.region.schedule == "constant" or config.region.adaptive_rate:
+        return hparams
+    return replace(hparams, learning_rate=config.region.learning_rate * left)
+
+
+def _planned_bound(config: Config, end: float, done: float) -> float:
+    """`max_kl` after the share `done` of the run: held, then on its way to `end`."""
+    natural, start = config.natural, config.region.max_kl
+    if done <= natural.max_kl_hold:
+        return start
+    way = (done - natural.max_kl_hold) / (1.0 - natural.max_kl_hold)
+    if natural.max_kl_schedule == "geometric":
+        return float(start * (end / start) ** way)
+    return end + (start - end) * (1.0 - way)
+
+
+def build_region(config: Config) -> Certified:
+    """The trust region that the configuration asks for."""
+    region = config.region
+    objective = Objective(
+        surrogate=_surrogate(config),
+        dual_clip=region.dual_clip,
+        value_coef=region.value_coef,
+        value_clip=region.value_clip,
+        max_log_ratio=region.max_log_ratio,
+        penalize=region.kl_coef > 0.0 or region.adaptive_kl,
+        track_kl=region.early_stop != "off",
+        kl_measure=region.kl_measure,
+        entropy_bonus=config.explore.entropy_coef > 0.0 or config.explore.entropy_floor is not None,
+        entropy_floor=config.explore.entropy_floor,
+    )
+    remembers = config.network.recurrent != "none"  # then a row is a sequence of `rollout_steps`
+    minibatch = max(1, region.minibatch // config.rollout_steps) if remembers else region.minibatch
+    demos = config.demos
+    adaptive = demos.control == "adaptive" and demos.steer == "gradient"
+    limit = Limit(demos.coef, demos.max_ratio, demos.coef_min) if adaptive else None
+    if config.algo == "trpo":
+        natural = config.natural
+        constraint = TRPO(
+            cg_iters=natural.cg_iters,
+            fisher_fraction=natural.fisher_fraction,
+            backtrack_iters=natural.backtrack_iters,
+            backtrack_coeff=natural.backtrack_coeff,
+            accept_ratio=natural.accept_ratio,
+            rescale_to_kl=natural.rescale_to_kl,
+            entropy_accepted=not config.faults.entropy_outside_acceptance,
+            objective=objective,
+            critic=CriticFit(
+                region.epochs,
+                minibatch,
+                region.max_grad_norm,
+                CriticObjective(region.value_clip),
+            ),
+            limit=limit,
+        )
+        return Certified(_in_order(config, constraint), region.certify, region.gate)
+    proximal = PPO(
+        epochs=region.epochs,
+        minibatch=minibatch,
+        early_stop=region.early_stop,
+        target_kl=region.target_kl,
+        recompute_advantages=config.advantage.recompute,
+        max_grad_norm=region.max_grad_norm,
+        objective=objective,
+        gate=region.gate,
+        limit=limit,
+    )
+    return Certified(_in_order(config, proximal), region.certify, region.gate)
+
+
+def _in_order(config: Config, region: Region) -> Region:
+    return HAPPO(region) if config.agents.order == "sequential" else region
+
+
+def build_controllers(config: Config) -> tuple[Controller, ...]:
+    """The adaptive rules that are switched on."""
+    region, explore = config.region, config.explore
+    chosen: list[Controller] = []
+    if region.adaptive_kl and region.target_kl is not None:
+        chosen.append(AdaptivePenalty(region.target_kl))
+    if region.adaptive_rate and region.target_kl is not None:
+        chosen.append(AdaptiveRate(region.target_kl))
+    if region.adaptive_clip and region.target_kl is not None:
+        chosen.append(AdaptiveClip(region.target_kl, initial_hparams(config).clip_high))
+    stabilizer = config.stabilizer
+    if config.algo == "trpo" and stabilizer.ls_fail_threshold:
+        chosen.append(
+            Stabilizer(
+                max_kl=region.max_kl,
+                damping=config.natural.damping,
+                threshold=stabilizer.ls_fail_threshold,
+                max_kl_decay=stabilizer.max_kl_decay,
+                min_max_kl=stabilizer.min_max_kl,
+                damping_growth=stabilizer.damping_growth,
+                max_damping=stabilizer.max_damping,
+                min_gain=stabilizer.min_gain,
+                recovery=stabilizer.recovery,
+            )
+        )
+    chosen += _cloning_controllers(config)
+    if explore.entropy_decay < 1.0:
+        chosen.append(Decay("entropy_coef", explore.entropy_decay, explore.entropy_coef_min))
+    if explore.pulses:
+        chosen.append(
+            TemperaturePulses(
+                explore.pulse_interval,
+                explore.pulse_magnitude,
+                explore.stagnation_threshold,
+                explore.stagnation_memory,
+            )
+        )
+    if explore.hierarchical:
+        chosen.append(TemperatureLadder(explore.pulse_interval, explore.pulse_magnitude))
+    return tuple(chosen)
+
+
+def _cloning_controllers(config: Config) -> list[Controller]:
+    cloning = config.demos
+    if not cloning.path or cloning.control == "fixed":
+        return []
+    if cloning.control == "decay":
+        return [Decay("bc_coef", cloning.decay, cloning.coef_min)]
+    if cloning.steer == "gradient":
+        return [CloningTrust(cloning.coef, cloning.coef_min)]
+    return [LossBalance(cloning.coef, cloning.max_ratio, cloning.coef_min)]
+
+
+def _surrogate(config: Config) -> SurrogateName:
+    if config.region.clip is None:
+        return "unclipped"
+    return "symmetric" if config.region.symmetric else "clip"

@@ -1,0 +1,1 @@
+"""The trust region: measured, gated, certified."""

@@ -1,0 +1,192 @@
+"""Measurements of an update over all rows of its rollout: the exact KL and its company."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from keel.distributions.vocabulary import HEAD, Vocabulary
+from keel.experience.batch import DemoBatch, Rows, chunks
+from keel.functional import Ratio, policy_ratio
+from keel.functional.divergence import exp_minus_linear
+from keel.networks.agent import Agent
+from keel.parallel import parallel_map
+from keel.types import Tree
+
+
+class Measurement(NamedTuple):
+    """Comparison of the policy at some parameters with the one that sampled; `[R, *rest]` each."""
+
+    kl: Tensor
+    """exact KL(old‖new)"""
+    kl_reverse: Tensor
+    ratio: Ratio
+    entropy: Tensor
+
+
+def measure(agent: Agent, params: Tensor, rows: Rows, temperature: float) -> Measurement:
+    """Evaluate the policy once on every row.
+
+    Args:
+        agent: the agent.
+        params: `[G, P]`.
+        rows: the rollout, `[R, *rest]`.
+        temperature: of the policy.
+    """
+    parts = parallel_map(
+        lambda index: _measure(agent, params, rows, index, temperature),
+        chunks(rows, agent.workers),
+        agent.workers,
+    )
+    if len(parts) == 1:
+        return parts[0]
+    ratio = Ratio(*(torch.cat(x) for x in zip(*(part.ratio for part in parts), strict=True)))
+    return Measurement(
+        kl=torch.cat([part.kl for part in parts]),
+        kl_reverse=torch.cat([part.kl_reverse for part in parts]),
+        ratio=ratio,
+        entropy=torch.cat([part.entropy for part in parts]),
+    )
+
+
+def exact_kl(agent: Agent, params: Tensor, rows: Rows, temperature: float) -> Tensor:
+    """Return the mean exact KL(old‖new) per group, `[G]` in float64: the quantity that is bounded.
+
+    Args:
+        agent: the agent.
+        params: `[G, P]` of the new policy.
+        rows: a rollout with the distributions of the old one.
+        temperature: of the new policy.
+    """
+
+    def part(index: slice) -> Tensor:
+        old = {key: x[index] for key, x in rows.behaviour.items()}
+        obs = {key: x[index] for key, x in rows.obs.items()}
+        return agent.dist.kl(old, agent.policy(params, obs, temperature))
+
+    with torch.no_grad():
+        parts = parallel_map(part, chunks(rows, agent.workers), agent.workers)
+    return group_mean(torch.cat(parts), rows)
+
+
+class Bounded:
+    """The KL that is bounded: from the policy that sampled the rows to one that would act next.
+
+    Where one of them has a temperature, policies are also compared without it, as they are when
+    they are evaluated; the larger KL counts.
+    """
+
+    def __init__(self, agent: Agent, params: Tensor, rows: Rows, temperature: float) -> None:
+        """`params` `[G, P]` sampled the rows; `temperature` is that of the policy acting next."""
+        self.agent, self.rows, self.temperature = agent, rows, temperature
+        self._cold: Rows | None = None
+        if temperature != 1.0 or rows.sampled_at(temperature) != 1.0:
+            before = behaviour_at(agent, params, rows.as_sampled(), 1.0)
+            self._cold = replace(rows, behaviour=before)
+
+    def kl(self, params: Tensor, row_kl: Tensor | None = None) -> Tensor:
+        """Return the mean exact KL, `[G]` on the CPU, of agents that share a row the largest.
+
+        Args:
+            params: `[G, P]` of the policy acting next.
+            row_kl: `[R, *rest]`, the KL of every row at the temperature, where it was measured.
+        """
+        if row_kl is None:
+            kl = exact_kl(self.agent, params, self.rows, self.temperature)
+        else:
+            kl = group_mean(row_kl, self.rows)
+        if self._cold is not None:
+            kl = torch.maximum(kl, exact_kl(self.agent, params, self._cold, 1.0))
+        return self.agent.worst(kl).cpu()
+
+
+def demo_kl(agent: Agent, old: Tensor, new: Tensor, demos: DemoBatch, temperature: float) -> float:
+    """Return the mean exact KL(old‖new) on demonstrated states, which nothing bounds."""
+    return kl_between(agent, (old, demos), (new, demos), temperature).double().mean().item()
+
+
+Side = tuple[Tensor, Rows | DemoBatch]
+"""Parameters, and the rows on whose observations they act."""
+
+
+@torch.no_grad()
+def kl_between(agent: Agent, old: Side, new: Side, temperature: float) -> Tensor:
+    """Return the exact KL(old‖new) of every row, piece by piece."""
+    parts = [
+        agent.dist.kl(
+            *(
+                agent.policy(params, {k: x[index] for k, x in rows.obs.items()}, temperature)
+                for params, rows in (old, new)
+            )
+        )
+        for index in chunks(old[1])
+    ]
+    return torch.cat(parts)
+
+
+def behaviour_at(agent: Agent, params: Tensor, rows: Rows, temperature: float) -> Tree:
+    """Return the policy's distributions on all rows, without a head, which the agent knows."""
+    with torch.no_grad():
+        parts = [
+            agent.policy(params, {k: x[index] for k, x in rows.obs.items()}, temperature)
+            for index in chunks(rows)
+        ]
+    return {key: torch.cat([part[key] for part in parts]) for key in parts[0] if key != HEAD}
+
+
+def group_mean(x: Tensor, rows: Rows) -> Tensor:
+    """Return the weighted mean per group, `[G]` in float64; rows of weight 0 are not read."""
+    weight = rows.weight.double()
+    product = torch.where(weight > 0, x.double(), 0.0) * weight
+    if rows.group_axis is None:
+        return (product.sum() / weight.sum().clamp(min=1e-300)).reshape(1)
+    axes = [axis for axis in range(x.ndim) if axis != rows.group_axis]
+    return product.sum(axes) / weight.sum(axes).clamp(min=1e-300)
+
+
+def group_moments(x: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+    """Return weighted mean and variance per group, `[G]` each."""
+    mean = group_mean(x, rows)
+    return mean, (group_mean(x.double() ** 2, rows) - mean**2).clamp(min=0.0)
+
+
+def kl_metrics(measured: Measurement, rows: Rows) -> dict[str, float]:
+    """Return tails, the other direction, and the estimators beside the exact value."""
+    counted = measured.ratio.weight > 0
+    kl = measured.kl[counted].double()
+    raw = measured.ratio.raw_log_ratio[counted].double()
+    exact = group_mean(measured.kl, rows).max().item()
+    k1 = -raw.mean().item() if raw.numel() else 0.0
+    return {
+        "train/kl_reverse": group_mean(measured.kl_reverse, rows).max().item(),
+        "train/kl_p99": torch.quantile(kl, 0.99).item() if kl.numel() else 0.0,
+        "train/kl_max": kl.max().item() if kl.numel() else 0.0,
+        "train/kl_approx": k1,
+        "train/approx_kl": exp_minus_linear(raw).mean().item() if raw.numel() else 0.0,
+        "train/kl_error": abs(k1 - exact),
+        "train/kl_k1": k1,
+    }
+
+
+@torch.no_grad()
+def _measure(
+    agent: Agent, params: Tensor, rows: Rows, index: slice, temperature: float
+) -> Measurement:
+    part = {key: x[index] for key, x in rows.obs.items()}
+    old = {key: x[index] for key, x in rows.behaviour.items()}
+    now = agent.policy(params, part, temperature)
+    if isinstance(agent.dist, Vocabulary):
+        kl, reverse, log_prob, entropy = agent.dist.compare(old, now, rows.action[index])
+        ratio = policy_ratio(log_prob, rows.log_prob[index], rows.weight[index])
+        return Measurement(kl, reverse, ratio, entropy)
+    return Measurement(
+        kl=agent.dist.kl(old, now),
+        kl_reverse=agent.dist.kl(now, old),
+        ratio=policy_ratio(
+            agent.dist.log_prob(now, rows.action[index]), rows.log_prob[index], rows.weight[index]
+        ),
+        entropy=agent.dist.entropy(now),
+    )
