@@ -1,7 +1,7 @@
 """Trained router as a numpy function from features of replicas to scores, in tens of microseconds.
 
-The network of `keel.networks.pointer` scores every replica by itself, however many there are. Here it
-is three matrix products of numpy, for evaluation and for live routing; a test holds it to the
+The network of `keel.networks.pointer` scores every replica by itself, however many there are. Here
+it is three matrix products of numpy, for evaluation and for live routing; a test holds it to the
 agent's own logits.
 """
 
