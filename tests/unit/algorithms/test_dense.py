@@ -90,7 +90,7 @@ def both(
 CRITICS = {
     "scalar": Critic(),
     "quantile": Critic(kind="quantile", quantiles=6, kappa=0.7),
-    "plain quantile": Critic(kind="quantile", quantiles=6, kappa=0.0, normalise="off"),
+    "plain quantile": Critic(kind="quantile", quantiles=6, kappa=0.0, normalize="off"),
     "ordered": Critic(kind="quantile", quantiles=6, ordered=True),
     "two_hot": Critic(kind="two_hot", atoms=9, reach=2.0),
     "hl_gauss": Critic(kind="hl_gauss", atoms=31, reach=2.0),

@@ -352,7 +352,7 @@ def test_parameters_of_note_004s_reward_go_with_its_presets(flag: str, version: 
     before = named_values(preset(f"note-004-{version}").envs.options, "options")
     options = named_values(config.envs.options, "options")
     assert options == {**before, name: 0.625}
-    assert getattr(vector_env(1, **options).note, name) == 0.625
+    assert getattr(vector_env(1, **options).reward_rules, name) == 0.625
 
 
 def test_a_file_or_flag_with_that_reward_will_do(

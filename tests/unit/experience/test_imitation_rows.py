@@ -10,7 +10,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from keel.config import Cloning, Critic, Network
+from keel.config import Critic, Demonstrations, Network
 from keel.distributions.sampling import from_env, to_env
 from keel.envs import Envs, make_envs
 from keel.errors import InputError
@@ -69,7 +69,7 @@ def test_a_fingerprint_is_of_the_content():
 
 
 def test_rows_are_drawn_from_what_was_shown(tmp_path, envs, agent):
-    config = Cloning(demos=saved(tmp_path, demos()))
+    config = Demonstrations(path=saved(tmp_path, demos()))
     dataset = open_demo_dataset(config, envs, agent, envs.reset(0))
     rng = torch.Generator().manual_seed(0)
     shown, metrics = sample_demos(
@@ -94,7 +94,7 @@ def test_advantages_are_returns_against_the_critic(tmp_path, envs, agent):
     """γ = ½: 1 + ½(1 + ½·1) = 1.75, 1.5, 1 for the episode that ends; the one that is cut off goes
     on with the critic's value of its last state, V₄: 3 + V₄/2, before it 1 + that half again."""
     path = saved(tmp_path, demos())
-    config = Cloning(demos=path, loss="filtered")
+    config = Demonstrations(path=path, loss="filtered")
     dataset = open_demo_dataset(config, envs, agent, envs.reset(0))
     with torch.no_grad():
         value = agent.value(agent.initial, {"obs": torch.from_numpy(demos().obs["obs"])})
@@ -124,7 +124,7 @@ def test_advantages_are_returns_against_the_critic(tmp_path, envs, agent):
 
 
 def test_rewards_count_as_the_run_counts_them(tmp_path, envs, agent):
-    config = Cloning(demos=saved(tmp_path, demos()), loss="filtered")
+    config = Demonstrations(path=saved(tmp_path, demos()), loss="filtered")
     dataset = open_demo_dataset(config, envs, agent, envs.reset(0))
     shown, _ = sample_demos(
         dataset,
@@ -143,7 +143,7 @@ def test_rewards_count_as_the_run_counts_them(tmp_path, envs, agent):
 def test_what_the_policy_cannot_do_is_refused(tmp_path, envs, agent):
     path = saved(tmp_path, demos(action=np.array([0, 1, 2, 0, 1])))
     with pytest.raises(InputError, match="1 of 5 actions are outside"):
-        open_demo_dataset(Cloning(demos=path), envs, agent, envs.reset(0))
+        open_demo_dataset(Demonstrations(path=path), envs, agent, envs.reset(0))
 
 
 def test_what_a_mask_rules_out_is_refused(tmp_path, envs, agent):
@@ -151,7 +151,7 @@ def test_what_a_mask_rules_out_is_refused(tmp_path, envs, agent):
     mask[3, 0] = False
     path = saved(tmp_path, demos(obs={**demos().obs, "action_mask": mask}))
     with pytest.raises(InputError, match=r"ruled out by their action_mask.* 0 at step 3"):
-        open_demo_dataset(Cloning(demos=path), envs, agent, envs.reset(0))
+        open_demo_dataset(Demonstrations(path=path), envs, agent, envs.reset(0))
 
 
 MASKED = {
@@ -190,12 +190,12 @@ def test_a_mask_that_the_environment_gives_must_be_there(tmp_path, envs, agent):
     path = saved(tmp_path, demos())
     seen = {**envs.reset(0), "action_mask": np.ones((1, 2), bool)}
     with pytest.raises(InputError, match="no action_mask, which the environment gives"):
-        open_demo_dataset(Cloning(demos=path), envs, agent, seen)
+        open_demo_dataset(Demonstrations(path=path), envs, agent, seen)
 
 
 def test_a_mask_that_it_does_not_give_is_left_out(tmp_path, envs, agent):
     path = saved(tmp_path, demos(obs={**demos().obs, "action_mask": np.ones((5, 2), bool)}))
-    dataset = open_demo_dataset(Cloning(demos=path), envs, agent, envs.reset(0))
+    dataset = open_demo_dataset(Demonstrations(path=path), envs, agent, envs.reset(0))
     assert set(dataset.obs) == {"obs"}
 
 

@@ -91,7 +91,7 @@ def test_rows_of_weight_0_inserted_anywhere_change_no_target(
     scaling: Any, junk: float, known: bool, seed: int
 ) -> None:
     """In the middle of an episode as well: what is before them is worth what comes after them."""
-    config = Advantage(gamma=0.9, lam=0.7, normalise=scaling)
+    config = Advantage(gamma=0.9, lam=0.7, normalize=scaling)
     rollout, rng = rollout_of(seed), torch.Generator().manual_seed(seed)
     chosen = [torch.randperm(T + MORE, generator=rng)[:T].sort().values for _ in range(N)]
     place = torch.stack(chosen, 1)
@@ -119,7 +119,7 @@ def test_a_row_before_an_inserted_one_by_hand() -> None:
         weight=torch.tensor([[1.0], [0.0], [1.0]]),
         last_obs={"obs": torch.zeros(1, 2)},
     )
-    config = Advantage(gamma=0.5, lam=0.5, normalise="none")
+    config = Advantage(gamma=0.5, lam=0.5, normalize="none")
     mute = torch.zeros_like(AGENT.initial)
     found, statistics = compute_targets(AGENT, mute, rollout, config)
     assert found.advantage.tolist() == [2.0, 0.0, 4.0]

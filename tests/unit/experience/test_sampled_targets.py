@@ -54,7 +54,7 @@ def setting(kind: Any) -> tuple[Agent, Rollout]:
 
 
 def targets(agent: Agent, rollout: Rollout, lam: float, rng: torch.Generator | None) -> Tensor:
-    config = Advantage(gamma=0.9, lam=lam, normalise="none")
+    config = Advantage(gamma=0.9, lam=lam, normalize="none")
     learned, _ = compute_targets(agent, agent.initial, rollout, config, rng=rng)
     return learned.target.reshape(T, N)
 

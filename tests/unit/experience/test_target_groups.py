@@ -13,7 +13,7 @@ from keel.errors import InputError
 from keel.experience.targets import check_groups, group_of
 from keel.types import Rollout
 
-GROUPED = Advantage(normalise="group")
+GROUPED = Advantage(normalize="group")
 
 
 def rollout(*lead: int, **more: Any) -> Rollout:
@@ -40,13 +40,13 @@ def thirds(obs: dict[str, np.ndarray]) -> np.ndarray:
 
 @pytest.mark.parametrize("name", ["too_few", "fractions", "below_zero"])
 def test_groups_are_whole_numbers_for_every_row(name: str) -> None:
-    config = Advantage(normalise="group", group=f"{__name__}:{name}")
+    config = Advantage(normalize="group", group=f"{__name__}:{name}")
     with pytest.raises(InputError, match=rf"{name}: expected whole numbers from 0, \[2, 3\]"):
         group_of(rollout(2, 3), config)
 
 
 def test_groups_of_a_function() -> None:
-    found = group_of(rollout(2, 3), Advantage(normalise="group", group=f"{__name__}:thirds"))
+    found = group_of(rollout(2, 3), Advantage(normalize="group", group=f"{__name__}:thirds"))
     assert found is not None
     assert found.tolist() == [[0, 1, 2], [0, 1, 2]]
 
@@ -66,4 +66,4 @@ def test_groups_have_to_be_known_only_where_they_are_needed() -> None:
         check_groups(GROUPED, {"obs"}, many=False)
     check_groups(GROUPED, {"obs"}, many=True)
     check_groups(GROUPED, {"obs", "group"}, many=False)
-    check_groups(Advantage(normalise="batch"), {"obs"}, many=False)
+    check_groups(Advantage(normalize="batch"), {"obs"}, many=False)

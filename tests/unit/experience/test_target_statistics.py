@@ -47,7 +47,7 @@ def statistics(
         group_axis=2 if names else None,
         agents=names,
     )
-    config = Advantage(normalise="none")
+    config = Advantage(normalize="none")
     params = agent.initial.expand(agent.groups, -1)
     return compute_targets(agent, params, rollout, config, value)[1]
 

@@ -202,8 +202,8 @@ def test_returns_that_do_not_vary_keep_the_scale():
 
 def test_a_scalar_critic_has_no_units_unless_asked():
     assert popart.NAME not in agent_for("scalar").layout.names
-    assert agent_for("scalar", normalise="on").layout.names[-1] == popart.NAME
-    assert agent_for("quantile", normalise="off").layout.names[-1] != popart.NAME
+    assert agent_for("scalar", normalize="on").layout.names[-1] == popart.NAME
+    assert agent_for("quantile", normalize="off").layout.names[-1] != popart.NAME
 
 
 def test_the_policy_starts_as_with_a_scalar_critic():

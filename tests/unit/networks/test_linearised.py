@@ -33,7 +33,7 @@ POLICIES: dict[str, tuple[gymnasium.Space[Any], str, Network]] = {
     "mlp gelu": (VECTOR, "box", Network(hidden=(8,), activation="gelu")),
     "mlp squashed": (VECTOR, "box", Network(hidden=(8,), squash=True)),
     "mlp state std": (VECTOR, "box", Network(hidden=(8,), state_std=True)),
-    "mlp remembers": (VECTOR, "discrete", Network(hidden=(8,), memory="both", memory_size=6)),
+    "mlp remembers": (VECTOR, "discrete", Network(hidden=(8,), recurrent="both", recurrent_size=6)),
     "decoupled": (VECTOR, "discrete", Network(kind="decoupled", hidden=(8,), features=9)),
     "cnn shared": (PIXELS, "discrete", Network(features=16)),
     "cnn separate": (PIXELS, "discrete", Network(features=16, share=False)),
@@ -42,7 +42,7 @@ POLICIES: dict[str, tuple[gymnasium.Space[Any], str, Network]] = {
     "cnn remembers": (
         PIXELS,
         "discrete",
-        Network(cnn="small", features=8, memory="actor", memory_size=6),
+        Network(cnn="small", features=8, recurrent="actor", recurrent_size=6),
     ),
 }
 

@@ -33,7 +33,9 @@ def agent(how: str = "none", critic: str = "central", actions: int = 13):  # typ
     many = Agents(sharing=how, critic=critic)  # type: ignore[arg-type]
     names = ("industry", "council")
     space = spaces.Discrete(actions)
-    return build_agent(OBSERVATION, space, Network(kind="items", hidden=(8,)), 0, None, names, many)
+    return build_agent(
+        OBSERVATION, space, Network(kind="pointer", hidden=(8,)), 0, None, names, many
+    )
 
 
 def test_an_items_network_needs_actions_among_the_rows_of_a_matrix() -> None:
@@ -41,12 +43,12 @@ def test_an_items_network_needs_actions_among_the_rows_of_a_matrix() -> None:
     with pytest.raises(InputError, match="items: needs Discrete actions and one matrix"):
         agent(actions=5)  # fewer than there are rows
     with pytest.raises(InputError, match="items: needs Discrete actions and one matrix"):
-        build_agent(spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(3), Network(kind="items"), 0)
+        build_agent(spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(3), Network(kind="pointer"), 0)
 
 
 def test_a_matrix_alone_is_enough() -> None:
     space = spaces.Dict({"replicas": spaces.Box(-1.0, 1.0, (4, 3))})
-    made = build_agent(space, spaces.Discrete(4), Network(kind="items", hidden=(8,)), 0)
+    made = build_agent(space, spaces.Discrete(4), Network(kind="pointer", hidden=(8,)), 0)
     outputs = made.outputs(made.initial, {"replicas": torch.randn(5, 4, 3)})
     assert outputs.policy.shape == (5, 4)
     assert outputs.value.shape == (5, 1)
@@ -152,7 +154,7 @@ def test_of_agents_and_worst_are_each_others_way_back() -> None:
     names = ("wolf_0", "wolf_1", "sheep_0")
     space = spaces.Dict({**OBSERVATION.spaces, "agent": spaces.Discrete(3)})
     made = build_agent(
-        space, spaces.Discrete(13), Network(kind="items", hidden=(8,)), 0, None, names, many
+        space, spaces.Discrete(13), Network(kind="pointer", hidden=(8,)), 0, None, names, many
     )
     assert made.of_agents(torch.tensor([1.0, 2.0])).tolist() == [1.0, 1.0, 2.0]
     assert made.worst(torch.tensor([0.1, 0.4, 0.2])).tolist() == pytest.approx([0.4, 0.2])
@@ -164,7 +166,7 @@ def test_networks_that_agents_cannot_have_are_refused() -> None:
         build_agent(
             spaces.Dict({"obs": spaces.Box(-1.0, 1.0, (3,)), "agent": spaces.Discrete(2)}),
             spaces.Discrete(3),
-            Network(memory="actor"),
+            Network(recurrent="actor"),
             0,
             None,
             ("a", "b"),

@@ -33,7 +33,7 @@ BOX = spaces.Box(-1.0, 1.0, (3,))
 
 
 def build(memory: Any, kind: Any = "mlp", observation: Any = BOX) -> Agent:
-    network = Network(kind=kind, hidden=(16,), features=32, memory=memory, memory_size=8)
+    network = Network(kind=kind, hidden=(16,), features=32, recurrent=memory, recurrent_size=8)
     return build_agent(observation, spaces.Discrete(3), network, 0)
 
 
@@ -101,7 +101,7 @@ def test_which_of_them_remembers(memory: str, kind: str) -> None:
 def collect(memory: str, autoreset: Any = "next_step", steps: int = 40) -> tuple[Agent, Rollout]:
     """A second rollout, so that memory and episodes are under way when it begins."""
     envs = make_envs("CartPole-v1", 3, backend="sync", seed=0, autoreset=autoreset)
-    network = Network(hidden=(16,), memory=memory, memory_size=8)  # type: ignore[arg-type]
+    network = Network(hidden=(16,), recurrent=memory, recurrent_size=8)  # type: ignore[arg-type]
     agent = build_agent(envs.observation_space, envs.action_space, network, 0)
     agent.initial = agent.initial + 0.3 * torch.randn(
         agent.initial.shape, generator=torch.Generator().manual_seed(1)

@@ -38,7 +38,7 @@ def config_for(demos: Path, algo: str = "ppo", **cloning: object) -> Config:
         rollout_steps=32,
         envs=replace(base.envs, num=16),
         region=replace(base.region, minibatch=256),
-        bc=Demonstrations(demos=str(demos), **cloning),  # type: ignore[arg-type]
+        demos=Demonstrations(path=str(demos), **cloning),  # type: ignore[arg-type]
     )
 
 
@@ -155,19 +155,19 @@ def test_demonstrations_must_not_change_under_a_run(demos: Path, tmp_path: Path)
 )
 def test_settings_without_effect_or_sense_are_refused(wrong: dict[str, object], says: str):
     with pytest.raises(InputError, match=says):
-        check(replace(CARTPOLE, bc=Demonstrations(**wrong)))  # type: ignore[arg-type]
+        check(replace(CARTPOLE, demos=Demonstrations(**wrong)))  # type: ignore[arg-type]
 
 
 def test_trpo_has_no_loss_to_steer_by():
     trpo = replace(presets.preset("default-trpo"), env="CartPole-v1")
     with pytest.raises(InputError, match="surrogate loss is 0"):
-        check(replace(trpo, bc=Demonstrations(demos="x", steer="loss")))
+        check(replace(trpo, demos=Demonstrations(path="x", steer="loss")))
 
 
 def test_a_policy_with_memory_is_refused():
-    network = replace(CARTPOLE.network, memory="actor")
+    network = replace(CARTPOLE.network, recurrent="actor")
     with pytest.raises(InputError, match=r"network\.memory none"):
-        check(replace(CARTPOLE, network=network, bc=Demonstrations(demos="x")))
+        check(replace(CARTPOLE, network=network, demos=Demonstrations(path="x")))
 
 
 def test_missing_demonstrations_leave_nothing_behind(tmp_path, monkeypatch, capsys):

@@ -32,8 +32,8 @@ CASES = {
     "squashed": (BOX, REACH, Network(hidden=(16,), squash=True, activation="relu"), False),
     "choices, masked": (MIXED, spaces.MultiDiscrete([3, 2]), Network(hidden=(8,)), True),
     "switches": (MIXED, spaces.MultiBinary(4), Network(kind="decoupled", features=8), False),
-    "remembering": (BOX, spaces.Discrete(3), Network(memory="both", memory_size=8), False),
-    "remembering critic": (BOX, REACH, Network(memory="critic", memory_size=8), False),
+    "remembering": (BOX, spaces.Discrete(3), Network(recurrent="both", recurrent_size=8), False),
+    "remembering critic": (BOX, REACH, Network(recurrent="critic", recurrent_size=8), False),
     "pixels": (PIXELS, spaces.Discrete(4), Network(features=16), False),
 }
 
@@ -141,7 +141,7 @@ def test_parts_of_an_observation_may_be_called_like_parts_of_the_file(
     key: str, memory: Any, tmp_path: Path
 ) -> None:
     observation = spaces.Dict({key: BOX, "x": spaces.Discrete(2)})
-    network = Network(hidden=(8,), memory=memory, memory_size=4)
+    network = Network(hidden=(8,), recurrent=memory, recurrent_size=4)
     agent = build_agent(observation, spaces.Discrete(3), network, seed=0)
     normaliser = ObsNormaliser.for_space(observation)
     original = Policy(

@@ -118,8 +118,8 @@ def test_advantages_are_normalised_within_groups(group: str, monkeypatch: pytest
 
 def test_groups_of_a_robust_normalisation_need_a_function():
     rollout = Rollout(*[torch.zeros(1)] * 3, {}, *[torch.zeros(1)] * 4, {})
-    assert group_of(rollout, Advantage(normalise="robust")) is None
-    assert group_of(rollout, Advantage(normalise="batch")) is None
+    assert group_of(rollout, Advantage(normalize="robust")) is None
+    assert group_of(rollout, Advantage(normalize="batch")) is None
 
 
 @pytest.mark.parametrize(
