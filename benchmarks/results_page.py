@@ -48,6 +48,8 @@ PUBLISHED = {
     "HalfCheetah-v5": "CleanRL 1,443 (v4); RL Zoo 5,819 (v3); Tianshou 5,784 (v3)",
     "Hopper-v5": "CleanRL 2,383 (v4); RL Zoo 2,410 (v3); Tianshou 2,609 (v3)",
     "Walker2d-v5": "CleanRL 2,288 (v4); RL Zoo 3,479 (v3); Tianshou 3,589 (v3)",
+    "Ant-v5": "Tianshou 3,258 (v3)",
+    "Humanoid-v5": "none that we could verify",
     "Acrobot-v1": "RL Zoo −74 (1M steps)",
     "LunarLander-v3": "RL Zoo 242 (v2, 1M)",
     "MountainCar-v0": "RL Zoo −110 (1M)",
