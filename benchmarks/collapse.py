@@ -38,7 +38,7 @@ SETTINGS: dict[str, Any] = {
     "threads": 1,
     "envs": {"num": 32, "normalize_reward": True},
     "network": {"share": False},
-    "advantage": {"gamma": 0.99, "lam": 0.98, "normalise": "none"},
+    "advantage": {"gamma": 0.99, "lam": 0.98, "normalize": "none"},
     "region": {
         "max_kl": 0.02,
         "minibatch": 128,

@@ -78,7 +78,7 @@ ENVIRONMENTS: dict[str, dict[str, Any]] = {
     "option": {"envs": {"options": f"env_id={MODULE}:Canary-v0"}},
 }
 GROUPS: dict[str, dict[str, Any]] = {
-    "group function": {"advantage": {"normalise": "group", "group": f"{MODULE}:group"}},
+    "group function": {"advantage": {"normalize": "group", "group": f"{MODULE}:group"}},
 }
 REWARDS: dict[str, dict[str, Any]] = {
     "reward function": {"reward": {"functions": f"task,{MODULE}:score*0.5"}},

@@ -52,7 +52,7 @@ def test_families_are_drawn_by_the_hash_and_share_no_seed() -> None:
 
 
 def test_the_preset_is_the_frozen_one_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fresh_traces, "FROZEN_HASH", "0" * 64)
+    monkeypatch.setattr(fresh_traces, "FROZEN_SETTINGS", "0" * 64)
     with pytest.raises(SystemExit, match="new to that preset only"):
         fresh_traces.check_frozen()
 

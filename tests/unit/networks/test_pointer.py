@@ -162,7 +162,7 @@ def test_of_agents_and_worst_are_each_others_way_back() -> None:
 
 
 def test_networks_that_agents_cannot_have_are_refused() -> None:
-    with pytest.raises(InputError, match="mlp, cnn or items without memory, not mlp with memory"):
+    with pytest.raises(InputError, match="mlp, cnn or pointer without memory, not mlp with memory"):
         build_agent(
             spaces.Dict({"obs": spaces.Box(-1.0, 1.0, (3,)), "agent": spaces.Discrete(2)}),
             spaces.Discrete(3),

@@ -144,13 +144,13 @@ def test_demonstrations_must_not_change_under_a_run(demos: Path, tmp_path: Path)
     ("wrong", "says"),
     [
         ({"coef": 2.0}, "demos.coef: needs demonstrations"),
-        ({"demos": "x", "cap": 3.0}, "demos.cap: belongs to demos.loss weighted"),
-        ({"demos": "x", "decay": 0.5}, "demos.decay: belongs to demos.control decay"),
-        ({"demos": "x", "coef": 0.001}, "demos.coef_min: expected at most demos.coef"),
-        ({"demos": "x", "episodes": 0}, "demos.episodes: expected at least 1"),
-        ({"demos": "x", "control": "fixed", "coef_min": 0.5}, "demos.coef_min: belongs to"),
-        ({"demos": "x", "coef": 0.0}, "demos.coef: expected a number above 0"),
-        ({"demos": "x", "coef": -1.0}, "demos.coef: expected no negative"),
+        ({"path": "x", "cap": 3.0}, "demos.cap: belongs to demos.loss weighted"),
+        ({"path": "x", "decay": 0.5}, "demos.decay: belongs to demos.control decay"),
+        ({"path": "x", "coef": 0.001}, "demos.coef_min: expected at most demos.coef"),
+        ({"path": "x", "episodes": 0}, "demos.episodes: expected at least 1"),
+        ({"path": "x", "control": "fixed", "coef_min": 0.5}, "demos.coef_min: belongs to"),
+        ({"path": "x", "coef": 0.0}, "demos.coef: expected a number above 0"),
+        ({"path": "x", "coef": -1.0}, "demos.coef: expected no negative"),
     ],
 )
 def test_settings_without_effect_or_sense_are_refused(wrong: dict[str, object], says: str):
@@ -166,7 +166,7 @@ def test_trpo_has_no_loss_to_steer_by():
 
 def test_a_policy_with_memory_is_refused():
     network = replace(CARTPOLE.network, recurrent="actor")
-    with pytest.raises(InputError, match=r"network\.memory none"):
+    with pytest.raises(InputError, match=r"network\.recurrent none"):
         check(replace(CARTPOLE, network=network, demos=Demonstrations(path="x")))
 
 

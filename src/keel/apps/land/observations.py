@@ -102,7 +102,7 @@ def observe(games: Games) -> Observation:
 
     Examples:
         >>> from keel.apps.land.games import Games
-        >>> [x.shape for x in look(Games(Rules(), 2))]
+        >>> [x.shape for x in observe(Games(Rules(), 2))]
         [(2, 3, 26), (2, 3, 48, 30), (2, 74), (2, 3, 145)]
     """
     rules, count = games.rules, games.count
