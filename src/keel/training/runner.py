@@ -21,6 +21,7 @@ from keel.tracking.environment import read_choices
 from keel.tracking.reader import last_step
 from keel.tracking.sinks import require_sinks
 from keel.tracking.writer import set_metrics_aside
+from keel.training.at_exit import close_at_exit
 from keel.training.checkpoint import (
     Checkpoint,
     check_same,
@@ -97,7 +98,7 @@ def start(
         session.envs.close()
         raise
     remember(to_dict(config))
-    return _drive(session, initial_state(session), directory, evaluating)
+    return close_at_exit(_drive(session, initial_state(session), directory, evaluating))
 
 
 def announced(directory: RunDirectory, announce: Callable[[], None] | None) -> None:
@@ -150,7 +151,7 @@ def resume(
     except BaseException:
         directory.close("failed")
         raise
-    return _drive(session, state, directory, evaluating)
+    return close_at_exit(_drive(session, state, directory, evaluating))
 
 
 def load_for_resume(path: Path, total_steps: int) -> Checkpoint | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from keel.errors import InputError
 from keel.tracking.config_file import dump_config, read_config
 from keel.tracking.reader import read_metrics
 from keel.training import runner
-from keel.training.checkpoint import load
+from keel.training.checkpoint import load, newest_step
 from keel.training.loop import iterate
 from keel.training.runner import Progress, ResumeWarning, resume, start
 from keel.training.session import initial_state, open_session
@@ -373,3 +374,19 @@ def test_small_matrices_are_multiplied_by_one_thread() -> None:
     threads = [i["num_threads"] for i in threadpool_info() if i["user_api"] == "blas"]
     assert threads
     assert set(threads) == {1}
+
+
+def test_a_loop_that_a_program_leaves_open_is_closed_at_exit(tmp_path: Path) -> None:
+    """Its checkpoint is saved and the lock is given back, without a word on stderr."""
+    script = (
+        "import keel\n"
+        "loop = keel.train('CartPole-v1', total_steps=4096, name='left')\n"
+        "print(next(loop).steps)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
+    run = tmp_path / "runs" / "left" / "seed-0"
+    assert newest_step(run) == int(done.stdout)
+    assert json.loads((run / "run.json").read_text())["status"] == "stopped"

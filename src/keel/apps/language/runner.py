@@ -34,6 +34,7 @@ from keel.tracking.config_file import read_config
 from keel.tracking.directory import RunDirectory, find_run, run_name
 from keel.tracking.files import replace_file
 from keel.tracking.sinks import require_sinks
+from keel.training.at_exit import close_at_exit
 from keel.training.checkpoint import Checkpoint, check_shapes, save
 from keel.training.persist import Progress, Watch, persist
 from keel.training.runner import announced, load_for_resume
@@ -76,7 +77,7 @@ def start(
     )
     announced(directory, announce)
     remember(to_dict(config))
-    return _begin(session, directory, told, evaluating)
+    return close_at_exit(_begin(session, directory, told, evaluating))
 
 
 def _begin(
@@ -137,8 +138,8 @@ def resume(
         directory.close("failed")
         raise
     if state is None:
-        return _begin(session, directory, told, evaluating)
-    return _drive(session, state, directory, told, evaluating)
+        return close_at_exit(_begin(session, directory, told, evaluating))
+    return close_at_exit(_drive(session, state, directory, told, evaluating))
 
 
 def _drive(
