@@ -1,6 +1,6 @@
 """LandDev-v0: train five seeds of both variants, judge them on held-out maps, write the tables.
 
-    python -m benchmarks.land train --runs RUNS [--only small] [--seeds 0 1 2 3 4]
+    python -m benchmarks.land train --runs RUNS [--only small] [--seeds 100 … 104]
     python -m benchmarks.land judge --runs RUNS [--maps 50]   into docs/data/land.json
     python -m benchmarks.land page                            tables and pictures from that
     python -m benchmarks.land causes --runs RUNS              picture of the ablation land-causes
@@ -234,7 +234,7 @@ def main() -> None:
     parser.add_argument("action", choices=("train", "judge", "page", "causes", "scales", "speed"))
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--only", choices=VARIANTS)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[100, 101, 102, 103, 104])
     parser.add_argument("--maps", type=int, default=50)
     args = parser.parse_args()
     if args.action == "train":
