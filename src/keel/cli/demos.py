@@ -36,13 +36,13 @@ class Record:
     out: Annotated[Path, arg(metavar="DIR")]
     """The folder to write; must not exist yet."""
     episodes: int = 10
-    """How many."""
+    """Number of episodes."""
     deterministic: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Let a run take its likeliest action; by default it samples."""
     min_return: float | None = None
     """Keep only episodes that earned at least this much; more are played until there are enough."""
     seed: int = 0
-    """Of environments and actions."""
+    """Random seed of environments and actions."""
     trust_code: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Import code that the run's file names, also from outside of Keel; it can do anything."""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False

@@ -29,7 +29,7 @@ class Evaluate:
     run: Annotated[Positional[Path], arg(metavar="RUN")]
     """The folder of the run, such as runs/NAME/seed-0, or runs/NAME if it has one seed."""
     episodes: int = 20
-    """How many."""
+    """Number of episodes."""
     deterministic: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Take the likeliest action; this is the default."""
     stochastic: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -37,7 +37,7 @@ class Evaluate:
     max_episode_steps: int = 0
     """Steps after which an episode is cut; 0: as in the evaluations of the run."""
     seed: int = 0
-    """Of environments and actions."""
+    """Random seed of environments and actions."""
     checkpoint: Annotated[str | None, arg(metavar="best|last|STEP")] = None
     """Which checkpoint; by default the best, or the last where there is no best."""
     video: Annotated[Path | None, arg(metavar="FILE.gif|FILE.mp4")] = None

@@ -36,9 +36,9 @@ class Land:
     maps: int = 20
     """How many maps."""
     variant: str = "full"
-    """Of the game, where no run says it: full or small."""
+    """Variant of the game where no run says it: full or small."""
     baselines: tuple[str, ...] = ("wait", "random", "greedy-npv", "greedy-roi")
-    """Which; `beam` looks months ahead and takes seconds a map."""
+    """Baselines to play; `beam` looks months ahead and takes seconds a map."""
     optimum: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Also solve every map exactly; the small variant only."""
     deterministic: bool = True

@@ -80,10 +80,10 @@ def run(args: Sequence[str]) -> int:
     from keel.cli.train import drive
 
     config = options.config
-    task_named(config.task, **task_options(config))  # a typo is told before anything else
+    task_named(config.task, **task_options(config))  # a typo is reported before anything else
     console, verbose = PipedConsole(), not (options.json or options.quiet)
 
-    def told(warm: dict[str, float]) -> None:
+    def on_progress(warm: dict[str, float]) -> None:
         if verbose:
             stage, of = ("control", f" of {warm['of']:.0f}") if "of" in warm else ("warm-up", "")
             print_line(
@@ -98,7 +98,7 @@ def run(args: Sequence[str]) -> int:
             line = f"keel train language: {config.task} by {config.algo}"
             print_line(console, line, else_told=NOT_STARTED)
 
-    begin = partial(start, config, options.runs, options.name, told, announce=announce)
+    begin = partial(start, config, options.runs, options.name, on_progress, announce=announce)
     return drive(begin, config, options.json, options.quiet, finish)
 
 
@@ -182,9 +182,9 @@ def finish(
     config = newest.iteration.session.config
     target = config.kl.target if config.kl.controller == "adaptive" else None
     pictures = [draw_language(newest.path, target), *draw_run(newest.path)]
-    told = summary(newest, breaches)
+    totals = summary(newest, breaches)
     if as_json:
-        print(json.dumps(told, allow_nan=False))  # noqa: T201
+        print(json.dumps(totals, allow_nan=False))  # noqa: T201
         return
     if quiet:
         return
@@ -195,11 +195,12 @@ def finish(
         ("more imitation, equal computing", "control_success"),
         ("after RL", "success"),
     ):
-        if told[key] is not None:
-            console.print(f"solved {name}: {told[key]:.1%} ({told['decoding']})", highlight=False)
+        if totals[key] is not None:
+            solved = f"solved {name}: {totals[key]:.1%} ({totals['decoding']})"
+            console.print(solved, highlight=False)
     console.print(
-        f"trust region: largest exact KL(old‖new) of any update {told['kl_exact_max']:.4f} nats "
-        f"per token, bound {told['max_kl']:g}; {told['rollbacks']} of "
+        f"trust region: largest exact KL(old‖new) of any update {totals['kl_exact_max']:.4f} nats "
+        f"per token, bound {totals['max_kl']:g}; {totals['rollbacks']} of "
         f"{newest.iteration.state.iteration} updates walked back",
         highlight=False,
     )

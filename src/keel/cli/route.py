@@ -36,7 +36,7 @@ class Route:
     policy: Annotated[Path | None, arg(metavar="RUN")] = None
     """The folder of a run on `serving`; without one, the reference alone decides."""
     checkpoint: Annotated[str | None, arg(metavar="best|last|STEP")] = None
-    """Of the run; by default the best, or the last where there is no best."""
+    """Checkpoint of the run; by default the best, or the last where there is no best."""
     host: str = "127.0.0.1"
     """Where to listen: by default this machine alone can ask."""
     port: int = 8080
@@ -44,11 +44,11 @@ class Route:
     reference: str = "least-by-speed"
     """The heuristic that the policy is compared with, and that decides in its place."""
     max_kl: float = 0.5
-    """Nats between the policy's traffic and the reference's, over the window."""
+    """Largest KL, in nats, between the policy's traffic and the reference's, over the window."""
     max_share: float = 0.6
-    """Of the decisions in the window, for one backend."""
+    """Largest share of the decisions in the window that one backend may get."""
     window: int = 200
-    """Decisions."""
+    """Number of decisions that both bounds look back on."""
     deadline_ms: float = 2.0
     """Milliseconds for a decision of the policy."""
     kv_tokens: int = 100_000

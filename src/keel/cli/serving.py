@@ -53,11 +53,11 @@ class Headroom:
     """The model and device of the replicas; the setting's own if it is not given, and Llama-2-7B
     on an A100 for a trace."""
     replicas: int = 4
-    """How many."""
+    """Number of replicas."""
     scale: float = 1.0
-    """Of a trace: times between arrivals are multiplied by it."""
+    """Factor on the times between arrivals of a trace."""
     requests: int = 1_000
-    """Of each trace that is drawn; the first so many of a file."""
+    """Requests of each trace that is drawn, or the first of a file."""
     seeds: int = 20
     """How many traces are drawn."""
     png: Annotated[Path | None, arg(metavar="DIR")] = None
@@ -86,7 +86,7 @@ class Judge:
     replicas: int = 4
     """How many: a router works for any number."""
     requests: int = 1_000
-    """Of each trace."""
+    """Requests of each trace."""
     seeds: int = 20
     """How many traces."""
     clairvoyant: bool = True

@@ -109,7 +109,7 @@ class Critic:
     """`scalar`: the mean; `quantile`: quantiles; `two_hot`, `hl_gauss`: a histogram, whose targets
     are spread over the two nearest atoms, or by a Gaussian."""
     quantiles: int = 32
-    """How many."""
+    """Number of quantiles."""
     kappa: float = 0.02
     """Where the quantile Huber loss turns linear, in the critic's units; 0: at once. Above the
     spread of the return the quantiles come out too narrow."""

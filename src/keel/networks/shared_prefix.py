@@ -20,7 +20,7 @@ FAMILY = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qw
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings whose angles depend on nothing but the position."""
 KNOWN_ATTENTION = (None, "eager", "sdpa", "flash_attention_2", "flash_attention_3")
-"""Of one mathematics; somebody's own function could be anything."""
+"""Attention functions that compute the same; a custom one could compute anything."""
 
 Parameters = Mapping[str, Tensor]
 

@@ -94,7 +94,7 @@ class KL:
     controller: Literal["fixed", "adaptive"] = "fixed"
     """`adaptive` turns β until the measured KL is `target`."""
     target: float = 0.1
-    """Of the exact KL(policy‖reference), in nats per `unit`."""
+    """Exact KL(policy‖reference) to hold, in nats per `unit`."""
     horizon: float = 2_000.0
     """Completions in which β may change by e^±0.2, or thereabouts."""
     unit: Literal["token", "sequence"] = "token"

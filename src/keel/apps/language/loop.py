@@ -172,14 +172,14 @@ def iterate(session: Session, state: State) -> Iteration:
         agent, state.opt_state, rows, targets, hparams, session.shuffle, step, state.iteration
     )
     ended = time.perf_counter()
-    told = Outcome(
+    outcome = Outcome(
         kl=report.kl_requested.max().item(),
         return_mean=score[valid].mean().item() if bool(valid.any()) else math.nan,
         kl_reference=_measured(config, reference),
     )
     for controller in controllers(config):
         _, next_hparams = controller(
-            {}, told, replace(hparams, learning_rate=state.hparams.learning_rate)
+            {}, outcome, replace(hparams, learning_rate=state.hparams.learning_rate)
         )
         state = state.replace(hparams=next_hparams)
     tokens = found.written.sum().item()
@@ -317,7 +317,7 @@ def _completion_metrics(
     lengths = found.written.sum(1)
     known = score[valid]
     group = session.config.sample.group
-    told = {
+    metrics = {
         "rollout/return_mean": known.mean().item() if known.numel() else math.nan,
         "rollout/return_std": known.std(unbiased=False).item() if known.numel() else math.nan,
         "rollout/success": float(true.mean()),
@@ -330,9 +330,9 @@ def _completion_metrics(
     }
     if session.tools is not None:
         report = session.tools.report()
-        told["rollout/tool_calls"] = report.calls / len(asked)
-        told["rollout/tool_failures"] = float(sum(report.failures.values()))
-    return told
+        metrics["rollout/tool_calls"] = report.calls / len(asked)
+        metrics["rollout/tool_failures"] = float(sum(report.failures.values()))
+    return metrics
 
 
 def _informative(score: Tensor, valid: Tensor, group: int) -> float:
@@ -348,11 +348,11 @@ def _informative(score: Tensor, valid: Tensor, group: int) -> float:
 def _advantage_metrics(found: TokenTargets, weight: Tensor, config: Language) -> dict[str, float]:
     counts = weight > 0
     raw = found.raw[counts]
-    told = {
+    metrics = {
         "train/advantage_raw_mean": raw.mean().item() if raw.numel() else math.nan,
         "train/advantage_raw_std": raw.std(unbiased=False).item() if raw.numel() else math.nan,
     }
     if config.algo == "ppo" and raw.numel():
         value = found.target[counts] - raw
-        told["train/explained_variance"] = explained_variance(value, found.target[counts]).item()
-    return told
+        metrics["train/explained_variance"] = explained_variance(value, found.target[counts]).item()
+    return metrics

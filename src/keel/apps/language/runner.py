@@ -52,15 +52,15 @@ def start(
     config: Language,
     root: Path,
     name: str | None = None,
-    told: ProgressCallback | None = None,
+    on_progress: ProgressCallback | None = None,
     evaluating: Watch | None = None,
     announce: Callable[[], None] | None = None,
 ) -> Generator[Progress, None, State]:
     """Train into a new run directory; nothing is created unless the model can be made.
 
     Args:
-        told: hears of every look at the warm-up and the control.
-        evaluating: told of every iteration whose evaluation begins.
+        on_progress: called with metrics of the warm-up and of the control.
+        evaluating: called with every iteration whose evaluation begins.
         announce: called when everything is ready; if it raises, no run is left behind.
     """
     check(config)
@@ -77,38 +77,38 @@ def start(
     )
     announced(directory, announce)
     remember(to_dict(config))
-    return close_at_exit(_begin(session, directory, told, evaluating))
+    return close_at_exit(_begin(session, directory, on_progress, evaluating))
 
 
 def _begin(
     session: Session,
     directory: RunDirectory,
-    told: ProgressCallback | None,
+    on_progress: ProgressCallback | None,
     evaluating: Watch | None,
 ) -> Generator[Progress, None, State]:
     """Warm up and check, then go on as every run does; what fails on the way ends the run."""
     config = session.config
     try:
-        opt_state, found = warm_up(session, told)
+        opt_state, warm_up_metrics = warm_up(session, on_progress)
         state = initial_state(session, opt_state)
         before = judge(session, opt_state.params, _looks(session))
         judged = {k.removeprefix("eval/"): v for k, v in before.metrics().items()}
-        found |= {f"judged_{name}": value for name, value in judged.items()}
+        warm_up_metrics |= {f"judged_{name}": value for name, value in judged.items()}
         state = state.replace(
-            warm_up=found, start=opt_state.params.clone() if _controlled(config) else None
+            warm_up=warm_up_metrics, start=opt_state.params.clone() if _controlled(config) else None
         )
         if config.preflight:
             require(preflight(session, opt_state.params, state.reference))
     except BaseException as error:
         directory.close("stopped" if isinstance(error, KeyboardInterrupt) else "failed")
         raise
-    return (yield from _drive(session, state, directory, told, evaluating))
+    return (yield from _drive(session, state, directory, on_progress, evaluating))
 
 
 def resume(
     path: Path | str,
     changes: Language | None = None,
-    told: ProgressCallback | None = None,
+    on_progress: ProgressCallback | None = None,
     evaluating: Watch | None = None,
     *,
     trust_code: bool = False,
@@ -118,8 +118,8 @@ def resume(
     Args:
         path: the folder of the run, or the one above it if that has a single seed.
         changes: its configuration with other values of what may change, such as `total_steps`.
-        told: called with the progress of the control.
-        evaluating: told of every iteration whose evaluation begins.
+        on_progress: called with metrics of the warm-up and of the control.
+        evaluating: called with every iteration whose evaluation begins.
         trust_code: import reward functions that the run's file names.
     """
     path = find_run(Path(path))
@@ -138,15 +138,15 @@ def resume(
         directory.close("failed")
         raise
     if state is None:
-        return close_at_exit(_begin(session, directory, told, evaluating))
-    return close_at_exit(_drive(session, state, directory, told, evaluating))
+        return close_at_exit(_begin(session, directory, on_progress, evaluating))
+    return close_at_exit(_drive(session, state, directory, on_progress, evaluating))
 
 
 def _drive(
     session: Session,
     state: State,
     directory: RunDirectory,
-    heard: ProgressCallback | None,
+    on_progress: ProgressCallback | None,
     evaluating: Watch | None,
 ) -> Generator[Progress, None, State]:
     def watched() -> Generator[Iteration, None, State]:
@@ -159,11 +159,11 @@ def _drive(
 
     def evaluate(now: State) -> tuple[State, dict[str, float]]:
         verdict = judge(session, now.opt_state.params, _looks(session))
-        told = verdict.metrics()
+        scores = verdict.metrics()
         if now.steps >= session.config.total_steps:
-            told |= _finish(session, now, directory.path, told, heard)
-        best = max(now.best_return, told[SCORE])
-        return now.replace(best_return=best), told
+            scores |= _finish(session, now, directory.path, scores, on_progress)
+        best = max(now.best_return, scores[SCORE])
+        return now.replace(best_return=best), scores
 
     ended: State = yield from persist(
         watched(),
@@ -190,8 +190,8 @@ def _finish(
     session: Session,
     state: State,
     path: Path,
-    told: dict[str, float],
-    heard: ProgressCallback | None,
+    scores: dict[str, float],
+    on_progress: ProgressCallback | None,
 ) -> dict[str, float]:
     """Train the control, write the summary, and return metrics of both."""
     metrics: dict[str, float] = {}
@@ -200,10 +200,10 @@ def _finish(
         "algo": session.config.algo,
         "decoding": decoding(session.config),
         "warm_up": state.warm_up,
-        "rl": {**{k.removeprefix("eval/"): v for k, v in told.items()}, "passes": state.passes},
+        "rl": {**{k.removeprefix("eval/"): v for k, v in scores.items()}, "passes": state.passes},
     }
     if state.start is not None:
-        result = control(session, state.start, state.passes, heard)
+        result = control(session, state.start, state.passes, on_progress)
         summary["control"] = result
         metrics["eval/control_success"] = result["success"]
     if "judged_success" in state.warm_up:
@@ -278,11 +278,11 @@ def write_into(agent: TokenAgent, params: Tensor) -> None:
         own[name].copy_(x)
 
 
-def restore(session: Session, found: Checkpoint) -> State:
+def restore(session: Session, checkpoint: Checkpoint) -> State:
     """The state of a checkpoint; random streams are put back in place."""
-    tensors, data = found.tensors, found.data
+    tensors, data = checkpoint.tensors, checkpoint.data
     check_shapes(
-        str(found.path),
+        str(checkpoint.path),
         {"params": tensors["opt_state/params"]},
         {"params": session.agent.initial},
     )

@@ -12,7 +12,7 @@ FOLDER = Path(__file__).parent
 
 
 def names() -> list[str]:
-    """Of all presets."""
+    """Return the names of all presets."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
