@@ -232,7 +232,7 @@ def _on_setting(
 
 def _progress(options: Headroom | Judge, traces: int) -> WorkProgress:
     title = f"keel serving {type(options).__name__.lower()}"
-    return WorkProgress(title, traces, "loops are compiled first if they are not yet: a minute")
+    return WorkProgress(title, traces, "kernels are compiled first if they are not yet: a minute")
 
 
 def _trace(options: Headroom) -> Workload:

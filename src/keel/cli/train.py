@@ -103,7 +103,7 @@ def _announce(config: Config) -> None:
     if not is_interactive(console):
         print_line(console, f"keel train {config.env}: starting", else_told=NOT_STARTED)
     if never_compiled(config.algo):
-        line = "first run: loops are compiled once, about ten seconds"
+        line = "first run: kernels are compiled once, about ten seconds"
         print_line(console, line, "dim", else_told=NOT_STARTED)
 
 

@@ -100,7 +100,7 @@ def test_headroom_tells_its_progress_and_a_single_trace_is_strict_json(
     out, err = capsys.readouterr()
     rooms = json.loads(out, parse_constant=pytest.fail)["headroom"]
     assert [(x["low"], x["high"]) for x in rooms] == [(None, None)] * 2
-    assert err.startswith("keel serving headroom: 0%, 0:00, loops are compiled")
+    assert err.startswith("keel serving headroom: 0%, 0:00, kernels are compiled")
 
 
 def test_a_trace_that_nobody_can_serve_is_one_line_without_a_warning(
