@@ -123,8 +123,8 @@ def speed(found: dict[str, Any]) -> list[str]:
         "same on both sides: Gymnasium's one after the other (`--backend sync`), or EnvPool's, "
         "which the peers get by an adapter of ours (`--backend envpool`).",
         "",
-        "The rows with sbx, TRPO on Breakout and the Fisher-vector products are of an older machine "
-        "of two cores: ratios compare within a row, steps a second only among rows of one machine.",
+        "The rows with sbx, TRPO on Breakout and the Fisher-vector products are of an older "
+        "machine of two cores: ratios compare within a row, steps a second only among rows of one machine.",
         "",
         "| algorithm, environment | environments, keel / peer | peer | keel, steps/s "
         "| peer, steps/s | ratio | each pair | bar | peak MB, keel / peer |",
