@@ -124,7 +124,8 @@ def speed(found: dict[str, Any]) -> list[str]:
         "which the peers get by an adapter of ours (`--backend envpool`).",
         "",
         "The rows with sbx, TRPO on Breakout and the Fisher-vector products are of an older "
-        "machine of two cores: ratios compare within a row, steps a second only among rows of one machine.",
+        "machine of two cores: ratios compare within a row, steps a second only among rows of one "
+        "machine.",
         "",
         "| algorithm, environment | environments, keel / peer | peer | keel, steps/s "
         "| peer, steps/s | ratio | each pair | bar | peak MB, keel / peer |",
