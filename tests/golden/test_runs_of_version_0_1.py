@@ -1,7 +1,7 @@
 """Runs that version 0.1 made are evaluated, resumed and exported as that version did.
 
 `runs-0.1/multidiscrete` was trained by version 0.1 for 256 steps, with two environments, 32 steps a
-rollout and normalised observations; the numbers below are what that version gave for it.
+rollout and normalized observations; the numbers below are what that version gave for it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gymnasium import spaces
 
 from keel.cli import main
 from keel.config import Network
-from keel.envs import ObsNormaliser
+from keel.envs import ObsNormalizer
 from keel.envs.space_data import Interface
 from keel.errors import InputError
 from keel.keys import ENCODING, FIRST_ENCODING
@@ -107,7 +107,7 @@ def test_images_are_scaled_by_their_dtype(space: spaces.Box, scale: float) -> No
     assert cnn.scale == scale
 
 
-def test_large_images_have_the_usual_convolutions_and_images_of_floats_are_normalised() -> None:
+def test_large_images_have_the_usual_convolutions_and_images_of_floats_are_normalized() -> None:
     space = spaces.Box(0.0, 1.0, (1, 400, 400), np.float32)
     depths = {}
     for encoding in (FIRST_ENCODING, ENCODING):
@@ -117,8 +117,8 @@ def test_large_images_have_the_usual_convolutions_and_images_of_floats_are_norma
         (cnn,) = (part for part in agent.network.modules() if isinstance(part, CNN))
         depths[encoding] = len(cnn.convolutions)
     assert depths[FIRST_ENCODING] == len(NATURE) < depths[ENCODING]
-    assert "obs" in ObsNormaliser.for_space(space, encoding=FIRST_ENCODING).moments
-    assert "obs" not in ObsNormaliser.for_space(space).moments
+    assert "obs" in ObsNormalizer.for_space(space, encoding=FIRST_ENCODING).moments
+    assert "obs" not in ObsNormalizer.for_space(space).moments
 
 
 def test_an_encoding_of_the_future_is_refused(run: Path) -> None:
