@@ -49,7 +49,7 @@ class Sides:
         self.agent, self.opt_state = self.session.agent, state.opt_state
         self.hparams = state.hparams.tensor()
         collected = self.session.collector.collect(
-            state.opt_state.params, 1.0, state.obs_normaliser
+            state.opt_state.params, 1.0, state.obs_normalizer
         )
         rollout = collected.rollout
         rows = rows_of(rollout)
@@ -102,7 +102,7 @@ class Sides:
 def _batch(rows: Rows, learned: Targets) -> Batch:
     return Batch(
         obs=rows.obs,
-        behaviour=rows.behaviour,
+        behavior=rows.behavior,
         action=rows.action,
         log_prob=rows.log_prob,
         advantage=learned.advantage,

@@ -49,10 +49,10 @@ class Watched:
 def relative(agent: Any, params: Tensor, rows: Any, rng: torch.Generator) -> dict[Any, Tensor]:
     """Estimate / exact − 1 of every chunk of rows, by (estimator, actions, size)."""
     exact = measure(agent, params, rows, 1.0).kl.double()
-    mean, log_std = rows.behaviour["mean"], rows.behaviour["log_std"]
+    mean, log_std = rows.behavior["mean"], rows.behavior["log_std"]
     noise = torch.randn(mean.shape, generator=rng)
     drawn = mean + log_std.exp() * noise
-    fresh = replace(rows, action=drawn, log_prob=agent.dist.log_prob(rows.behaviour, drawn))
+    fresh = replace(rows, action=drawn, log_prob=agent.dist.log_prob(rows.behavior, drawn))
     found = {}
     order = torch.randperm(len(exact), generator=rng)
     for kind, data in ((LEARNED, rows), (FRESH, fresh)):

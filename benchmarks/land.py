@@ -165,11 +165,11 @@ def _small(told: dict[str, Any]) -> list[str]:
 
 
 SUSPECTS = {
-    "batch": ("normalised (the note's cure)", BLUE, "-"),
+    "batch": ("normalized (the note's cure)", BLUE, "-"),
     "note": ("the note's settings before it", GREEN, "-"),
-    "none": ("not normalised", GREY, "--"),
-    "wrong-actor": ("wrong actor, normalised", ORANGE, "-"),
-    "wrong-actor-none": ("wrong actor, not normalised", INK, "--"),
+    "none": ("not normalized", GREY, "--"),
+    "wrong-actor": ("wrong actor, normalized", ORANGE, "-"),
+    "wrong-actor-none": ("wrong actor, not normalized", INK, "--"),
 }
 
 

@@ -52,7 +52,7 @@ PAIRS = (
     ("gradient descent instead of Adam", "descent-none", "descent-batch"),
     ("gradient descent, gradients clipped", "descent-none-clipped", "descent-batch-clipped"),
 )
-"""Title, variant without and with normalised advantages."""
+"""Title, variant without and with normalized advantages."""
 
 Runs = dict[str, dict[str, list[list[float]]]]
 """Of every variant and metric: a list of updates for every seed."""
@@ -93,7 +93,7 @@ def scales(runs: Path) -> None:
     assert plan is not None
     read = _read(plan, runs)
     DATA.write_text(json.dumps(_plain(read), indent=1) + "\n")
-    lines = [*_figures(plan, read), "", *_normalisation(read)]
+    lines = [*_figures(plan, read), "", *_normalization(read)]
     DATA.with_suffix(".md").write_text("\n".join(lines) + "\n")
     _draw(plan, read)
     print(DATA.with_suffix(".md").read_text())
@@ -139,9 +139,9 @@ def _figures(plan: Plan, read: Runs) -> list[str]:
     return lines
 
 
-def _normalisation(read: Runs) -> list[str]:
+def _normalization(read: Runs) -> list[str]:
     lines = [
-        "The KL without normalisation over the KL with it, of the same seeds (k3 where the exact "
+        "The KL without normalization over the KL with it, of the same seeds (k3 where the exact "
         "KL is infinite), and the difference of clip fraction and welfare:",
         "",
         "| replay | KL, none | KL, batch | factor (95 %) | clip fraction | welfare |",

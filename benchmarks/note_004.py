@@ -67,7 +67,7 @@ VARIANTS = {
     ),
     "unpaid": Variant("the reward: 0 for the last decision of a rollout", options={"unpaid": 64}),
     "raw advantages": Variant(
-        "advantages: not normalised", settings={"advantage": {"normalize": "none"}}
+        "advantages: not normalized", settings={"advantage": {"normalize": "none"}}
     ),
     "scripts": Variant(
         "all of the program's scripts: bonus 0.002, learning rate 3e-4, γ 0.95, rollouts of 128, "

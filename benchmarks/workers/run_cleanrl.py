@@ -1,7 +1,7 @@
 """A single-file PPO in the manner of CleanRL: SyncVectorEnv, torch eager, one Adam.
 
-Its habits are kept (per-minibatch advantage normalisation, clipped value loss, orthogonal weights,
-Adam with ε = 1e-5, per-environment normalising wrappers); the code is our own.
+Its habits are kept (per-minibatch advantage normalization, clipped value loss, orthogonal weights,
+Adam with ε = 1e-5, per-environment normalizing wrappers); the code is our own.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def make_env(work: SimpleNamespace) -> Callable[[], gym.Env[Any, Any]]:
         env = gym.wrappers.RecordEpisodeStatistics(env)
         if isinstance(env.action_space, gym.spaces.Box):
             env = gym.wrappers.ClipAction(env)
-        if work.normalise:
+        if work.normalize:
             env = gym.wrappers.NormalizeObservation(env)
             env = gym.wrappers.TransformObservation(
                 env, lambda obs: np.clip(obs, -10, 10), env.observation_space

@@ -24,8 +24,8 @@ def configuration(work) -> Config:
         envs=Envs(
             num=work.num_envs,
             backend=work.backend,
-            normalize_obs=work.normalise,
-            normalize_reward=work.normalise,
+            normalize_obs=work.normalize,
+            normalize_reward=work.normalize,
         ),
         network=Network(hidden=tuple(work.hidden), activation="tanh"),
         advantage=Advantage(gamma=work.gamma, lam=work.lam),

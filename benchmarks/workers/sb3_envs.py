@@ -26,7 +26,7 @@ def make_envs(work: SimpleNamespace) -> VecEnv:
         envs: VecEnv = EnvPoolVecEnv(work.peer_env, work.num_envs, work.seed)
     else:
         envs = make_vec_env(work.peer_env, work.num_envs, seed=work.seed, vec_env_cls=DummyVecEnv)
-    return VecNormalize(envs, gamma=work.gamma) if work.normalise else envs
+    return VecNormalize(envs, gamma=work.gamma) if work.normalize else envs
 
 
 def arguments(work: SimpleNamespace, envs: VecEnv) -> dict[str, Any]:

@@ -3,8 +3,8 @@
     python zoo_sb3.py {ppo,trpo} ENV SEED [STEPS]   → one line of JSON
 
 The settings are the tuned ones that rl-baselines3-zoo publishes for version 4 of an environment,
-observations and rewards normalised. Evaluated like ours: ten whole episodes, the likeliest action,
-the statistics of the normaliser frozen, raw rewards.
+observations and rewards normalized. Evaluated like ours: ten whole episodes, the likeliest action,
+the statistics of the normalizer frozen, raw rewards.
 """
 
 from __future__ import annotations

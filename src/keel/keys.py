@@ -17,7 +17,7 @@ RESERVED = (EPISODE_STARTS, ACTOR_HIDDEN_STATE, CRITIC_HIDDEN_STATE)
 ENCODING, FIRST_ENCODING = 2, 1
 """How observations become the numbers that a network sees: in new runs, and in those of version
 0.1. There, MultiDiscrete observations are numbers in place of one-hot vectors, images of bytes are
-divided by 255, other images are taken as they are or normalised like vectors."""
+divided by 255, other images are taken as they are or normalized like vectors."""
 SMALLEST_IMAGE = 7
 """Height and width from which an observation of rank 3 is an image; a smaller one is a board."""
 

@@ -20,15 +20,15 @@ class Rollout:
     """Observations, actions and rewards, and the distribution that the actions came from."""
 
     obs: Tree
-    """`[*lead, …]`: exactly what the network saw, already normalised."""
+    """`[*lead, …]`: exactly what the network saw, already normalized."""
     action: Tensor
     """`[*lead]` or `[*lead, D]`; for squashed Gaussians the pre-squash action."""
     log_prob: Tensor
-    """`[*lead]`: of `action` under `behaviour`."""
-    behaviour: Tree
+    """`[*lead]`: of `action` under `behavior`."""
+    behavior: Tree
     """`[*lead, K]`: parameters of the sampling distribution, after mask and temperature."""
     reward: Tensor
-    """`[*lead]`: normalised, if rewards are."""
+    """`[*lead]`: normalized, if rewards are."""
     terminated: Tensor
     truncated: Tensor
     weight: Tensor

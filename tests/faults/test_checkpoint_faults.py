@@ -402,28 +402,27 @@ def test_a_checkpoint_under_the_name_of_another_is_rejected(tmp_path):
 def test_a_newer_schema_is_refused(tmp_path):
     """Fault 9: clearly, and without falling back to an older checkpoint."""
     put(tmp_path, 1)
-    reseal(put(tmp_path, 2), {"schema": 3, "keel": "9.0", "step": 2})
-    with pytest.raises(NewerSchemaError, match=r"written by keel 9.0 in schema 3; .*upgrade Keel"):
+    reseal(put(tmp_path, 2), {"schema": 4, "keel": "9.0", "step": 2})
+    with pytest.raises(NewerSchemaError, match=r"written by keel 9.0 in schema 4; .*upgrade Keel"):
         load(tmp_path)
 
 
 def test_an_older_schema_is_migrated_step_by_step(tmp_path, monkeypatch):
     """Fault 9: each migration sees what the one before it made."""
-    from dataclasses import replace
-
     put(tmp_path, 1)
-    monkeypatch.setattr(checkpoint, "SCHEMA", 4)
-    with pytest.raises(CheckpointError, match="schema 2 is too old"):
+    monkeypatch.setattr(checkpoint, "SCHEMA", 5)
+    with pytest.raises(CheckpointError, match="schema 3 is too old"):
         load(tmp_path)
-    for version in (2, 3):
+    for version in (3, 4):
         monkeypatch.setitem(
             checkpoint.MIGRATIONS,
             version,
-            lambda old, version=version: replace(
-                old, data={**old.data, "path": [*old.data.get("path", []), version]}
+            lambda tensors, data, version=version: (
+                tensors,
+                {**data, "path": [*data.get("path", []), version]},
             ),
         )
-    assert load(tmp_path).data == {"step": 1, "path": [2, 3]}
+    assert load(tmp_path).data == {"step": 1, "path": [3, 4]}
     put(tmp_path, 4)
     assert load(tmp_path).data == {"step": 4}
 

@@ -262,7 +262,7 @@ def test_the_eager_step_skips_what_is_not_finite_as_well() -> None:
 
     rows = Batch(
         obs={"obs": torch.randn(4, 4)},
-        behaviour={"logits": torch.zeros(4, 2)},
+        behavior={"logits": torch.zeros(4, 2)},
         action=torch.zeros(4, dtype=torch.long),
         log_prob=torch.full((4,), -math.log(2.0)),
         advantage=torch.ones(4),

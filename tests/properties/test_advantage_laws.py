@@ -194,7 +194,7 @@ METHODS = st.sampled_from(["none", "batch", "global", "group", "robust"])
 
 
 @given(st.data(), batches(), METHODS, GARBAGE, st.integers(-9, 9))
-def test_inserted_rows_of_weight_zero_change_no_normalisation(data, batch, method, garbage, key):
+def test_inserted_rows_of_weight_zero_change_no_normalization(data, batch, method, garbage, key):
     kept = data.draw(insertions(len(batch["advantage"])))
     longer = batch | {
         "advantage": insert(batch["advantage"], kept, garbage),
@@ -217,7 +217,7 @@ def test_the_order_of_the_rows_does_not_matter(data, batch, method):
 
 
 @given(batches(), st.sampled_from(["batch", "group", "robust"]))
-def test_every_group_is_normalised_as_if_it_were_alone(batch, method):
+def test_every_group_is_normalized_as_if_it_were_alone(batch, method):
     advantage, group, counts = batch["advantage"], batch["group"], batch["weight"] > 0
     result = normalize(method=method, **batch).advantage
     for key in range(4):
@@ -231,7 +231,7 @@ def test_every_group_is_normalised_as_if_it_were_alone(batch, method):
 
 
 @given(batches(), st.sampled_from([2.0**-30, 0.5, 3.0, 1e6]), st.floats(-3, 3))
-def test_normalised_advantages_have_no_unit_and_no_origin(batch, unit, origin):
+def test_normalized_advantages_have_no_unit_and_no_origin(batch, unit, origin):
     moved = batch | {"advantage": unit * (batch["advantage"] + origin)}
     for method in ("batch", "group", "robust"):
         plain, other = (normalize(method=method, floor=1e-300, **x) for x in (batch, moved))

@@ -144,7 +144,7 @@ def _critic_batch(agent: Agent, params: Tensor, rows: Rows, targets: Targets) ->
     obs = [agent.critic_inputs(params, {k: x[p] for k, x in rows.obs.items()}) for p in parts]
     return Batch(
         obs=obs[0] if len(obs) == 1 else {k: torch.cat([x[k] for x in obs]) for k in obs[0]},
-        behaviour={},
+        behavior={},
         action=rows.action,
         log_prob=rows.log_prob,
         advantage=targets.advantage,

@@ -214,15 +214,15 @@ class _Gradient:
             *(x.numpy() for x in (rows.log_prob, rows.advantage, rows.target, rows.weight)),
         )
         self._demos = None if rows.demos is None else self._unpack_demos(rows.demos)
-        action, behaviour = rows.action.numpy(), rows.behaviour
+        action, behavior = rows.action.numpy(), rows.behavior
         if isinstance(self._dist, Gaussian):
             low, high = map(np.float32, self._dist.log_std_bounds)
-            before = behaviour["mean"].numpy(), behaviour["log_std"].numpy()
+            before = behavior["mean"].numpy(), behavior["log_std"].numpy()
             self._kernel = self._kernels.gaussian_gradient
             self._acted = action, *before, (low, high)
             return
         self._kernel = self._kernels.categorical_gradient
-        self._acted = action, behaviour["logits"].numpy(), _mask(rows.obs)
+        self._acted = action, behavior["logits"].numpy(), _mask(rows.obs)
 
     def _unpack_demos(self, demos: DemoBatch) -> _DemoArrays:
         from keel.kernels import demos as kernels_imitation

@@ -151,7 +151,7 @@ def _batch(
         rows = replace(rows, obs=_without_nan(rows))
     return Batch(
         obs=rows.obs if before is None else before.obs,
-        behaviour=rows.behaviour,
+        behavior=rows.behavior,
         action=rows.action,
         log_prob=rows.log_prob,
         advantage=epoch_targets.advantage,

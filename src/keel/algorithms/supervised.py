@@ -66,7 +66,7 @@ def one_pass(
     zero = torch.zeros_like(rows.weight)
     batch = Batch(
         obs=rows.obs,
-        behaviour={},
+        behavior={},
         action=rows.action,
         log_prob=zero,
         advantage=zero,

@@ -30,7 +30,7 @@ from keel.losses.demos import Limit, cloning_metrics, mean_cloning_loss, pull
 from keel.losses.ppo import Objective
 from keel.networks.agent import Agent
 from keel.networks.fisher import fisher_product
-from keel.trust_region.measure import Bounded, behaviour_at, group_mean
+from keel.trust_region.measure import Bounded, behavior_at, group_mean
 from keel.trust_region.numeric import not_finite
 from keel.types import HyperParams, OptimizerState, UpdateReport
 
@@ -230,7 +230,7 @@ class Problem:
     def __post_init__(self) -> None:
         """Set the entropy's weight: below the floor its penalty adds to it."""
         self.entropy_coef = self.hparams.entropy_coef if self.objective.entropy_bonus else 0.0
-        entropy = self.agent.dist.entropy(self.rows.behaviour)
+        entropy = self.agent.dist.entropy(self.rows.behavior)
         self._slope = self.entropy_coef
         floor = self.objective.entropy_floor
         if floor is not None and group_mean(entropy, self.rows).item() < floor:
@@ -256,9 +256,9 @@ class Problem:
             (slope,) = torch.autograd.grad(gain / total, leaf)
             gradient += slope
             gap = largest if math.isnan(largest) else max(gap, largest)
-        start_policy = rows.behaviour
+        start_policy = rows.behavior
         if rows.sampled is not None:  # the step begins at the policy as it acts next
-            start_policy = behaviour_at(agent, self.params, rows, self.hparams.temperature)
+            start_policy = behavior_at(agent, self.params, rows, self.hparams.temperature)
         self.before = self.accepted_from = self.value(start_policy, self.params)
         if not self.entropy_accepted:
             self.accepted_from = self.value(start_policy, self.params, entropy=False)
@@ -284,7 +284,7 @@ class Problem:
     def quarantined(self) -> int:
         """Return how many rows `gradient` left out because their ratio is not finite."""
         rows, dist = self.rows, self.agent.dist
-        now = behaviour_at(self.agent, self.params, rows, self.hparams.temperature)
+        now = behavior_at(self.agent, self.params, rows, self.hparams.temperature)
         ratio = policy_ratio(dist.log_prob(now, rows.action), rows.log_prob, rows.weight)
         return int(ratio.quarantined.sum().item())
 
@@ -339,8 +339,8 @@ class Problem:
 
     def evaluate(self, params: Tensor) -> tuple[float, float]:
         """Return (improvement, exact mean KL(old‖new)) over all rows, for the line search."""
-        now = behaviour_at(self.agent, params, self.rows, self.hparams.temperature)
-        kl = self._bounded.kl(params, self.agent.dist.kl(self.rows.behaviour, now))
+        now = behavior_at(self.agent, params, self.rows, self.hparams.temperature)
+        kl = self._bounded.kl(params, self.agent.dist.kl(self.rows.behavior, now))
         value = self.value(now, params, entropy=self.entropy_accepted)
         return value - self.accepted_from, kl.max().item()
 

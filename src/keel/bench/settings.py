@@ -55,7 +55,7 @@ class Settings:
     iterations: int
     """measured, after `warmup` others"""
     warmup: int
-    normalise: bool = False
+    normalize: bool = False
     """observations and rewards, by running statistics"""
     pixels: bool = False
     """the Nature CNN with a shared trunk, else two MLPs of `hidden` with tanh"""
@@ -132,7 +132,7 @@ SETTINGS["ppo"] = {
         iterations=20,
         warmup=2,
         turn=2,
-        normalise=True,
+        normalize=True,
     ),
     "Breakout": Settings(
         env="Breakout",

@@ -19,7 +19,7 @@ from keel.printing import printable
 class Export:
     """Write the policy of a run as ONNX, run the file, and compare it with the original.
 
-    Raw observations go in: their normalisation is part of the file. Out come the likeliest action,
+    Raw observations go in: their normalization is part of the file. Out come the likeliest action,
     squashed or clipped into its bounds, and the logits or log standard deviations.
 
     Example: keel export runs/NAME --onnx policy.onnx
@@ -52,17 +52,17 @@ def run(args: Sequence[str]) -> int:
         "onnx": str(written.path),
         "inputs": written.inputs,
         "outputs": written.outputs,
-        "normalised": policy.normaliser is not None,
+        "normalized": policy.normalizer is not None,
         "max_abs_difference": written.difference,
         "rows": written.rows,
     }
     if options.json:
         print(json.dumps(result, allow_nan=False))  # noqa: T201
         return 0
-    inside = "with" if policy.normaliser is not None else "without"
+    inside = "with" if policy.normalizer is not None else "without"
     text = (
         f"{written.path}: {policy.config.env}, checkpoint of step {policy.step:,}, "
-        f"{inside} observation normaliser\n"
+        f"{inside} observation normalizer\n"
         f"{', '.join(written.inputs)} → {', '.join(written.outputs)}\n"
         f"checked on {written.rows} random observations: largest difference from torch "
         f"{written.difference:.1e}"

@@ -117,7 +117,7 @@ def translate_train(args: Sequence[str]) -> list[str]:
     """
     words = [_without_prefix(word) for word in split_flags(args)]
     words = _name_preset(words)
-    words = _name_normalisation(words)
+    words = _name_normalization(words)
     for flag, (on, off) in SWITCHES.items():
         switched, words = take(words, flag, default="true")
         if switched is not None:
@@ -242,10 +242,10 @@ def _name_preset(words: list[str]) -> list[str]:
     return words if "--preset" in words else [*words, "--preset", "router-rebalanced"]
 
 
-def _name_normalisation(words: list[str]) -> list[str]:
+def _name_normalization(words: list[str]) -> list[str]:
     """Replace SB3's `--normalize_advantage true` and note 001's `--group_norm` by a method.
 
-    The note normalises over the whole batch with `--group_norm=true` and within groups with
+    The note normalizes over the whole batch with `--group_norm=true` and within groups with
     `--group_norm=false`: its comments and tags agree, the name of the flag does not.
     """
     method, words = take(words, NORMALIZE, default="true")
@@ -261,7 +261,7 @@ def _name_normalisation(words: list[str]) -> list[str]:
         method = "global" if _truth(GROUP_NORM, grouped) else "group"
         reach = "over the whole batch" if method == "global" else "within groups"
         _tell(
-            f"{shown(GROUP_NORM)} {grouped} normalises advantages {reach}, as in note 001 "
+            f"{shown(GROUP_NORM)} {grouped} normalizes advantages {reach}, as in note 001 "
             f"(--advantage.normalize {method})"
         )
     return words if method is None else [*words, "--advantage.normalize", method]

@@ -30,7 +30,7 @@ class Envs:
     normalize_reward: bool = False
     """Divide rewards by the standard deviation of the discounted return."""
     clip_reward: float | None = None
-    """Bound on the (normalised) reward."""
+    """Bound on the (normalized) reward."""
     guard: bool = True
     """Stop at non-finite or misshapen observations and rewards, before they are stored."""
     timeout: float = 60.0
@@ -119,7 +119,7 @@ class Critic:
     """Of the histogram."""
     reach: float = 8.0
     """The histogram covers ± this, in the critic's units: standard deviations of the return where
-    returns are normalised."""
+    returns are normalized."""
     normalize: Literal["auto", "on", "off"] = "auto"
     """Learn returns in units of their own mean and spread; `auto`: all but `scalar` do."""
     targets: Literal["sampled", "mean"] = "sampled"
@@ -144,7 +144,7 @@ class Advantage:
     """Where groups come from: "" takes info["group"]; module:function is called with the
     observations, a dictionary of arrays `[T, N, …]`, and gives whole numbers `[T, N]`."""
     clamp: float | None = None
-    """Bound on the normalised advantage (note 000: 10)."""
+    """Bound on the normalized advantage (note 000: 10)."""
     recompute: bool = False
     """Compute advantages anew for every epoch, with the critic as it is by then."""
 
@@ -282,7 +282,7 @@ class Explore:
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """Demonstrations: behaviour cloning beside the run's own experience.
+    """Demonstrations: behavior cloning beside the run's own experience.
 
     `coef` times the mean of −log π of what was shown is added to the loss of the policy, inside of
     the same trust region.

@@ -18,7 +18,7 @@ from keel.envs.faults import (
 )
 from keel.envs.guard import Guarded
 from keel.envs.make import make_envs, time_limit
-from keel.envs.normalize import ObsNormaliser, RewardNormaliser, RunningMoments
+from keel.envs.normalize import ObsNormalizer, RewardNormalizer, RunningMoments
 from keel.envs.protocol import Envs, Obs, Step, lead
 from keel.envs.seeding import env_seeds
 from keel.envs.vector import VectorEnvs
@@ -37,8 +37,8 @@ __all__ = [
     "Guarded",
     "MissingExtraError",
     "Obs",
-    "ObsNormaliser",
-    "RewardNormaliser",
+    "ObsNormalizer",
+    "RewardNormalizer",
     "RunningMoments",
     "Step",
     "UnknownEnvError",

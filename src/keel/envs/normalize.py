@@ -1,7 +1,7 @@
-"""Normalisation of observations and rewards, as immutable values.
+"""Normalization of observations and rewards, as immutable values.
 
 The statistics are frozen while a rollout is collected and while it is learned from, and change only
-where a new normaliser is asked for. So the replay of a rollout sees what its sampling saw.
+where a new normalizer is asked for. So the replay of a rollout sees what its sampling saw.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def no_moments(shape: tuple[int, ...] = ()) -> RunningMoments:
 
 
 class Scaling(NamedTuple):
-    """Offset and factor that normalise an observation, float32 each."""
+    """Offset and factor that normalize an observation, float32 each."""
 
     mean: np.ndarray
     inverse: np.ndarray
@@ -91,7 +91,7 @@ class Scaling(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class ObsNormaliser:
+class ObsNormalizer:
     """(x − mean) / √(variance + ε), clipped, for every float32 vector; other keys pass unchanged.
 
     New statistics change the policy. So what was seen (`moments`) and what is in force (`scaling`)
@@ -122,12 +122,12 @@ class ObsNormaliser:
     @classmethod
     def for_space(
         cls, space: gymnasium.Space[Any], clip: float = 10.0, encoding: int = ENCODING
-    ) -> ObsNormaliser:
-        """Return a normaliser that has seen nothing yet.
+    ) -> ObsNormalizer:
+        """Return a normalizer that has seen nothing yet.
 
         Args:
             space: `envs.observation_space`.
-            clip: largest absolute value of a normalised observation.
+            clip: largest absolute value of a normalized observation.
             encoding: encoding of observations; in the first one, images of floats are vectors.
         """
         images = encoding == FIRST_ENCODING
@@ -140,7 +140,7 @@ class ObsNormaliser:
         return cls({key: no_moments(inner.shape or ()) for key, inner in floats.items()}, clip)
 
     def apply(self, obs: Obs) -> Obs:
-        """Normalise observations; the input is untouched.
+        """Normalize observations; the input is untouched.
 
         Args:
             obs: `[*lead, *shape]` each, raw.
@@ -154,17 +154,17 @@ class ObsNormaliser:
             out[key] = array
         return out
 
-    def absorb(self, batch: Obs, weight: np.ndarray | None = None) -> ObsNormaliser:
-        """Return a normaliser that has also seen a batch; it normalises as before.
+    def absorb(self, batch: Obs, weight: np.ndarray | None = None) -> ObsNormalizer:
+        """Return a normalizer that has also seen a batch; it normalizes as before.
 
         Args:
-            batch: Raw observations `[T, N, *shape]`, not normalised.
+            batch: Raw observations `[T, N, *shape]`, not normalized.
             weight: `[T, N]`, 0 for rows that do not count.
         """
         moments = {key: moment.absorb(batch[key], weight) for key, moment in self.moments.items()}
         return replace(self, moments=moments)
 
-    def settle(self, share: float = 1.0) -> ObsNormaliser:
+    def settle(self, share: float = 1.0) -> ObsNormalizer:
         """Move the scaling a share of the way to that of all observations seen so far.
 
         Args:
@@ -184,8 +184,8 @@ class ObsNormaliser:
             f"{key}.{name}": np.array(x) for key, part in parts.items() for name, x in part.items()
         }
 
-    def restore(self, state: Mapping[str, np.ndarray]) -> ObsNormaliser:
-        """Return a normaliser like this one with the statistics and the scaling of `state`.
+    def restore(self, state: Mapping[str, np.ndarray]) -> ObsNormalizer:
+        """Return a normalizer like this one with the statistics and the scaling of `state`.
 
         Version 0.1 saved no scaling: there, that of the statistics was always in force.
 
@@ -207,11 +207,11 @@ class ObsNormaliser:
 
 
 @dataclass(frozen=True, eq=False)
-class RewardNormaliser:
+class RewardNormalizer:
     """Rewards over the standard deviation of their discounted sum, so that returns are of size 1.
 
     With R ← γ R + r along an episode, the reward becomes r / √(Var R + ε). The mean is not
-    subtracted: that would change which behaviour is best.
+    subtracted: that would change which behavior is best.
     """
 
     total: np.ndarray
@@ -224,20 +224,20 @@ class RewardNormaliser:
     @classmethod
     def for_envs(
         cls, lead: int | tuple[int, ...], gamma: float = 0.99, clip: float | None = 10.0
-    ) -> RewardNormaliser:
-        """Return a normaliser that has seen nothing yet.
+    ) -> RewardNormalizer:
+        """Return a normalizer that has seen nothing yet.
 
         Args:
             lead: N environments, or (N, A) with A agents each; all have one scale.
             gamma: discount of the running sum.
-            clip: largest absolute value of a normalised reward; None for no limit.
+            clip: largest absolute value of a normalized reward; None for no limit.
         """
         return cls(np.zeros(lead), no_moments(), gamma, clip)
 
     def apply_rollout(
         self, reward: np.ndarray, done: np.ndarray, weight: np.ndarray | None = None
-    ) -> tuple[np.ndarray, RewardNormaliser]:
-        """Normalise a whole rollout by one scale, which includes the rollout itself.
+    ) -> tuple[np.ndarray, RewardNormalizer]:
+        """Normalize a whole rollout by one scale, which includes the rollout itself.
 
         Args:
             reward: `[T, N]`, raw.
@@ -266,7 +266,7 @@ class RewardNormaliser:
         return after.apply(reward), after
 
     def apply(self, reward: np.ndarray) -> np.ndarray:
-        """Normalise rewards by the present scale; float32.
+        """Normalize rewards by the present scale; float32.
 
         Args:
             reward: of any shape, raw.
@@ -281,8 +281,8 @@ class RewardNormaliser:
         moments = {name: np.array(value) for name, value in self.moments._asdict().items()}
         return {"total": self.total.copy(), **{f"return.{k}": v for k, v in moments.items()}}
 
-    def restore(self, state: Mapping[str, np.ndarray]) -> RewardNormaliser:
-        """Return a normaliser like this one with the statistics of `state`.
+    def restore(self, state: Mapping[str, np.ndarray]) -> RewardNormalizer:
+        """Return a normalizer like this one with the statistics of `state`.
 
         Args:
             state: as `export` returned it.
@@ -304,7 +304,7 @@ def _restore_scaling(template: Scaling, state: Mapping[str, np.ndarray], key: st
     names = [f"{key}.{name}" for name in SCALING]
     missing = [name for name in names if name not in state]
     if missing:
-        raise InputError(f"the state of a normaliser lacks {', '.join(missing)}")
+        raise InputError(f"the state of a normalizer lacks {', '.join(missing)}")
     saved = Scaling(*(np.array(state[name], dtype=np.float32) for name in names))
     if saved.mean.shape != template.mean.shape or saved.inverse.shape != template.mean.shape:
         raise InputError(
@@ -320,7 +320,7 @@ def _restore_moments(
     names = [f"{key}.{name}" for name in template._fields]
     missing = [name for name in names if name not in state]
     if missing:
-        raise InputError(f"the state of a normaliser lacks {', '.join(missing)}")
+        raise InputError(f"the state of a normalizer lacks {', '.join(missing)}")
     saved = RunningMoments(*(np.array(state[name], dtype=np.float64) for name in names))
     if saved.mean.shape != template.mean.shape:
         raise InputError(

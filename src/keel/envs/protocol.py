@@ -45,7 +45,7 @@ class Step(NamedTuple):
     episode_index: np.ndarray
     """`[E]` int64: the environments whose episode ended in this step."""
     episode_return: np.ndarray
-    """`[E]` float64: the sum of raw rewards (neither normalised nor clipped)."""
+    """`[E]` float64: the sum of raw rewards (neither normalized nor clipped)."""
     episode_length: np.ndarray
     """`[E]` int64: in steps of the agent."""
     agent_return: np.ndarray | None = None

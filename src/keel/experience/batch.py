@@ -56,7 +56,7 @@ class Rows:
     """Tensors `[R, *rest]` of a rollout; `rest` is `()`, `(A,)` for agents or `(L,)` for tokens."""
 
     obs: Tree
-    behaviour: Tree
+    behavior: Tree
     action: Tensor
     log_prob: Tensor
     weight: Tensor
@@ -88,7 +88,7 @@ def rows_of(rollout: Rollout) -> Rows:
     )
     return Rows(
         obs=obs_rows(rollout.obs, rollout),
-        behaviour=as_rows(rollout.behaviour, rollout),
+        behavior=as_rows(rollout.behavior, rollout),
         action=flat["action"],
         log_prob=flat["log_prob"],
         weight=flat["weight"],
@@ -161,7 +161,7 @@ def mapped(rows: Rows, function: Callable[[Tensor], Tensor]) -> Rows:
         sampled = sampled._replace(obs={key: function(x) for key, x in sampled.obs.items()})
     return Rows(
         obs={key: function(x) for key, x in rows.obs.items()},
-        behaviour={key: function(x) for key, x in rows.behaviour.items()},
+        behavior={key: function(x) for key, x in rows.behavior.items()},
         action=function(rows.action),
         log_prob=function(rows.log_prob),
         weight=function(rows.weight),

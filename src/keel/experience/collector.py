@@ -13,7 +13,7 @@ from torch import Tensor
 
 from keel.distributions.actions import Categorical
 from keel.distributions.sampling import Array, draw_noise, sample, to_env
-from keel.envs import Envs, Obs, ObsNormaliser, Step, lead
+from keel.envs import Envs, Obs, ObsNormalizer, Step, lead
 from keel.errors import InputError
 from keel.experience.acting import Acted, initial_hidden_state, make_actor
 from keel.keys import MASK
@@ -34,7 +34,7 @@ class Episodes(NamedTuple):
 
 
 class RawObs(NamedTuple):
-    """Observations of a rollout as the environments gave them, before they were normalised."""
+    """Observations of a rollout as the environments gave them, before they were normalized."""
 
     rows: Obs
     """`[T, N, …]`"""
@@ -51,19 +51,19 @@ class Collected(NamedTuple):
     reward: Array
     """`[T, N]` raw"""
     raw: RawObs | None
-    """None where nothing is normalised"""
+    """None where nothing is normalized"""
     value: Tensor | None
     """`[T, N]`, where the actor's pass gave it"""
     episodes: Episodes
 
-    def normalized_by(self, normaliser: ObsNormaliser) -> Rollout:
-        """Return the rollout with its observations as another normaliser shows them."""
+    def normalized_by(self, normalizer: ObsNormalizer) -> Rollout:
+        """Return the rollout with its observations as another normalizer shows them."""
         if self.raw is None:
             return self.rollout
 
         def normalized(raw: Obs) -> dict[str, Tensor]:
-            values = normaliser.apply(raw)
-            return {key: torch.from_numpy(values[key]) for key in normaliser.scaling}
+            values = normalizer.apply(raw)
+            return {key: torch.from_numpy(values[key]) for key in normalizer.scaling}
 
         rollout, final = self.rollout, self.rollout.final_obs
         if final is not None and self.raw.final is not None:
@@ -101,17 +101,17 @@ class Collector:
         self.hidden_state = initial_hidden_state(self.agent, self.envs.num_envs)
 
     def collect(
-        self, params: Tensor, temperature: float, normaliser: ObsNormaliser | None
+        self, params: Tensor, temperature: float, normalizer: ObsNormalizer | None
     ) -> Collected:
         """Take `steps` steps of all environments with a frozen policy.
 
         Args:
             params: `[G, P]`.
             temperature: of the policy.
-            normaliser: of the observations; None leaves them raw.
+            normalizer: of the observations; None leaves them raw.
         """
         act = make_actor(self.agent, params)
-        store, steps = self._allocate(normaliser), self.steps
+        store, steps = self._allocate(normalizer), self.steps
         finished: list[Step] = []
         finals: list[tuple[Array, Obs]] = []
         dist, recurrent = self.agent.dist, self.agent.recurrent
@@ -123,7 +123,7 @@ class Collector:
         outputs, actions, rewards = store["output"], store["action"], store["reward"]
         terminated, truncated, ignored = (store[k] for k in ("terminated", "truncated", "ignored"))
         for t in range(steps):
-            obs = self._see(self.obs, normaliser)
+            obs = self._see(self.obs, normalizer)
             if recurrent:
                 obs = {**obs, EPISODE_STARTS: self.episode_starts}
             for key, buffer in stored.items():
@@ -154,10 +154,10 @@ class Collector:
                 over = step.terminated | step.truncated
                 self.episode_starts = step.ignored | over if same_step else step.ignored
         valued = acted.value is not None
-        return self._finish(store, finals, finished, temperature, normaliser, valued, before)
+        return self._finish(store, finals, finished, temperature, normalizer, valued, before)
 
-    def _see(self, obs: Obs, normaliser: ObsNormaliser | None) -> Obs:
-        return obs if normaliser is None else normaliser.apply(obs)
+    def _see(self, obs: Obs, normalizer: ObsNormalizer | None) -> Obs:
+        return obs if normalizer is None else normalizer.apply(obs)
 
     def _finish(
         self,
@@ -165,7 +165,7 @@ class Collector:
         finals: list[tuple[Array, Obs]],
         finished: list[Step],
         temperature: float,
-        normaliser: ObsNormaliser | None,
+        normalizer: ObsNormalizer | None,
         valued: bool,
         hidden_state: dict[str, Array],
     ) -> Collected:
@@ -174,19 +174,19 @@ class Collector:
         store["truncated"][:-1] |= lost
         tensors = {name: torch.from_numpy(x) for name, x in store.items()}
         obs = _under(tensors, "obs/")
-        behaviour = self.agent.dist.params(tensors["output"], obs.get(MASK), temperature)
-        last = self._see(self.obs, normaliser)
+        behavior = self.agent.dist.params(tensors["output"], obs.get(MASK), temperature)
+        last = self._see(self.obs, normalizer)
         raw_final = _stack([final for _, final in finals])
         final = None
         if raw_final is not None:
-            final = _tensors(self._see(raw_final, normaliser))
+            final = _tensors(self._see(raw_final, normalizer))
         if self.agent.recurrent:
             last = {**last, EPISODE_STARTS: self.episode_starts}
         rollout = Rollout(
             obs=obs,
             action=tensors["action"],
-            log_prob=self.agent.dist.log_prob(behaviour, tensors.get("meant", tensors["action"])),
-            behaviour=behaviour,
+            log_prob=self.agent.dist.log_prob(behavior, tensors.get("meant", tensors["action"])),
+            behavior=behavior,
             reward=tensors["reward"],
             terminated=tensors["terminated"],
             truncated=tensors["truncated"],
@@ -208,7 +208,7 @@ class Collector:
             episodes=_ended(finished),
         )
 
-    def _allocate(self, normaliser: ObsNormaliser | None) -> dict[str, Array]:
+    def _allocate(self, normalizer: ObsNormalizer | None) -> dict[str, Array]:
         """Return the storage, which the first rollout allocates for all later ones."""
         if self._store:
             return self._store
@@ -228,7 +228,7 @@ class Collector:
             store[f"obs/{EPISODE_STARTS}"] = np.zeros(shape, bool)
         for key, x in self.obs.items():
             store[f"obs/{key}"] = _frames((self.steps, *x.shape), x.dtype)
-            if normaliser is not None and key in normaliser.moments:
+            if normalizer is not None and key in normalizer.moments:
                 store[f"raw/{key}"] = np.zeros((self.steps, *x.shape), x.dtype)
         if self.epsilon:
             store["meant"] = store["action"].copy()

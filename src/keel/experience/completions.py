@@ -17,7 +17,7 @@ from torch import Tensor
 from keel.distributions.vocabulary import HIDDEN
 from keel.errors import InputError, KeelError
 from keel.experience.batch import Rows
-from keel.networks.causal_lm import ATTENTION, TOKENS, WRITTEN, TokenAgent
+from keel.networks.causal_lm import ATTENTION, RESPONSE_MASK, TOKENS, TokenAgent
 from keel.networks.decoding import Decoder
 from keel.types import Tree
 
@@ -64,7 +64,7 @@ class Completions(NamedTuple):
     """`[R, P + L]`, prompts padded at the left, completions at the right"""
     attention: Tensor
     """bool `[R, P + L]`"""
-    written: Tensor
+    response_mask: Tensor
     """1.0 for tokens that the policy wrote, its end of text too; 0.0 for tool text, padding"""
     log_prob: Tensor
     """under the policy at its temperature and the whole vocabulary, of tool text as well; 0 where
@@ -77,28 +77,28 @@ class Completions(NamedTuple):
     """bool `[R]`: by its own end of text, not by running out of room"""
 
     @property
-    def there(self) -> Tensor:
+    def completion_mask(self) -> Tensor:
         """1.0 for everything that stands in a completion, tool text included."""
-        return self.attention[:, -self.written.shape[1] :].to(self.written.dtype)
+        return self.attention[:, -self.response_mask.shape[1] :].to(self.response_mask.dtype)
 
     @property
     def action(self) -> Tensor:
         """`[R, L]`: the completions alone."""
-        return self.tokens[:, -self.written.shape[1] :]
+        return self.tokens[:, -self.response_mask.shape[1] :]
 
     @property
     def obs(self) -> Tree:
         """What the model sees when it is asked again."""
-        return {TOKENS: self.tokens, ATTENTION: self.attention, WRITTEN: self.written}
+        return {TOKENS: self.tokens, ATTENTION: self.attention, RESPONSE_MASK: self.response_mask}
 
     def rows(self, **more: Tensor) -> Rows:
         """As a region learns from them; `more` goes beside what the model sees."""
         return Rows(
             obs={**self.obs, **more},
-            behaviour={HIDDEN: self.hidden},
+            behavior={HIDDEN: self.hidden},
             action=self.action,
             log_prob=self.log_prob,
-            weight=self.written,
+            weight=self.response_mask,
             group_axis=None,
         )
 
@@ -140,15 +140,15 @@ def complete(
     if group > 1:
         decoder.expand(group)
         hidden = hidden.repeat_interleave(group, 0)
-    desk = _Desk(len(prompts) * group, length, head, hidden, pad)
-    alive = torch.arange(desk.rows, device=device)
-    on = torch.ones(desk.rows, dtype=torch.bool, device=device)  # of the rows in the decoder
+    buffer = _Buffer(len(prompts) * group, length, head, hidden, pad)
+    alive = torch.arange(buffer.rows, device=device)
+    on = torch.ones(buffer.rows, dtype=torch.bool, device=device)  # of the rows in the decoder
     for t in range(length):
         drawn = _draw(agent.widened(hidden), head, sampling, rng)
-        drawn = desk.store(t, alive, on, drawn)
+        drawn = buffer.store(t, alive, on, drawn)
         on = on & (drawn.token != eos)
         if insert is not None and call_end is not None:
-            desk.ask(t, alive, on & (drawn.token == call_end), insert)
+            buffer.ask(t, alive, on & (drawn.token == call_end), insert)
         going = int(on.sum())
         if not going or t + 1 == length:
             break
@@ -158,7 +158,7 @@ def complete(
             alive, on = alive[kept], on[kept]
             drawn = _Drawn(*(x[kept] for x in drawn))
         hidden = decoder.step(drawn.token)
-    return desk.finish(
+    return buffer.finish(
         tokens.repeat_interleave(group, 0), attention.repeat_interleave(group, 0), eos
     )
 
@@ -194,7 +194,7 @@ def _draw(hidden: Tensor, head: Tensor, sampling: Sampling, rng: torch.Generator
 
 
 def truncated(log_p: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
-    """Log-probs `[B, V]` of the likeliest alone, normalised again; −inf for the others.
+    """Log-probs `[B, V]` of the likeliest alone, normalized again; −inf for the others.
 
     The token that carries the sum over `top_p` still belongs to them, so one always does.
     """
@@ -209,15 +209,18 @@ def truncated(log_p: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
     return torch.full_like(log_p, -torch.inf).scatter(1, place, kept)
 
 
-class _Desk:
+class _Buffer:
     """Where completions are written down, by their own row numbers."""
 
     def __init__(self, rows: int, length: int, head: Tensor, hidden: Tensor, pad: int) -> None:
         self.rows, self.pad = rows, pad
         self.tokens = torch.full((rows, length), pad, device=hidden.device)
-        self.there = torch.zeros(rows, length, dtype=torch.bool, device=hidden.device)
-        self.written = hidden.new_zeros(rows, length)
-        self.log_prob, self.sampled = torch.zeros_like(self.written), torch.zeros_like(self.written)
+        self.completion_mask = torch.zeros(rows, length, dtype=torch.bool, device=hidden.device)
+        self.response_mask = hidden.new_zeros(rows, length)
+        self.log_prob, self.sampled = (
+            torch.zeros_like(self.response_mask),
+            torch.zeros_like(self.response_mask),
+        )
         self.hidden = hidden.new_zeros(rows, length, head.shape[1])
         self.forced: dict[int, list[int]] = {}
 
@@ -228,10 +231,10 @@ class _Desk:
             token, own = self._given(alive, on, drawn.token)
             log_prob = drawn.log_p.gather(1, token[:, None])[:, 0]
             drawn = drawn._replace(token=token, log_prob=log_prob)
-        self.tokens[rows, t], self.there[rows, t] = drawn.token[on], True
+        self.tokens[rows, t], self.completion_mask[rows, t] = drawn.token[on], True
         self.log_prob[rows, t], self.hidden[rows, t] = drawn.log_prob[on], drawn.hidden[on]
         rows = alive[own]
-        self.written[rows, t], self.sampled[rows, t] = 1.0, drawn.sampler_log_prob[own]
+        self.response_mask[rows, t], self.sampled[rows, t] = 1.0, drawn.sampler_log_prob[own]
         return drawn
 
     def _given(self, alive: Tensor, on: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
@@ -247,7 +250,7 @@ class _Desk:
     def ask(self, t: int, alive: Tensor, called: Tensor, insert: Insert) -> None:
         """Let tools answer the rows that have just ended a call."""
         for row in alive[called].tolist():
-            if row in self.forced or not self.written[row, t]:
+            if row in self.forced or not self.response_mask[row, t]:
                 continue  # that end of a call was itself tool text
             answer = insert(row, self.tokens[row, : t + 1].tolist())
             if answer:
@@ -255,14 +258,14 @@ class _Desk:
 
     def finish(self, prompt: Tensor, seen: Tensor, eos: int) -> Completions:
         """Everything, without the columns that nobody reached."""
-        length = max(1, int(self.there.any(0).sum()))
+        length = max(1, int(self.completion_mask.any(0).sum()))
         cut = slice(0, length)
-        last = self.there.sum(1) - 1
+        last = self.completion_mask.sum(1) - 1
         ended = self.tokens.gather(1, last.clamp(min=0)[:, None])[:, 0] == eos
         return Completions(
             tokens=torch.cat([prompt, self.tokens[:, cut]], 1),
-            attention=torch.cat([seen, self.there[:, cut]], 1),
-            written=self.written[:, cut],
+            attention=torch.cat([seen, self.completion_mask[:, cut]], 1),
+            response_mask=self.response_mask[:, cut],
             log_prob=self.log_prob[:, cut],
             sampler_log_prob=self.sampled[:, cut],
             hidden=self.hidden[:, cut],

@@ -1,4 +1,4 @@
-"""Demonstrations: whole episodes of recorded expert behaviour, on disk as safetensors and JSON.
+"""Demonstrations: whole episodes of recorded expert behavior, on disk as safetensors and JSON.
 
     DEMOS/demos.json          environment, lengths and returns of the episodes, who played
     DEMOS/demos.safetensors   obs/KEY, action, reward, terminated, truncated; one row a step

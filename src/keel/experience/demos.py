@@ -1,4 +1,4 @@
-"""Demonstrations as an update takes them: sampled, normalised and weighted."""
+"""Demonstrations as an update takes them: sampled, normalized and weighted."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def open_demo_dataset(config: Demonstrations, envs: Envs, agent: Agent, obs: Obs
     """Read demonstrations and hold them against what the policy can see and do.
 
     Args:
-        config: settings of behaviour cloning.
+        config: settings of behavior cloning.
         envs: environments of the run.
         agent: the agent that learns.
         obs: observations of the run: those of its keys, a mask among them, are learned from.
@@ -109,7 +109,7 @@ def sample_demos(
         params: `[1, P]`, of the critic that values the steps.
         count: number of steps to draw.
         rng: source of the draws.
-        config: settings of behaviour cloning.
+        config: settings of behavior cloning.
         gamma: discount factor γ.
         preprocess: maps raw observations to those that the network sees.
         scale_reward: maps raw rewards to those that the critic counts.

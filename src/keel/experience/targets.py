@@ -39,7 +39,7 @@ def compute_targets(
         agent: the agent.
         params: `[G, P]`, those of the critic.
         rollout: `[T, N, …]`.
-        config: how advantages are computed and normalised.
+        config: how advantages are computed and normalized.
         value: `[T, N]`, saves a pass where the values of the rollout are already known.
         rng: a distributional critic learns samples of the return; without, its λ-returns.
         interleave: a deliberate bug, GAE across agents (`faults.interleaved`).
@@ -87,10 +87,10 @@ def group_function(config: Advantage) -> Callable[..., Any] | None:
 
 
 def check_groups(config: Advantage, keys: Collection[str], many: bool) -> None:
-    """Raise unless groups are known where advantages are normalised within them.
+    """Raise unless groups are known where advantages are normalized within them.
 
     Args:
-        config: how advantages are normalised.
+        config: how advantages are normalized.
         keys: of the observations; the group that an environment's info names is among them.
         many: whether there are several agents, each of which is a group where no other is named.
     """
@@ -102,7 +102,7 @@ def check_groups(config: Advantage, keys: Collection[str], many: bool) -> None:
 
 
 def group_of(rollout: Rollout, config: Advantage) -> Tensor | None:
-    """Return the group of every row `[T, N]`, where advantages are normalised within groups."""
+    """Return the group of every row `[T, N]`, where advantages are normalized within groups."""
     if config.normalize != "group" and not (config.normalize == "robust" and config.group):
         return None
     function = group_function(config)

@@ -58,15 +58,15 @@ def explain_advantage(
         return _gae(reward, value, last_value, end, gamma, trace)
 
     delta, advantage = advantages(0.0), advantages(lam)
-    normalised = normalize(advantage)
+    normalized = normalize(advantage)
     robust = normalize(advantage, "robust")
-    rows = zip(reward, value, delta, advantage, normalised.advantage, robust.advantage, strict=True)
+    rows = zip(reward, value, delta, advantage, normalized.advantage, robust.advantage, strict=True)
     steps = Table(
         f"γ = {gamma:g}, λ = {lam:g}; the episode is {end} after the last step",
-        ("t", "reward", "value", "δ", "advantage", "normalised", "robust"),
+        ("t", "reward", "value", "δ", "advantage", "normalized", "robust"),
         tuple((str(t), *(number(x.item(), 4) for x in row)) for t, row in enumerate(rows)),
     )
-    flips = int(normalised.sign_flips)
+    flips = int(normalized.sign_flips)
     return Explanation(
         title=f"Advantages over {len(rewards)} step{'s' * (len(rewards) > 1)}, {end}",
         idea=(
@@ -78,15 +78,15 @@ def explain_advantage(
         tables=(steps,),
         meaning=(
             f"The first step is {_verdict(advantage[0].item())} than expected by "
-            f"{abs(advantage[0].item()):.4f}. Normalising centres on "
-            f"{number(normalised.center.item(), 4)} and turns {flips} of {len(rewards)} "
+            f"{abs(advantage[0].item()):.4f}. Normalizing centres on "
+            f"{number(normalized.center.item(), 4)} and turns {flips} of {len(rewards)} "
             "advantages against their action."
         ),
         numbers={
             "deltas": delta.tolist(),
             "advantages": advantage.tolist(),
             "targets": (advantage + value).tolist(),
-            "normalised": normalised.advantage.tolist(),
+            "normalized": normalized.advantage.tolist(),
             "robust": robust.advantage.tolist(),
             "sign_flips": flips,
         },

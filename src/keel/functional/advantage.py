@@ -1,4 +1,4 @@
-"""Advantages: GAE over steps and over tokens, n-step returns, group baselines, normalisation.
+"""Advantages: GAE over steps and over tokens, n-step returns, group baselines, normalization.
 
 One rule covers autoreset rows, dead agents, prompts, tool text and padding, the **mask law**: a
 row with weight 0 does not exist. Inserting such rows anywhere, with any content, changes nothing

@@ -1,4 +1,4 @@
-"""Weights of behaviour cloning: the share of a demonstration that is worth imitating."""
+"""Weights of behavior cloning: the share of a demonstration that is worth imitating."""
 
 from __future__ import annotations
 

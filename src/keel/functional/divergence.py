@@ -51,7 +51,7 @@ def kl_terms(log_p: Tensor, log_q: Tensor) -> Tensor:
     An outcome with p = 0 contributes q (so that the sum stays exact), one with q = 0 < p infinity.
 
     Args:
-        log_p: normalised log-probabilities, `[*lead, K]`.
+        log_p: normalized log-probabilities, `[*lead, K]`.
         log_q: the same of q, `[*lead, K]`.
     """
     p_possible, q_possible = log_p > -torch.inf, log_q > -torch.inf
@@ -215,7 +215,7 @@ def jensen_shannon(p_logits: Tensor, q_logits: Tensor, mask: Tensor | None = Non
 
 
 def _log_softmaxes(mask: Tensor | None, **logits: Tensor) -> list[Tensor]:
-    """Return normalised log-probabilities on the legal support; −inf on the rest."""
+    """Return normalized log-probabilities on the legal support; −inf on the rest."""
     name, first = next(iter(logits.items()))
     expect_rank(name, first, 1, "[*lead, K]")
     expect_same(name, tuple(first.shape), **logits, mask=mask)

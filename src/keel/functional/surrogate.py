@@ -118,7 +118,7 @@ def cispo(
 def sequence_log_ratio(log_ratio: Tensor, weight: Tensor) -> Tensor:
     """Return the mean log-ratio of each sequence's counted tokens, repeated on them: `[B, L]`.
 
-    Its exponent is GSPO's length-normalised sequence ratio (2025, arXiv 2507.18071). Tokens that
+    Its exponent is GSPO's length-normalized sequence ratio (2025, arXiv 2507.18071). Tokens that
     do not count get 0; a sequence without tokens is 0 everywhere.
 
     Args:

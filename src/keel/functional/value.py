@@ -118,7 +118,7 @@ def hl_gauss(target: Tensor, support: Tensor, sigma: float) -> Tensor:
     """Return the histogram of N(target, σ²), `[*lead, K]` (HL-Gauss, arXiv 2403.03950).
 
     The bins are centred on `support` and reach half a step beyond its ends; the mass is
-    renormalised there.
+    renormalized there.
 
     Args:
         target: `[*lead]`.
@@ -131,7 +131,7 @@ def hl_gauss(target: Tensor, support: Tensor, sigma: float) -> Tensor:
     half = (support[1] - support[0]) / 2
     edges = torch.cat([support[:1] - half, support + half])
     inside = target.clamp(support[0], support[-1]).unsqueeze(-1)
-    # The renormaliser cannot vanish: a clamped target has half a bin on either side.
+    # The renormalizer cannot vanish: a clamped target has half a bin on either side.
     below = torch.erf((edges - inside) / (sigma * math.sqrt(2.0)))  # 2·cdf − 1: the 1 and 2 cancel
     mass = below[..., 1:] - below[..., :-1]
     return mass / (below[..., -1:] - below[..., :1])

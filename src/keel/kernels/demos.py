@@ -1,7 +1,7 @@
-"""Behaviour cloning's part of the optimizer step, by the loops of `kernels`.
+"""Behavior cloning's part of the optimizer step, by the loops of `kernels`.
 
 It comes after `categorical_gradient` or `gaussian_gradient` and adds to what they left: it works in
-the same room, with a gradient of its own on its desk.
+the same workspace, with a gradient of its own.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, no-any-return"

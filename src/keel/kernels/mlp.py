@@ -188,7 +188,7 @@ def surrogate(log_prob, old, advantage, weight, low, high, limit, track, slope, 
 
 @compiled
 def log_softmax(row, out):
-    """Normalise one row of logits, −inf where illegal."""
+    """Normalize one row of logits, −inf where illegal."""
     largest = row[0]
     for j in range(1, row.size):
         largest = max(largest, row[j])
@@ -244,11 +244,11 @@ def categorical(logits, mask, action, old_logits, hparams, part, statistics):
 
 
 @compiled
-def gaussian(mean, log_std, bounds, action, behaviour, hparams, part, grad_log_std, statistics):
+def gaussian(mean, log_std, bounds, action, behavior, hparams, part, grad_log_std, statistics):
     """Compute the same for a Gaussian whose log-stds do not depend on the observation."""
     old, advantage, share, _, slope, log_prob = part
     low, high, entropy_coef, temperature, limit, bonus, track = hparams
-    old_mean, old_log_std = behaviour
+    old_mean, old_log_std = behavior
     count, dims = mean.shape
     spread = np.empty(dims, np.float32)
     free = np.empty(dims, np.bool_)

@@ -1,4 +1,4 @@
-"""Behaviour cloning inside a trust region: its loss, and how hard it pulls beside the policy's own.
+"""Behavior cloning inside a trust region: its loss, and how hard it pulls beside the policy's own.
 
 The loss is part of what the region optimises, so the bound on the exact KL covers it too.
 """

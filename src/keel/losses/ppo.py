@@ -24,7 +24,7 @@ class Batch(NamedTuple):
     """Rows `[R, *rest]` with everything an objective needs."""
 
     obs: Tree
-    behaviour: Tree
+    behavior: Tree
     action: Tensor
     log_prob: Tensor
     advantage: Tensor
@@ -45,7 +45,7 @@ class Batch(NamedTuple):
         counts = weight > 0
         return Batch(
             obs=take(self.obs, index),
-            behaviour=take(self.behaviour, index),
+            behavior=take(self.behavior, index),
             action=take_rows(self.action, index),
             log_prob=take_rows(self.log_prob, index),
             advantage=torch.where(counts, take_rows(self.advantage, index), 0.0),
@@ -153,7 +153,7 @@ class Objective:
         kl = nothing
         if self.penalize or self.track_kl:
             with torch.set_grad_enabled(self.penalize):
-                kl = mean(dist.kl(batch.behaviour, evaluation.dist))
+                kl = mean(dist.kl(batch.behavior, evaluation.dist))
         if self.penalize:
             loss = loss + hparam("kl_coef") * kl
         if self.track_kl and self.kl_measure != "exact":

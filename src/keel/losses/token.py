@@ -117,7 +117,7 @@ class TokenObjective:
         kl = torch.zeros_like(loss)
         if self.track_kl:
             with torch.no_grad():
-                kl = mean(dist.kl(batch.behaviour, now.dist))
+                kl = mean(dist.kl(batch.behavior, now.dist))
         return loss, Statistics(
             loss=loss.detach(),
             policy_loss=policy_loss.detach(),

@@ -27,7 +27,7 @@ from keel.types import Tree
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-TOKENS, ATTENTION, WRITTEN = "tokens", "attention", "written"
+TOKENS, ATTENTION, RESPONSE_MASK = "tokens", "attention", "response_mask"
 """What a language model observes: `[R, T]` tokens, bool `[R, T]` where there are any, and `[R, L]`,
 1 for those of the last L that the policy wrote."""
 
@@ -112,7 +112,7 @@ def _value_head(width: int) -> nn.Linear:
 
 def _hidden(backbone: nn.Module, obs: Tree, shares_prompts: bool) -> Tensor:
     """`[R, L, H]`: what the model knows before each of the last L tokens."""
-    tokens, attention, length = obs[TOKENS], obs[ATTENTION].bool(), obs[WRITTEN].shape[1]
+    tokens, attention, length = obs[TOKENS], obs[ATTENTION].bool(), obs[RESPONSE_MASK].shape[1]
     if shares_prompts:
         own = dict(backbone.named_parameters())
         return shared_prefix.states(backbone, own, tokens, attention, length)
@@ -176,7 +176,7 @@ class TokenAgent(Agent):
         other thread may see: where the pass is ours, it takes them from the tree."""
         if not self._stateless:
             return super().outputs_of(tree, obs, part)
-        tokens, length = obs[TOKENS], obs[WRITTEN].shape[1]
+        tokens, length = obs[TOKENS], obs[RESPONSE_MASK].shape[1]
         own = {**self._frozen, **self.backbone_tree(tree)}
         hidden = shared_prefix.states(self.backbone, own, tokens, obs[ATTENTION].bool(), length)
         value = None
@@ -229,7 +229,7 @@ class TokenAgent(Agent):
     def raw_value(self, params: Tensor, obs: Tree) -> Tensor:
         """`[R, L, 1]`; 0 without a critic."""
         if self.network.critic_kind == "none":
-            return torch.zeros_like(obs[WRITTEN], dtype=params.dtype)[..., None]
+            return torch.zeros_like(obs[RESPONSE_MASK], dtype=params.dtype)[..., None]
         return super().raw_value(params, obs)
 
     def evaluate(self, params: Tensor, obs: Tree, temperature: float | Tensor = 1.0) -> Evaluation:

@@ -2,7 +2,7 @@
 
 A critic is static and pure, as a distribution is: `raw` `[*lead, outputs]` is what the network
 gives, and targets are λ-returns, single samples of the return as far as λ lets them be. Its numbers
-are in units of its own where returns are normalised (`keel.networks.popart`).
+are in units of its own where returns are normalized (`keel.networks.popart`).
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def measure_calibration(policy: Policy, *, seed: int = 0, steps: int = STEPS) ->
         for _ in range(steps):
             if stop_requested():
                 raise EvaluationStopped
-            normalized = obs if policy.normaliser is None else policy.normaliser.apply(obs)
+            normalized = obs if policy.normalizer is None else policy.normalizer.apply(obs)
             act(normalized, output)
             tree = {key: torch.from_numpy(np.array(x)) for key, x in normalized.items()}
             with torch.no_grad():

@@ -13,7 +13,7 @@ import io
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,8 +38,8 @@ from keel.tracking.manifest import (
     read_manifest,
 )
 from keel.tracking.tensorfile import check_header
+from keel.training.migration import MIGRATIONS, SCHEMA
 
-SCHEMA = 2
 WEIGHTS, STATE, DATA = "weights.safetensors", "state.safetensors", "state.json"
 Pointer = Literal["best", "last"]
 
@@ -64,28 +64,12 @@ class Checkpoint:
     weights: dict[str, Tensor]
     """what a policy needs to act"""
     tensors: dict[str, Tensor]
-    """the rest of the training state: optimizer, normalisers, generators"""
+    """the rest of the training state: optimizer, normalizers, generators"""
     data: dict[str, Any]
     """counters, controllers, spaces: plain data"""
     path: Path
     skipped: tuple[str, ...] = ()
     """newer checkpoints that were bad, and why"""
-
-
-def _rename_optimizer_state(checkpoint: Checkpoint) -> Checkpoint:
-    """Give the optimizer state and the hyperparameters of version 0.1 the names of version 0.2."""
-    tensors = {
-        key.replace("optimum/", "opt_state/", 1) if key.startswith("optimum/") else key: x
-        for key, x in checkpoint.tensors.items()
-    }
-    data = dict(checkpoint.data)
-    if "knobs" in data:
-        data["hparams"] = data.pop("knobs")
-    return replace(checkpoint, tensors=tensors, data=data)
-
-
-MIGRATIONS: dict[int, Callable[[Checkpoint], Checkpoint]] = {1: _rename_optimizer_state}
-"""From schema n to n + 1, for checkpoints of older versions of Keel."""
 
 
 def _crash_point(name: str) -> None:
@@ -340,7 +324,8 @@ def _migrate(checkpoint: Checkpoint, schema: int) -> Checkpoint:
     for version in range(schema, SCHEMA):
         if version not in MIGRATIONS:
             raise CheckpointError(f"{checkpoint.path}: schema {schema} is too old to be read")
-        checkpoint = MIGRATIONS[version](checkpoint)
+        tensors, data = MIGRATIONS[version](checkpoint.tensors, checkpoint.data)
+        checkpoint = replace(checkpoint, tensors=tensors, data=data)
     return checkpoint
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from keel.config import Config, options
 from keel.distributions.sampling import draw_noise, mode, sample, to_env
-from keel.envs import AtariOptions, Envs, ObsNormaliser, Step, lead, time_limit
+from keel.envs import AtariOptions, Envs, ObsNormalizer, Step, lead, time_limit
 from keel.experience.acting import initial_hidden_state, make_actor
 from keel.keys import MASK
 from keel.networks.agent import Agent
@@ -73,7 +73,7 @@ def evaluate(
     agent: Agent,
     params: Tensor,
     envs: Envs,
-    normaliser: ObsNormaliser | None,
+    normalizer: ObsNormalizer | None,
     *,
     episodes: int,
     deterministic: bool,
@@ -90,7 +90,7 @@ def evaluate(
         agent: distribution and network of the policy.
         params: `[G, P]`.
         envs: where to play.
-        normaliser: of observations.
+        normalizer: of observations.
         episodes: number of episodes, rounded up to equally many in every environment.
         deterministic: take the mode in place of a sample.
         seed: of environments and actions.
@@ -115,7 +115,7 @@ def evaluate(
             hidden_state = initial_hidden_state(agent, envs.num_envs)
             episode_starts = np.ones(envs.num_envs, bool)
             tally.begin()
-        normalized = obs if normaliser is None else normaliser.apply(obs)
+        normalized = obs if normalizer is None else normalizer.apply(obs)
         mask = normalized.get(MASK)
         if hidden_state:
             normalized = {**normalized, **hidden_state, EPISODE_STARTS: episode_starts}

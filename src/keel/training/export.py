@@ -1,4 +1,4 @@
-"""A policy as one ONNX file: raw observations in, actions out, the normaliser inside.
+"""A policy as one ONNX file: raw observations in, actions out, the normalizer inside.
 
     inputs    one per key of the observation, `[batch, …]` as `keel.envs` lays it out (`obs/KEY`
               where the file has something else under KEY), and `action_mask` where the environment
@@ -150,12 +150,12 @@ class Deployed(nn.Module):
         agent, space = policy.agent, policy.action_space
         self.network = _load_network(policy)
         self.dist = agent.dist
-        scaling = {} if policy.normaliser is None else policy.normaliser.scaling
-        self.normalised = tuple(scaling)
+        scaling = {} if policy.normalizer is None else policy.normalizer.scaling
+        self.normalized = tuple(scaling)
         for index, (mean, inverse) in enumerate(scaling.values()):
             for name, value in (("mean", mean), ("scale", inverse)):
                 self.register_buffer(f"{name}_{index}", torch.from_numpy(np.float32(value)))
-        self.clip = 0.0 if policy.normaliser is None else policy.normaliser.clip
+        self.clip = 0.0 if policy.normalizer is None else policy.normalizer.clip
         if isinstance(space, spaces.Box):
             self.register_buffer("low", torch.from_numpy(space.low.astype(np.float32)))
             self.register_buffer("high", torch.from_numpy(space.high.astype(np.float32)))
@@ -163,7 +163,7 @@ class Deployed(nn.Module):
     def forward(self, obs: Tree) -> tuple[Tensor, ...]:
         """Return the action, the logits or log standard deviations, and the next memory if any."""
         normalized = dict(obs)
-        for index, key in enumerate(self.normalised):
+        for index, key in enumerate(self.normalized):
             centred = obs[key] - self.get_buffer(f"mean_{index}")
             scaled = centred * self.get_buffer(f"scale_{index}")
             normalized[key] = scaled.clamp(-self.clip, self.clip)
@@ -238,8 +238,8 @@ def compare(policy: Policy, path: Path, obs: dict[str, np.ndarray]) -> float:
     their log-probability.
     """
     action, second, *states = run_onnx(path, {input_name(key): x for key, x in obs.items()})
-    normaliser, dist = policy.normaliser, policy.agent.dist
-    normalized = obs if normaliser is None else normaliser.apply(obs)
+    normalizer, dist = policy.normalizer, policy.agent.dist
+    normalized = obs if normalizer is None else normalizer.apply(obs)
     tree = {key: torch.from_numpy(x) for key, x in normalized.items()}
     with torch.no_grad():
         output, memory = act_once(_load_network(policy), tree)

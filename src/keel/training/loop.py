@@ -14,7 +14,7 @@ from torch import Tensor
 
 from keel.config import Config, check
 from keel.controllers.controllers import Outcome
-from keel.envs import ObsNormaliser, RewardNormaliser
+from keel.envs import ObsNormalizer, RewardNormalizer
 from keel.experience.batch import Rows, Sampled, Targets, rows_of
 from keel.experience.collector import Collected
 from keel.experience.demos import sample_demos
@@ -71,15 +71,15 @@ def iterate(
     hparams = scheduled(state.hparams, config, state.steps)
     started = time.perf_counter()
     collected = session.collector.collect(
-        state.opt_state.params, state.temperature, state.obs_normaliser
+        state.opt_state.params, state.temperature, state.obs_normalizer
     )
-    collected, reward_normaliser = _normalise_reward(collected, state, config)
+    collected, reward_normalizer = _normalize_reward(collected, state, config)
     sampled = time.perf_counter()
     moved = shift(
         session.agent,
         state.opt_state.params,
         collected,
-        state.obs_normaliser,
+        state.obs_normalizer,
         hparams.temperature,
         hparams.max_kl if session.region.enforce else math.inf,
     )
@@ -113,7 +113,7 @@ def iterate(
         return learned
 
     rows, demo_metrics = _with_demonstrations(
-        session, state, rows, moved.normaliser, reward_normaliser
+        session, state, rows, moved.normalizer, reward_normalizer
     )
     opt_state, report = session.region.update(
         session.learner,
@@ -144,8 +144,8 @@ def iterate(
         opt_state=opt_state,
         hparams=next_hparams,
         controllers=controllers,
-        obs_normaliser=moved.normaliser,
-        reward_normaliser=reward_normaliser,
+        obs_normalizer=moved.normalizer,
+        reward_normalizer=reward_normalizer,
         temperature=moved.temperature,
         rollbacks=state.rollbacks + int(report.verdict != "accepted"),
         kl_exact_max=max(state.kl_exact_max, report.kl_exact.max().item()),
@@ -195,28 +195,28 @@ def _agent_metrics(
     }
 
 
-def _normalise_reward(
+def _normalize_reward(
     collected: Collected, state: TrainState, config: Config
-) -> tuple[Collected, RewardNormaliser | None]:
-    rollout, normaliser = collected.rollout, state.reward_normaliser
-    if normaliser is None and config.envs.clip_reward is None:
+) -> tuple[Collected, RewardNormalizer | None]:
+    rollout, normalizer = collected.rollout, state.reward_normalizer
+    if normalizer is None and config.envs.clip_reward is None:
         return collected, None
     reward = collected.reward
-    if normaliser is not None:
+    if normalizer is not None:
         done = (rollout.terminated | rollout.truncated).numpy()
-        reward, normaliser = normaliser.apply_rollout(reward, done, rollout.weight.numpy())
+        reward, normalizer = normalizer.apply_rollout(reward, done, rollout.weight.numpy())
     if config.envs.clip_reward is not None:
         reward = np.clip(reward, -config.envs.clip_reward, config.envs.clip_reward)
     learned = torch.from_numpy(np.asarray(reward, dtype=np.float32))
-    return collected._replace(rollout=replace(rollout, reward=learned)), normaliser
+    return collected._replace(rollout=replace(rollout, reward=learned)), normalizer
 
 
 def _with_demonstrations(
     session: Session,
     state: TrainState,
     rows: Rows,
-    observations: ObsNormaliser | None,
-    rewards: RewardNormaliser | None,
+    observations: ObsNormalizer | None,
+    rewards: RewardNormalizer | None,
 ) -> tuple[Rows, dict[str, float]]:
     """The rows with as many demonstrated steps beside them, seen and counted as the run's own."""
     config, demo_dataset = session.config, session.demo_dataset

@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from keel.config import Config, from_dict, options, to_dict
-from keel.envs import Envs, ObsNormaliser, RewardNormaliser, make_envs
+from keel.envs import Envs, ObsNormalizer, RewardNormalizer, make_envs
 from keel.envs.space_data import Interface, describe_space
 from keel.errors import InputError, KeelError
 from keel.keys import FIRST_ENCODING, MASK
@@ -31,12 +31,12 @@ from keel.trust import ENVIRONMENT, require_trust
 
 @dataclass(frozen=True)
 class Policy:
-    """A network, its parameters at one checkpoint, and the normalisation of observations."""
+    """A network, its parameters at one checkpoint, and the normalization of observations."""
 
     agent: Agent
     params: Tensor
     """`[G, P]`, on the CPU"""
-    normaliser: ObsNormaliser | None
+    normalizer: ObsNormalizer | None
     config: Config
     step: int
     """of the checkpoint"""
@@ -74,15 +74,15 @@ def open_policy(
     agent = agent_for(config, interface, 0, interface.encoding)
     expected = agent.named(agent.initial)
     check_shapes(f"{loaded.path}: its weights and {config.env}", loaded.weights, expected)
-    normaliser = None
+    normalizer = None
     if config.envs.normalize_obs:
         space, encoding = interface.observation_space, interface.encoding
-        empty = ObsNormaliser.for_space(space, encoding=encoding)
-        normaliser = empty.restore(arrays(loaded.tensors, "obs_normaliser/"))
+        empty = ObsNormalizer.for_space(space, encoding=encoding)
+        normalizer = empty.restore(arrays(loaded.tensors, "obs_normalizer/"))
     return Policy(
         agent=agent,
         params=loaded.tensors["opt_state/params"],
-        normaliser=normaliser,
+        normalizer=normalizer,
         config=config,
         step=loaded.step,
         path=path,
@@ -112,8 +112,8 @@ def _reward_scale(config: Config, checkpoint: Checkpoint, agents: int) -> float:
     if not config.envs.normalize_reward:
         return 1.0
     rows = (config.envs.num, agents) if agents else (config.envs.num,)
-    empty = RewardNormaliser.for_envs(rows, config.advantage.gamma)
-    restored = empty.restore(arrays(checkpoint.tensors, "reward_normaliser/"))
+    empty = RewardNormalizer.for_envs(rows, config.advantage.gamma)
+    restored = empty.restore(arrays(checkpoint.tensors, "reward_normalizer/"))
     return float(np.sqrt(restored.moments.variance + restored.epsilon))
 
 
@@ -159,7 +159,7 @@ def run_episodes(
         policy.agent,
         policy.params,
         envs,
-        policy.normaliser,
+        policy.normalizer,
         episodes=episodes,
         deterministic=deterministic,
         seed=seed,

@@ -257,7 +257,7 @@ def _evaluate(
         session.agent,
         state.opt_state.params,
         evaluators[0],
-        state.obs_normaliser,
+        state.obs_normalizer,
         episodes=config.evaluation.episodes,
         deterministic=config.evaluation.deterministic,
         seed=session.seeds.evaluation,
@@ -305,7 +305,7 @@ def _restore(session: Session, checkpoint: Checkpoint) -> TrainState:
     if held is not None:
         session.envs.load(arrays(checkpoint.tensors, "envs/"), held)
         collector.obs = arrays(checkpoint.tensors, "obs/")
-        collector.hidden_state = arrays(checkpoint.tensors, "memory/")
+        collector.hidden_state = arrays(checkpoint.tensors, "hidden_state/")
         collector.episode_starts = collector.hidden_state.pop(SAVED_STARTS)
     else:
         warnings.warn(

@@ -23,7 +23,7 @@ from keel.config import Config, options
 from keel.controllers.controllers import (
     Controller,
 )
-from keel.envs import AtariOptions, Envs, ObsNormaliser, RewardNormaliser, lead, make_envs
+from keel.envs import AtariOptions, Envs, ObsNormalizer, RewardNormalizer, lead, make_envs
 from keel.envs.registered import source_of
 from keel.envs.space_data import Interface
 from keel.envs.spaces import reserved_key
@@ -191,7 +191,7 @@ def _check_group_key(config: Config, envs: Envs) -> None:
 
 
 def _expect_memory(config: Config, envs: Envs) -> None:
-    """A rollout is kept as it was seen; a normalised one as it came and as it will be, too."""
+    """A rollout is kept as it was seen; a normalized one as it came and as it will be, too."""
     numbers = sum(
         math.prod(part.shape or ()) * (part.dtype or np.dtype("f4")).itemsize
         for part in _parts(envs)
@@ -243,13 +243,13 @@ def initial_state(session: Session) -> TrainState:
         opt_state=session.region.init(session.agent),
         hparams=initial_hparams(config),
         controllers=tuple(controller.init() for controller in session.controllers),
-        obs_normaliser=(
-            ObsNormaliser.for_space(envs.observation_space, encoding=session.encoding)
+        obs_normalizer=(
+            ObsNormalizer.for_space(envs.observation_space, encoding=session.encoding)
             if config.envs.normalize_obs
             else None
         ),
-        reward_normaliser=(
-            RewardNormaliser.for_envs(lead(envs), config.advantage.gamma)
+        reward_normalizer=(
+            RewardNormalizer.for_envs(lead(envs), config.advantage.gamma)
             if config.envs.normalize_reward
             else None
         ),

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from keel.envs import ObsNormaliser
+from keel.envs import ObsNormalizer
 from keel.experience.batch import Sampled, obs_rows, rows_of
 from keel.experience.collector import Collected
 from keel.functional import walk_back
@@ -32,8 +32,8 @@ class Shift(NamedTuple):
     """The policy before an update, as far as it is not its parameters."""
 
     rollout: Rollout
-    """with observations as they will be normalised"""
-    normaliser: ObsNormaliser | None
+    """with observations as they will be normalized"""
+    normalizer: ObsNormalizer | None
     temperature: float
     changed: bool
     """False: the policy is still the one that sampled"""
@@ -44,7 +44,7 @@ def shift(
     agent: Agent,
     params: Tensor,
     collected: Collected,
-    normaliser: ObsNormaliser | None,
+    normalizer: ObsNormalizer | None,
     target: float,
     bound: float,
 ) -> Shift:
@@ -54,26 +54,26 @@ def shift(
         agent: whose policy it is.
         params: `[G, P]`, those that sampled.
         collected: the rollout.
-        normaliser: of observations, as it was while sampling.
+        normalizer: of observations, as it was while sampling.
         target: temperature to go to, from that of the rollout.
         bound: on the KL of an update; infinite where nothing is enforced.
     """
     rollout, temperature = collected.rollout, collected.rollout.temperature
     kl_normaliser = kl_temperature = heat = share = 0.0
-    if normaliser is not None and collected.raw is not None:
-        normaliser = normaliser.absorb(collected.raw.rows, rollout.weight.numpy())
-        share, kl_normaliser = _statistics(agent, params, collected, normaliser, bound)
-        normaliser = normaliser.settle(share)
-        rollout = collected.normalized_by(normaliser)
+    if normalizer is not None and collected.raw is not None:
+        normalizer = normalizer.absorb(collected.raw.rows, rollout.weight.numpy())
+        share, kl_normaliser = _statistics(agent, params, collected, normalizer, bound)
+        normalizer = normalizer.settle(share)
+        rollout = collected.normalized_by(normalizer)
     if target != temperature:
         heat, kl_temperature = _temperature(agent, params, rollout, target, bound)
         temperature = _between(temperature, target, heat)
     metrics = {"train/kl_normaliser": kl_normaliser, "train/kl_temperature": kl_temperature}
-    return Shift(rollout, normaliser, temperature, share > 0.0 or heat > 0.0, metrics)
+    return Shift(rollout, normalizer, temperature, share > 0.0 or heat > 0.0, metrics)
 
 
 def _statistics(
-    agent: Agent, params: Tensor, collected: Collected, normaliser: ObsNormaliser, bound: float
+    agent: Agent, params: Tensor, collected: Collected, normalizer: ObsNormalizer, bound: float
 ) -> tuple[float, float]:
     """Return the share of the way to the statistics of all that was seen, and its KL."""
     temperature = collected.rollout.temperature
@@ -81,7 +81,7 @@ def _statistics(
     sampled = Sampled(rows.obs, temperature)
 
     def kl_of(share: float) -> Tensor:
-        renormalized = collected.normalized_by(normaliser.settle(share)).to(params.device)
+        renormalized = collected.normalized_by(normalizer.settle(share)).to(params.device)
         moved_rows = replace(rows, obs=obs_rows(renormalized.obs, renormalized), sampled=sampled)
         return Bounded(agent, params, moved_rows, temperature).kl(params)
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from keel.envs import ObsNormaliser, RewardNormaliser
+from keel.envs import ObsNormalizer, RewardNormalizer
 from keel.types import HyperParams, OptimizerState
 
 WINDOW = 100
@@ -27,8 +27,8 @@ class TrainState:
     opt_state: OptimizerState
     hparams: HyperParams
     controllers: tuple[Mapping[str, float], ...]
-    obs_normaliser: ObsNormaliser | None
-    reward_normaliser: RewardNormaliser | None
+    obs_normalizer: ObsNormalizer | None
+    reward_normalizer: RewardNormalizer | None
     temperature: float = 1.0
     """at which the next rollout is sampled; `hparams.temperature` is where it goes"""
     rollbacks: int = 0
@@ -58,11 +58,11 @@ def pack(
     tensors = {f"opt_state/{name}": x for name, x in state.opt_state._asdict().items()}
     tensors["shuffle"] = shuffle.get_state()
     tensors |= {f"obs/{key}": torch.from_numpy(np.ascontiguousarray(x)) for key, x in obs.items()}
-    tensors |= {f"memory/{key}": torch.from_numpy(np.array(x)) for key, x in memory.items()}
-    for name in ("obs_normaliser", "reward_normaliser"):
-        normaliser = getattr(state, name)
-        if normaliser is not None:
-            exported = normaliser.export()
+    tensors |= {f"hidden_state/{key}": torch.from_numpy(np.array(x)) for key, x in memory.items()}
+    for name in ("obs_normalizer", "reward_normalizer"):
+        normalizer = getattr(state, name)
+        if normalizer is not None:
+            exported = normalizer.export()
             tensors |= {f"{name}/{k}": torch.from_numpy(np.array(x)) for k, x in exported.items()}
     data: dict[str, Any] = {
         "steps": state.steps,
@@ -86,17 +86,17 @@ def pack(
 
 
 def unpack(fresh: TrainState, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> TrainState:
-    """The state that `pack` saw; `fresh` says which normalisers there are."""
-    obs, reward = fresh.obs_normaliser, fresh.reward_normaliser
+    """The state that `pack` saw; `fresh` says which normalizers there are."""
+    obs, reward = fresh.obs_normalizer, fresh.reward_normalizer
     return TrainState(
         steps=data["steps"],
         iteration=data["iteration"],
         opt_state=OptimizerState(**part(tensors, "opt_state/")),
         hparams=HyperParams(**data["hparams"]),
         controllers=tuple(data["controllers"]),
-        obs_normaliser=None if obs is None else obs.restore(arrays(tensors, "obs_normaliser/")),
-        reward_normaliser=(
-            None if reward is None else reward.restore(arrays(tensors, "reward_normaliser/"))
+        obs_normalizer=None if obs is None else obs.restore(arrays(tensors, "obs_normalizer/")),
+        reward_normalizer=(
+            None if reward is None else reward.restore(arrays(tensors, "reward_normalizer/"))
         ),
         temperature=data.get("temperature", data["hparams"]["temperature"]),  # version 0.1 had one
         rollbacks=data["rollbacks"],

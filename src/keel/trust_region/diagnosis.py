@@ -29,7 +29,7 @@ class Replay(NamedTuple):
     agent: Agent
     params: Tensor
     obs: Tree
-    behaviour: Tree
+    behavior: Tree
     action: Tensor
     stored: Tensor
     """the log-probs that came with the actions"""
@@ -49,7 +49,7 @@ def cause(replay: Replay) -> str:
     Where the distributions that were stored are those that are replayed, the log-probs are wrong;
     else the policy that sampled was another one. What leaves no trace of its own is not guessed at.
     """
-    same = replay.agent.dist.kl(replay.behaviour, replay.policy()) <= CLOSE_KL
+    same = replay.agent.dist.kl(replay.behavior, replay.policy()) <= CLOSE_KL
     if _share(same, replay.wrong) > NEARLY_ALL:
         diagnosis = (
             _another_actor(replay) or _log_probs_at_temperature(replay) or _another_action(replay)
@@ -66,7 +66,7 @@ def cause(replay: Replay) -> str:
             or _stored_distribution(replay)
         )
         otherwise = (
-            "unknown. Look for another network, dropout, or observations that were normalised again"
+            "unknown. Look for another network, dropout, or observations that were normalized again"
         )
     return f"Cause: {diagnosis or otherwise}"
 
@@ -76,8 +76,8 @@ def _another_actor(replay: Replay) -> str:
     agent, obs, wrong = replay.agent, replay.obs, replay.wrong
     if agent.groups == 1:
         return ""
-    if MASK in obs and "logits" in replay.behaviour:
-        obs = obs | {MASK: replay.behaviour["logits"] > -torch.inf}
+    if MASK in obs and "logits" in replay.behavior:
+        obs = obs | {MASK: replay.behavior["logits"] > -torch.inf}
     plain = agent.each_its_own()
     guilty = []
     for row, name in enumerate(agent.row_names):
@@ -99,7 +99,7 @@ def _another_actor(replay: Replay) -> str:
 
 
 def _another_mask(replay: Replay) -> str:
-    mask, logits = replay.obs.get(MASK), replay.behaviour.get("logits")
+    mask, logits = replay.obs.get(MASK), replay.behavior.get("logits")
     if mask is None or logits is None or logits.shape != mask.shape:
         return ""
     changed = ((logits > -torch.inf) != mask.bool()).any(-1)
@@ -184,7 +184,7 @@ def _stored_distribution(replay: Replay) -> str:
 
 def _another_temperature(replay: Replay) -> str:
     """Recognise actions that were drawn from the same distributions at another temperature."""
-    factor = _logit_factor(replay) if "logits" in replay.behaviour else _heat(replay)
+    factor = _logit_factor(replay) if "logits" in replay.behavior else _heat(replay)
     if factor is None:
         return ""
     return (
@@ -195,7 +195,7 @@ def _another_temperature(replay: Replay) -> str:
 
 def _logit_factor(replay: Replay) -> float | None:
     """Return by what the logits that are replayed have to be divided to be those stored."""
-    logits, now = replay.behaviour["logits"], replay.policy()["logits"]
+    logits, now = replay.behavior["logits"], replay.policy()["logits"]
     legal = (logits > -torch.inf) & (now > -torch.inf) & replay.wrong[..., None]
     a, b = _centered(logits, legal)[legal], _centered(now, legal)[legal]
     if not b.numel() or not bool(b.square().sum() > 0):
@@ -208,9 +208,9 @@ def _logit_factor(replay: Replay) -> float | None:
 
 def _heat(replay: Replay) -> float | None:
     """Return by what the variances that are replayed have to be multiplied to be those stored."""
-    if "log_std" not in replay.behaviour:
+    if "log_std" not in replay.behavior:
         return None
-    stored, now = replay.behaviour, replay.policy()
+    stored, now = replay.behavior, replay.policy()
     wider = 2.0 * (stored["log_std"] - now["log_std"])[replay.wrong]
     moved = ((stored["mean"] - now["mean"]) * torch.exp(-now["log_std"]))[replay.wrong]
     even = wider.max() - wider.min() <= CLOSE and moved.abs().max() <= CLOSE

@@ -77,7 +77,7 @@ def check_replay(
     usable = rows.log_prob.isfinite()  # what is not will be quarantined: it is no other policy
     lost = replayed.ratio.quarantined & usable
     gap = torch.where(lost, torch.inf, replayed.ratio.raw_log_ratio.abs())
-    slack = _slack(rows.behaviour)
+    slack = _slack(rows.behavior)
     wrong = gap > GATE * slack
     other = (rows.weight > 0) & usable & ~(replayed.kl <= KL_GATE * slack**2)
     if enforce and bool((wrong | other).any()):
@@ -114,7 +114,7 @@ def _message(
         agent,
         params,
         {key: x[part] for key, x in rows.obs.items()},
-        {key: x[part] for key, x in rows.behaviour.items()},
+        {key: x[part] for key, x in rows.behavior.items()},
         rows.action[part],
         rows.log_prob[part],
         bad[part],

@@ -63,7 +63,7 @@ def exact_kl(agent: Agent, params: Tensor, rows: Rows, temperature: float) -> Te
     """
 
     def part(index: slice) -> Tensor:
-        old = {key: x[index] for key, x in rows.behaviour.items()}
+        old = {key: x[index] for key, x in rows.behavior.items()}
         obs = {key: x[index] for key, x in rows.obs.items()}
         return agent.dist.kl(old, agent.policy(params, obs, temperature))
 
@@ -84,8 +84,8 @@ class Bounded:
         self.agent, self.rows, self.temperature = agent, rows, temperature
         self._cold: Rows | None = None
         if temperature != 1.0 or rows.sampled_at(temperature) != 1.0:
-            before = behaviour_at(agent, params, rows.as_sampled(), 1.0)
-            self._cold = replace(rows, behaviour=before)
+            before = behavior_at(agent, params, rows.as_sampled(), 1.0)
+            self._cold = replace(rows, behavior=before)
 
     def kl(self, params: Tensor, row_kl: Tensor | None = None) -> Tensor:
         """Return the mean exact KL, `[G]` on the CPU, of agents that share a row the largest.
@@ -127,7 +127,7 @@ def kl_between(agent: Agent, old: Side, new: Side, temperature: float) -> Tensor
     return torch.cat(parts)
 
 
-def behaviour_at(agent: Agent, params: Tensor, rows: Rows, temperature: float) -> Tree:
+def behavior_at(agent: Agent, params: Tensor, rows: Rows, temperature: float) -> Tree:
     """Return the policy's distributions on all rows, without a head, which the agent knows."""
     with torch.no_grad():
         parts = [
@@ -176,7 +176,7 @@ def _measure(
     agent: Agent, params: Tensor, rows: Rows, index: slice, temperature: float
 ) -> Measurement:
     part = {key: x[index] for key, x in rows.obs.items()}
-    old = {key: x[index] for key, x in rows.behaviour.items()}
+    old = {key: x[index] for key, x in rows.behavior.items()}
     now = agent.policy(params, part, temperature)
     if isinstance(agent.dist, Vocabulary):
         kl, reverse, log_prob, entropy = agent.dist.compare(old, now, rows.action[index])

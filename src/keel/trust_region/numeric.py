@@ -28,6 +28,6 @@ def not_finite(what: str, skipped: int, params: Tensor, minibatch: Tree) -> Nume
         f"{what} is not finite (steps skipped, none applied: {skipped}); {cause}; "
         f"its largest number is {large[0]:.3g} ({large[1]}), the largest parameter "
         f"{params.abs().max().item():.3g}. Usual causes: rewards or observations of great size "
-        "(normalise them), a learning rate that is too high",
+        "(normalize them), a learning rate that is too high",
         {**minibatch, "params": params},
     )

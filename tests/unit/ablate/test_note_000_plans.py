@@ -69,7 +69,7 @@ def test_games_have_the_scale_and_size_of_their_names() -> None:
     assert 7 * 29 == 203
 
 
-def test_every_pair_differs_by_the_normalisation_alone() -> None:
+def test_every_pair_differs_by_the_normalization_alone() -> None:
     cells = {cell.name: dict(cell.settings) for cell in PLAN.cells}
     pairs = [name for name in cells if "batch" in name]
     assert len(pairs) == 10

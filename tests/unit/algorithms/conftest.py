@@ -77,17 +77,17 @@ def build(lead: tuple[int, ...], groups: int = 1, dist: Dist | None = None) -> S
     params = agent.initial.repeat(groups, 1) + 0.1 * noise
     obs = {"obs": torch.randn(*lead, FEATURES, generator=generator)}
     with torch.no_grad():
-        behaviour = agent.policy(params, obs)
-    action = draw(dist, behaviour, generator)
+        behavior = agent.policy(params, obs)
+    action = draw(dist, behavior, generator)
     advantage = torch.randn(lead, generator=generator)
     target = torch.randn(lead, generator=generator)
     value = torch.randn(*lead, 1, generator=generator)
     weight = (torch.rand(lead, generator=generator) < 0.9).float()
     rows = Rows(
         obs=obs,
-        behaviour=behaviour,
+        behavior=behavior,
         action=action,
-        log_prob=dist.log_prob(behaviour, action),
+        log_prob=dist.log_prob(behavior, action),
         weight=weight,
         group_axis=1 if groups > 1 else None,
     )

@@ -44,10 +44,10 @@ def bandit() -> Setting:
     params[0, start - 2 : start] = torch.tensor([math.log(9.0), 0.0])  # the last layer's bias
     obs = {"obs": torch.zeros(10, FEATURES)}
     with torch.no_grad():
-        behaviour = agent.policy(params, obs)
+        behavior = agent.policy(params, obs)
     action = torch.tensor([0] * 9 + [1])
-    log_prob = agent.dist.log_prob(behaviour, action)
-    rows = Rows(obs, behaviour, action, log_prob, torch.ones(10), group_axis=None)
+    log_prob = agent.dist.log_prob(behavior, action)
+    rows = Rows(obs, behavior, action, log_prob, torch.ones(10), group_axis=None)
     advantage = torch.tensor([0.1] * 9 + [-0.9])
     learned = Targets(advantage, torch.ones(10), torch.zeros(10, 1))
     return Setting(agent, rows, lambda _: learned, initial_opt_state(params))

@@ -115,9 +115,9 @@ def test_agents_are_certified_on_their_own(agents: Setting) -> None:
 
 
 def _swap_logits(setting: Setting) -> Setting:
-    behaviour = {"logits": setting.rows.behaviour["logits"].flip(-1)}
-    log_prob = setting.agent.dist.log_prob(behaviour, setting.rows.action)
-    return replace(setting, rows=replace(setting.rows, behaviour=behaviour, log_prob=log_prob))
+    behavior = {"logits": setting.rows.behavior["logits"].flip(-1)}
+    log_prob = setting.agent.dist.log_prob(behavior, setting.rows.action)
+    return replace(setting, rows=replace(setting.rows, behavior=behavior, log_prob=log_prob))
 
 
 def _epsilon_greedy(setting: Setting) -> Setting:
@@ -126,12 +126,12 @@ def _epsilon_greedy(setting: Setting) -> Setting:
 
 
 def _other_temperature(setting: Setting) -> Setting:
-    behaviour = setting.agent.dist.params(setting.rows.behaviour["logits"], None, 1.5)
-    log_prob = setting.agent.dist.log_prob(behaviour, setting.rows.action)
-    return replace(setting, rows=replace(setting.rows, behaviour=behaviour, log_prob=log_prob))
+    behavior = setting.agent.dist.params(setting.rows.behavior["logits"], None, 1.5)
+    log_prob = setting.agent.dist.log_prob(behavior, setting.rows.action)
+    return replace(setting, rows=replace(setting.rows, behavior=behavior, log_prob=log_prob))
 
 
-def _renormalised(setting: Setting) -> Setting:
+def _renormalized(setting: Setting) -> Setting:
     return replace(setting, rows=replace(setting.rows, obs={"obs": 1.1 * setting.rows.obs["obs"]}))
 
 
@@ -145,9 +145,9 @@ def _log_probs_at(setting: Setting, temperature: float) -> Setting:
 
 def _drawn_at(setting: Setting, temperature: float) -> Setting:
     with torch.no_grad():
-        behaviour = setting.agent.policy(setting.opt_state.params, setting.rows.obs, temperature)
-    log_prob = setting.agent.dist.log_prob(behaviour, setting.rows.action)
-    return replace(setting, rows=replace(setting.rows, behaviour=behaviour, log_prob=log_prob))
+        behavior = setting.agent.policy(setting.opt_state.params, setting.rows.obs, temperature)
+    log_prob = setting.agent.dist.log_prob(behavior, setting.rows.action)
+    return replace(setting, rows=replace(setting.rows, behavior=behavior, log_prob=log_prob))
 
 
 def _strayed(setting: Setting) -> Setting:
@@ -160,8 +160,8 @@ def _strayed(setting: Setting) -> Setting:
 def _stored_another(setting: Setting) -> Setting:
     """The log-probs are right, the distributions belong to other parameters."""
     with torch.no_grad():
-        behaviour = setting.agent.policy(1.5 * setting.opt_state.params, setting.rows.obs)
-    return replace(setting, rows=replace(setting.rows, behaviour=behaviour))
+        behavior = setting.agent.policy(1.5 * setting.opt_state.params, setting.rows.obs)
+    return replace(setting, rows=replace(setting.rows, behavior=behavior))
 
 
 FAULTS: dict[str, tuple[Callable[[Setting], Setting], str]] = {
@@ -183,7 +183,7 @@ FAULTS: dict[str, tuple[Callable[[Setting], Setting], str]] = {
         r"Cause: temperature: the actions were drawn at 1\.5, the update replays them at 1\.",
     ),
     "stored distribution": (_stored_another, "Cause: stored_distribution: .* log-probs are those"),
-    "normalised again": (_renormalised, "Cause: unknown.* normalised again"),
+    "normalized again": (_renormalized, "Cause: unknown.* normalized again"),
     "another network": (_swap_logits, "Cause: unknown.* another network"),
 }
 
@@ -198,7 +198,7 @@ def test_the_gate_names_what_it_stops(name: str, steps: Setting) -> None:
 CONTINUOUS = ("log-probs at 0.5", "log-probs at 3", "drawn at 1.5", "stored distribution")
 
 
-@pytest.mark.parametrize("name", [*CONTINUOUS, "normalised again"])
+@pytest.mark.parametrize("name", [*CONTINUOUS, "normalized again"])
 def test_the_gate_names_what_it_stops_of_gaussians(name: str) -> None:
     fault, said = FAULTS[name]
     with pytest.raises(ConsistencyError, match=said):
@@ -244,11 +244,11 @@ def test_a_log_prob_may_differ_by_rounding_and_a_row_that_does_not_count_in_any_
 ) -> None:
     """Half of what is allowed everywhere; and one row, of weight 0, was drawn by another policy."""
     rows = steps.rows
-    behaviour = {"logits": rows.behaviour["logits"].clone()}
-    behaviour["logits"][3] = torch.tensor([9.0, 0.0, 0.0])
+    behavior = {"logits": rows.behavior["logits"].clone()}
+    behavior["logits"][3] = torch.tensor([9.0, 0.0, 0.0])
     weight = rows.weight.clone()
     weight[3] = 0.0
-    rows = replace(rows, log_prob=rows.log_prob - GATE / 2, behaviour=behaviour, weight=weight)
+    rows = replace(rows, log_prob=rows.log_prob - GATE / 2, behavior=behavior, weight=weight)
     gap = check_replay(steps.agent, steps.opt_state.params, rows, 1.0, enforce=True)
     assert gap == pytest.approx(GATE / 2, rel=0.01)
 
@@ -321,14 +321,14 @@ def test_a_narrow_gaussian_is_allowed_the_rounding_of_its_mean() -> None:
     setting = build((96,), dist=Gaussian(2))
     params = setting.opt_state.params.clone()
     params[:, setting.agent.layout.slice_of("head.log_std")] = -7.0
-    behaviour = setting.agent.policy(params, setting.rows.obs)
-    noise = torch.randn(behaviour["mean"].shape, generator=torch.Generator().manual_seed(0))
+    behavior = setting.agent.policy(params, setting.rows.obs)
+    noise = torch.randn(behavior["mean"].shape, generator=torch.Generator().manual_seed(0))
     for shift, refused in ((1e-6, False), (1e-3, True)):
-        action = behaviour["mean"] + behaviour["log_std"].exp() * noise
-        sampled = {**behaviour, "mean": behaviour["mean"] + shift}
+        action = behavior["mean"] + behavior["log_std"].exp() * noise
+        sampled = {**behavior, "mean": behavior["mean"] + shift}
         rows = replace(
             setting.rows,
-            behaviour=sampled,
+            behavior=sampled,
             action=action,
             log_prob=setting.agent.dist.log_prob(sampled, action),
         )
@@ -344,11 +344,11 @@ def test_the_bound_is_from_what_sampled_to_what_acts_next(steps: Setting) -> Non
     """Sampled at temperature 1.1 on other statistics; the update's policy acts at 1 on these."""
     sampled = Sampled({"obs": 1.05 * steps.rows.obs["obs"]}, 1.1)
     with torch.no_grad():
-        behaviour = steps.agent.policy(steps.opt_state.params, sampled.obs, sampled.temperature)
+        behavior = steps.agent.policy(steps.opt_state.params, sampled.obs, sampled.temperature)
     rows = replace(
         steps.rows,
-        behaviour=behaviour,
-        log_prob=steps.agent.dist.log_prob(behaviour, steps.rows.action),
+        behavior=behavior,
+        log_prob=steps.agent.dist.log_prob(behavior, steps.rows.action),
         sampled=sampled,
     )
     setting = replace(steps, rows=rows)
@@ -359,7 +359,7 @@ def test_the_bound_is_from_what_sampled_to_what_acts_next(steps: Setting) -> Non
         with torch.no_grad():
             now = steps.agent.policy(after.params, rows.obs, 1.0)
             cold = steps.agent.policy(steps.opt_state.params, sampled.obs, 1.0)
-        kls = [steps.agent.dist.kl(old, now).double() for old in (behaviour, cold)]
+        kls = [steps.agent.dist.kl(old, now).double() for old in (behavior, cold)]
         means = [((kl * rows.weight).sum() / rows.weight.sum()).item() for kl in kls]
         assert max(means) <= 0.01
         assert report.kl_exact.item() == pytest.approx(max(means), rel=1e-6)

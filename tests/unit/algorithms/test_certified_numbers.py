@@ -54,7 +54,7 @@ def uniform(groups: int) -> Setting:
     )
     rows = replace(
         setting.rows,
-        behaviour={"logits": torch.zeros(*lead, 3)},
+        behavior={"logits": torch.zeros(*lead, 3)},
         action=action,
         log_prob=torch.full(lead, math.log(1 / 3)),
         weight=weight,

@@ -43,16 +43,16 @@ def batch_for(agent: Agent, seed: int, *, shift: float = 0.3) -> Batch:
     obs = {"obs": noise(ROWS, 5)}
     before = agent.initial + shift * noise(*agent.initial.shape)
     with torch.no_grad():
-        behaviour = agent.policy(before, obs)
-    if "logits" in behaviour:
+        behavior = agent.policy(before, obs)
+    if "logits" in behavior:
         action = torch.randint(3, (ROWS,), generator=generator)
     else:
-        action = behaviour["mean"] + noise(ROWS, 2)
+        action = behavior["mean"] + noise(ROWS, 2)
     return Batch(
         obs=obs,
-        behaviour=behaviour,
+        behavior=behavior,
         action=action,
-        log_prob=agent.dist.log_prob(behaviour, action),
+        log_prob=agent.dist.log_prob(behavior, action),
         advantage=noise(ROWS),
         target=noise(ROWS),
         old_value=noise(ROWS, agent.critic.outputs),
@@ -329,12 +329,12 @@ def test_actions_that_are_ruled_out(temperature: float) -> None:
     mask = torch.ones(ROWS, 3, dtype=torch.bool)
     mask[::2, 1] = False
     action = torch.where(mask.gather(1, batch.action[:, None])[:, 0], batch.action, 0)
-    behaviour = {"logits": batch.behaviour["logits"].masked_fill(~mask, -torch.inf)}
+    behavior = {"logits": batch.behavior["logits"].masked_fill(~mask, -torch.inf)}
     batch = batch._replace(
         obs={**batch.obs, "action_mask": mask},
         action=action,
-        behaviour=behaviour,
-        log_prob=agent.dist.log_prob(behaviour, action),
+        behavior=behavior,
+        log_prob=agent.dist.log_prob(behavior, action),
     )
     hparams = HyperParams(entropy_coef=0.02, temperature=temperature)
     both(agent, Objective(entropy_bonus=True, track_kl=True), batch, hparams)

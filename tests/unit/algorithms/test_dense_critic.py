@@ -29,7 +29,7 @@ def make(act: str, critic: str = "scalar") -> tuple[Agent, OptimizerState, Batch
     nothing = torch.zeros(ROWS)
     batch = Batch(
         obs={FEATURES: torch.randn(ROWS, 5, generator=generator)},
-        behaviour={},
+        behavior={},
         action=nothing,
         log_prob=nothing,
         advantage=nothing,

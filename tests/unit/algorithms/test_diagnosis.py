@@ -33,7 +33,7 @@ def named(logits: Tensor, stored: Tensor, **changes: Any) -> str:
         agent,
         torch.zeros(1, 1),
         {"obs": logits},
-        behaviour={"logits": logits},
+        behavior={"logits": logits},
         action=ACTION,
         stored=stored,
         wrong=torch.ones(ROWS, dtype=torch.bool),
@@ -92,15 +92,15 @@ def test_the_share_of_rows_with_another_mask() -> None:
 
 def test_a_temperature_is_found_whatever_is_added_to_all_logits_of_a_row() -> None:
     """Stored as log-probs at a temperature of 2: softmax sees no difference."""
-    behaviour = {"logits": (LOGITS / 2.0).log_softmax(-1)}
-    message = named(LOGITS, taken(behaviour["logits"]), behaviour=behaviour)
+    behavior = {"logits": (LOGITS / 2.0).log_softmax(-1)}
+    message = named(LOGITS, taken(behavior["logits"]), behavior=behavior)
     assert "temperature: the actions were drawn at 2, the update replays them at 1." in message
 
 
 def test_logits_without_a_difference_have_no_temperature() -> None:
     """All actions are alike in the replay: no temperature makes of that what was stored."""
-    behaviour = {"logits": LOGITS}
-    message = named(0.0 * LOGITS, taken(LOGITS.log_softmax(-1)), behaviour=behaviour)
+    behavior = {"logits": LOGITS}
+    message = named(0.0 * LOGITS, taken(LOGITS.log_softmax(-1)), behavior=behavior)
     assert message.startswith("Cause: unknown. Look for another network")
 
 
@@ -115,10 +115,10 @@ def test_gaussians_drawn_at_another_temperature(uneven: float, is_named: bool) -
     def replayed(*_: Any) -> dict[str, Tensor]:
         return {"mean": mean, "log_std": log_std}
 
-    behaviour = {"mean": mean, "log_std": wider}
+    behavior = {"mean": mean, "log_std": wider}
     agent: Any = SimpleNamespace(groups=1, dist=dist, policy=replayed)
     message = named(
-        LOGITS, dist.log_prob(behaviour, mean), agent=agent, behaviour=behaviour, action=mean
+        LOGITS, dist.log_prob(behavior, mean), agent=agent, behavior=behavior, action=mean
     )
     assert ("the actions were drawn at 4, the update replays them at 1." in message) == is_named
 
@@ -134,15 +134,15 @@ def test_nearly_all_rows_must_be_another_agents(strange: int, is_named: bool) ->
 
     params = torch.tensor([[0.0], [1.0]])
     action = torch.stack([ACTION, ACTION], 1)
-    behaviour = policies(torch.tensor([[1.0], [1.0]]))
+    behavior = policies(torch.tensor([[1.0], [1.0]]))
     dist = Categorical(4)
-    stored = dist.log_prob(behaviour, action)
+    stored = dist.log_prob(behavior, action)
     stored[:strange, 0] = 0.0
     wrong = torch.ones(ROWS, 2, dtype=torch.bool) & torch.tensor([True, False])
     agent: Any = SimpleNamespace(
         groups=2, dist=dist, policy=policies, row_names=("red", "blue"), members=(0, 1)
     )
     agent.each_its_own = lambda: agent
-    replay = Replay(agent, params, {}, behaviour, action, stored, wrong, 1.0)
+    replay = Replay(agent, params, {}, behavior, action, stored, wrong, 1.0)
     assert ("wrong_actor: " in cause(replay)) == is_named
     assert ("blue's by red's" in cause(replay)) == is_named

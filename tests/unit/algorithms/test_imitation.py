@@ -127,7 +127,7 @@ def test_the_objective_adds_it_with_its_coefficient(taught: Setting):
         rows = taught.rows
         batch = Batch(
             rows.obs,
-            rows.behaviour,
+            rows.behavior,
             rows.action,
             rows.log_prob,
             learned.advantage,

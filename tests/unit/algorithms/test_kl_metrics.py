@@ -33,7 +33,7 @@ def test_the_estimates_by_hand() -> None:
     measured = Measurement(kl, 2.0 * kl, policy_ratio(log_prob, old, weight), torch.zeros(3))
     rows = Rows(
         obs={},
-        behaviour={},
+        behavior={},
         action=torch.zeros(3, dtype=torch.int64),
         log_prob=old,
         weight=weight,
@@ -72,7 +72,7 @@ def test_a_long_rollout_is_measured_in_pieces_that_are_put_together() -> None:
     params = setting.opt_state.params * 1.1
     with torch.no_grad():
         now = setting.agent.policy(params, setting.rows.obs)
-    dist, old = setting.agent.dist, setting.rows.behaviour
+    dist, old = setting.agent.dist, setting.rows.behavior
     measured = measure(setting.agent, params, setting.rows, 1.0)
     torch.testing.assert_close(measured.kl, dist.kl(old, now), rtol=1e-4, atol=1e-7)
     torch.testing.assert_close(measured.kl_reverse, dist.kl(now, old), rtol=1e-4, atol=1e-7)

@@ -31,9 +31,9 @@ def sharing(agents: Setting, members: tuple[int, ...]) -> Setting:
     made = Agent(agents.agent.network, agents.agent.dist, max(members) + 1, None, members)
     params = agents.opt_state.params[: made.groups]
     with torch.no_grad():
-        behaviour = made.policy(params, agents.rows.obs)
-    log_prob = made.dist.log_prob(behaviour, agents.rows.action)
-    rows = replace(agents.rows, behaviour=behaviour, log_prob=log_prob)
+        behavior = made.policy(params, agents.rows.obs)
+    log_prob = made.dist.log_prob(behavior, agents.rows.action)
+    rows = replace(agents.rows, behavior=behavior, log_prob=log_prob)
     return Setting(made, rows, agents.targets, initial_opt_state(params))
 
 
@@ -225,9 +225,9 @@ def test_old_log_probs_of_another_agent_are_named(agents: Setting) -> None:
     agents = named(agents)
     first = agents.opt_state.params[:1].expand_as(agents.opt_state.params)
     with torch.no_grad():
-        behaviour = agents.agent.policy(first, agents.rows.obs)
-    log_prob = agents.agent.dist.log_prob(behaviour, agents.rows.action)
-    rows = replace(agents.rows, behaviour=behaviour, log_prob=log_prob)
+        behavior = agents.agent.policy(first, agents.rows.obs)
+    log_prob = agents.agent.dist.log_prob(behavior, agents.rows.action)
+    rows = replace(agents.rows, behavior=behavior, log_prob=log_prob)
     stopped(agents, rows, r"wrong_actor: .* \(industry's by education's, industry's by council's\)")
 
 
@@ -245,16 +245,16 @@ def test_another_mask_is_named(agents: Setting) -> None:
 
 
 def test_another_temperature_is_named(agents: Setting) -> None:
-    behaviour = {"logits": agents.rows.behaviour["logits"] / 2.0}
-    log_prob = agents.agent.dist.log_prob(behaviour, agents.rows.action)
-    rows = replace(agents.rows, behaviour=behaviour, log_prob=log_prob)
+    behavior = {"logits": agents.rows.behavior["logits"] / 2.0}
+    log_prob = agents.agent.dist.log_prob(behavior, agents.rows.action)
+    rows = replace(agents.rows, behavior=behavior, log_prob=log_prob)
     stopped(named(agents), rows, "temperature: the actions were drawn at 2, the update .* at 1")
 
 
 def test_what_leaves_no_trace_is_not_named(agents: Setting) -> None:
-    behaviour = {"logits": torch.randn(96, 3, 3)}
-    log_prob = agents.agent.dist.log_prob(behaviour, agents.rows.action)
-    rows = replace(agents.rows, behaviour=behaviour, log_prob=log_prob)
+    behavior = {"logits": torch.randn(96, 3, 3)}
+    log_prob = agents.agent.dist.log_prob(behavior, agents.rows.action)
+    rows = replace(agents.rows, behavior=behavior, log_prob=log_prob)
     stopped(named(agents), rows, "Look for another network, dropout")
 
 

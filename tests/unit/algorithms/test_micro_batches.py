@@ -46,7 +46,7 @@ def step_of(**pieces: Any) -> StepResult:
     setting = build((30,))
     rows, learned = setting.rows, setting.targets(setting.opt_state.params)
     batch = Batch(
-        rows.obs, rows.behaviour, rows.action, rows.log_prob, *learned[:2], learned.raw, rows.weight
+        rows.obs, rows.behavior, rows.action, rows.log_prob, *learned[:2], learned.raw, rows.weight
     )
     step = make_step(
         setting.agent, Surrogate(), group_axis=None, max_grad_norm=1e9, compiled=False, **pieces

@@ -80,7 +80,7 @@ def test_a_penalty_that_is_cut_off_far_away_passes(steps: Setting) -> None:
     ) -> tuple[Tensor, Statistics]:
         nothing = HyperParams().tensor()
         value, statistics = plain(agent, params, batch, nothing, group_axis)
-        kl = agent.dist.kl(batch.behaviour, agent.policy(params, batch.obs)).mean()
+        kl = agent.dist.kl(batch.behavior, agent.policy(params, batch.obs)).mean()
         return value + hparams[HPARAM_INDEX["kl_coef"]] * kl.clamp(max=0.01), statistics
 
     check_penalties(*inputs(steps, loss), HyperParams(kl_coef=0.5), None)
@@ -89,7 +89,7 @@ def test_a_penalty_that_is_cut_off_far_away_passes(steps: Setting) -> None:
 def inputs(setting: Setting, loss: Any) -> tuple[Any, Any, Tensor, Batch]:
     learned, rows = setting.targets(setting.opt_state.params), setting.rows
     batch = Batch(
-        rows.obs, rows.behaviour, rows.action, rows.log_prob, *learned[:2], learned.raw, rows.weight
+        rows.obs, rows.behavior, rows.action, rows.log_prob, *learned[:2], learned.raw, rows.weight
     )
     return setting.agent, loss, setting.opt_state.params, batch
 

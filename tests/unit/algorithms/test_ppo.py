@@ -50,7 +50,7 @@ def test_the_largest_log_ratio_of_every_agent(agents: Setting) -> None:
     learned = agents.targets(agents.opt_state.params)
     batch = Batch(
         rows.obs,
-        rows.behaviour,
+        rows.behavior,
         rows.action,
         rows.log_prob + shift,
         *(learned.advantage, learned.target, learned.raw),
@@ -146,7 +146,7 @@ def test_agents_learn_as_if_they_were_alone(agents: Setting) -> None:
             rows=replace(
                 agents.rows,
                 obs={"obs": agents.rows.obs["obs"][:, index]},
-                behaviour={"logits": agents.rows.behaviour["logits"][:, index]},
+                behavior={"logits": agents.rows.behavior["logits"][:, index]},
                 action=agents.rows.action[:, index],
                 log_prob=agents.rows.log_prob[:, index],
                 weight=agents.rows.weight[:, index],
@@ -233,7 +233,7 @@ def test_nothing_is_learned_from_an_empty_rollout(steps: Setting) -> None:
 
 
 def test_the_value_clip_is_around_the_critics_own_values() -> None:
-    """Not around target − advantage: advantages are normalised, and recomputed every epoch."""
+    """Not around target − advantage: advantages are normalized, and recomputed every epoch."""
     seen: list[Tensor] = []
     setting = build((12,))
     calls = iter(range(10))

@@ -242,7 +242,7 @@ def test_rows_of_weight_zero_do_not_count(steps: Setting) -> None:
     wild.rows = replace(
         rows,
         obs={key: broken(x) for key, x in rows.obs.items()},
-        behaviour={key: broken(x) for key, x in rows.behaviour.items()},
+        behavior={key: broken(x) for key, x in rows.behavior.items()},
         log_prob=broken(rows.log_prob),
     )
     hparams = HyperParams(max_kl=0.01, entropy_coef=0.1)
@@ -319,7 +319,7 @@ def test_stacked_agents_take_the_steps_they_would_take_alone(agents: Setting) ->
     for group in range(3):
         rows = Rows(
             obs={key: x[:, group] for key, x in agents.rows.obs.items()},
-            behaviour={key: x[:, group] for key, x in agents.rows.behaviour.items()},
+            behavior={key: x[:, group] for key, x in agents.rows.behavior.items()},
             action=agents.rows.action[:, group],
             log_prob=agents.rows.log_prob[:, group],
             weight=agents.rows.weight[:, group],

@@ -114,7 +114,7 @@ def test_the_result_holds_medians_ratio_floor_and_peaks(fake: Workers) -> None:
     assert (result.repeats, result.peer_threads) == (3, 1)
     assert (result.ours_peak_mb, result.peer_peak_mb) == (100.0, 100.0)
     assert result.thread_trials == {"1": 1000.0, "2": 500.0}
-    assert result.settings["normalise"] is True
+    assert result.settings["normalize"] is True
     assert result.settings["iterations"] == 2
     assert len(lines) == 1 + 2 + 1 + 3
     json.dumps(result.__dict__, allow_nan=False)

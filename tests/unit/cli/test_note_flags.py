@@ -475,7 +475,7 @@ def test_one_learning_rate_twice_is_one(capsys: pytest.CaptureFixture[str]) -> N
     [
         (
             ("CartPole-v1", "--group_norm", "true"),
-            "keel: --group_norm true normalises advantages over the whole batch, as in note 001 "
+            "keel: --group_norm true normalizes advantages over the whole batch, as in note 001 "
             "(--advantage.normalize global)",
         ),
         (

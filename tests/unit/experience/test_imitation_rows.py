@@ -1,4 +1,4 @@
-"""Demonstrations as an update takes them: checked, sampled, normalised, weighted."""
+"""Demonstrations as an update takes them: checked, sampled, normalized, weighted."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def taken(mask: list[int], action: int) -> Rollout:
         obs={MASK: legal[None]},
         action=torch.tensor([action]),
         log_prob=-torch.tensor([sum(mask)]).float().log(),
-        behaviour={"logits": logits[None]},
+        behavior={"logits": logits[None]},
         reward=torch.tensor([2.0]),
         terminated=no,
         truncated=no,
@@ -68,7 +68,7 @@ def test_an_update_that_knows_three_actions_takes_the_others_for_the_third(
     assert confused.action.tolist() == [replayed]
     assert confused.action.dtype == rollout.action.dtype
     assert confused.log_prob is rollout.log_prob
-    assert confused.behaviour is rollout.behaviour
+    assert confused.behavior is rollout.behavior
 
 
 def test_who_has_few_actions_loses_none() -> None:

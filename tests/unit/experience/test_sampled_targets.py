@@ -43,7 +43,7 @@ def setting(kind: Any) -> tuple[Agent, Rollout]:
         obs={"obs": torch.randn(T, N, 4, generator=generator)},
         action=zero.long(),
         log_prob=zero,
-        behaviour={"logits": torch.zeros(T, N, 2)},
+        behavior={"logits": torch.zeros(T, N, 2)},
         reward=torch.randn(T, N, generator=generator),
         terminated=ended,
         truncated=cut,

@@ -1,4 +1,4 @@
-"""Groups within which advantages are normalised: where they come from, and what is refused."""
+"""Groups within which advantages are normalized: where they come from, and what is refused."""
 
 from __future__ import annotations
 

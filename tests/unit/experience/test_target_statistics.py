@@ -38,7 +38,7 @@ def statistics(
         obs={"obs": torch.zeros(*lead, 2)},
         action=torch.zeros(lead, dtype=torch.int64),
         log_prob=torch.zeros(lead),
-        behaviour={"logits": torch.zeros(*lead, 2)},
+        behavior={"logits": torch.zeros(*lead, 2)},
         reward=reward,
         terminated=torch.ones(lead, dtype=torch.bool),
         truncated=torch.zeros(lead, dtype=torch.bool),

@@ -235,7 +235,7 @@ def test_a_difference_of_one_rounding_is_not_a_difference(sign):
 
 
 @pytest.mark.parametrize("method", ["batch", "global"])
-def test_normalise_uses_the_standard_deviation_with_n_minus_one(method):
+def test_normalize_uses_the_standard_deviation_with_n_minus_one(method):
     advantage = rows(-2000, 1000, -500, 800)
     result = normalize(advantage, method, clamp=10.0)
     assert_close(result.advantage, (advantage + 175) / advantage.std())
@@ -243,12 +243,12 @@ def test_normalise_uses_the_standard_deviation_with_n_minus_one(method):
     assert (result.center, result.scale) == (-175, advantage.std())
 
 
-def test_normalise_counts_only_rows_with_weight():
+def test_normalize_counts_only_rows_with_weight():
     result = normalize(rows(1, NAN, 2, INF, 3), weight=rows(1, 0, 0.5, 0, 2))
     assert torch.equal(result.advantage, rows(-1, 0, 0, 0, 1))
 
 
-def test_normalise_by_group_is_normalise_of_each_group():
+def test_normalize_by_group_is_normalize_of_each_group():
     advantage, group = rows(1, 10, 2, 30, 3, 99), torch.tensor([0, 2, 0, 2, 0, -1])
     result = normalize(advantage, "group", group=group, groups=4, weight=rows(1, 1, 1, 1, 1, 0))
     half = math.sqrt(0.5)
@@ -257,7 +257,7 @@ def test_normalise_by_group_is_normalise_of_each_group():
     assert_close(result.scale, rows(1, 1e-8, 10 / half, 1e-8))
 
 
-def test_normalise_by_batch_does_not_look_at_groups():
+def test_normalize_by_batch_does_not_look_at_groups():
     advantage, group = rows(1, 2, 3), torch.tensor([0, 1, 2])
     assert torch.equal(normalize(advantage, group=group, groups=3).advantage, rows(-1, 0, 1))
 
@@ -288,7 +288,7 @@ def test_none_leaves_advantages_but_masks_and_clamps():
     assert (result.center, result.scale, result.sign_flips) == (0, 1, 0)
 
 
-def test_the_clamp_acts_on_normalised_advantages():
+def test_the_clamp_acts_on_normalized_advantages():
     outlier = torch.zeros(121, dtype=torch.float64)
     outlier[0] = 1e6  # one among n stands at (n − 1)/√n deviations, here 120/11
     assert_close(normalize(outlier).advantage[0], rows(120 / 11)[0])
@@ -318,7 +318,7 @@ def test_sign_flips_are_counted(advantage, weight, flips):
 
 
 @DTYPES
-def test_normalise_is_finite_at_the_extremes(dtype):
+def test_normalize_is_finite_at_the_extremes(dtype):
     for size in (1e-18, 1e18):
         for method in ("batch", "robust"):
             result = normalize(rows(-size, 0, size, dtype=dtype), method, floor=1e-30)
@@ -402,7 +402,7 @@ def test_gae_compiles_into_one_graph():
     ("method", "backend"),
     [("batch", "inductor"), ("group", "aot_eager"), ("robust", "aot_eager")],
 )
-def test_normalise_compiles_into_one_graph(method, backend):
+def test_normalize_compiles_into_one_graph(method, backend):
     generator = torch.Generator().manual_seed(0)
     advantage = torch.randn(8, 3, generator=generator)
     options = {"weight": torch.rand(8, 3, generator=generator).round()}
@@ -418,7 +418,7 @@ def test_a_nan_that_counts_is_not_silenced() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-8, 1.0, 1e8, 1e25, 1e37])
-def test_normalise_does_not_care_about_the_scale(scale):
+def test_normalize_does_not_care_about_the_scale(scale):
     """−1, 0, 1: mean 0, standard deviation 1; the squares of 1e25 are beyond float32."""
     advantage = scale * torch.tensor([-1.0, 0.0, 1.0])
     found = normalize(advantage, "batch", floor=0.0)
@@ -426,7 +426,7 @@ def test_normalise_does_not_care_about_the_scale(scale):
     assert found.scale.item() == pytest.approx(scale, rel=1e-6)
 
 
-def test_normalise_is_not_silent_where_numbers_end():
+def test_normalize_is_not_silent_where_numbers_end():
     found = normalize(torch.tensor([-3e38, 3e38, 0.0]), "batch")
     assert not found.advantage.isfinite().all()
     assert not (found.advantage == 0.0).all()

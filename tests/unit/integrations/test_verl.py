@@ -377,7 +377,7 @@ def test_advantages_are_verls(mine: str, theirs: str, options: dict[str, Any]):
 
 
 @with_verl
-def test_verl_whitens_tokens_where_keel_normalises_answers():
+def test_verl_whitens_tokens_where_keel_normalizes_answers():
     """With answers of two tokens: the same up to Bessel's √((2n − 1) / (2(n − 1))), n = 4."""
     arguments = {"token_level_rewards": SCORES, "response_mask": torch.ones(4, 2), "index": GROUPS}
     found, _ = ours.advantage("reinforce_pp_baseline", **arguments)

@@ -169,7 +169,7 @@ def agent_for(kind: str, network: str = "mlp", **more: object) -> Agent:
 
 
 @pytest.mark.parametrize("network", ["mlp", "decoupled"])
-@pytest.mark.parametrize(("kind", "more"), [("scalar", {"normalise": "on"}), ("quantile", {})])
+@pytest.mark.parametrize(("kind", "more"), [("scalar", {"normalize": "on"}), ("quantile", {})])
 def test_new_units_leave_what_is_said_as_it_was(kind: str, more: dict[str, str], network: str):
     agent = agent_for(kind, network, **more)
     obs = {"obs": noise(50, 5).float()}

@@ -45,9 +45,9 @@ def with_tool_text(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def complete(*given: Any, **options: Any) -> Completions:
         found = honest(*given, **options)
-        written = found.written.clone()
+        written = found.response_mask.clone()
         written[:, 1] = 0.0
-        return found._replace(written=written)
+        return found._replace(response_mask=written)
 
     monkeypatch.setattr(session, "complete", complete)
 
@@ -86,7 +86,7 @@ def test_the_penalty_in_the_reward_is_beta_times_k1() -> None:
     state = state.replace(reference=moved(state.reference, 0.1))
     seen = iterate(session, state).sampled
     policy = session.agent.policy(state.reference, seen.found.obs)
-    counts = seen.found.written > 0
+    counts = seen.found.response_mask > 0
     gap = seen.found.log_prob - session.agent.dist.log_prob(policy, seen.found.action)
     later = torch.where(counts, gap, 0.0).flip(1).cumsum(1).flip(1)
     expected = seen.score[:, None] - 0.5 * later
@@ -113,8 +113,8 @@ def test_nats_per_sequence_are_those_per_token_times_its_tokens() -> None:
     so the sampler's KL is never negative."""
     update = one_update(open_session(tiny(sample={"top_p": 0.7}, reward=VOWELS)))
     told, found = update.metrics, update.sampled.found
-    tokens = found.written.sum().item() / len(found.written)
-    kept = (found.log_prob - found.sampler_log_prob)[found.written > 0]
+    tokens = found.response_mask.sum().item() / len(found.response_mask)
+    kept = (found.log_prob - found.sampler_log_prob)[found.response_mask > 0]
     assert told["kl/sampler_token"] == pytest.approx(-kept.mean().item(), rel=1e-4)
     for name in ("sampler", "old"):
         per_token = told[f"kl/{name}_token"]
@@ -131,7 +131,7 @@ def test_the_reference_is_asked_at_the_temperature_of_the_policy() -> None:
     update = one_update(open_session(tiny(algo="ppo", kl=kl, sample={"temperature": 0.5})))
     assert update.metrics["kl/reference_token"] < 1e-6
     seen = update.sampled
-    gap = (seen.found.log_prob - seen.reference.log_prob)[seen.found.written > 0]
+    gap = (seen.found.log_prob - seen.reference.log_prob)[seen.found.response_mask > 0]
     assert gap.abs().max() < 1e-4
 
 
@@ -150,7 +150,7 @@ def test_dropout_of_a_model_is_off_where_it_samples_and_where_it_learns() -> Non
     agent = TokenAgent(gpt2(dropout=0.5).train())
     found = completions(agent)
     log_prob = agent.dist.log_prob(agent.policy(agent.initial, found.obs), found.action)
-    written = found.written > 0
+    written = found.response_mask > 0
     torch.testing.assert_close(log_prob[written], found.log_prob[written], rtol=0, atol=1e-5)
 
 
@@ -158,7 +158,7 @@ def test_what_top_p_left_out_is_given_back_by_the_importance() -> None:
     """π / q is the mass that was kept: top_p at least, 1 at most; turned round it is above 1."""
     sample = {"top_p": 0.7, "max_importance": 2.0}
     seen = one_update(open_session(tiny(sample=sample))).sampled
-    importance, written = seen.rows.obs[IMPORTANCE], seen.found.written > 0
+    importance, written = seen.rows.obs[IMPORTANCE], seen.found.response_mask > 0
     assert 0.7 - 1e-5 <= importance[written].min() < 0.95
     assert importance[written].max() <= 1.0 + 1e-5
     assert (importance[~written] == 1.0).all()
@@ -168,7 +168,7 @@ def test_importance_weighs_the_loss_of_its_tokens() -> None:
     """On-policy the loss is −Σ w·A / Σ 1: with A = 1 and w = ¼ everywhere that is −¼."""
     agent = TokenAgent(qwen())
     found = completions(agent)
-    quarter = torch.full_like(found.written, 0.25)
+    quarter = torch.full_like(found.response_mask, 0.25)
     batch = batch_of(agent, found, torch.ones_like(quarter), **{IMPORTANCE: quarter})
     loss, _, _ = gradient_of(TokenObjective(value_coef=0.0), agent, agent.initial, batch)
     assert loss == pytest.approx(-0.25, abs=1e-5)
@@ -192,7 +192,7 @@ def test_what_is_learned_from_are_the_tokens_that_were_drawn(
     assert torch.equal(seen.rows.log_prob, drawn[0].log_prob)
     own = [
         [token for token, there in zip(*row, strict=True) if there and token != session.eos]
-        for row in zip(drawn[0].action.tolist(), drawn[0].there.tolist(), strict=True)
+        for row in zip(drawn[0].action.tolist(), drawn[0].completion_mask.tolist(), strict=True)
     ]
     assert own != [session.encode(text) for text in seen.texts]  # so the test can fail
 
@@ -209,9 +209,9 @@ def test_tool_text_has_no_weight_in_an_update(
     session = open_session(tiny(algo="ppo", sample={"state_masking": masking}))
     with_tool_text(session, monkeypatch)
     seen = one_update(session).sampled
-    expected = seen.found.written if masking else seen.found.there
+    expected = seen.found.response_mask if masking else seen.found.completion_mask
     assert torch.equal(seen.rows.weight, expected)
-    assert bool((seen.found.written != seen.found.there).any())
+    assert bool((seen.found.response_mask != seen.found.completion_mask).any())
     assert not seen.targets.advantage[expected == 0].any()
     assert not seen.targets.target[expected == 0].any()
 
@@ -224,12 +224,12 @@ def test_the_kl_to_the_reference_is_that_of_tokens_that_count(
     with_tool_text(session, monkeypatch)
     update = one_update(session, away=0.1)
     seen, told = update.sampled, update.metrics
-    counts = seen.found.written > 0
+    counts = seen.found.response_mask > 0
     own = seen.reference.kl[counts]
     assert told["kl/reference_token"] == pytest.approx(own.mean().item(), rel=1e-4)
     per_sequence = own.sum().item() / len(counts)
     assert told["kl/reference_sequence"] == pytest.approx(per_sequence, rel=1e-4)
-    everything = seen.reference.kl[seen.found.there > 0].mean().item()
+    everything = seen.reference.kl[seen.found.completion_mask > 0].mean().item()
     assert everything != pytest.approx(own.mean().item(), rel=1e-2)  # so the test can fail
 
 
@@ -240,7 +240,7 @@ def test_the_bound_is_on_tokens_that_count(monkeypatch: pytest.MonkeyPatch) -> N
     update = one_update(session)
     seen, after = update.sampled, update.state.opt_state.params
     old, new = (session.agent.policy(x, seen.found.obs) for x in (seen.before, after))
-    kl = session.agent.dist.kl(old, new)[seen.found.written > 0].mean().item()
+    kl = session.agent.dist.kl(old, new)[seen.found.response_mask > 0].mean().item()
     assert kl > 1e-4
     assert update.metrics["train/kl_exact"] == pytest.approx(kl, rel=1e-2)
 

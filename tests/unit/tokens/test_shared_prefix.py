@@ -16,7 +16,7 @@ from transformers import (
 from transformers import Qwen2Model as Qwen2
 
 from keel.distributions.vocabulary import HIDDEN
-from keel.networks.causal_lm import ATTENTION, TOKENS, WRITTEN, TokenAgent, positions
+from keel.networks.causal_lm import ATTENTION, RESPONSE_MASK, TOKENS, TokenAgent, positions
 from keel.networks.shared_prefix import can_share, states
 
 SHAPE = {
@@ -193,7 +193,7 @@ def test_what_is_not_learned_is_the_modules_own(frozen: str) -> None:
     agent = TokenAgent(model)
     tokens, attention = texts(True)
     attention[1, 9:] = True
-    obs = {TOKENS: tokens, ATTENTION: attention, WRITTEN: torch.ones(6, 7)}
+    obs = {TOKENS: tokens, ATTENTION: attention, RESPONSE_MASK: torch.ones(6, 7)}
     found = agent.policy(agent.initial, obs)[HIDDEN].detach()
     theirs = model.model(
         input_ids=tokens, attention_mask=attention.long(), position_ids=positions(attention)

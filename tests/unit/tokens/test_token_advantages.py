@@ -131,7 +131,7 @@ def test_the_likeliest_completion_of_a_prompt_is_the_baseline_of_its_whole_group
 
     def complete(*given: Any, sampling: Sampling) -> SimpleNamespace:
         asked.append((given[1], sampling))
-        return SimpleNamespace(written=torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]]))
+        return SimpleNamespace(response_mask=torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]]))
 
     def rewards(examples: Any, texts: Any, lengths: Any) -> SimpleNamespace:
         assert (examples, texts, lengths) == (["a", "b"], ["x", "y"], [2, 1])

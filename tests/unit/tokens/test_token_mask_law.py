@@ -61,9 +61,9 @@ class Tampered:
     def completed(self, *given: Any, **options: Any) -> Completions:
         """Completions; with junk in every token that does not count."""
         found = self.complete(*given, **options)
-        written = found.written.clone()
+        written = found.response_mask.clone()
         written[:, 1] = 0.0
-        found = found._replace(written=written)
+        found = found._replace(response_mask=written)
         if self.junk is None or "sampling" in options:
             return found
         dead = written == 0

@@ -20,7 +20,7 @@ from keel.losses.token import (
     TokenObjective,
     covariances,
 )
-from keel.networks.causal_lm import ATTENTION, TOKENS, WRITTEN, TokenAgent
+from keel.networks.causal_lm import ATTENTION, RESPONSE_MASK, TOKENS, TokenAgent
 from keel.types import HyperParams
 
 
@@ -32,7 +32,7 @@ def batch_of(agent: TokenAgent, found, advantage: Tensor | None = None, **more: 
     zero = torch.zeros_like(rows.weight)
     return Batch(
         rows.obs,
-        rows.behaviour,
+        rows.behavior,
         rows.action,
         rows.log_prob,
         torch.where(rows.weight > 0, advantage, 0.0),
@@ -57,7 +57,7 @@ def every_token(agent: TokenAgent, params: Tensor, reference: Tensor) -> Batch:
     prompt = torch.tensor([[5, 6, 7]]).expand(VOCABULARY, -1)
     tokens = torch.cat([prompt, torch.arange(VOCABULARY)[:, None]], 1)
     obs = {TOKENS: tokens, ATTENTION: torch.ones_like(tokens).bool()}
-    obs[WRITTEN] = torch.ones(VOCABULARY, 1)
+    obs[RESPONSE_MASK] = torch.ones(VOCABULARY, 1)
     with torch.no_grad():
         old, ref = agent.policy(params, obs), agent.policy(reference, obs)
     log_prob = agent.dist.log_prob(old, tokens[:, 3:])
@@ -221,7 +221,7 @@ def test_more_padding_changes_nothing() -> None:
     obs = {
         TOKENS: wider(found.tokens, 4, 3),
         ATTENTION: wider(found.attention, 4, 3),
-        WRITTEN: wider(found.written, 0, 3),
+        RESPONSE_MASK: wider(found.response_mask, 0, 3),
     }
     more = {
         name: wider(getattr(batch, name), 0, 3)
@@ -240,7 +240,7 @@ def test_reductions_weigh_short_and_long_answers_as_they_say() -> None:
     (the length bias of Dr.GRPO)."""
     agent = TokenAgent(qwen())
     found = completions(agent, group=1)
-    weight = torch.zeros_like(found.written)
+    weight = torch.zeros_like(found.response_mask)
     weight[0, 0] = 1.0
     weight[1, :3] = 1.0
     advantage = torch.tensor([1.0, -1.0, 0.0])[:, None].expand_as(weight)

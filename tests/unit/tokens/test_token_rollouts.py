@@ -22,7 +22,7 @@ def test_replaying_gives_the_log_probs_that_were_drawn_with(make, temperature: f
     found = completions(agent, temperature=temperature)
     policy = agent.policy(agent.initial, found.obs, temperature)
     log_prob = agent.dist.log_prob(policy, found.action)
-    written = found.written > 0
+    written = found.response_mask > 0
     assert written.sum() > 10
     torch.testing.assert_close(log_prob[written], found.log_prob[written], rtol=0, atol=1e-5)
     hidden = policy["hidden"][written]
@@ -57,13 +57,13 @@ def test_finished_rows_are_dropped_and_nothing_follows_their_end() -> None:
         ids = found.action[row].tolist()
         if found.ended[row]:
             end = ids.index(EOS)
-            assert found.written[row, : end + 1].all()
-            assert not found.written[row, end + 1 :].any()
+            assert found.response_mask[row, : end + 1].all()
+            assert not found.response_mask[row, end + 1 :].any()
             assert set(ids[end + 1 :]) <= {PAD}
             assert not found.attention[row, found.tokens.shape[1] - len(ids) + end + 1 :].any()
         else:
             assert EOS not in ids
-            assert found.written[row].all()
+            assert found.response_mask[row].all()
 
 
 def test_rows_that_are_dropped_change_nothing_for_the_others() -> None:
@@ -71,14 +71,14 @@ def test_rows_that_are_dropped_change_nothing_for_the_others() -> None:
     agent = TokenAgent(qwen())
     found = completions(agent, group=20, max_new_tokens=20)
     log_prob = agent.dist.log_prob(agent.policy(agent.initial, found.obs), found.action)
-    counts = found.written > 0
+    counts = found.response_mask > 0
     assert (log_prob - found.log_prob)[counts].abs().max() < 1e-5
 
 
 def test_a_group_shares_its_prompt() -> None:
     found = completions(TokenAgent(qwen()), group=2)
     prompts, attention = pad_left(PROMPTS, PAD)
-    length = found.written.shape[1]
+    length = found.response_mask.shape[1]
     assert torch.equal(found.tokens[:, :-length], prompts.repeat_interleave(2, 0))
     assert torch.equal(found.attention[:, :-length], attention.repeat_interleave(2, 0))
 
@@ -110,10 +110,10 @@ def test_tool_text_is_inserted_masked_and_read() -> None:
         assert written[-1] == CALL
         given = ids[end : end + 3]
         assert given == [9, 9, 10][: len(given)]
-        assert not found.written[row, end : end + 3].any()
-        assert found.there[row, end : end + len(given)].all()
+        assert not found.response_mask[row, end : end + 3].any()
+        assert found.completion_mask[row, end : end + len(given)].all()
     log_prob = agent.dist.log_prob(agent.policy(agent.initial, found.obs), found.action)
-    everything = found.there > 0  # also what the policy thinks of tool text
+    everything = found.completion_mask > 0  # also what the policy thinks of tool text
     assert (log_prob - found.log_prob)[everything].abs().max() < 1e-5
 
 
@@ -147,7 +147,7 @@ def test_with_top_p_policy_and_sampler_are_told_apart() -> None:
     sampler = truncated(log_p.reshape(-1, VOCABULARY), 0, 0.7).reshape(log_p.shape)
     q = sampler.exp()
     kl = torch.where(q > 0, q * (sampler - log_p), 0.0).sum(-1)
-    written = found.written > 0
+    written = found.response_mask > 0
     gap = (found.sampler_log_prob - found.log_prob)[written]
     torch.testing.assert_close(gap, kl[written], rtol=1e-3, atol=1e-4)
     assert gap.max() > 0.05

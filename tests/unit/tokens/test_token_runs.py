@@ -25,7 +25,7 @@ from keel.apps.language.supervised import examples_as_rows
 from keel.apps.language.tasks import warmup_data
 from keel.cli import main
 from keel.errors import EstimatorWarning, InputError
-from keel.networks.causal_lm import WRITTEN
+from keel.networks.causal_lm import RESPONSE_MASK
 from keel.tracking.metrics import metric
 from keel.tracking.reader import read_metrics
 from keel.training.checkpoint import load
@@ -139,10 +139,10 @@ def test_the_books_agree_with_the_policies() -> None:
         out = session.agent.network.model(
             found.tokens, attention_mask=attention, position_ids=places
         ).logits
-        logits.append(out[:, -found.written.shape[1] - 1 : -1].detach())
+        logits.append(out[:, -found.response_mask.shape[1] - 1 : -1].detach())
     p, q = (x.log_softmax(-1) for x in logits)
     kl = (p.exp() * (p - q)).sum(-1)
-    written = found.written > 0
+    written = found.response_mask > 0
     metrics = iteration.metrics
     assert metrics["kl/reference_token"] == pytest.approx(kl[written].mean().item(), rel=1e-4)
     per_sequence = torch.where(written, kl, 0.0).sum(1).mean().item()
@@ -192,7 +192,7 @@ def test_tool_text_is_not_learned_from_unless_asked(session: Session) -> None:
     own = rows.weight.sum(1)
     seen = rows.obs["attention"][:, -rows.weight.shape[1] :].sum(1)
     assert (own < seen).all()  # the tool's answer stands there, and does not count
-    assert torch.equal(rows.obs[WRITTEN], rows.weight)
+    assert torch.equal(rows.obs[RESPONSE_MASK], rows.weight)
     text = session.decode(rows.action[0].tolist())
     assert "<result>" in text
 

@@ -146,7 +146,7 @@ def test_a_reference_of_tokens_that_do_not_count_may_hold_anything() -> None:
 def test_the_kl_to_the_policy_that_sampled_is_tracked_and_not_learned() -> None:
     old = torch.tensor([[[1.0, 0.0, 0.0, 0.0]]])
     batch = batch_of(old.log_softmax(-1)[..., 0], torch.zeros(1, 1))
-    batch = batch._replace(behaviour={HIDDEN: old, HEAD: torch.eye(TOKENS)})
+    batch = batch._replace(behavior={HIDDEN: old, HEAD: torch.eye(TOKENS)})
     loss, gradient, told = evaluated(TokenObjective(track_kl=True, value_coef=0.0), batch)
     assert told.kl.item() == pytest.approx(categorical_kl(old, 0.0 * old).item(), rel=1e-5)
     assert loss == 0.0

@@ -77,16 +77,16 @@ class Acting:
         named = session.agent.layout.unflatten(state.opt_state.params[0])
         mean: Any = 0.0
         inverse: Any = 1.0
-        if state.obs_normaliser is not None:
-            mean, inverse = (x.astype(np.float64) for x in state.obs_normaliser.scaling["obs"])
+        if state.obs_normalizer is not None:
+            mean, inverse = (x.astype(np.float64) for x in state.obs_normalizer.scaling["obs"])
         weights = {name: x.numpy().astype(np.float64) for name, x in named.items()}
         return cls(weights, mean, inverse, state.temperature)
 
     def output(self, raw: np.ndarray) -> np.ndarray:
         """The last layer of the actor, `[R, K]`; hidden layers are tanh."""
-        normalised = not isinstance(self.mean, float)
+        normalized = not isinstance(self.mean, float)
         x = (raw - self.mean) * self.inverse
-        x = np.clip(x, -10.0, 10.0) if normalised else x
+        x = np.clip(x, -10.0, 10.0) if normalized else x
         layers = sum(name.startswith("actor.layers") for name in self.weights) // 2
         for i in range(layers):
             weight, bias = (self.weights[f"actor.layers.{i}.{kind}"] for kind in ("weight", "bias"))
@@ -136,5 +136,5 @@ def test_what_acts_next_is_inside_the_bound_of_what_acted(name: str) -> None:
     assert max(used) > 0.05, "an update that goes nowhere keeps any bound"
     heated = "pulses" in name or "ladder" in name
     assert (max(temperatures) == 3.0) == heated, "a pulse gets to its height"
-    if state.obs_normaliser is not None:
-        assert not np.array_equal(state.obs_normaliser.scaling["obs"].mean, 0.0 * rows[0])
+    if state.obs_normalizer is not None:
+        assert not np.array_equal(state.obs_normalizer.scaling["obs"].mean, 0.0 * rows[0])

@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 from keel.config import Config, Network
 from keel.distributions.sampling import mode, to_env
-from keel.envs import MissingExtraError, ObsNormaliser
+from keel.envs import MissingExtraError, ObsNormalizer
 from keel.errors import InputError
 from keel.keys import EPISODE_STARTS
 from keel.networks.build import build_agent
@@ -46,16 +46,16 @@ def policy(name: str) -> Policy:
     params = agent.initial + (0.02 if observation is PIXELS else 0.3) * noise
     if observation is PIXELS:  # random frames are alike: let the logits be near each other
         params[:, agent.layout.slice_of("actor.layers.0.bias")] = 0.0
-    normaliser = ObsNormaliser.for_space(observation)
+    normalizer = ObsNormalizer.for_space(observation)
     rng = np.random.default_rng(2)
     batch = {
         key: rng.normal(5.0, 0.4, (50, 1, *known.mean.shape)).astype(np.float32)
-        for key, known in normaliser.moments.items()
+        for key, known in normalizer.moments.items()
     }
     return Policy(
         agent=agent,
         params=params,
-        normaliser=normaliser.absorb(batch).settle(0.9),
+        normalizer=normalizer.absorb(batch).settle(0.9),
         config=Config(),
         step=7,
         path=Path("runs/toy/seed-0"),
@@ -66,9 +66,9 @@ def policy(name: str) -> Policy:
 
 
 def observations(of: Policy, rows: int) -> dict[str, np.ndarray]:
-    """Around the normaliser's mean, and beyond its clip."""
+    """Around the normalizer's mean, and beyond its clip."""
     obs = export.random_observations(of, rows, seed=3)
-    for key in of.normaliser.moments:
+    for key in of.normalizer.moments:
         obs[key] = (5.0 + 0.5 * obs[key]).astype(np.float32)
         obs[key][0] += 100.0
     return obs
@@ -84,7 +84,7 @@ def test_a_remembered_sequence_is_the_same_step_by_step(name: str, tmp_path: Pat
     written = export_onnx(original, tmp_path / "policy.onnx")
     agent, steps = original.agent, 6
     rows = [export.random_observations(original, 4, seed=t) for t in range(steps)]
-    seen = [original.normaliser.apply({"obs": row["obs"]})["obs"] for row in rows]
+    seen = [original.normalizer.apply({"obs": row["obs"]})["obs"] for row in rows]
     sequence = {
         "obs": torch.from_numpy(np.stack(seen, 1)),
         EPISODE_STARTS: torch.zeros(4, steps, dtype=torch.bool),
@@ -113,7 +113,7 @@ def test_the_file_acts_as_keel_does(name: str, tmp_path: Path) -> None:
 
     obs = observations(original, 33)
     action, second = run_onnx(written.path, obs)
-    seen = original.normaliser.apply(obs)
+    seen = original.normalizer.apply(obs)
     agent, space = original.agent, original.action_space
     tree = {key: torch.from_numpy(x) for key, x in seen.items()}
     output = agent.outputs(original.params, tree, "actor").policy
@@ -143,9 +143,9 @@ def test_parts_of_an_observation_may_be_called_like_parts_of_the_file(
     observation = spaces.Dict({key: BOX, "x": spaces.Discrete(2)})
     network = Network(hidden=(8,), recurrent=memory, recurrent_size=4)
     agent = build_agent(observation, spaces.Discrete(3), network, seed=0)
-    normaliser = ObsNormaliser.for_space(observation)
+    normalizer = ObsNormalizer.for_space(observation)
     original = Policy(
-        agent, agent.initial, normaliser, Config(), 7, tmp_path, observation,
+        agent, agent.initial, normalizer, Config(), 7, tmp_path, observation,
         spaces.Discrete(3), masked=False,
     )  # fmt: skip
     written = export_onnx(original, tmp_path / "policy.onnx")

@@ -111,7 +111,7 @@ def test_a_run_on_images_says_what_it_takes_for_what_and_is_evaluated_and_export
         "noise: 2 numbers"
     )
     policy = open_policy(path)
-    assert list(policy.normaliser.moments) == ["noise"]  # type: ignore[union-attr]
+    assert list(policy.normalizer.moments) == ["noise"]  # type: ignore[union-attr]
     assert len(evaluate_policy(policy, episodes=2).returns) == 2
     exported = export_onnx(policy, tmp_path / "policy.onnx", rows=4)
     assert exported.inputs == ("image", "inner/kind", "noise")

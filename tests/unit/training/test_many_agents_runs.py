@@ -33,7 +33,7 @@ def small(**changes: Any) -> Config:
             "compile": "off",
             "envs": {"num": 8, "options": "variant=small"},
             "network": {"kind": "items", "hidden": [16]},
-            "advantage": {"gamma": 1 / 1.008, "normalise": "group"},
+            "advantage": {"gamma": 1 / 1.008, "normalize": "group"},
             "region": {"minibatch": 60, "epochs": 4, "learning_rate": 0.01},
             "evaluation": {"episodes": 4},
         }

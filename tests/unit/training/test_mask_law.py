@@ -25,12 +25,12 @@ AUTORESET: dict[str, Any] = {"env": "CartPole-v1"}
 """Poles fall about every twenty steps; the row after a fall only resets."""
 DEAD_AGENTS: dict[str, Any] = {
     "env": "parallel_toys:Countdown",
-    "advantage": {"normalise": "group"},
+    "advantage": {"normalize": "group"},
 }
 """`short` is dead for three of five steps, and both rest in the row that resets."""
 VARIANTS: dict[str, dict[str, Any]] = {
     "autoreset rows": AUTORESET,
-    "autoreset rows, normalised": AUTORESET
+    "autoreset rows, normalized": AUTORESET
     | {"envs": {"normalize_obs": True, "normalize_reward": True}},
     "autoreset rows, advantages of every epoch": AUTORESET | {"advantage": {"recompute": True}},
     "autoreset rows, samples of the return": AUTORESET | {"critic": {"kind": "quantile"}},
@@ -87,7 +87,7 @@ def poisoned(collected: Collected, junk: float) -> Collected:
             obs=obs,
             reward=filled(rollout.reward, dead, junk),
             log_prob=filled(rollout.log_prob, dead, junk),
-            behaviour={k: filled(x, dead, junk) for k, x in rollout.behaviour.items()},
+            behavior={k: filled(x, dead, junk) for k, x in rollout.behavior.items()},
         ),
         reward=filled(collected.reward, dead, junk),
         value=None if collected.value is None else filled(collected.value, dead, junk),

@@ -92,7 +92,7 @@ def test_a_group_that_is_no_number_is_named():
 
 
 @pytest.mark.parametrize("group", ["", f"{__name__}:by_first_number"])
-def test_advantages_are_normalised_within_groups(group: str, monkeypatch: pytest.MonkeyPatch):
+def test_advantages_are_normalized_within_groups(group: str, monkeypatch: pytest.MonkeyPatch):
     """Rewards of size 1, 10 and 100: over the batch the largest group would drown the others."""
     import keel.training.loop as loop
 
@@ -105,7 +105,7 @@ def test_advantages_are_normalised_within_groups(group: str, monkeypatch: pytest
         return learned, statistics
 
     monkeypatch.setattr(loop, "compute_targets", watch)
-    for _ in train(from_dict(tiny(advantage={"normalise": "group", "group": group}))):
+    for _ in train(from_dict(tiny(advantage={"normalize": "group", "group": group}))):
         pass
     rollout, advantage = seen[0]
     counts = rollout.weight.reshape(-1) > 0
@@ -116,7 +116,7 @@ def test_advantages_are_normalised_within_groups(group: str, monkeypatch: pytest
         assert own.std().item() == pytest.approx(1.0, abs=1e-3)
 
 
-def test_groups_of_a_robust_normalisation_need_a_function():
+def test_groups_of_a_robust_normalization_need_a_function():
     rollout = Rollout(*[torch.zeros(1)] * 3, {}, *[torch.zeros(1)] * 4, {})
     assert group_of(rollout, Advantage(normalize="robust")) is None
     assert group_of(rollout, Advantage(normalize="batch")) is None
@@ -133,14 +133,14 @@ def test_groups_of_a_robust_normalisation_need_a_function():
     ],
 )
 def test_what_is_wrong_with_groups_is_named(env: str, group: str, message: str):
-    settings = tiny(env=env, advantage={"normalise": "group", "group": group})
+    settings = tiny(env=env, advantage={"normalize": "group", "group": group})
     with pytest.raises(InputError, match=message):
         next(train(from_dict(settings)))
 
 
 def test_a_group_function_needs_a_module():
     with pytest.raises(InputError, match=r"advantage.group: expected module:function, got 'f'"):
-        from_dict({"advantage": {"normalise": "group", "group": "f"}})
+        from_dict({"advantage": {"normalize": "group", "group": "f"}})
 
 
 @pytest.mark.parametrize("measure", ["exact", "k1", "k3"])

@@ -83,7 +83,7 @@ def test_a_run_that_remembers_is_resumed_with_such_a_part(tmp_path: Path) -> Non
 
 
 def test_a_part_called_group_is_not_taken_for_a_group() -> None:
-    settings = from_dict(config("group", advantage={"normalise": "group"}))
+    settings = from_dict(config("group", advantage={"normalize": "group"}))
     with pytest.raises(InputError) as error:
         list(train(settings))
     assert str(error.value) == (

@@ -85,7 +85,7 @@ def lamp(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_checkpoint_evaluates_to_what_training_wrote(pendulum: Path) -> None:
-    """Parameters and normaliser come back whole, or a return would differ."""
+    """Parameters and normalizer come back whole, or a return would differ."""
     metrics = read_metrics(pendulum)
     seed = derive_seeds(0).evaluation
     known = np.isfinite(metrics["eval/return_mean"])

@@ -53,12 +53,12 @@ LAND = {
     "env": "land",
     "envs": {"num": 8, "options": "variant=small", "normalize_obs": True, "normalize_reward": True},
     "network": {"kind": "items", "hidden": [8]},
-    "advantage": {"normalise": "group"},
+    "advantage": {"normalize": "group"},
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "CartPole": {},
     "evaluations on the way": {"evaluation": {"episodes": 1, "every": 192}},
-    "Pendulum with normalisers": PENDULUM,
+    "Pendulum with normalizers": PENDULUM,
     "everything adaptive": {
         "region": {"target_kl": 0.01, "adaptive_rate": True, "adaptive_kl": True, "kl_coef": 0.1},
         "explore": {
@@ -82,13 +82,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "three developers": LAND,
     "three developers of one network": LAND | {"agents": {"sharing": "all"}},
     "three developers in turn": LAND
-    | {"agents": {"order": "sequential"}, "critic": {"normalise": "on"}},
+    | {"agents": {"order": "sequential"}, "critic": {"normalize": "on"}},
 }
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_resumed_run_is_bit_equal_to_one_without_interruption(name: str, tmp_path: Path) -> None:
-    """Fault 10: parameters, optimizer, normalisers, random streams and metrics."""
+    """Fault 10: parameters, optimizer, normalizers, random streams and metrics."""
     if "HalfCheetah" in name:
         pytest.importorskip("mujoco")
     config = tiny(**VARIANTS[name])
@@ -170,7 +170,7 @@ def test_the_best_evaluation_stays_the_best(
     assert load(path, 256).data["best_return"] == 100.0
 
 
-def test_normalisers_change_the_policy_by_a_kl_of_their_own(tmp_path: Path) -> None:
+def test_normalizers_change_the_policy_by_a_kl_of_their_own(tmp_path: Path) -> None:
     last = finish(start(tiny(**PENDULUM), tmp_path, "run"))
     table = read_metrics(last.path)
     kl, bound = table["train/kl_normaliser"], table["train/max_kl"]

@@ -28,8 +28,8 @@ def moved(session: Session, wanted: float, bound: float) -> tuple[Shift, Any, to
     """A shift of a policy that is far from its beginning, and so feels what it sees."""
     state = initial_state(session)
     params = 12.0 * state.opt_state.params
-    collected = session.collector.collect(params, 1.0, state.obs_normaliser)
-    found = shift(session.agent, params, collected, state.obs_normaliser, wanted, bound)
+    collected = session.collector.collect(params, 1.0, state.obs_normalizer)
+    found = shift(session.agent, params, collected, state.obs_normalizer, wanted, bound)
     return found, collected, params
 
 
@@ -45,7 +45,7 @@ def kl(session: Session, params: torch.Tensor, collected: Any, found: Shift) -> 
         normal = torch.distributions.Normal(tree["mean"].double(), tree["log_std"].double().exp())
         return torch.distributions.Independent(normal, 1)
 
-    old, new = distribution(rows.behaviour), distribution(policy)
+    old, new = distribution(rows.behavior), distribution(policy)
     each = torch.distributions.kl_divergence(old, new)
     return ((each * rows.weight).sum() / rows.weight.sum()).item()
 
@@ -54,8 +54,8 @@ def test_statistics_go_as_far_as_a_quarter_of_the_bound(session: Session) -> Non
     bound = 1e-3
     found, collected, params = moved(session, 1.0, bound)
     assert found.changed
-    assert found.normaliser is not None
-    scaling, goal = found.normaliser.scaling["obs"], found.normaliser.settle().scaling["obs"]
+    assert found.normalizer is not None
+    scaling, goal = found.normalizer.scaling["obs"], found.normalizer.settle().scaling["obs"]
     way = np.abs(scaling.inverse - 1.0) / np.abs(goal.inverse - 1.0)
     assert (way > 0.0).all()
     assert (way < 1.0).all()
@@ -66,9 +66,9 @@ def test_statistics_go_as_far_as_a_quarter_of_the_bound(session: Session) -> Non
 
 def test_without_a_bound_everything_moves_at_once(session: Session) -> None:
     found, _, _ = moved(session, 3.0, math.inf)
-    assert found.normaliser is not None
+    assert found.normalizer is not None
     for a, b in zip(
-        found.normaliser.scaling["obs"], found.normaliser.settle().scaling["obs"], strict=True
+        found.normalizer.scaling["obs"], found.normalizer.settle().scaling["obs"], strict=True
     ):
         assert np.array_equal(a, b)
     assert found.temperature == 3.0

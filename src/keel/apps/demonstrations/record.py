@@ -55,7 +55,7 @@ def record_policy(
 
     def act(obs: dict[str, Array], first: bool) -> Array:
         nonlocal hidden_state
-        inputs = obs if policy.normaliser is None else policy.normaliser.apply(obs)
+        inputs = obs if policy.normalizer is None else policy.normalizer.apply(obs)
         mask = inputs.get(MASK)
         if agent.recurrent:
             hidden_state = initial_hidden_state(agent, 1) if first else hidden_state

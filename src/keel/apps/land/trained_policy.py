@@ -35,7 +35,7 @@ def trained_player(policy: Policy, *, deterministic: bool = True) -> Player:
 
     def choose(games: Games, rng: np.random.Generator) -> Array:
         obs = observation_dict(games)
-        normalized = obs if policy.normaliser is None else policy.normaliser.apply(obs)
+        normalized = obs if policy.normalizer is None else policy.normalizer.apply(obs)
         output = np.zeros((games.count, games.rules.agents, dist.outputs), np.float32)
         act(normalized, output)
         if deterministic:

@@ -25,7 +25,7 @@ class TokenTargets(NamedTuple):
     target: Tensor
     """of the critic; 0 without one"""
     raw: Tensor
-    """advantages before they were normalised"""
+    """advantages before they were normalized"""
 
 
 def token_rewards(score: Tensor, weight: Tensor, penalty: Tensor) -> Tensor:

@@ -167,7 +167,7 @@ class Advantage:
     lam: float = 0.95
     """λ of PPO's GAE along tokens."""
     clamp: float | None = 10.0
-    """Bound on normalised advantages."""
+    """Bound on normalized advantages."""
 
 
 @dataclass(frozen=True)

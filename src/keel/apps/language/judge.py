@@ -67,7 +67,7 @@ def judge(
         part = examples[start : start + AT_ONCE]
         completions = session.complete(params, part, rng, sampling=sampling)
         texts += session.texts(completions)
-        lengths += completions.written.sum(1).long().tolist()
+        lengths += completions.response_mask.sum(1).long().tolist()
     if session.tools is not None:
         session.tools.report()  # what was asked here is none of training's business
     rewards = session.rewards(examples, texts, lengths).score

@@ -91,12 +91,12 @@ def kl_spent_metrics(
 ) -> dict[str, float]:
     """What this update cost, and all of them together; and what lies between sampler and policy.
 
-    With top-k or top-p the sampler draws from the policy's own tokens, normalised again: on them
+    With top-k or top-p the sampler draws from the policy's own tokens, normalized again: on them
     log q − log π is one number, which is the exact KL(sampler‖policy).
     """
     counts = weight > 0
     tokens = (counts.sum() / counts.any(1).sum().clamp(min=1)).item()
-    written = found.written > 0
+    written = found.response_mask > 0
     gap = (found.sampler_log_prob - found.log_prob)[written].double()
     sampler = gap.mean().item() if gap.numel() else 0.0
     own_tokens = (written.sum() / written.any(1).sum().clamp(min=1)).item()

@@ -182,7 +182,7 @@ def iterate(session: Session, state: State) -> Iteration:
             {}, outcome, replace(hparams, learning_rate=state.hparams.learning_rate)
         )
         state = state.replace(hparams=next_hparams)
-    tokens = found.written.sum().item()
+    tokens = found.response_mask.sum().item()
     state = state.replace(
         steps=state.steps + config.batch,
         iteration=state.iteration + 1,
@@ -229,7 +229,7 @@ def _scored(
     session: Session, asked: list[Example], texts: list[str], found: Completions
 ) -> tuple[Tensor, Tensor, Any]:
     """Scores `[R]`, 0 where there is none, which of them are real, and what they are made of."""
-    lengths = found.written.sum(1).long().tolist()
+    lengths = found.response_mask.sum(1).long().tolist()
     scores = session.rewards(asked, texts, lengths)
     valid = torch.from_numpy(scores.valid).to(session.device)
     score = torch.from_numpy(np.nan_to_num(scores.score)).float().to(session.device)
@@ -238,7 +238,7 @@ def _scored(
 
 def _weights(config: Language, found: Completions, valid: Tensor) -> Tensor:
     """`[R, L]`: which tokens are learned from; none of completions that could not be scored."""
-    weight = found.written if config.sample.state_masking else found.there
+    weight = found.response_mask if config.sample.state_masking else found.completion_mask
     return torch.where(valid[:, None], weight, 0.0)
 
 
@@ -251,7 +251,7 @@ def _rows(
         if config.kl.loss == "full":
             more[REFERENCE_HIDDEN] = reference.hidden
     if config.sample.max_importance is not None:
-        gap = torch.where(found.written > 0, found.log_prob - found.sampler_log_prob, 0.0)
+        gap = torch.where(found.response_mask > 0, found.log_prob - found.sampler_log_prob, 0.0)
         more[IMPORTANCE] = gap.exp().clamp(max=config.sample.max_importance)
     return replace(found.rows(**more), weight=weight)
 
@@ -273,7 +273,7 @@ def _likeliest(session: Session, params: Tensor, examples: list[Example]) -> tup
     and whether it could be scored; a prompt where it could not has no baseline."""
     greedy = Sampling(session.sampling.max_new_tokens, temperature=0.0)
     found = session.complete(params, examples, session.draws, sampling=greedy)
-    lengths = found.written.sum(1).long().tolist()
+    lengths = found.response_mask.sum(1).long().tolist()
     scores = session.rewards(examples, session.texts(found), lengths)
     known = torch.from_numpy(np.nan_to_num(scores.score)).float().to(session.device)
     valid = torch.from_numpy(scores.valid).to(session.device)
@@ -314,7 +314,7 @@ def _completion_metrics(
     scores: Any,
 ) -> dict[str, float]:
     true = session.true_scores(asked, texts)
-    lengths = found.written.sum(1)
+    lengths = found.response_mask.sum(1)
     known = score[valid]
     group = session.config.sample.group
     metrics = {

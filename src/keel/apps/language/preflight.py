@@ -18,7 +18,7 @@ from keel.errors import KeelError
 from keel.experience.completions import Completions
 from keel.functional import aggregate
 from keel.losses.token import TokenObjective
-from keel.networks.causal_lm import ATTENTION, TOKENS, WRITTEN
+from keel.networks.causal_lm import ATTENTION, RESPONSE_MASK, TOKENS
 from keel.types import HyperParams, OptimizerState, Tree
 
 TOLERANCE = 1e-3
@@ -136,7 +136,7 @@ def _log_probs(session: Session, params: Tensor, obs: Tree, completions: Complet
 
 
 def _gap(a: Tensor, b: Tensor, completions: Completions) -> float:
-    return torch.where(completions.written > 0, a - b, 0.0).abs().max().item()
+    return torch.where(completions.response_mask > 0, a - b, 0.0).abs().max().item()
 
 
 def _padded(session: Session, completions: Completions, extra: int = 3) -> Tree:
@@ -146,7 +146,7 @@ def _padded(session: Session, completions: Completions, extra: int = 3) -> Tree:
     return {
         TOKENS: torch.cat([tokens, completions.tokens], 1),
         ATTENTION: torch.cat([tokens.bool() & False, completions.attention], 1),
-        WRITTEN: completions.written,
+        RESPONSE_MASK: completions.response_mask,
     }
 
 
@@ -154,7 +154,7 @@ def _padded(session: Session, completions: Completions, extra: int = 3) -> Tree:
 def _shift(session: Session, params: Tensor, completions: Completions) -> float:
     """Return the KL in nats by which a distribution notices exchanged tokens at and behind it."""
     agent, temperature = session.agent, session.sampling.temperature
-    length = completions.written.shape[1]
+    length = completions.response_mask.shape[1]
     half = max(1, length // 2)
     tokens = completions.tokens.clone()
     tokens[:, -half:] = (tokens[:, -half:] + 1) % agent.dist.n  # type: ignore[attr-defined]
@@ -163,7 +163,9 @@ def _shift(session: Session, params: Tensor, completions: Completions) -> float:
         for x in (completions.tokens, tokens)
     )
     kl = agent.dist.kl(before, after)[:, : length - half + 1]
-    return torch.where(completions.there[:, : length - half + 1] > 0, kl, 0.0).max().item()
+    return (
+        torch.where(completions.completion_mask[:, : length - half + 1] > 0, kl, 0.0).max().item()
+    )
 
 
 def _micro(session: Session, params: Tensor, completions: Completions) -> float:
@@ -175,7 +177,7 @@ def _micro(session: Session, params: Tensor, completions: Completions) -> float:
     sign = torch.where(torch.arange(len(rows.weight)) % 2 == 0, 1.0, -1.0).to(rows.weight)
     batch = Batch(
         obs=rows.obs,
-        behaviour=rows.behaviour,
+        behavior=rows.behavior,
         action=rows.action,
         log_prob=rows.log_prob,
         advantage=torch.where(rows.weight > 0, sign[:, None], 0.0),
@@ -209,4 +211,4 @@ def _reference_kl(
     kl = agent.dist.kl(
         *(agent.policy(x, completions.obs, temperature) for x in (params, reference))
     )
-    return aggregate(kl, completions.written).item()
+    return aggregate(kl, completions.response_mask).item()

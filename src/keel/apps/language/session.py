@@ -76,7 +76,7 @@ class Session:
 
     def texts(self, found: Completions) -> list[str]:
         """What was written, tool text included, without the end of text and padding."""
-        seen = found.attention[:, -found.written.shape[1] :]
+        seen = found.attention[:, -found.response_mask.shape[1] :]
         rows = [
             [token for token, there in zip(*row, strict=True) if there and token != self.eos]
             for row in zip(found.action.tolist(), seen.tolist(), strict=True)

@@ -14,7 +14,7 @@ from keel.apps.language.session import Session
 from keel.apps.language.tasks import Example, held_out, segments, warmup_data
 from keel.experience.batch import Rows
 from keel.experience.completions import pad_left
-from keel.networks.causal_lm import ATTENTION, TOKENS, WRITTEN
+from keel.networks.causal_lm import ATTENTION, RESPONSE_MASK, TOKENS
 from keel.training.evaluation import EvaluationStopped
 from keel.training.signals import stop_requested
 from keel.types import HyperParams, OptimizerState
@@ -54,12 +54,12 @@ def examples_as_rows(session: Session, examples: Sequence[Example]) -> Rows:
     obs = {
         TOKENS: torch.cat([tokens, action], 1),
         ATTENTION: torch.cat([attention, completion_mask], 1),
-        WRITTEN: response_mask,
+        RESPONSE_MASK: response_mask,
     }
     nothing = torch.zeros_like(response_mask)
     return Rows(
         obs={key: x.to(session.device) for key, x in obs.items()},
-        behaviour={},
+        behavior={},
         action=action.to(session.device),
         log_prob=nothing.to(session.device),
         weight=response_mask.to(session.device),

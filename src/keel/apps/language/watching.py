@@ -40,7 +40,7 @@ def token_table(session: Session, last: Iteration, params: Tensor, path: Path) -
     texts = [
         [str(name) for name, real in zip(names(ids), row, strict=True) if real]
         for ids, row in zip(
-            completions.action.tolist(), completions.there.bool().tolist(), strict=True
+            completions.action.tolist(), completions.completion_mask.bool().tolist(), strict=True
         )
     ]
 

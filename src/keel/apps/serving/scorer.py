@@ -61,9 +61,9 @@ def scorer_of(policy: Policy) -> Scorer:
     """Return the scorer of a policy that was trained on `serving`."""
     if policy.config.env != "serving":
         raise InputError(f"{policy.path}: was trained on {policy.config.env}, not on serving")
-    if policy.config.network.kind != "pointer" or policy.normaliser is not None:
+    if policy.config.network.kind != "pointer" or policy.normalizer is not None:
         raise InputError(
-            f"{policy.path}: only networks of kind pointer, without normalised observations, can "
+            f"{policy.path}: only networks of kind pointer, without normalized observations, can "
             "be taken out of a run: others know but one number of replicas"
         )
     tree = {name: x.numpy() for name, x in policy.agent.named(policy.params).items()}

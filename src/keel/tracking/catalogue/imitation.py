@@ -12,7 +12,7 @@ METRICS = (
     Metric(
         "train/policy_loss_ppo",
         "mean surrogate loss, without cloning",
-        "What note 001 holds the loss of cloning against; near 0 with normalised advantages.",
+        "What note 001 holds the loss of cloning against; near 0 with normalized advantages.",
         MINIBATCHES,
         aliases=elsewhere(notes="train/policy_loss_ppo"),
     ),

@@ -19,7 +19,7 @@ LOSSES = (
     Metric(
         "train/policy_loss",
         "mean surrogate loss",
-        "Near 0 with normalised advantages; its size says little. SB3 averages all epochs, "
+        "Near 0 with normalized advantages; its size says little. SB3 averages all epochs, "
         "CleanRL logs the last minibatch; TRPO's objective has the opposite sign.",
         MINIBATCHES,
         aliases=elsewhere(
@@ -232,21 +232,21 @@ def _advantage(stat: str, kind: str) -> Metric:
     verl = f"critic/advantages/{stat}"
     return Metric(
         name,
-        f"{stat} A" if raw else f"{stat} of the normalised A",
+        f"{stat} A" if raw else f"{stat} of the normalized A",
         f"The advantages {'as GAE gives them' if raw else 'that the loss sees'}.",
-        ROLLOUT if raw else "all valid rows, as normalised; agents: mean",
+        ROLLOUT if raw else "all valid rows, as normalized; agents: mean",
         "reward" if raw else "1",
-        healthy_note="" if normal is None else f"{normal} where a batch is normalised",
+        healthy_note="" if normal is None else f"{normal} where a batch is normalized",
         aliases=elsewhere(verl=verl) if not raw and stat != "std" else {},
     )
 
 
 ADVANTAGES = (
     *(_advantage(stat, "raw") for stat in ("min", "max", "mean", "std")),
-    *(_advantage(stat, "normalised") for stat in ("min", "max", "mean", "std")),
+    *(_advantage(stat, "normalized") for stat in ("min", "max", "mean", "std")),
     Metric(
         "train/advantage_sign_flips",
-        "number of rows whose sign changes in normalising",
+        "number of rows whose sign changes in normalizing",
         "Rows that were better than expected and are now pushed down, or the reverse.",
         COUNT,
         "rows",

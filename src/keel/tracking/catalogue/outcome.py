@@ -8,7 +8,7 @@ ROLLOUTS = (
     Metric(
         "rollout/return_mean",
         "mean of Σ reward over an episode",
-        "Undiscounted, unnormalised. As SB3 and RLlib do it; CleanRL logs "
+        "Undiscounted, unnormalized. As SB3 and RLlib do it; CleanRL logs "
         "single ones; TRL and verl mean the score of a completion.",
         f"mean {EPISODES}; agents: sum",
         "reward",
@@ -69,7 +69,7 @@ ROLLOUTS = (
     Metric(
         "rollout/reward_mean",
         "mean reward of a step",
-        "As the environment gave it, before normalising; it exists before any episode ends.",
+        "As the environment gave it, before normalizing; it exists before any episode ends.",
         "mean over the valid rows of the rollout; agents: sum",
         "reward",
         aliases=elsewhere(notes="total_reward"),
@@ -80,7 +80,7 @@ EVALUATIONS = (
     Metric(
         "eval/return_mean",
         "mean of Σ reward over an episode",
-        "Of the policy as it is deployed; statistics of the normalisers frozen.",
+        "Of the policy as it is deployed; statistics of the normalizers frozen.",
         f"mean {EVALUATION}; agents: sum",
         "reward",
         aliases=elsewhere(
