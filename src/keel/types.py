@@ -1,7 +1,4 @@
-"""Data that several packages share. `lead` is `[T, N]`, with agents `[T, N, A]`.
-
-A row with weight 0 does not exist for anything downstream.
-"""
+"""Data that several packages share."""
 
 from __future__ import annotations
 
@@ -13,52 +10,6 @@ import torch
 from torch import Tensor
 
 Tree = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """Observations, actions and rewards, and the distribution that the actions came from."""
-
-    obs: Tree
-    """`[*lead, …]`: exactly what the network saw, already normalized."""
-    action: Tensor
-    """`[*lead]` or `[*lead, D]`; for squashed Gaussians the pre-squash action."""
-    log_prob: Tensor
-    """`[*lead]`: of `action` under `behavior`."""
-    behavior: Tree
-    """`[*lead, K]`: parameters of the sampling distribution, after mask and temperature."""
-    reward: Tensor
-    """`[*lead]`: normalized, if rewards are."""
-    terminated: Tensor
-    truncated: Tensor
-    weight: Tensor
-    """`[*lead]`: 0 for autoreset rows, dead agents, prompts, tool text, padding."""
-    last_obs: Tree
-    """`[*lead[1:], …]`: after the last row."""
-    final_obs: Tree | None = None
-    """`[K, …]`: last observations of truncated episodes, where the next row does not hold them."""
-    final_index: Tensor | None = None
-    """`[K]`: their rows, counted through the flattened lead."""
-    hidden_state: Tree | None = None
-    """`[*lead[1:], H]`: recurrent states before the first row; `obs` also say which rows begin an
-    episode (`keel.keys.EPISODE_STARTS`), where the state is reset."""
-    group_axis: int | None = None
-    """The agent axis of `lead`; None means one group."""
-    agents: tuple[str, ...] = ()
-    """their names"""
-    temperature: float = 1.0
-
-    def to(self, device: torch.device) -> Rollout:
-        """Return a copy on another device; itself where it already is."""
-        if self.weight.device == device:
-            return self
-
-        def move(x: object) -> object:
-            if isinstance(x, Tensor):
-                return x.to(device)
-            return {k: v.to(device) for k, v in x.items()} if isinstance(x, dict) else x
-
-        return Rollout(**{f.name: move(getattr(self, f.name)) for f in fields(self)})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -98,6 +49,17 @@ class OptimizerState(NamedTuple):
     first: Tensor
     second: Tensor
     steps: Tensor
+
+
+@dataclass(frozen=True)
+class AlgorithmState:
+    """Everything that an algorithm remembers between two updates."""
+
+    opt_state: OptimizerState
+    rng: torch.Generator
+    """source of its shuffling, which advances in place"""
+    updates: int = 0
+    """that were made"""
 
 
 @dataclass(frozen=True)

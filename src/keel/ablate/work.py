@@ -21,7 +21,7 @@ from keel.tracking.directory import has_trained
 from keel.tracking.files import write_file
 from keel.tracking.reader import last_step
 from keel.tracking.resume import allowed
-from keel.training.policy import make_like
+from keel.training.environments import make_like
 from keel.training.runner import MAY_CHANGE
 from keel.trust import code_in
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from keel.algorithms.optimizer import Step
-from keel.experience.batch import Rows, Targets, chunks, in_order
+from keel.experience.batch import Batch, chunks, in_order
 from keel.functional import aggregate, denominator
-from keel.losses.ppo import Batch, Statistics
+from keel.losses.ppo import Statistics
 from keel.networks.agent import Agent
 from keel.trust_region.numeric import BAD_STEPS, not_finite
 from keel.types import HyperParams, OptimizerState
@@ -25,7 +25,7 @@ class CriticObjective:
     value_clip: float | None = None
 
     def __call__(
-        self, agent: Agent, params: Tensor, batch: Batch, hparams: Tensor, group_axis: int | None
+        self, agent: Agent, params: Tensor, batch: Batch, hparams: Tensor
     ) -> tuple[Tensor, Statistics]:
         """Return the loss `[1]`, and its statistics."""
         raw = agent.critic_outputs(params, batch.obs)
@@ -70,15 +70,14 @@ class CriticFit:
         self,
         agent: Agent,
         opt_state: OptimizerState,
-        rows: Rows,
-        targets: Targets,
+        batch: Batch,
         hparams: HyperParams,
         rng: torch.Generator,
         step: Step,
     ) -> Fit:
         """Fit the critic of a single agent; what it shares with the policy stays as it is."""
         start, device = agent.critic_from, opt_state.params.device
-        batch = _critic_batch(agent, opt_state.params, rows, targets)
+        batch = _critic_batch(agent, opt_state.params, batch)
         ages = opt_state.steps[:, 1:].repeat(1, 2)  # a critic alone: both ages are its own
         params, first, second = (x[:, start:].contiguous() for x in opt_state[:3])
         own = OptimizerState(params, first, second, ages)
@@ -86,7 +85,7 @@ class CriticFit:
         sweep = step.sweep if isinstance(step, Sweeping) else _sweep(step)
         measured: list[Tensor] = []
         for _ in range(self.epochs):
-            order = torch.randperm(rows.count, generator=rng)
+            order = torch.randperm(batch.rows, generator=rng)
             own, by_minibatch = sweep(own, batch, order, self.minibatch, hparam_values)
             measured.append(by_minibatch)
             _expect_finite(torch.cat(measured), opt_state.params, batch)
@@ -139,16 +138,14 @@ def _expect_finite(measured: Tensor, params: Tensor, batch: Batch) -> None:
     raise not_finite(what, skipped, params, tensors)
 
 
-def _critic_batch(agent: Agent, params: Tensor, rows: Rows, targets: Targets) -> Batch:
-    parts = chunks(rows) if agent.shares else [slice(None)]  # a trunk's pass needs memory
-    obs = [agent.critic_inputs(params, {k: x[p] for k, x in rows.obs.items()}) for p in parts]
-    return Batch(
+def _critic_batch(agent: Agent, params: Tensor, batch: Batch) -> Batch:
+    """Return the rows as the critic's own parameters see them, with targets in its units."""
+    parts = chunks(batch) if agent.shares else [slice(None)]  # a trunk's pass needs memory
+    obs = [agent.critic_inputs(params, {k: x[p] for k, x in batch.obs.items()}) for p in parts]
+    return batch._replace(
         obs=obs[0] if len(obs) == 1 else {k: torch.cat([x[k] for x in obs]) for k in obs[0]},
         behavior={},
-        action=rows.action,
-        log_prob=rows.log_prob,
-        advantage=targets.advantage,
-        target=agent.target_of(params, targets.target),
-        old_value=targets.raw,
-        weight=rows.weight,
+        target=agent.target_of(params, batch.target),
+        demos=None,
+        sampled=None,
     )

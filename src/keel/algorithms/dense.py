@@ -18,9 +18,9 @@ from torch import Tensor
 from keel.algorithms.dense_critic import critic_numbers
 from keel.algorithms.optimizer import BETAS, EPSILON, Step, StepResult
 from keel.distributions.actions import Categorical, Gaussian
-from keel.experience.batch import DemoBatch
+from keel.experience.batch import Batch, DemoBatch
 from keel.keys import MASK
-from keel.losses.ppo import Batch, Objective, Statistics
+from keel.losses.ppo import Objective, Statistics
 from keel.networks.actor_critic import SeparateActorCritic
 from keel.networks.agent import Agent
 from keel.types import HPARAM_INDEX, OptimizerState, Tree

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from keel.algorithms.critic import CriticObjective
 from keel.algorithms.optimizer import BETAS, EPSILON, StepResult
-from keel.losses.ppo import Batch, Statistics
+from keel.experience.batch import Batch
+from keel.losses.ppo import Statistics
 from keel.networks.actor_critic import SeparateActorCritic
 from keel.networks.agent import Agent
 from keel.networks.critics import Critic, Histogram, Quantile

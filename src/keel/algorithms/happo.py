@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from keel.algorithms.optimizer import Step
-from keel.experience.batch import Rows, TargetFunction, Targets, of_members
+from keel.experience.batch import Batch, Experience, Targets
 from keel.losses.ppo import Objective
+from keel.losses.token import TokenObjective
 from keel.networks.agent import Agent
-from keel.trust_region.certify import Region
+from keel.trust_region.certify import Algorithm
 from keel.trust_region.measure import measure
-from keel.types import HyperParams, OptimizerState, UpdateReport
+from keel.types import AlgorithmState, HyperParams, OptimizerState, UpdateReport
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class HAPPO:
     """HAPPO: agents in random order, advantages weighted by the ratios of those before.
 
@@ -25,70 +26,73 @@ class HAPPO:
     (Kuba et al. 2022, HAPPO). What is kept of each step is up to `Certified`, afterwards.
     """
 
-    region: Region
+    agent: Agent
+    algorithm: Algorithm
+    """that of a single agent, `agent.alone()`"""
 
     @property
-    def objective(self) -> Objective:
-        """The region's own objective."""
-        return self.region.objective
+    def objective(self) -> Objective | TokenObjective:
+        """The algorithm's own objective."""
+        return self.algorithm.objective
 
-    def init(self, agent: Agent) -> OptimizerState:
-        """Return the region's own state."""
-        return self.region.init(agent)
+    def init(self) -> OptimizerState:
+        """Return the algorithm's own state."""
+        return self.algorithm.init()
 
     def update(
-        self,
-        agent: Agent,
-        state: OptimizerState,
-        rows: Rows,
-        targets: TargetFunction,
-        hparams: HyperParams,
-        rng: torch.Generator,
-        step: Step,
-    ) -> tuple[OptimizerState, UpdateReport]:
-        """Improve every row of the matrix in turn; `step` is that of a single agent."""
-        weight = torch.ones_like(rows.log_prob[:, 0])
-        states = [OptimizerState(*(x[row : row + 1] for x in state)) for row in range(agent.groups)]
+        self, state: AlgorithmState, experience: Experience, hparams: HyperParams
+    ) -> tuple[AlgorithmState, UpdateReport]:
+        """Improve every row of the matrix in turn."""
+        agent, batch, start = self.agent, experience.batch, state.opt_state
+        weight = torch.ones_like(batch.log_prob[:, 0])
+        states = [OptimizerState(*(x[row : row + 1] for x in start)) for row in range(agent.groups)]
         reports: list[UpdateReport | None] = [None] * agent.groups
-        alone = agent.alone()
-        for row in torch.randperm(agent.groups, generator=rng).tolist():
-            who = agent.who(row)
-
-            own, _ = of_members(rows, _nothing(rows), who)
-            own_targets = _MemberTargets(rows, targets, state.params, row, who, weight)
-            after, reports[row] = self.region.update(
-                alone, states[row], own, own_targets, hparams, rng, step
-            )
-            states[row] = after
-            ratio = measure(alone, after.params, own, hparams.temperature).ratio
+        for row in torch.randperm(agent.groups, generator=state.rng).tolist():
+            member = _Member(experience, start.params, row, agent.who(row), weight)
+            own = replace(state, opt_state=states[row])
+            after, reports[row] = self.algorithm.update(own, member.experience, hparams)
+            states[row] = after.opt_state
+            ratio = measure(
+                self.algorithm.agent, states[row].params, member.batch, hparams.temperature
+            ).ratio
             moved = torch.where(ratio.weight > 0, ratio.ratio, 1.0)
             weight = weight * moved.reshape(len(weight), -1).prod(1)
         finished = [report for report in reports if report is not None]
-        return OptimizerState(*map(torch.cat, zip(*states, strict=True))), _joined(agent, finished)
+        joined = OptimizerState(*map(torch.cat, zip(*states, strict=True)))
+        return replace(state, opt_state=joined), _joined(agent, finished)
 
 
 @dataclass(frozen=True, eq=False)
-class _MemberTargets:
-    """Targets of the agents of one row, with the critic at the parameters of the moment."""
+class _Member:
+    """The experience of the agents of one row, in the eyes of those who learned before them."""
 
-    rows: Rows
-    targets: TargetFunction
+    whole: Experience
     params: Tensor
     row: int
     who: tuple[int, ...]
     weight: Tensor
+    """`[R]`: the product of the ratios of those before"""
 
-    def __call__(self, params: Tensor) -> Targets:
+    @cached_property
+    def batch(self) -> Batch:
+        """The agents' own rows `[R·K, …]`."""
+        return self._weighted(self.whole.batch)
+
+    @property
+    def experience(self) -> Experience:
+        """The same with targets by the critic at parameters `[1, P]` of the row."""
+        return Experience(self.batch, self._targets)
+
+    def _targets(self, params: Tensor) -> Targets:
         all_params = self.params.clone()
         all_params[self.row] = params[0]
-        _, own = of_members(self.rows, self.targets(all_params), self.who)
+        own = self._weighted(self.whole.by_critic(all_params))
+        return Targets(own.advantage, own.target, own.old_value)
+
+    def _weighted(self, batch: Batch) -> Batch:
+        own = batch.of_members(self.who)
         weight = self.weight.repeat_interleave(len(self.who))  # as `of_members` lays them
         return own._replace(advantage=own.advantage * weight)
-
-
-def _nothing(rows: Rows) -> Targets:
-    empty = torch.zeros_like(rows.log_prob)
-    return Targets(empty, empty, empty[..., None])
 
 
 def _joined(agent: Agent, reports: list[UpdateReport]) -> UpdateReport:

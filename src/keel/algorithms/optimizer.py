@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from keel.losses.ppo import Batch, Statistics
+from keel.experience.batch import Batch
+from keel.losses.ppo import Statistics
 from keel.networks.agent import Agent
 from keel.parallel import parallel_map
 from keel.types import HPARAM_INDEX, OptimizerState
@@ -35,7 +36,7 @@ class StepResult(NamedTuple):
 
 Step = Callable[[OptimizerState, Batch, Tensor, Tensor, Tensor, Tensor], StepResult]
 Loss = Callable[..., tuple[Tensor, Statistics]]
-"""(agent, parameters, minibatch, hyperparameters, group axis) → the loss per group, and statistics;
+"""(agent, parameters, minibatch, hyperparameters) → the loss per group, and statistics;
 of micro-batches with `total`, what the whole minibatch is divided by."""
 Total = Callable[[Tensor], tuple[Tensor, Statistics]]
 
@@ -51,9 +52,8 @@ def make_step(
     agent: Agent,
     objective: Loss,
     *,
-    group_axis: int | None,
     max_grad_norm: float,
-    compiled: bool,
+    compiled: bool = False,
     micro: int | None = None,
     workers: int = 1,
 ) -> Step:
@@ -63,7 +63,6 @@ def make_step(
     Args:
         agent: the agent.
         objective: the loss; it may take the critic's parameters alone, then these are all.
-        group_axis: the agent axis of the rows; None for one group.
         max_grad_norm: bound on the norm of a group's gradient.
         compiled: whether `torch.compile` compiles the step.
         micro: rows over which the gradient is added up at a time, for models whose activations are
@@ -91,7 +90,7 @@ def make_step(
 
         def total_of(part: Batch) -> Total:
             def total(params: Tensor) -> tuple[Tensor, Statistics]:
-                loss, statistics = objective(agent, params, part, hparams, group_axis, **shared)
+                loss, statistics = objective(agent, params, part, hparams, **shared)
                 return loss.sum(), statistics  # rows of the matrix are independent: a sum keeps so
 
             return total

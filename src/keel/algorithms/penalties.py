@@ -13,7 +13,7 @@ from torch import Tensor
 
 from keel.algorithms.optimizer import Loss
 from keel.errors import KeelError
-from keel.losses.ppo import Batch
+from keel.experience.batch import Batch
 from keel.networks.agent import Agent
 from keel.types import HyperParams
 
@@ -39,26 +39,24 @@ def check_penalties(
     params: Tensor,
     batch: Batch,
     hparams: HyperParams,
-    group_axis: int | None,
 ) -> None:
     """Raise if a coefficient changes the loss of some rows and not its gradient.
 
     Args:
         agent: whose policy it is.
-        loss: (agent, parameters, rows, hparams, group axis) to a loss per group and statistics.
+        loss: (agent, parameters, rows, hparams) to a loss per group and statistics.
         params: `[G, P]`.
         batch: a rollout with what it teaches; its first rows are used.
         hparams: as they are.
-        group_axis: of several agents.
     """
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(params.shape, generator=generator, dtype=params.dtype).to(params.device)
     near = params + NEARBY * noise
-    some = batch.split(min(ROWS, len(batch.weight)))[0]
+    some = batch.split(min(ROWS, batch.rows))[0]
 
     def evaluate(values: HyperParams) -> tuple[Tensor, Tensor]:
         leaf = near.detach().requires_grad_()
-        total = loss(agent, leaf, some, values.tensor().to(params.device), group_axis)[0].sum()
+        total = loss(agent, leaf, some, values.tensor().to(params.device))[0].sum()
         return total.detach(), torch.autograd.grad(total, leaf)[0]
 
     set_now = [name for name in PENALTIES if getattr(hparams, name) != 0.0]

@@ -1,4 +1,4 @@
-"""The first-order trust regions: PPO's clip, a KL penalty, or both, in epochs of minibatches."""
+"""First-order updates: PPO's clip, a KL penalty, or both, in epochs of minibatches."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from torch import Tensor
 
 from keel.algorithms.optimizer import Step, StepResult, initial_opt_state
 from keel.algorithms.penalties import check_penalties
-from keel.experience.batch import Rows, TargetFunction, minibatches, wiped
+from keel.experience.batch import Batch, Experience, minibatches
 from keel.losses.demos import Limit, Pull, cloning_metrics, pull
-from keel.losses.ppo import Batch, Objective, Statistics
+from keel.losses.ppo import Objective, Statistics
+from keel.losses.token import TokenObjective
 from keel.networks.agent import Agent
 from keel.trust_region.gate import GATE, check_objective, replay_gap
 from keel.trust_region.numeric import BAD_STEPS, not_finite
-from keel.types import HyperParams, OptimizerState, Tree, UpdateReport
+from keel.types import AlgorithmState, HyperParams, OptimizerState, Tree, UpdateReport
 
 EarlyStop = Literal["off", "minibatch", "epoch"]
 STOP_FACTOR = 1.5
 """Early stopping sets in at 1.5 × target."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PPO:
     """PPO: `epochs` passes over the rollout in shuffled minibatches (Schulman et al. 2017).
 
@@ -32,6 +33,9 @@ class PPO:
     that is what `Certified` is for.
     """
 
+    agent: Agent
+    step: Step
+    """one step of the optimizer on the objective"""
     epochs: int = 4
     minibatch: int = 256
     """rows of a minibatch"""
@@ -41,155 +45,120 @@ class PPO:
     recompute_advantages: bool = False
     """compute advantages anew for every epoch, with the critic as it is by then"""
     max_grad_norm: float = 0.5
-    objective: Objective = field(default_factory=Objective)
+    objective: Objective | TokenObjective = field(default_factory=Objective)
     gate: bool = True
     """refuse to learn where the objective sees another policy than a replay does, or where a
     penalty has no gradient"""
     limit: Limit | None = None
     """on what demonstrations may do"""
 
-    def init(self, agent: Agent) -> OptimizerState:
+    def init(self) -> OptimizerState:
         """Return the optimizer before the first update."""
-        return initial_opt_state(agent.initial)
+        return initial_opt_state(self.agent.initial)
 
     def update(
-        self,
-        agent: Agent,
-        state: OptimizerState,
-        rows: Rows,
-        targets: TargetFunction,
-        hparams: HyperParams,
-        rng: torch.Generator,
-        step: Step,
-    ) -> tuple[OptimizerState, UpdateReport]:
+        self, state: AlgorithmState, experience: Experience, hparams: HyperParams
+    ) -> tuple[AlgorithmState, UpdateReport]:
         """Improve on one rollout; the report holds means over the minibatches taken."""
-        groups = state.params.shape[0]
-        device = state.params.device
-        active = torch.ones(groups, dtype=torch.bool, device=device)
-        hparam_values = hparams.tensor().to(device)
-        records: list[_StepRecord] = []
-        stopped_at, stop_kl, epoch = -1, float("nan"), 0
-        batch, skipped, gap = None, 0, 0.0
-        pulled: Pull | None = None
+        opt_state, pulled = state.opt_state, None
+        batch = self._in_units(opt_state.params, experience.batch.without_nan())
+        if self.gate and not bool(opt_state.steps.any()):
+            check_penalties(self.agent, self.objective, opt_state.params, batch, hparams)
+        if batch.demos is not None:
+            pulled = pull(self.agent, opt_state.params, batch, hparams)
+            hparams = hparams if self.limit is None else self.limit(hparams, pulled)
+        progress = _Progress.begin(opt_state, hparams)
         for epoch in range(self.epochs):
-            if batch is None or self.recompute_advantages:
-                newborn = batch is None and not bool(state.steps.any())
-                batch = _batch(agent, rows, targets, state.params, batch)
-                if newborn and self.gate:
-                    axis = rows.group_axis
-                    check_penalties(agent, self.objective, state.params, batch, hparams, axis)
-            if pulled is None and rows.demos is not None:
-                pulled = pull(agent, state.params, rows, batch.advantage, hparams)
-                hparams = hparams if self.limit is None else self.limit(hparams, pulled)
-                hparam_values = hparams.tensor().to(device)
-            in_epoch = len(records)
-            for index, real in minibatches(rows.count, self.minibatch, rng):
-                index, real = index.to(device), real.to(device)
-                result = step(state, batch, index, real, hparam_values, active)
-                if not records:
-                    gap = result.statistics.log_ratio_max.max().item()
-                    if not gap <= GATE:
-                        first = batch.take(index, real)
-                        replayed = replay_gap(agent, state.params, first, hparams)
-                        check_objective(gap, replayed, self.gate)
-                        gap = max(gap, replayed) if math.isfinite(gap) else replayed
-                records.append(_StepRecord(result.statistics, result.gradient_norm))
-                if not math.isfinite(result.gradient_norm.sum().item()):
-                    skipped = self._skip(result, state, batch.take(index, real), skipped + 1)
-                over = None
-                if self.early_stop == "minibatch":
-                    over = self._over(agent.worst(result.statistics.kl))
-                if over is not None and over.any():
-                    # That KL was there before the step: the step is not taken.
-                    state = _where(over, state, result.opt_state)
-                    active = active & ~over
-                    if not active.any():
-                        break
-                else:
-                    state = result.opt_state
-            kl = records[-1].statistics.kl
-            if self.early_stop == "epoch":
-                kl = torch.stack([r.statistics.kl for r in records[in_epoch:]]).mean(0)
-                active = active & ~self._over(agent.worst(kl))
-            if self.early_stop != "off" and not active.any():
-                stopped_at, stop_kl = epoch, kl.max().item()
+            if epoch and self.recompute_advantages:
+                anew = experience.by_critic(progress.opt_state.params)
+                anew = self._in_units(progress.opt_state.params, anew)
+                batch = batch._replace(advantage=anew.advantage, target=anew.target)
+            progress = self._epoch(progress, batch, state.rng, epoch)
+            if progress.stopped_at >= 0:
                 break
-        metrics = _summary(records, self.max_grad_norm)
-        complete = stopped_at < 0 or self.early_stop == "epoch"
-        metrics["train/epochs"] = float(epoch + 1 if complete else epoch)
-        metrics["train/early_stop_epoch"] = float(stopped_at) if stopped_at >= 0 else float("nan")
-        metrics["train/early_stop_kl"] = stop_kl
-        metrics["train/gate_log_ratio"] = gap
-        if pulled is not None:
-            cloned = torch.stack([t.statistics.bc_loss for t in records]).mean().item()
-            metrics |= cloning_metrics(pulled, hparams, metrics["train/policy_loss"], cloned)
-        nothing = torch.zeros(groups, dtype=torch.float64)
-        whole_step = torch.ones(groups, dtype=torch.float64)
-        own = {} if rows.group_axis is None else _by_agent(records)
-        return state, UpdateReport(nothing, nothing, whole_step, metrics=metrics, agents=own)
+        return (
+            replace(state, opt_state=progress.opt_state),
+            self._report(progress, hparams, batch, pulled),
+        )
 
-    def _skip(self, result: StepResult, state: OptimizerState, rows: Batch, skipped: int) -> int:
-        """Count a step that was not taken; raise after too many, or if the loss is not finite."""
-        finite = bool(result.statistics.loss.isfinite().all())
-        if finite and skipped < BAD_STEPS:
-            return skipped
-        what = "the gradient" if finite else "the loss"
-        raise not_finite(what, skipped, state.params, _tensors(rows))
+    def _in_units(self, params: Tensor, batch: Batch) -> Batch:
+        """Return the batch with targets in the units of the critic."""
+        return batch._replace(target=self.agent.target_of(params, batch.target))
+
+    def _epoch(
+        self, progress: _Progress, batch: Batch, rng: torch.Generator, epoch: int
+    ) -> _Progress:
+        """Take all minibatches once, or as many as early stopping lets pass."""
+        device, first = batch.weight.device, len(progress.records)
+        for index, real in minibatches(batch.rows, self.minibatch, rng):
+            progress = self._minibatch(progress, batch, index.to(device), real.to(device))
+            if not progress.active.any():
+                break
+        active, kl = progress.active, progress.records[-1].statistics.kl
+        if self.early_stop == "epoch":
+            kl = torch.stack([r.statistics.kl for r in progress.records[first:]]).mean(0)
+            active = active & ~self._over(self.agent.worst(kl))
+        stopped = self.early_stop != "off" and not active.any()
+        return progress._replace(
+            active=active,
+            epochs=epoch + 1,
+            stopped_at=epoch if stopped else -1,
+            stop_kl=kl.max().item() if stopped else math.nan,
+        )
+
+    def _minibatch(
+        self, progress: _Progress, batch: Batch, index: Tensor, real: Tensor
+    ) -> _Progress:
+        """Take one step, for every group that did not stop."""
+        before, active, skipped = progress.opt_state, progress.active, progress.skipped
+        result = self.step(before, batch, index, real, progress.hparams, active)
+        gap = progress.gap if progress.records else self._gate(result, batch, index, real, progress)
+        if not math.isfinite(result.gradient_norm.sum().item()):
+            skipped += 1
+            _check_finite(result, before, batch.take(index, real), skipped)
+        after, over = result.opt_state, None
+        if self.early_stop == "minibatch":
+            over = self._over(self.agent.worst(result.statistics.kl))
+        if over is not None and over.any():
+            # That KL was there before the step: the step is not taken.
+            after, active = _where(over, before, after), active & ~over
+        progress.records.append(_StepRecord(result.statistics, result.gradient_norm))
+        return progress._replace(opt_state=after, active=active, skipped=skipped, gap=gap)
+
+    def _gate(
+        self, result: StepResult, batch: Batch, index: Tensor, real: Tensor, progress: _Progress
+    ) -> float:
+        """Return the largest |log-ratio| of the first minibatch, before its step."""
+        gap = result.statistics.log_ratio_max.max().item()
+        if gap <= GATE:
+            return gap
+        params, first = progress.opt_state.params, batch.take(index, real)
+        replayed = replay_gap(self.agent, params, first, progress.temperature)
+        check_objective(gap, replayed, self.gate)
+        return max(gap, replayed) if math.isfinite(gap) else replayed
 
     def _over(self, kl: Tensor) -> Tensor:
         limit = float("inf") if self.target_kl is None else STOP_FACTOR * self.target_kl
         return kl > limit
 
-
-def _batch(
-    agent: Agent, rows: Rows, targets: TargetFunction, params: Tensor, before: Batch | None
-) -> Batch:
-    """Return all rows with their targets; the value clip is around values of the first epoch."""
-    with torch.no_grad():
-        epoch_targets = targets(params)
-    if before is None:
-        rows = replace(rows, obs=_without_nan(rows))
-    return Batch(
-        obs=rows.obs if before is None else before.obs,
-        behavior=rows.behavior,
-        action=rows.action,
-        log_prob=rows.log_prob,
-        advantage=epoch_targets.advantage,
-        target=agent.target_of(params, epoch_targets.target),
-        old_value=epoch_targets.raw if before is None else before.old_value,
-        weight=rows.weight,
-        demos=rows.demos,
-    )
-
-
-def _without_nan(rows: Rows) -> Tree:
-    """Return observations without NaN: rows that do not count may hold anything."""
-    counts = rows.weight > 0
-    if bool(counts.all()):
-        return rows.obs
-    return {key: wiped(x, counts) for key, x in rows.obs.items()}
-
-
-def _tensors(rows: Batch) -> Tree:
-    """Return all of a minibatch, flat and named, as floats."""
-    flat: Tree = {}
-    parts = rows._asdict()
-    demos = parts.pop("demos")
-    if demos is not None:
-        parts |= {f"shown.{name}": x for name, x in demos._asdict().items()}
-    for name, x in parts.items():
-        flat |= {f"{name}.{k}": v for k, v in x.items()} if isinstance(x, dict) else {name: x}
-    return {name: x.detach().float() for name, x in flat.items()}
-
-
-def _where(condition: Tensor, a: OptimizerState, b: OptimizerState) -> OptimizerState:
-    rows = condition[:, None]
-    return OptimizerState(
-        torch.where(rows, a.params, b.params),
-        torch.where(rows, a.first, b.first),
-        torch.where(rows, a.second, b.second),
-        torch.where(rows, a.steps, b.steps),
-    )
+    def _report(
+        self, progress: _Progress, hparams: HyperParams, batch: Batch, pulled: Pull | None
+    ) -> UpdateReport:
+        stopped, records = progress.stopped_at >= 0, progress.records
+        metrics = _summary(records, self.max_grad_norm)
+        complete = not stopped or self.early_stop == "epoch"
+        metrics["train/epochs"] = float(progress.epochs if complete else progress.epochs - 1)
+        metrics["train/early_stop_epoch"] = float(progress.stopped_at) if stopped else math.nan
+        metrics["train/early_stop_kl"] = progress.stop_kl
+        metrics["train/gate_log_ratio"] = progress.gap
+        if pulled is not None:
+            cloned = torch.stack([t.statistics.bc_loss for t in records]).mean().item()
+            metrics |= cloning_metrics(pulled, hparams, metrics["train/policy_loss"], cloned)
+        groups = progress.opt_state.params.shape[0]
+        nothing = torch.zeros(groups, dtype=torch.float64)
+        whole_step = torch.ones(groups, dtype=torch.float64)
+        own = {} if batch.group_axis is None else _by_agent(records)
+        return UpdateReport(nothing, nothing, whole_step, metrics=metrics, agents=own)
 
 
 class _StepRecord(NamedTuple):
@@ -197,6 +166,58 @@ class _StepRecord(NamedTuple):
 
     statistics: Statistics
     gradient_norm: Tensor
+
+
+class _Progress(NamedTuple):
+    """An update that is under way."""
+
+    opt_state: OptimizerState
+    hparams: Tensor
+    """values in the order of `HPARAM_INDEX`"""
+    temperature: float
+    active: Tensor
+    """`[G]` bool: the groups that did not stop"""
+    records: list[_StepRecord]
+    skipped: int = 0
+    """steps that were not taken, for want of a finite gradient"""
+    gap: float = 0.0
+    """the largest |log-ratio| before the first step"""
+    epochs: int = 0
+    stopped_at: int = -1
+    """the epoch in which all groups stopped"""
+    stop_kl: float = math.nan
+
+    @staticmethod
+    def begin(opt_state: OptimizerState, hparams: HyperParams) -> _Progress:
+        """Return an update before its first step."""
+        groups, device = opt_state.params.shape[0], opt_state.params.device
+        active = torch.ones(groups, dtype=torch.bool, device=device)
+        return _Progress(opt_state, hparams.tensor().to(device), hparams.temperature, active, [])
+
+
+def _check_finite(result: StepResult, state: OptimizerState, batch: Batch, skipped: int) -> None:
+    """Raise after too many steps that were not taken, or if the loss is not finite."""
+    finite = bool(result.statistics.loss.isfinite().all())
+    if finite and skipped < BAD_STEPS:
+        return
+    what = "the gradient" if finite else "the loss"
+    raise not_finite(what, skipped, state.params, _tensors(batch))
+
+
+def _tensors(batch: Batch) -> Tree:
+    """Return all of a minibatch, flat and named, as floats."""
+    flat: Tree = {}
+    parts = {name: x for name, x in batch._asdict().items() if isinstance(x, Tensor | dict)}
+    if batch.demos is not None:
+        parts |= {f"demos.{name}": x for name, x in batch.demos._asdict().items()}
+    for name, x in parts.items():
+        flat |= {f"{name}.{k}": v for k, v in x.items()} if isinstance(x, dict) else {name: x}
+    return {name: x.detach().float() for name, x in flat.items()}
+
+
+def _where(condition: Tensor, a: OptimizerState, b: OptimizerState) -> OptimizerState:
+    rows = condition[:, None]
+    return OptimizerState(*(torch.where(rows, x, y) for x, y in zip(a, b, strict=True)))
 
 
 def _by_agent(records: list[_StepRecord]) -> dict[str, Tensor]:

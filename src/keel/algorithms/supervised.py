@@ -9,9 +9,9 @@ from torch import Tensor
 
 from keel.algorithms.optimizer import Step
 from keel.distributions.vocabulary import Vocabulary
-from keel.experience.batch import Rows, minibatches
+from keel.experience.batch import Batch, minibatches
 from keel.functional import aggregate, denominator
-from keel.losses.ppo import Batch, Statistics
+from keel.losses.ppo import Statistics
 from keel.networks.agent import Agent
 from keel.types import HyperParams, OptimizerState
 
@@ -30,7 +30,6 @@ class Likelihood:
         params: Tensor,
         batch: Batch,
         hparams: Tensor,
-        group_axis: int | None = None,
         total: Tensor | None = None,
     ) -> tuple[Tensor, Statistics]:
         """Return the loss `[1]`; of its statistics only loss and entropy mean anything."""
@@ -56,28 +55,19 @@ class Likelihood:
 
 def one_pass(
     state: OptimizerState,
-    rows: Rows,
+    batch: Batch,
     size: int,
     hparams: HyperParams,
     rng: torch.Generator,
     step: Step,
 ) -> tuple[OptimizerState, float]:
     """Take every sequence once, in shuffled minibatches; return the mean loss per step."""
-    zero = torch.zeros_like(rows.weight)
-    batch = Batch(
-        obs=rows.obs,
-        behavior={},
-        action=rows.action,
-        log_prob=zero,
-        advantage=zero,
-        target=zero,
-        old_value=zero[..., None],
-        weight=rows.weight,
-    )
+    zero = torch.zeros_like(batch.weight)
+    batch = batch._replace(advantage=zero, target=zero, old_value=zero[..., None])
     hparam_values = hparams.tensor().to(state.params.device)
     active = torch.ones(1, dtype=torch.bool, device=state.params.device)
     losses = []
-    for index, real in minibatches(rows.count, size, rng):
+    for index, real in minibatches(batch.rows, size, rng):
         index, real = index.to(state.params.device), real.to(state.params.device)
         result = step(state, batch, index, real, hparam_values, active)
         state = result.opt_state

@@ -13,16 +13,7 @@ from torch import Tensor
 
 from keel.algorithms.critic import CriticFit
 from keel.algorithms.optimizer import Step, initial_opt_state
-from keel.experience.batch import (
-    Rows,
-    TargetFunction,
-    Targets,
-    chunks,
-    of_members,
-    take,
-    take_rows,
-    wiped,
-)
+from keel.experience.batch import Batch, Experience, chunks, take, take_rows
 from keel.functional import conjugate_gradient, line_search, policy_ratio
 from keel.functional.natural import ConjugateGradient, LineSearch
 from keel.keys import MASK
@@ -32,7 +23,7 @@ from keel.networks.agent import Agent
 from keel.networks.fisher import fisher_product
 from keel.trust_region.measure import Bounded, behavior_at, group_mean
 from keel.trust_region.numeric import not_finite
-from keel.types import HyperParams, OptimizerState, UpdateReport
+from keel.types import AlgorithmState, HyperParams, OptimizerState, UpdateReport
 
 KL_BAND = (0.95, 0.985)
 """Shares of the bound: a step whose exact KL is at least the first is long enough, the second is
@@ -42,7 +33,7 @@ GROWTH = 8.0
 """The quadratic model is never outdone by more than this factor."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TRPO:
     """Trust-region policy optimization (Schulman et al. 2015).
 
@@ -55,6 +46,9 @@ class TRPO:
     fitted apart, after the policy; what both see through is the policy's.
     """
 
+    agent: Agent
+    step: Step
+    """one step of the optimizer on the critic's loss, of a single agent"""
     cg_iters: int = 15
     fisher_fraction: float = 0.5
     backtrack_iters: int = 10
@@ -69,72 +63,54 @@ class TRPO:
     limit: Limit | None = None
     """on what demonstrations may do"""
 
-    def init(self, agent: Agent) -> OptimizerState:
+    def init(self) -> OptimizerState:
         """Return the optimizer; Adam's state is the critic's: the policy's part stays 0."""
-        return initial_opt_state(agent.initial)
+        return initial_opt_state(self.agent.initial)
 
     def update(
-        self,
-        agent: Agent,
-        state: OptimizerState,
-        rows: Rows,
-        targets: TargetFunction,
-        hparams: HyperParams,
-        rng: torch.Generator,
-        step: Step,
-    ) -> tuple[OptimizerState, UpdateReport]:
+        self, state: AlgorithmState, experience: Experience, hparams: HyperParams
+    ) -> tuple[AlgorithmState, UpdateReport]:
         """Improve on one rollout; every group of a stack takes its own step."""
-        with torch.no_grad():
-            all_targets = targets(state.params)
-        if rows.group_axis is None:
-            after, attempt, metrics = self._one(agent, state, rows, all_targets, hparams, rng, step)
-            return after, _report([attempt], [metrics])
+        batch, opt_state, agent = experience.batch, state.opt_state, self.agent
+        if batch.group_axis is None:
+            after, attempt, metrics = self._one(agent, opt_state, batch, hparams, state.rng)
+            return replace(state, opt_state=after), _report([attempt], [metrics])
         states, attempts, tables = [], [], []
         for group in range(agent.groups):
-            own = OptimizerState(*(x[group : group + 1] for x in state))
-            part, own_targets = of_members(rows, all_targets, agent.who(group))
-            after, attempt, metrics = self._one(
-                agent.alone(), own, part, own_targets, hparams, rng, step
-            )
+            own = OptimizerState(*(x[group : group + 1] for x in opt_state))
+            part = batch.of_members(agent.who(group))
+            after, attempt, metrics = self._one(agent.alone(), own, part, hparams, state.rng)
             states.append(after)
             attempts.append(attempt)
             tables.append(metrics)
-        return OptimizerState(*map(torch.cat, zip(*states, strict=True))), _report(attempts, tables)
+        after = OptimizerState(*map(torch.cat, zip(*states, strict=True)))
+        return replace(state, opt_state=after), _report(attempts, tables)
 
     def _one(
         self,
         agent: Agent,
         state: OptimizerState,
-        rows: Rows,
-        targets: Targets,
+        batch: Batch,
         hparams: HyperParams,
         rng: torch.Generator,
-        step: Step,
     ) -> tuple[OptimizerState, Attempt, dict[str, float]]:
-        # a weight of 0 would still multiply a NaN in the backward pass
-        rows = replace(rows, obs={k: wiped(x, rows.weight > 0) for k, x in rows.obs.items()})
+        batch = batch.without_nan()  # a weight of 0 would still multiply a NaN in the backward pass
         pulled = None
-        if rows.demos is not None:
-            pulled = pull(agent, state.params, rows, targets.advantage, hparams)
+        if batch.demos is not None:
+            pulled = pull(agent, state.params, batch, hparams)
             hparams = hparams if self.limit is None else self.limit(hparams, pulled)
         problem = Problem(
-            agent,
-            state.params,
-            rows,
-            targets.advantage,
-            hparams,
-            self.objective,
-            self.entropy_accepted,
+            agent, state.params, batch, hparams, self.objective, self.entropy_accepted
         )
         gradient, gap = problem.gradient()
         if pulled is not None:
             gradient -= hparams.bc_coef * pulled.cloning[: gradient.shape[0]].to(gradient)
         if not bool(gradient.isfinite().all()):
-            tensors = {"advantage": targets.advantage, "log_prob": rows.log_prob}
+            tensors = {"advantage": batch.advantage, "log_prob": batch.log_prob}
             raise not_finite("the policy's gradient", 0, state.params, tensors)
         attempt = self._step(problem, gradient, rng)
         params = state.params if attempt.step is None else problem.moved(attempt.step, 1.0)
-        fit = self.critic(agent, state._replace(params=params), rows, targets, hparams, rng, step)
+        fit = self.critic(agent, state._replace(params=params), batch, hparams, rng, self.step)
         cloned = problem.cloned(state.params)
         metrics = fit.metrics | {
             "train/policy_loss": -problem.before - hparams.bc_coef * cloned,
@@ -145,7 +121,7 @@ class TRPO:
             "error/non_finite_ratio_count": float(problem.quarantined() if math.isnan(gap) else 0),
         }
         if pulled is not None:
-            own = -group_mean(targets.advantage, rows).item()  # the surrogate at ratio 1
+            own = -group_mean(batch.advantage, batch).item()  # the surrogate at ratio 1
             metrics |= cloning_metrics(pulled, hparams, own, cloned)
         return fit.opt_state, attempt, metrics
 
@@ -216,8 +192,7 @@ class Problem:
     agent: Agent
     params: Tensor
     """`[1, P]`"""
-    rows: Rows
-    advantage: Tensor
+    batch: Batch
     hparams: HyperParams
     objective: Objective
     entropy_accepted: bool = True
@@ -230,10 +205,10 @@ class Problem:
     def __post_init__(self) -> None:
         """Set the entropy's weight: below the floor its penalty adds to it."""
         self.entropy_coef = self.hparams.entropy_coef if self.objective.entropy_bonus else 0.0
-        entropy = self.agent.dist.entropy(self.rows.behavior)
+        entropy = self.agent.dist.entropy(self.batch.behavior)
         self._slope = self.entropy_coef
         floor = self.objective.entropy_floor
-        if floor is not None and group_mean(entropy, self.rows).item() < floor:
+        if floor is not None and group_mean(entropy, self.batch).item() < floor:
             self._slope += self.objective.entropy_floor_coef
 
     def gradient(self) -> tuple[Tensor, float]:
@@ -241,14 +216,14 @@ class Problem:
 
         The latter is 0 where the policy is still the one that sampled; NaN if any is not finite.
         """
-        agent, rows, start = self.agent, self.rows, self.agent.critic_from
-        total = rows.weight.double().sum().clamp(min=1.0)
+        agent, batch, start = self.agent, self.batch, self.agent.critic_from
+        total = batch.weight.double().sum().clamp(min=1.0)
         policy = self.params[0, :start]
         gradient, gap = torch.zeros_like(policy), 0.0
-        for part in chunks(rows):
+        for part in chunks(batch):
             leaf = policy.detach().requires_grad_()
             tree = agent.policy_layout.unflatten(leaf)
-            obs = {key: x[part] for key, x in rows.obs.items()}
+            obs = {key: x[part] for key, x in batch.obs.items()}
             output = agent.outputs_of(tree, obs, "actor").policy
             assert output is not None
             now = agent.dist.params(output, obs.get(MASK), self.hparams.temperature)
@@ -256,24 +231,24 @@ class Problem:
             (slope,) = torch.autograd.grad(gain / total, leaf)
             gradient += slope
             gap = largest if math.isnan(largest) else max(gap, largest)
-        start_policy = rows.behavior
-        if rows.sampled is not None:  # the step begins at the policy as it acts next
-            start_policy = behavior_at(agent, self.params, rows, self.hparams.temperature)
+        start_policy = batch.behavior
+        if batch.sampled is not None:  # the step begins at the policy as it acts next
+            start_policy = behavior_at(agent, self.params, batch, self.hparams.temperature)
         self.before = self.accepted_from = self.value(start_policy, self.params)
         if not self.entropy_accepted:
             self.accepted_from = self.value(start_policy, self.params, entropy=False)
         return gradient, gap
 
     def _gain(self, now: dict[str, Tensor], part: slice, slope: float) -> tuple[Tensor, float]:
-        rows, dist = self.rows, self.agent.dist
-        weight = rows.weight[part]
+        batch, dist = self.batch, self.agent.dist
+        weight = batch.weight[part]
         ratio = policy_ratio(
-            dist.log_prob(now, rows.action[part]),
-            rows.log_prob[part],
+            dist.log_prob(now, batch.action[part]),
+            batch.log_prob[part],
             weight,
             max_log_ratio=self.objective.max_log_ratio,
         )
-        advantage = torch.where(ratio.weight > 0, self.advantage[part], 0.0)
+        advantage = torch.where(ratio.weight > 0, batch.advantage[part], 0.0)
         gain = (ratio.weight * ratio.ratio * advantage).sum(dtype=torch.float64)
         if slope:
             entropy = torch.where(ratio.weight > 0, dist.entropy(now), 0.0)
@@ -283,16 +258,16 @@ class Problem:
 
     def quarantined(self) -> int:
         """Return how many rows `gradient` left out because their ratio is not finite."""
-        rows, dist = self.rows, self.agent.dist
-        now = behavior_at(self.agent, self.params, rows, self.hparams.temperature)
-        ratio = policy_ratio(dist.log_prob(now, rows.action), rows.log_prob, rows.weight)
+        batch, dist = self.batch, self.agent.dist
+        now = behavior_at(self.agent, self.params, batch, self.hparams.temperature)
+        ratio = policy_ratio(dist.log_prob(now, batch.action), batch.log_prob, batch.weight)
         return int(ratio.quarantined.sum().item())
 
     def curvature(self, fraction: float, rng: torch.Generator) -> Callable[[Tensor], Tensor]:
         """Return v ↦ (F + damping) v, F on a share of the rows."""
-        rows, count = self.rows, self.rows.count
+        batch, count = self.batch, self.batch.rows
         size = max(1, math.ceil(fraction * count))
-        obs, weight = rows.obs, rows.weight
+        obs, weight = batch.obs, batch.weight
         if size < count:
             index = torch.randperm(count, generator=rng)[:size].to(weight.device)
             obs, weight = take(obs, index), take_rows(weight, index)
@@ -315,9 +290,9 @@ class Problem:
 
     def cloned(self, params: Tensor) -> float:
         """Return the loss on demonstrations, before its coefficient."""
-        if self.rows.demos is None:
+        if self.batch.demos is None:
             return 0.0
-        return mean_cloning_loss(self.agent, params, self.rows.demos, self.hparams.temperature)
+        return mean_cloning_loss(self.agent, params, self.batch.demos, self.hparams.temperature)
 
     def value(self, now: dict[str, Tensor], params: Tensor, *, entropy: bool = True) -> float:
         """Return the objective of a policy on all rows.
@@ -327,26 +302,26 @@ class Problem:
             params: Its parameters.
             entropy: False leaves out the bonus and the floor.
         """
-        total = self.rows.weight.double().sum().clamp(min=1.0).item()
-        everything = slice(0, self.rows.count)
+        total = self.batch.weight.double().sum().clamp(min=1.0).item()
+        everything = slice(0, self.batch.rows)
         slope = self.entropy_coef if entropy else 0.0
         gain = self._gain(now, everything, slope)[0].item() / total
         floor = self.objective.entropy_floor
         if floor is not None and entropy:
-            nats = group_mean(self.agent.dist.entropy(now), self.rows).item()
+            nats = group_mean(self.agent.dist.entropy(now), self.batch).item()
             gain -= self.objective.entropy_floor_coef * max(0.0, floor - nats)
         return gain - self.hparams.bc_coef * self.cloned(params)
 
     def evaluate(self, params: Tensor) -> tuple[float, float]:
         """Return (improvement, exact mean KL(old‖new)) over all rows, for the line search."""
-        now = behavior_at(self.agent, params, self.rows, self.hparams.temperature)
-        kl = self._bounded.kl(params, self.agent.dist.kl(self.rows.behavior, now))
+        now = behavior_at(self.agent, params, self.batch, self.hparams.temperature)
+        kl = self._bounded.kl(params, self.agent.dist.kl(self.batch.behavior, now))
         value = self.value(now, params, entropy=self.entropy_accepted)
         return value - self.accepted_from, kl.max().item()
 
     @cached_property
     def _bounded(self) -> Bounded:
-        return Bounded(self.agent, self.params, self.rows, self.hparams.temperature)
+        return Bounded(self.agent, self.params, self.batch, self.hparams.temperature)
 
 
 def rescale_to_kl(kl_at: Callable[[float], float], bound: float) -> float:

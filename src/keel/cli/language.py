@@ -75,9 +75,9 @@ def run(args: Sequence[str]) -> int:
 
         return train_seeds(words, options)
     from keel.apps.language.config import task_options
-    from keel.apps.language.runner import start
     from keel.apps.language.tasks import task_named
     from keel.cli.train import drive
+    from keel.training.runner import start
 
     config = options.config
     task_named(config.task, **task_options(config))  # a typo is reported before anything else
@@ -98,7 +98,9 @@ def run(args: Sequence[str]) -> int:
             line = f"keel train language: {config.task} by {config.algo}"
             print_line(console, line, else_told=NOT_STARTED)
 
-    begin = partial(start, config, options.runs, options.name, on_progress, announce=announce)
+    begin = partial(
+        start, config, options.runs, options.name, on_progress=on_progress, announce=announce
+    )
     return drive(begin, config, options.json, options.quiet, finish)
 
 
@@ -216,9 +218,9 @@ def resume(
     run_path: Path, total_steps: int | None, as_json: bool, quiet: bool, trust_code: bool = False
 ) -> int:
     """`keel resume` of a run on tokens."""
-    from keel.apps.language import runner
     from keel.cli.train import drive
     from keel.tracking.config_file import read_config
+    from keel.training import runner
 
     config = from_dict(read_config(run_path))
     if total_steps is not None:

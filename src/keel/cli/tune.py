@@ -95,7 +95,7 @@ def run(args: Sequence[str]) -> int:
 def _check(tuning: Tuning) -> None:
     """Refuse what cannot be trained before anything is made."""
     from keel.experience.targets import group_function
-    from keel.training.policy import make_like
+    from keel.training.environments import make_like
     from keel.tune.study import check_space
 
     check_space(tuning)

@@ -21,14 +21,11 @@ HIDDEN, HEAD = "hidden", "head"
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """One of `n` tokens. Parameters are `hidden` `[*lead, H]` and, where it differs from the one
-    that sampled, `head` `[n, H]`."""
+    """One of `n` tokens. Parameters are `hidden` `[*lead, H]` and `head` `[n, H]`."""
 
     n: int
     width: int
     """H"""
-    sampled_with: Tensor | None = None
-    """`[n, H]`: the head of stored hidden states, which carry none"""
     max_elements: int = MAX_ELEMENTS
     exact: bool = True
     exact_entropy: bool = True
@@ -55,28 +52,20 @@ class Vocabulary:
     def both(self, params: Tree, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-prob and entropy in one pass over the vocabulary."""
         found = vocabulary_log_prob(
-            params[HIDDEN], self._head(params), action.long(), max_elements=self.max_elements
+            params[HIDDEN], params[HEAD], action.long(), max_elements=self.max_elements
         )
         return found.log_prob, found.entropy
 
     def kl(self, p: Tree, q: Tree) -> Tensor:
         """Exact, over the whole vocabulary."""
-        return vocabulary_kl(
-            p[HIDDEN], self._head(p), q[HIDDEN], self._head(q), max_elements=self.max_elements
-        )
+        return vocabulary_kl(p[HIDDEN], p[HEAD], q[HIDDEN], q[HEAD], max_elements=self.max_elements)
 
     def compare(self, p: Tree, q: Tree, action: Tensor) -> TokenComparison:
         """Both KLs, and the log-prob and entropy of q, in one pass over the vocabulary; without
         gradients."""
-        sides = p[HIDDEN], self._head(p), q[HIDDEN], self._head(q)
+        sides = p[HIDDEN], p[HEAD], q[HIDDEN], q[HEAD]
         return vocabulary_comparison(*sides, action.long(), max_elements=self.max_elements)
 
     def fisher(self, params: Tree, tangent: Tree) -> Tree:
         """Not needed by any first-order region; a natural step would need it."""
         raise InputError("a vocabulary: TRPO steps are not offered for tokens; use PPO or GRPO")
-
-    def _head(self, params: Tree) -> Tensor:
-        head = params.get(HEAD, self.sampled_with)
-        if head is None:
-            raise InputError("a vocabulary: hidden states without a head have no distribution")
-        return head

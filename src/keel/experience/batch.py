@@ -1,4 +1,4 @@
-"""A rollout as rows: what a region learns from and certifies on.
+"""A batch of experience: what an algorithm learns from and certifies on.
 
 Rows are the first axis. A policy without a hidden state takes every step as a row; a recurrent one,
 or a language model, takes a whole sequence, so that nothing is ever shuffled inside of it.
@@ -6,18 +6,20 @@ or a language model, takes a whole sequence, so that nothing is ever shuffled in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from keel.types import Rollout, Tree
+from keel.types import Tree
 
 CHUNK = 4096
 """Steps evaluated at once: bounds the memory of a pass over a large rollout."""
 CHUNK_PIXELS = 512
+EMPTY = torch.empty(0)
+"""In place of targets that were not computed yet."""
 
 
 class DemoBatch(NamedTuple):
@@ -41,6 +43,12 @@ class DemoBatch(NamedTuple):
             take_rows(self.real, index) * real,
         )
 
+    def part(self, index: slice) -> DemoBatch:
+        """Return consecutive rows, as views."""
+        return DemoBatch(
+            {key: x[index] for key, x in self.obs.items()}, *(x[index] for x in self[1:])
+        )
+
 
 class Sampled(NamedTuple):
     """Conditions of the sampling, where the update has others: the policy that acts next sees new
@@ -51,61 +59,160 @@ class Sampled(NamedTuple):
     temperature: float
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Tensors `[R, *rest]` of a rollout; `rest` is `()`, `(A,)` for agents or `(L,)` for tokens."""
+class Batch(NamedTuple):
+    """Tensors `[R, *rest]`; `rest` is `()`, `(A,)` for agents or `(L,)` for tokens."""
 
     obs: Tree
     behavior: Tree
+    """parameters of the distribution that the actions came from"""
     action: Tensor
     log_prob: Tensor
+    """of `action` under `behavior`"""
     weight: Tensor
-    group_axis: int | None
+    """0 for rows that do not exist: autoreset rows, dead agents, tool text, padding"""
+    group_axis: int | None = None
+    """the agent axis; None means one group"""
+    advantage: Tensor = EMPTY
+    """scaled as configured"""
+    target: Tensor = EMPTY
+    """of the critic, in units of reward; in the critic's own inside of an update"""
+    old_value: Tensor = EMPTY
+    """the critic's raw outputs before the update, `[R, *rest, Q]`"""
     demos: DemoBatch | None = None
     """demonstrated steps, to be imitated beside"""
     sampled: Sampled | None = None
     """None: as the update has it"""
+    constants: Mapping[str, Tensor] = {}
+    """what all rows share: the head that hidden states of `behavior` were read with"""
 
     @property
-    def count(self) -> int:
+    def rows(self) -> int:
         """Number of rows R."""
         return self.weight.shape[0]
 
-    def as_sampled(self) -> Rows:
+    @property
+    def old_policy(self) -> Tree:
+        """The policy that sampled, as its distribution takes it."""
+        return {**self.behavior, **self.constants}
+
+    def as_sampled(self) -> Batch:
         """Return the rows with the observations that the policy sampled on."""
-        return self if self.sampled is None else replace(self, obs=self.sampled.obs, sampled=None)
+        return self if self.sampled is None else self._replace(obs=self.sampled.obs, sampled=None)
 
     def sampled_at(self, temperature: float) -> float:
         """Return the temperature that the policy sampled at, given that of the update."""
         return temperature if self.sampled is None else self.sampled.temperature
 
+    def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        """Apply a function to all tensors that have rows; the result is of a single agent."""
 
-def rows_of(rollout: Rollout) -> Rows:
-    """Return steps `[T, N, *rest]` as rows `[T·N, *rest]` without a copy; recurrent, `[N, T]`."""
-    axis = rollout.group_axis
-    flat = as_rows(
-        {"action": rollout.action, "log_prob": rollout.log_prob, "weight": rollout.weight}, rollout
-    )
-    return Rows(
-        obs=obs_rows(rollout.obs, rollout),
-        behavior=as_rows(rollout.behavior, rollout),
-        action=flat["action"],
-        log_prob=flat["log_prob"],
-        weight=flat["weight"],
-        group_axis=None if axis is None else axis - 1,
-    )
+        def tree(x: Tree) -> Tree:
+            return {key: function(value) for key, value in x.items()}
+
+        def given(x: Tensor) -> Tensor:
+            return x if x is EMPTY else function(x)
+
+        sampled = self.sampled
+        return Batch(
+            obs=tree(self.obs),
+            behavior=tree(self.behavior),
+            action=function(self.action),
+            log_prob=function(self.log_prob),
+            weight=function(self.weight),
+            advantage=given(self.advantage),
+            target=given(self.target),
+            old_value=given(self.old_value),
+            sampled=None if sampled is None else sampled._replace(obs=tree(sampled.obs)),
+            constants=self.constants,
+        )
+
+    def part(self, index: slice) -> Batch:
+        """Return consecutive rows, as views; without demonstrations."""
+        return self.map(lambda x: x[index])._replace(group_axis=self.group_axis)
+
+    def of_members(self, agents: Sequence[int]) -> Batch:
+        """Select some agents of rows `[R, A, …]`, as rows of a single one: `[R·K, …]`."""
+        return self.map(
+            lambda x: x[:, agents[0]] if len(agents) == 1 else x[:, [*agents]].flatten(0, 1)
+        )
+
+    def take(self, index: Tensor, real: Tensor) -> Batch:
+        """Return some rows of a batch with targets; `real` is 0 for padding.
+
+        What rows of weight 0 hold is wiped: a zero weight alone would still multiply their NaN in
+        the backward pass. Observations that are not finite were wiped when the update began.
+        """
+        weight = take_rows(self.weight, index)
+        weight = weight * real.reshape(-1, *[1] * (weight.ndim - 1))
+        counts = weight > 0
+        return Batch(
+            obs=take(self.obs, index),
+            behavior=take(self.behavior, index),
+            action=take_rows(self.action, index),
+            log_prob=take_rows(self.log_prob, index),
+            weight=weight,
+            group_axis=self.group_axis,
+            advantage=torch.where(counts, take_rows(self.advantage, index), 0.0),
+            target=torch.where(counts, take_rows(self.target, index), 0.0),
+            old_value=torch.where(counts[..., None], take_rows(self.old_value, index), 0.0),
+            demos=None if self.demos is None else self.demos.take(index, real),
+            constants=self.constants,
+        )
+
+    def split(self, size: int) -> list[Batch]:
+        """Return pieces of at most `size` rows."""
+        rows = torch.arange(self.rows, device=self.weight.device)
+        real = torch.ones_like(rows, dtype=self.weight.dtype)
+        return [self.take(part, real[: len(part)]) for part in torch.split(rows, size)]
+
+    def without_nan(self) -> Batch:
+        """Return the rows without NaN in observations of rows that do not count."""
+        counts = self.weight > 0
+        if bool(counts.all()):
+            return self
+        return self._replace(obs={key: wiped(x, counts) for key, x in self.obs.items()})
 
 
-def as_rows(tree: Tree, rollout: Rollout) -> Tree:
-    """Reorder tensors `[T, N, …]` as `rows_of` does."""
-    if rollout.hidden_state is None:
-        return {key: x.reshape(-1, *x.shape[2:]) for key, x in tree.items()}
-    return {key: x.transpose(0, 1).contiguous() for key, x in tree.items()}
+class Targets(NamedTuple):
+    """Advantages and value targets, in the order of a batch's rows."""
+
+    advantage: Tensor
+    target: Tensor
+    raw: Tensor
+    """the critic's raw outputs, `[R, *rest, Q]`"""
 
 
-def obs_rows(obs: Tree, rollout: Rollout) -> Tree:
-    """Return observations as the network takes them: sequences with their initial hidden state."""
-    return as_rows(obs, rollout) | (rollout.hidden_state or {})
+TargetFunction = Callable[[Tensor], Targets]
+"""Parameters of the critic `[G, P]` to advantages and value targets."""
+
+
+@dataclass(frozen=True)
+class Experience:
+    """A batch with targets, and the way to compute them again by another critic."""
+
+    batch: Batch
+    targets: TargetFunction
+    """for updates that recompute advantages between their epochs"""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """of the collection and the targets"""
+    signals: Mapping[str, float] = field(default_factory=dict)
+    """what controllers are told of it beside the update's report: fields of `Outcome`"""
+    counts: Mapping[str, float] = field(default_factory=dict)
+    """how much there is of what is told per second, such as tokens"""
+    agents: tuple[str, ...] = ()
+    """names of several agents"""
+    temperature: float = 1.0
+    """of the policy that acts next"""
+    detail: Any = None
+    """what the source itself needs again after the update"""
+    seconds: float = 0.0
+    """that sampling took"""
+
+    def by_critic(self, params: Tensor) -> Batch:
+        """Return the batch with targets by the critic at other parameters."""
+        with torch.no_grad():
+            targets = self.targets(params)
+        return self.batch._replace(advantage=targets.advantage, target=targets.target)
 
 
 def take(tree: Tree, index: Tensor) -> Tree:
@@ -154,47 +261,7 @@ def in_order(order: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         yield index, real
 
 
-def mapped(rows: Rows, function: Callable[[Tensor], Tensor]) -> Rows:
-    """Apply a function to all tensors of rows; the result is of a single agent."""
-    sampled = rows.sampled
-    if sampled is not None:
-        sampled = sampled._replace(obs={key: function(x) for key, x in sampled.obs.items()})
-    return Rows(
-        obs={key: function(x) for key, x in rows.obs.items()},
-        behavior={key: function(x) for key, x in rows.behavior.items()},
-        action=function(rows.action),
-        log_prob=function(rows.log_prob),
-        weight=function(rows.weight),
-        group_axis=None,
-        sampled=sampled,
-    )
-
-
-class Targets(NamedTuple):
-    """Advantages and value targets of an update, in the order of `rows_of`."""
-
-    advantage: Tensor
-    """scaled as configured"""
-    target: Tensor
-    """of the critic, in units of reward"""
-    raw: Tensor
-    """the critic's raw outputs, `[R, *rest, Q]`"""
-
-
-def of_members(rows: Rows, targets: Targets, agents: Sequence[int]) -> tuple[Rows, Targets]:
-    """Select some agents of rows `[R, A, …]`, as rows of a single one: `[R·K, …]`."""
-
-    def own(x: Tensor) -> Tensor:
-        return x[:, agents[0]] if len(agents) == 1 else x[:, [*agents]].flatten(0, 1)
-
-    return mapped(rows, own), Targets(*map(own, targets))
-
-
-TargetFunction = Callable[[Tensor], Targets]
-"""Parameters `[G, P]` to advantages and targets `[R, *rest]`; called per update or per epoch."""
-
-
-def chunks(rows: Rows | DemoBatch, workers: int = 1) -> list[slice]:
+def chunks(rows: Batch | DemoBatch, workers: int = 1) -> list[slice]:
     """Return slices of all rows, with something to do for all `workers`."""
     pixels = any(x.ndim - rows.weight.ndim >= 3 for x in rows.obs.values())
     count = rows.weight.shape[0]

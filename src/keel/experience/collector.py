@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,64 +15,10 @@ from keel.distributions.sampling import Array, draw_noise, sample, to_env
 from keel.envs import Envs, Obs, ObsNormalizer, Step, lead
 from keel.errors import InputError
 from keel.experience.acting import Acted, initial_hidden_state, make_actor
+from keel.experience.rollout import Episodes, RawObs, Rollout
 from keel.keys import MASK
 from keel.networks.agent import Agent
 from keel.networks.recurrent import EPISODE_STARTS
-from keel.types import Rollout
-
-
-class Episodes(NamedTuple):
-    """Episodes that ended during a rollout: raw returns and lengths."""
-
-    returns: Array
-    lengths: Array
-    agents: Array | None = None
-    """`[E, A]`: the returns of each agent, where there are several"""
-    measures: Mapping[str, Array] = MappingProxyType({})
-    """`[E]` each: measures that the environment itself gives"""
-
-
-class RawObs(NamedTuple):
-    """Observations of a rollout as the environments gave them, before they were normalized."""
-
-    rows: Obs
-    """`[T, N, …]`"""
-    last: Obs
-    """`[N, …]`: after the last row"""
-    final: Obs | None
-    """`[K, …]`: the last of truncated episodes, as `Rollout.final_obs`"""
-
-
-class Collected(NamedTuple):
-    """A rollout, with raw rewards, observations, values and episodes."""
-
-    rollout: Rollout
-    reward: Array
-    """`[T, N]` raw"""
-    raw: RawObs | None
-    """None where nothing is normalized"""
-    value: Tensor | None
-    """`[T, N]`, where the actor's pass gave it"""
-    episodes: Episodes
-
-    def normalized_by(self, normalizer: ObsNormalizer) -> Rollout:
-        """Return the rollout with its observations as another normalizer shows them."""
-        if self.raw is None:
-            return self.rollout
-
-        def normalized(raw: Obs) -> dict[str, Tensor]:
-            values = normalizer.apply(raw)
-            return {key: torch.from_numpy(values[key]) for key in normalizer.scaling}
-
-        rollout, final = self.rollout, self.rollout.final_obs
-        if final is not None and self.raw.final is not None:
-            final = final | normalized(self.raw.final)
-        return replace(
-            rollout,
-            obs=rollout.obs | normalized(self.raw.rows),
-            last_obs=rollout.last_obs | normalized(self.raw.last),
-            final_obs=final,
-        )
 
 
 @dataclass
@@ -102,7 +47,7 @@ class Collector:
 
     def collect(
         self, params: Tensor, temperature: float, normalizer: ObsNormalizer | None
-    ) -> Collected:
+    ) -> Rollout:
         """Take `steps` steps of all environments with a frozen policy.
 
         Args:
@@ -168,7 +113,7 @@ class Collector:
         normalizer: ObsNormalizer | None,
         valued: bool,
         hidden_state: dict[str, Array],
-    ) -> Collected:
+    ) -> Rollout:
         # A row lost with its worker cuts its episode off before it: the row above was the last.
         lost = store["ignored"][1:] & store["truncated"][1:]
         store["truncated"][:-1] |= lost
@@ -182,7 +127,8 @@ class Collector:
             final = _tensors(self._see(raw_final, normalizer))
         if self.agent.recurrent:
             last = {**last, EPISODE_STARTS: self.episode_starts}
-        rollout = Rollout(
+        raw = _under(store, "raw/")
+        return Rollout(
             obs=obs,
             action=tensors["action"],
             log_prob=self.agent.dist.log_prob(behavior, tensors.get("meant", tensors["action"])),
@@ -198,13 +144,9 @@ class Collector:
             group_axis=2 if self.envs.agents else None,
             agents=self.envs.agents,
             temperature=temperature,
-        )
-        raw = _under(store, "raw/")
-        return Collected(
-            rollout=rollout,
-            reward=store["reward"],
-            raw=RawObs(raw, self.obs, raw_final) if raw else None,
             value=tensors["value"] if valued else None,
+            raw_reward=store["reward"],
+            raw_obs=RawObs(raw, self.obs, raw_final) if raw else None,
             episodes=_ended(finished),
         )
 
@@ -288,7 +230,7 @@ def _stack(parts: list[Obs]) -> Obs | None:
 
 def _ended(steps: list[Step]) -> Episodes:
     if not steps:
-        return Episodes(np.zeros(0), np.zeros(0, np.int64))
+        return Episodes()
     own = [step.agent_return for step in steps if step.agent_return is not None]
     return Episodes(
         np.concatenate([step.episode_return for step in steps]),

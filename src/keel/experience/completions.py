@@ -16,7 +16,7 @@ from torch import Tensor
 
 from keel.distributions.vocabulary import HIDDEN
 from keel.errors import InputError, KeelError
-from keel.experience.batch import Rows
+from keel.experience.batch import Batch
 from keel.networks.causal_lm import ATTENTION, RESPONSE_MASK, TOKENS, TokenAgent
 from keel.networks.decoding import Decoder
 from keel.types import Tree
@@ -91,15 +91,14 @@ class Completions(NamedTuple):
         """What the model sees when it is asked again."""
         return {TOKENS: self.tokens, ATTENTION: self.attention, RESPONSE_MASK: self.response_mask}
 
-    def rows(self, **more: Tensor) -> Rows:
-        """As a region learns from them; `more` goes beside what the model sees."""
-        return Rows(
+    def batch(self, **more: Tensor) -> Batch:
+        """Return the completions as rows; `more` goes beside what the model sees."""
+        return Batch(
             obs={**self.obs, **more},
             behavior={HIDDEN: self.hidden},
             action=self.action,
             log_prob=self.log_prob,
             weight=self.response_mask,
-            group_axis=None,
         )
 
 

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from keel.config import Faults
 from keel.errors import InputError
+from keel.experience.rollout import Rollout
 from keel.functional import Advantages, gae
 from keel.keys import MASK
 from keel.networks.agent import Agent
-from keel.types import Rollout
 
 
 def broken(rollout: Rollout, faults: Faults) -> Rollout:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from keel.config import Advantage
 from keel.errors import InputError
-from keel.experience.batch import Targets, as_rows, obs_rows
+from keel.experience.batch import Targets
 from keel.experience.faults import interleaved
+from keel.experience.rollout import Rollout
 from keel.functional import Advantages, gae, normalize
 from keel.imports import import_function
 from keel.keys import GROUP
@@ -21,7 +22,6 @@ from keel.networks import popart
 from keel.networks.agent import Agent
 from keel.networks.critics import Histogram, Quantile, Scalar, calibration, draw
 from keel.networks.recurrent import CRITIC_HIDDEN_STATE, EPISODE_STARTS
-from keel.types import Rollout
 
 
 def compute_targets(
@@ -33,7 +33,7 @@ def compute_targets(
     rng: torch.Generator | None = None,
     interleave: bool = False,
 ) -> tuple[Targets, dict[str, float]]:
-    """Compute advantages and targets, as `rows_of` orders them, and their statistics.
+    """Compute advantages and targets, as rows, and their statistics.
 
     Args:
         agent: the agent.
@@ -69,7 +69,7 @@ def compute_targets(
         aim = agent.target_of(params, target)
         statistics |= calibration(agent.critic, outputs.rows[counted], aim[counted])
     tree = {"advantage": scaled.advantage, "target": target, "raw": outputs.rows}
-    return Targets(**as_rows(tree, rollout)), statistics
+    return Targets(**rollout.as_rows(tree)), statistics
 
 
 def group_function(config: Advantage) -> Callable[..., Any] | None:
@@ -227,7 +227,7 @@ def _sequence_outputs(
     """Run over every sequence and the observation after it: raw outputs `[T, N, Q]` and `[N, Q]`,
     and hidden states `[T, N, H]`."""
     longer = {key: torch.cat([x, rollout.last_obs[key][None]]) for key, x in rollout.obs.items()}
-    outputs = agent.outputs(params, obs_rows(longer, rollout), "critic")
+    outputs = agent.outputs(params, rollout.obs_rows(longer), "critic")
     assert outputs.value is not None
     assert outputs.hidden_state is not None
     raw = outputs.value.transpose(0, 1)

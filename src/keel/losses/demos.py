@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from keel.experience.batch import DemoBatch, Rows, chunks, wiped
+from keel.experience.batch import Batch, DemoBatch, chunks
 from keel.networks.agent import Agent
 from keel.types import HyperParams
 
@@ -38,13 +38,9 @@ def mean_cloning_loss(agent: Agent, params: Tensor, demos: DemoBatch, temperatur
     """Return `cloning_loss` over all demonstrated steps, piece by piece."""
     total = demos.real.sum().clamp(min=1.0)
     with torch.no_grad():
-        parts = [_part(demos, part) for part in chunks(demos)]
+        parts = [demos.part(index) for index in chunks(demos)]
         sums = [cloning_loss(agent, params, x, temperature) * x.real.sum() for x in parts]
     return (torch.cat(sums).double().sum() / total).item()
-
-
-def _part(demos: DemoBatch, part: slice) -> DemoBatch:
-    return DemoBatch({key: x[part] for key, x in demos.obs.items()}, *(x[part] for x in demos[1:]))
 
 
 class Pull(NamedTuple):
@@ -58,7 +54,7 @@ class Pull(NamedTuple):
     """NaN where one of them is 0"""
 
 
-def pull(agent: Agent, params: Tensor, rows: Rows, advantage: Tensor, hparams: HyperParams) -> Pull:
+def pull(agent: Agent, params: Tensor, batch: Batch, hparams: HyperParams) -> Pull:
     """Differentiate the surrogate and the cloning loss, each on all of its rows.
 
     Where the policy is still the one that sampled, the surrogate's gradient is that of −A log π.
@@ -66,29 +62,29 @@ def pull(agent: Agent, params: Tensor, rows: Rows, advantage: Tensor, hparams: H
     Args:
         agent: a single agent.
         params: `[1, P]`.
-        rows: a rollout with demonstrations.
-        advantage: `[R]`.
+        batch: a rollout with advantages and demonstrations.
         hparams: values in force; the temperature is read.
     """
-    demos = rows.demos
+    demos = batch.demos
     assert demos is not None
-    total = rows.weight.sum().clamp(min=1.0)
+    total = batch.weight.sum().clamp(min=1.0)
+    demo_total = demos.real.sum().clamp(min=1.0)
 
-    def surrogate(part: slice, leaf: Tensor) -> Tensor:
-        counts = rows.weight[part] > 0
-        obs = {key: wiped(x[part], counts) for key, x in rows.obs.items()}
+    def surrogate(index: slice, leaf: Tensor) -> Tensor:
+        part = batch.part(index).without_nan()
         log_prob = agent.dist.log_prob(
-            agent.policy(leaf, obs, hparams.temperature), rows.action[part]
+            agent.policy(leaf, part.obs, hparams.temperature), part.action
         )
-        gain = torch.where(counts, log_prob, 0.0) * torch.where(counts, advantage[part], 0.0)
-        return -(rows.weight[part] * gain).sum() / total
+        counts = part.weight > 0
+        gain = torch.where(counts, log_prob, 0.0) * torch.where(counts, part.advantage, 0.0)
+        return -(part.weight * gain).sum() / total
 
-    def cloning(part: slice, leaf: Tensor) -> Tensor:
-        some = _part(demos, part)
-        share = some.real.sum() / demos.real.sum().clamp(min=1.0)
-        return cloning_loss(agent, leaf, some, hparams.temperature).sum() * share
+    def cloning(index: slice, leaf: Tensor) -> Tensor:
+        part = demos.part(index)
+        share = part.real.sum() / demo_total
+        return cloning_loss(agent, leaf, part, hparams.temperature).sum() * share
 
-    own = _gradient(surrogate, params, chunks(rows), agent.policy_columns)
+    own = _gradient(surrogate, params, chunks(batch), agent.policy_columns)
     other = _gradient(cloning, params, chunks(demos), agent.policy_columns)
     norms = own.norm().item(), other.norm().item()
     product = math.prod(norms)

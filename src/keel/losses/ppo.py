@@ -9,57 +9,15 @@ import torch
 from torch import Tensor
 
 from keel.errors import InputError
-from keel.experience.batch import DemoBatch, take, take_rows
+from keel.experience.batch import Batch
 from keel.functional import Ratio, aggregate, denominator, kl_estimate, policy_ratio
 from keel.functional import surrogate as surrogates
 from keel.functional.ratio import MAX_LOG_RATIO
 from keel.losses.demos import cloning_loss
 from keel.networks.agent import Agent
-from keel.types import HPARAM_INDEX, Tree
+from keel.types import HPARAM_INDEX
 
 SurrogateName = Literal["clip", "symmetric", "unclipped"]
-
-
-class Batch(NamedTuple):
-    """Rows `[R, *rest]` with everything an objective needs."""
-
-    obs: Tree
-    behavior: Tree
-    action: Tensor
-    log_prob: Tensor
-    advantage: Tensor
-    target: Tensor
-    old_value: Tensor
-    """the critic's raw outputs before the update, `[R, *rest, Q]`"""
-    weight: Tensor
-    demos: DemoBatch | None = None
-
-    def take(self, index: Tensor, real: Tensor) -> Batch:
-        """Return some rows; `real` is 0 for padding.
-
-        What rows of weight 0 hold is wiped: a zero weight alone would still multiply their NaN in
-        the backward pass. Observations that are not finite were wiped when the batch was made.
-        """
-        weight = take_rows(self.weight, index)
-        weight = weight * real.reshape(-1, *[1] * (weight.ndim - 1))
-        counts = weight > 0
-        return Batch(
-            obs=take(self.obs, index),
-            behavior=take(self.behavior, index),
-            action=take_rows(self.action, index),
-            log_prob=take_rows(self.log_prob, index),
-            advantage=torch.where(counts, take_rows(self.advantage, index), 0.0),
-            target=torch.where(counts, take_rows(self.target, index), 0.0),
-            old_value=torch.where(counts[..., None], take_rows(self.old_value, index), 0.0),
-            weight=weight,
-            demos=None if self.demos is None else self.demos.take(index, real),
-        )
-
-    def split(self, size: int) -> list[Batch]:
-        """Return pieces of at most `size` rows."""
-        rows = torch.arange(len(self.weight), device=self.weight.device)
-        real = torch.ones_like(rows, dtype=self.weight.dtype)
-        return [self.take(part, real[: len(part)]) for part in torch.split(rows, size)]
 
 
 class Statistics(NamedTuple):
@@ -108,7 +66,7 @@ class Objective:
             raise InputError("entropy_floor: needs entropy_bonus, which computes the entropy")
 
     def __call__(
-        self, agent: Agent, params: Tensor, batch: Batch, hparams: Tensor, group_axis: int | None
+        self, agent: Agent, params: Tensor, batch: Batch, hparams: Tensor
     ) -> tuple[Tensor, Statistics]:
         """Return the loss per group `[G]`, and its parts.
 
@@ -117,8 +75,8 @@ class Objective:
             params: `[G, P]`.
             batch: a minibatch.
             hparams: values in the order of `HPARAM_INDEX`.
-            group_axis: the agent axis of the rows; None for one group.
         """
+        group_axis = batch.group_axis
 
         def hparam(name: str) -> Tensor:
             return hparams[HPARAM_INDEX[name]]
@@ -153,7 +111,7 @@ class Objective:
         kl = nothing
         if self.penalize or self.track_kl:
             with torch.set_grad_enabled(self.penalize):
-                kl = mean(dist.kl(batch.behavior, evaluation.dist))
+                kl = mean(dist.kl(batch.old_policy, evaluation.dist))
         if self.penalize:
             loss = loss + hparam("kl_coef") * kl
         if self.track_kl and self.kl_measure != "exact":

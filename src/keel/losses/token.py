@@ -16,18 +16,21 @@ import torch
 from torch import Tensor
 
 from keel.distributions.vocabulary import HEAD, HIDDEN, Vocabulary
+from keel.experience.batch import Batch
 from keel.functional import Ratio, aggregate, denominator, kl_loss, policy_ratio, vocabulary_kl
 from keel.functional import surrogate as surrogates
 from keel.functional.ratio import MAX_LOG_RATIO
 from keel.functional.reduce import Reduction
 from keel.functional.vocabulary import MAX_ELEMENTS
-from keel.losses.ppo import Batch, Statistics
+from keel.losses.ppo import Statistics
 from keel.networks.agent import Agent
 from keel.types import HPARAM_INDEX
 
 REFERENCE, REFERENCE_HIDDEN, IMPORTANCE = "reference", "reference_hidden", "importance"
 """Keys beside the model's observations: log-probs `[R, L]` and hidden states `[R, L, H]` of the
 reference, and weights `[R, L]` for tokens that another distribution drew."""
+REFERENCE_HEAD = "reference_head"
+"""Key among a batch's constants: `[V, H]` of the reference's hidden states."""
 
 Form = Literal["clip", "sequence", "cispo", "unclipped"]
 
@@ -65,8 +68,6 @@ class TokenObjective:
     covariance: Covariance | None = None
     track_kl: bool = False
     """measure the exact KL(old‖new) of every minibatch, which early stopping needs"""
-    reference_head: Tensor | None = None
-    """`[V, H]` of the reference's hidden states"""
     max_elements: int = MAX_ELEMENTS
     """logits held at once"""
 
@@ -80,7 +81,6 @@ class TokenObjective:
         params: Tensor,
         batch: Batch,
         hparams: Tensor,
-        group_axis: int | None = None,
         total: Tensor | None = None,
     ) -> tuple[Tensor, Statistics]:
         """Return the loss `[1]`, and its parts."""
@@ -117,7 +117,7 @@ class TokenObjective:
         kl = torch.zeros_like(loss)
         if self.track_kl:
             with torch.no_grad():
-                kl = mean(dist.kl(batch.behavior, now.dist))
+                kl = mean(dist.kl(batch.old_policy, now.dist))
         return loss, Statistics(
             loss=loss.detach(),
             policy_loss=policy_loss.detach(),
@@ -154,12 +154,11 @@ class TokenObjective:
         """Return KL(π‖reference) per token: exact, or a form of it."""
         assert self.kl is not None
         if self.kl == "full":
-            assert self.reference_head is not None
             return vocabulary_kl(
                 now[HIDDEN],
                 now[HEAD],
                 batch.obs[REFERENCE_HIDDEN],
-                self.reference_head,
+                batch.constants[REFERENCE_HEAD],
                 max_elements=self.max_elements,
             )
         usable = ratio.weight > 0

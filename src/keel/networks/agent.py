@@ -19,7 +19,7 @@ from keel.distributions.actions import Dist
 from keel.errors import InputError
 from keel.keys import MASK
 from keel.networks import popart
-from keel.networks.actor_critic import Outputs, Part, SeparateActorCritic
+from keel.networks.actor_critic import CNN, Outputs, Part, SeparateActorCritic
 from keel.networks.critics import Critic, Scalar
 from keel.networks.multi_input import SeparateJoined
 from keel.networks.pointer import FEATURES, ITEMS, LEGAL, PointerActorCritic
@@ -142,6 +142,11 @@ class Agent:
     def recurrent(self) -> bool:
         """Whether actor or critic has a hidden state."""
         return bool(self.hidden_state_sizes)
+
+    @property
+    def sees_pixels(self) -> bool:
+        """Whether convolutions look at images."""
+        return any(isinstance(part, CNN) for part in self.network.modules())
 
     @property
     def workers(self) -> int:

@@ -213,12 +213,6 @@ class TokenAgent(Agent):
             return hidden
         return torch.cat([hidden, torch.ones_like(hidden[..., :1])], -1)
 
-    def sampled_by(self, params: Tensor) -> TokenAgent:
-        """The same agent, for rollouts whose hidden states were made with `params`."""
-        agent = copy.copy(self)
-        agent.dist = Vocabulary(self.dist.n, self.dist.width, self.head(params).detach().clone())  # type: ignore[attr-defined]
-        return agent
-
     def policy(self, params: Tensor, obs: Tree, temperature: float | Tensor = 1.0) -> Tree:
         """The distribution of every token."""
         tree = self.layout.unflatten(params[0])

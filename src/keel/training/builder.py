@@ -1,11 +1,14 @@
-"""From a configuration to its trust region, its hyperparameters and what turns them."""
+"""From a configuration to its algorithm, its hyperparameters and what turns them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from keel.algorithms.accelerate import StepChoice, choose_step
 from keel.algorithms.critic import CriticFit, CriticObjective
 from keel.algorithms.happo import HAPPO
+from keel.algorithms.optimizer import Step
+from keel.algorithms.popart import PopArt
 from keel.algorithms.ppo import PPO
 from keel.algorithms.trpo import TRPO
 from keel.config import Config
@@ -22,7 +25,8 @@ from keel.controllers.controllers import (
 from keel.controllers.demos import CloningTrust, LossBalance
 from keel.losses.demos import Limit
 from keel.losses.ppo import Objective, SurrogateName
-from keel.trust_region.certify import Certified, Region
+from keel.networks.agent import Agent
+from keel.trust_region.certify import Algorithm, Certified
 from keel.types import HyperParams
 
 
@@ -47,7 +51,7 @@ def initial_hparams(config: Config) -> HyperParams:
     )
 
 
-def scheduled(hparams: HyperParams, config: Config, steps: int) -> HyperParams:
+def scheduled(hparams: HyperParams, steps: int, config: Config) -> HyperParams:
     """The hyperparameters of this iteration: schedules follow environment steps."""
     left = max(0.0, 1.0 - steps / config.total_steps)
     end = config.natural.max_kl_end
@@ -71,10 +75,10 @@ def _planned_bound(config: Config, end: float, done: float) -> float:
     return end + (start - end) * (1.0 - way)
 
 
-def build_region(config: Config) -> Certified:
-    """The trust region that the configuration asks for."""
-    region = config.region
-    objective = Objective(
+def build_objective(config: Config) -> Objective:
+    """Return the loss of a minibatch, for PPO; TRPO takes its surrogate and its entropy."""
+    region, explore = config.region, config.explore
+    return Objective(
         surrogate=_surrogate(config),
         dual_clip=region.dual_clip,
         value_coef=region.value_coef,
@@ -83,50 +87,94 @@ def build_region(config: Config) -> Certified:
         penalize=region.kl_coef > 0.0 or region.adaptive_kl,
         track_kl=region.early_stop != "off",
         kl_measure=region.kl_measure,
-        entropy_bonus=config.explore.entropy_coef > 0.0 or config.explore.entropy_floor is not None,
-        entropy_floor=config.explore.entropy_floor,
+        entropy_bonus=explore.entropy_coef > 0.0 or explore.entropy_floor is not None,
+        entropy_floor=explore.entropy_floor,
     )
-    remembers = config.network.recurrent != "none"  # then a row is a sequence of `rollout_steps`
-    minibatch = max(1, region.minibatch // config.rollout_steps) if remembers else region.minibatch
-    demos = config.demos
-    adaptive = demos.control == "adaptive" and demos.steer == "gradient"
-    limit = Limit(demos.coef, demos.max_ratio, demos.coef_min) if adaptive else None
-    if config.algo == "trpo":
-        natural = config.natural
-        constraint = TRPO(
-            cg_iters=natural.cg_iters,
-            fisher_fraction=natural.fisher_fraction,
-            backtrack_iters=natural.backtrack_iters,
-            backtrack_coeff=natural.backtrack_coeff,
-            accept_ratio=natural.accept_ratio,
-            rescale_to_kl=natural.rescale_to_kl,
-            entropy_accepted=not config.faults.entropy_outside_acceptance,
-            objective=objective,
-            critic=CriticFit(
-                region.epochs,
-                minibatch,
-                region.max_grad_norm,
-                CriticObjective(region.value_clip),
-            ),
-            limit=limit,
-        )
-        return Certified(_in_order(config, constraint), region.certify, region.gate)
-    proximal = PPO(
+
+
+def step_choice(config: Config, agent: Agent) -> StepChoice:
+    """Return what takes the optimizer steps: of all agents together, or of one alone where each is
+    fitted or learns for itself."""
+    region = config.region
+    alone = config.algo == "trpo" or config.agents.order == "sequential"
+    objective = CriticObjective(region.value_clip) if config.algo == "trpo" else None
+    return choose_step(
+        agent.alone() if alone else agent,
+        objective or build_objective(config),
+        max_grad_norm=region.max_grad_norm,
+        compile_setting=config.compile,
+        planned_steps=config.iterations * region.epochs * -(-config.batch // region.minibatch),
+    )
+
+
+def build_algorithm(config: Config, agent: Agent, step: Step) -> Algorithm:
+    """Return the certified algorithm that the configuration asks for.
+
+    Args:
+        config: of the run.
+        agent: whose policy it improves.
+        step: one step of the optimizer.
+    """
+    in_turn = config.agents.order == "sequential"
+    own = agent.alone() if in_turn else agent
+    build = _build_trpo if config.algo == "trpo" else _build_ppo
+    algorithm: Algorithm = build(config, own, step)
+    if in_turn:
+        algorithm = HAPPO(agent, algorithm)
+    certified = Certified(algorithm, config.region.certify, config.region.gate)
+    return PopArt(certified) if agent.critic.normalized else certified
+
+
+def _build_ppo(config: Config, agent: Agent, step: Step) -> Algorithm:
+    region = config.region
+    return PPO(
+        agent,
+        step,
         epochs=region.epochs,
-        minibatch=minibatch,
+        minibatch=_minibatch(config),
         early_stop=region.early_stop,
         target_kl=region.target_kl,
         recompute_advantages=config.advantage.recompute,
         max_grad_norm=region.max_grad_norm,
-        objective=objective,
+        objective=build_objective(config),
         gate=region.gate,
-        limit=limit,
+        limit=_limit(config),
     )
-    return Certified(_in_order(config, proximal), region.certify, region.gate)
 
 
-def _in_order(config: Config, region: Region) -> Region:
-    return HAPPO(region) if config.agents.order == "sequential" else region
+def _build_trpo(config: Config, agent: Agent, step: Step) -> Algorithm:
+    region, natural = config.region, config.natural
+    return TRPO(
+        agent,
+        step,
+        cg_iters=natural.cg_iters,
+        fisher_fraction=natural.fisher_fraction,
+        backtrack_iters=natural.backtrack_iters,
+        backtrack_coeff=natural.backtrack_coeff,
+        accept_ratio=natural.accept_ratio,
+        rescale_to_kl=natural.rescale_to_kl,
+        entropy_accepted=not config.faults.entropy_outside_acceptance,
+        objective=build_objective(config),
+        critic=CriticFit(
+            region.epochs,
+            _minibatch(config),
+            region.max_grad_norm,
+            CriticObjective(region.value_clip),
+        ),
+        limit=_limit(config),
+    )
+
+
+def _minibatch(config: Config) -> int:
+    """Return the rows of a minibatch; of a recurrent network a row is a whole sequence."""
+    size, recurrent = config.region.minibatch, config.network.recurrent != "none"
+    return max(1, size // config.rollout_steps) if recurrent else size
+
+
+def _limit(config: Config) -> Limit | None:
+    demos = config.demos
+    adaptive = demos.control == "adaptive" and demos.steer == "gradient"
+    return Limit(demos.coef, demos.max_ratio, demos.coef_min) if adaptive else None
 
 
 def build_controllers(config: Config) -> tuple[Controller, ...]:

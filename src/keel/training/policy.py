@@ -13,8 +13,8 @@ import gymnasium
 import numpy as np
 from torch import Tensor
 
-from keel.config import Config, from_dict, options, to_dict
-from keel.envs import Envs, ObsNormalizer, RewardNormalizer, make_envs
+from keel.config import Config, from_dict, to_dict
+from keel.envs import Envs, ObsNormalizer, RewardNormalizer
 from keel.envs.space_data import Interface, describe_space
 from keel.errors import InputError, KeelError
 from keel.keys import FIRST_ENCODING, MASK
@@ -22,9 +22,9 @@ from keel.networks.agent import Agent
 from keel.tracking.config_file import read_config
 from keel.tracking.directory import CHECKPOINTS, find_run
 from keel.training.checkpoint import Checkpoint, check_same, check_shapes, load
+from keel.training.environments import EVALUATION_ENVS, INTERFACE, describe_spaces, make_like
 from keel.training.evaluation import Score, evaluate, longest_episode
-from keel.training.runner import EVALUATION_ENVS, INTERFACE, describe_spaces
-from keel.training.session import agent_for, atari_options, use_threads
+from keel.training.session import agent_for, use_threads
 from keel.training.state import arrays
 from keel.trust import ENVIRONMENT, require_trust
 
@@ -231,17 +231,3 @@ def check_trusted(policy: Policy, typed: Collection[str] = ()) -> None:
     """Raise unless the environment of a run may be imported."""
     settings = to_dict(policy.config)
     require_trust(settings, policy.path, policy.trust_code, typed=typed, fields=ENVIRONMENT)
-
-
-def make_like(config: Config, num: int, seed: int = 0, **atari: Any) -> Envs:
-    """Make environments as those of a run; `atari` changes how games are shown."""
-    return make_envs(
-        config.env,
-        num,
-        backend=config.envs.backend,
-        seed=seed,
-        guard=config.envs.guard,
-        timeout=config.envs.timeout,
-        env_kwargs=options(config),
-        atari=replace(atari_options(config), **atari),
-    )

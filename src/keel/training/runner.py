@@ -5,118 +5,76 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Generator
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-
-from keel.config import Backend, Config, anchored, check, from_dict, options, to_dict
-from keel.envs import Envs, make_envs
-from keel.envs.space_data import Interface, describe_space
-from keel.errors import InputError
-from keel.keys import ENCODING, FIRST_ENCODING, MASK
 from keel.tracking.config_file import read_config
 from keel.tracking.directory import RunDirectory, find_run, run_name
-from keel.tracking.environment import read_choices
 from keel.tracking.reader import last_step
 from keel.tracking.sinks import require_sinks
 from keel.tracking.writer import set_metrics_aside
 from keel.training.at_exit import close_at_exit
-from keel.training.checkpoint import (
-    Checkpoint,
-    check_same,
-    check_shapes,
-    load,
-    newest_step,
-    save,
-)
-from keel.training.evaluation import evaluate, longest_episode
-from keel.training.loop import run
+from keel.training.checkpoint import Checkpoint, check_shapes, load, newest_step, save
+from keel.training.environments import ResumeWarning
+from keel.training.kinds import MAY_CHANGE, kind_of
+from keel.training.loop import Iteration, run
 from keel.training.persist import Progress, Watch, owes_evaluation, persist
-from keel.training.session import Session, atari_options, initial_state, open_session
-from keel.training.state import TrainState, arrays, pack, unpack
+from keel.training.session import Session, initial_state
+from keel.training.source import ProgressCallback
+from keel.training.state import TrainState, pack, unpack
 from keel.trust import remember, require_trust
 
-EVALUATION_ENVS = 10
-BACKENDS: dict[str, Backend] = {
-    "gymnasium vector": "vector",
-    "gymnasium sync": "sync",
-    "gymnasium async": "async",
-    "envpool": "envpool",
-    "ale": "ale",
-}
-"""What environments call themselves, as `envs.backend` takes it."""
-INTERFACE = "interface"
-"""Key in a checkpoint of the spaces and agents of its environment, which need not be made."""
-SAVED_STARTS = "starts"
-"""Key in a checkpoint of the environments that begin an episode, for recurrent networks."""
-MAY_CHANGE = (
-    "total_steps",
-    "checkpoints",
-    "evaluation",
-    "tag",
-    "log",
-    "threads",
-    "compile",
-    "device",
-)
-"""What a resumed run may set anew."""
-
-
-class ResumeWarning(UserWarning):
-    """Something of an interrupted run could not be restored exactly."""
+__all__ = ["MAY_CHANGE", "Progress", "ResumeWarning", "finished_message", "resume", "start"]
 
 
 def start(
-    config: Config,
+    config: Any,
     root: Path,
     name: str | None = None,
     evaluating: Watch | None = None,
     announce: Callable[[], None] | None = None,
+    on_progress: ProgressCallback | None = None,
 ) -> Generator[Progress, None, TrainState]:
-    """Train into a new run directory; nothing is created unless the environments start.
+    """Train into a new run directory; nothing is created unless the source can be opened.
 
     Args:
+        config: of any kind of run.
+        root: folder of all runs.
+        name: of the run, by default what it trains on, algorithm and time.
         evaluating: told of every iteration whose evaluation begins.
         announce: called when everything is ready; if it raises, no run is left behind.
+        on_progress: called with metrics of work before the first update, or after the last.
     """
-    check(config)
+    kind = kind_of(config.env)
+    kind.check(config)
     require_sinks(config.sinks)
-    config = anchored(config)
-    session = open_session(config)
+    config = kind.anchored(config)
+    session = kind.open(config)
     try:
         directory = RunDirectory.create(
             root,
-            name or run_name(config.env, config.algo, root),
+            name or run_name(kind.title(config), config.algo, root),
             config.seed,
-            config=to_dict(config),
+            config=asdict(config),
             tag=config.tag or None,
             choices=session.choices,
         )
-        announced(directory, announce)
+        _announce(directory, announce)
     except BaseException:
-        session.envs.close()
+        session.source.close()
         raise
-    remember(to_dict(config))
-    return close_at_exit(_drive(session, initial_state(session), directory, evaluating))
-
-
-def announced(directory: RunDirectory, announce: Callable[[], None] | None) -> None:
-    """Announce a run that was just made; what cannot be announced is removed again."""
-    try:
-        if announce is not None:
-            announce()
-    except BaseException:
-        directory.discard()
-        raise
+    remember(asdict(config))
+    return close_at_exit(_begin(session, directory, evaluating, on_progress))
 
 
 def resume(
     path: Path | str,
-    changes: Config | None = None,
+    changes: Any = None,
     evaluating: Watch | None = None,
     *,
     trust_code: bool = False,
+    on_progress: ProgressCallback | None = None,
 ) -> Generator[Progress, None, TrainState]:
     """Go on with a run from its newest good checkpoint; the run is locked before anything else.
 
@@ -128,33 +86,51 @@ def resume(
         changes: the configuration to go on with; by default the run's own.
         evaluating: told of every iteration whose evaluation begins.
         trust_code: import code that the run's file names, also from outside of Keel.
+        on_progress: called with metrics of work before the first update, or after the last.
     """
     path = find_run(Path(path))
-    config = changes or from_dict(read_config(path))
-    check(config)
+    data = read_config(path)
+    kind = kind_of(data.get("env"))
+    config = changes or kind.read(data)
+    kind.check(config)
     # with the defaults of fields that were added since
-    stored = to_dict(from_dict(read_config(path, strict=True)))
+    stored = asdict(kind.read(read_config(path, strict=True)))
     require_trust(stored, path, trust_code)
     directory = RunDirectory.resume(
-        path, config=to_dict(config), stored=stored, may_change=MAY_CHANGE
+        path, config=asdict(config), stored=stored, may_change=MAY_CHANGE
     )
     try:
-        checkpoint = load_for_resume(path, config.total_steps)
-        encoding = ENCODING if checkpoint is None else saved_encoding(checkpoint)
-        session = open_session(_as_chosen(config, path), encoding)
+        checkpoint = _load_for_resume(path, config.total_steps)
+        session = kind.reopen(config, path, checkpoint)
         try:
-            _check_demos(session, path)
-            state = initial_state(session) if checkpoint is None else _restore(session, checkpoint)
+            state = None if checkpoint is None else _restore(session, checkpoint)
         except BaseException:
-            session.envs.close()
+            session.source.close()
             raise
     except BaseException:
         directory.close("failed")
         raise
-    return close_at_exit(_drive(session, state, directory, evaluating))
+    if state is None:
+        return close_at_exit(_begin(session, directory, evaluating, on_progress))
+    return close_at_exit(_drive(session, state, directory, evaluating, on_progress))
 
 
-def load_for_resume(path: Path, total_steps: int) -> Checkpoint | None:
+def finished_message(path: Path, steps: int) -> str:
+    """Say that a run has nothing left to train, and what to do."""
+    return f"{path}: finished already at {steps:,} steps; a larger total_steps trains further"
+
+
+def _announce(directory: RunDirectory, announce: Callable[[], None] | None) -> None:
+    """Announce a run that was just made; what cannot be announced is removed again."""
+    try:
+        if announce is not None:
+            announce()
+    except BaseException:
+        directory.discard()
+        raise
+
+
+def _load_for_resume(path: Path, total_steps: int) -> Checkpoint | None:
     """Load the checkpoint that a run goes on from; None if it has to start anew.
 
     A `ResumeWarning` says so, or that nothing is left to train.
@@ -177,146 +153,82 @@ def load_for_resume(path: Path, total_steps: int) -> Checkpoint | None:
     return checkpoint
 
 
-def saved_encoding(checkpoint: Checkpoint) -> int:
-    """Return how observations become numbers in a checkpoint; those of version 0.1 do not say."""
-    if INTERFACE not in checkpoint.data:
-        return FIRST_ENCODING
-    return Interface.from_data(checkpoint.data[INTERFACE]).encoding
-
-
-def finished_message(path: Path, steps: int) -> str:
-    """Say that a run has nothing left to train, and what to do."""
-    return f"{path}: finished already at {steps:,} steps; a larger total_steps trains further"
-
-
-def _as_chosen(config: Config, path: Path) -> Config:
-    """What was decided automatically stays decided: another backend would be another run."""
-    chosen = read_choices(path)
-    backend = BACKENDS.get(str(chosen.get("backend")), config.envs.backend)
-    if config.envs.backend == "auto":
-        config = replace(config, envs=replace(config.envs, backend=backend))
-    if config.compile == "auto" and "compile" in chosen:
-        config = replace(config, compile="on" if chosen["compile"] else "off")
-    if config.threads == 0:
-        config = replace(config, threads=int(str(chosen.get("threads", 0))))
-    return config
-
-
-def _check_demos(session: Session, path: Path) -> None:
-    """What the run learned from must be what it goes on with."""
-    before, now = read_choices(path).get("demos"), session.choices.get("demos")
-    if before is not None and before != now:
-        raise InputError(
-            f"demos.path: {session.config.demos.path} has changed since {path} began; put back "
-            "what was there, or start a new run"
-        )
+def _begin(
+    session: Session,
+    directory: RunDirectory,
+    evaluating: Watch | None,
+    on_progress: ProgressCallback | None,
+) -> Generator[Progress, None, TrainState]:
+    """Prepare the source, then go on as every run does; what fails on the way ends the run."""
+    try:
+        state = session.source.prepare(initial_state(session), on_progress)
+    except BaseException as error:
+        session.source.close()
+        directory.close("stopped" if isinstance(error, KeyboardInterrupt) else "failed")
+        raise
+    return (yield from _drive(session, state, directory, evaluating, on_progress))
 
 
 def _drive(
-    session: Session, state: TrainState, directory: RunDirectory, evaluating: Watch | None
+    session: Session,
+    state: TrainState,
+    directory: RunDirectory,
+    evaluating: Watch | None,
+    on_progress: ProgressCallback | None,
 ) -> Generator[Progress, None, TrainState]:
-    """The loop over environments, kept on the disk."""
-    config = session.config
-    evaluators: list[Envs] = []
+    """The loop, kept on the disk."""
+    source, path, total = session.source, directory.path, session.config.total_steps
 
-    def close() -> None:
-        for envs in (session.envs, *evaluators):
-            envs.close()
+    def watched() -> Generator[Iteration, None, TrainState]:
+        for iteration in run(session, state):
+            if iteration.steps >= total:
+                source.draw_last_update(iteration.state, path)
+            yield iteration
+        return state
 
-    return persist(
-        run(session, state),
+    def evaluate(now: TrainState) -> tuple[TrainState, dict[str, float]]:
+        scores = source.evaluate(now.opt_state.params)
+        if now.steps >= total:
+            scores |= source.conclude(now.opt_state.params, scores, path, on_progress)
+        return now.replace(best_return=max(now.best_return, scores[source.score])), scores
+
+    ended: TrainState = yield from persist(
+        watched(),
         state,
         directory,
-        config,
-        evaluate=lambda now: _evaluate(session, now, evaluators),
-        save=lambda now: _save(session, now, directory.path),
-        close=close,
+        session.config,
+        evaluate=evaluate,
+        save=lambda now: _save(session, now, path),
+        close=source.close,
         session=session,
+        score=source.score,
         evaluating=evaluating,
     )
-
-
-def _evaluate(
-    session: Session, state: TrainState, evaluators: list[Envs]
-) -> tuple[TrainState, dict[str, float]]:
-    config = session.config
-    if not evaluators:
-        evaluators.append(
-            make_envs(
-                config.env,
-                min(config.evaluation.episodes, EVALUATION_ENVS),
-                backend=config.envs.backend,
-                seed=session.seeds.evaluation,
-                guard=config.envs.guard,
-                timeout=config.envs.timeout,
-                atari=atari_options(config),
-                env_kwargs=options(config),
-            )
-        )
-    score = evaluate(
-        session.agent,
-        state.opt_state.params,
-        evaluators[0],
-        state.obs_normalizer,
-        episodes=config.evaluation.episodes,
-        deterministic=config.evaluation.deterministic,
-        seed=session.seeds.evaluation,
-        max_episode_steps=longest_episode(config),
-    )
-    metrics = score.metrics()
-    best = max(state.best_return, metrics["eval/return_mean"])
-    return state.replace(best_return=best), metrics
+    return ended
 
 
 def _save(session: Session, state: TrainState, path: Path) -> None:
-    collector = session.collector
-    hidden_state = {**collector.hidden_state, SAVED_STARTS: collector.episode_starts}
-    tensors, data = pack(
-        state, collector.rng, session.shuffle, collector.obs, hidden_state, session.envs.save()
+    source, params = session.source, state.opt_state.params
+    tensors, data = pack(state, session.shuffle)
+    own_tensors, own_data = source.state_dict()
+    save(
+        path,
+        state.steps,
+        {**tensors, **own_tensors},
+        source.weights(params.cpu()),
+        {**data, **own_data, "saved": time.time()},
+        keep=session.config.checkpoints.keep,
+        more=source.files(params),
     )
-    weights = session.agent.named(state.opt_state.params.cpu())
-    data["saved"], data["spaces"] = time.time(), describe_spaces(session.envs)
-    data[INTERFACE] = Interface.of(
-        session.envs, masked=MASK in collector.obs, encoding=session.encoding
-    ).to_data()
-    save(path, state.steps, tensors, weights, data, keep=session.config.checkpoints.keep)
-
-
-def describe_spaces(envs: Envs | Interface) -> dict[str, str]:
-    """Return the spaces of environments in words, as checkpoints hold them."""
-    return {
-        "observation": describe_space(envs.observation_space),
-        "action": describe_space(envs.action_space),
-    }
 
 
 def _restore(session: Session, checkpoint: Checkpoint) -> TrainState:
-    """The state of a checkpoint; random streams and environments are put back in place."""
+    """Return the state of a checkpoint; source and random streams are put back in place."""
     fresh = initial_state(session)
-    check_same("the spaces", checkpoint.data["spaces"], describe_spaces(session.envs))
-    expected = {"params": fresh.opt_state.params}
-    saved = {"params": checkpoint.tensors["opt_state/params"]}
-    check_shapes(str(checkpoint.path), saved, expected)
-    state = unpack(fresh, checkpoint.tensors, checkpoint.data)
-    collector = session.collector
-    collector.rng.bit_generator.state = checkpoint.data["actions"]
-    session.shuffle.set_state(checkpoint.tensors["shuffle"])
-    held = checkpoint.data["envs"]
-    if held is not None:
-        session.envs.load(arrays(checkpoint.tensors, "envs/"), held)
-        collector.obs = arrays(checkpoint.tensors, "obs/")
-        collector.hidden_state = arrays(checkpoint.tensors, "hidden_state/")
-        collector.episode_starts = collector.hidden_state.pop(SAVED_STARTS)
-    else:
-        warnings.warn(
-            f"{session.envs.backend}: environments cannot save their state, so running episodes "
-            "begin anew; everything else goes on exactly",
-            ResumeWarning,
-            stacklevel=3,
-        )
-        seed = np.random.SeedSequence((session.seeds.envs, state.steps)).generate_state(1)[0]
-        collector.begin(session.envs.reset(int(seed)))
-    return state.replace(
-        # copies, in torch's aligned memory: where numbers lie decides how products round
-        opt_state=type(state.opt_state)(*(x.to(session.device, copy=True) for x in state.opt_state))
+    session.source.load_state_dict(checkpoint.tensors, checkpoint.data)
+    check_shapes(
+        str(checkpoint.path),
+        {"params": checkpoint.tensors["opt_state/params"]},
+        {"params": fresh.opt_state.params},
     )
+    return unpack(fresh, session.shuffle, checkpoint.tensors, checkpoint.data)

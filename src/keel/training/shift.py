@@ -8,19 +8,17 @@ acted with what acts next, nothing left out.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from keel.envs import ObsNormalizer
-from keel.experience.batch import Sampled, obs_rows, rows_of
-from keel.experience.collector import Collected
+from keel.experience.batch import Sampled
+from keel.experience.rollout import Rollout
 from keel.functional import walk_back
 from keel.networks.agent import Agent
 from keel.trust_region.measure import Bounded, exact_kl
-from keel.types import Rollout
 
 STATISTICS_SHARE = 0.25
 """Largest share of the bound for new observation statistics."""
@@ -43,7 +41,7 @@ class Shift(NamedTuple):
 def shift(
     agent: Agent,
     params: Tensor,
-    collected: Collected,
+    rollout: Rollout,
     normalizer: ObsNormalizer | None,
     target: float,
     bound: float,
@@ -53,18 +51,18 @@ def shift(
     Args:
         agent: whose policy it is.
         params: `[G, P]`, those that sampled.
-        collected: the rollout.
+        rollout: as it was sampled.
         normalizer: of observations, as it was while sampling.
         target: temperature to go to, from that of the rollout.
         bound: on the KL of an update; infinite where nothing is enforced.
     """
-    rollout, temperature = collected.rollout, collected.rollout.temperature
+    temperature = rollout.temperature
     kl_normaliser = kl_temperature = heat = share = 0.0
-    if normalizer is not None and collected.raw is not None:
-        normalizer = normalizer.absorb(collected.raw.rows, rollout.weight.numpy())
-        share, kl_normaliser = _statistics(agent, params, collected, normalizer, bound)
+    if normalizer is not None and rollout.raw_obs is not None:
+        normalizer = normalizer.absorb(rollout.raw_obs.rows, rollout.weight.numpy())
+        share, kl_normaliser = _statistics(agent, params, rollout, normalizer, bound)
         normalizer = normalizer.settle(share)
-        rollout = collected.normalized_by(normalizer)
+        rollout = rollout.normalized_by(normalizer)
     if target != temperature:
         heat, kl_temperature = _temperature(agent, params, rollout, target, bound)
         temperature = _between(temperature, target, heat)
@@ -73,17 +71,17 @@ def shift(
 
 
 def _statistics(
-    agent: Agent, params: Tensor, collected: Collected, normalizer: ObsNormalizer, bound: float
+    agent: Agent, params: Tensor, rollout: Rollout, normalizer: ObsNormalizer, bound: float
 ) -> tuple[float, float]:
     """Return the share of the way to the statistics of all that was seen, and its KL."""
-    temperature = collected.rollout.temperature
-    rows = rows_of(collected.rollout.to(params.device))
-    sampled = Sampled(rows.obs, temperature)
+    temperature = rollout.temperature
+    batch = rollout.to(params.device).batch()
+    sampled = Sampled(batch.obs, temperature)
 
     def kl_of(share: float) -> Tensor:
-        renormalized = collected.normalized_by(normalizer.settle(share)).to(params.device)
-        moved_rows = replace(rows, obs=obs_rows(renormalized.obs, renormalized), sampled=sampled)
-        return Bounded(agent, params, moved_rows, temperature).kl(params)
+        renormalized = rollout.normalized_by(normalizer.settle(share)).to(params.device)
+        moved = batch._replace(obs=renormalized.obs_rows(renormalized.obs), sampled=sampled)
+        return Bounded(agent, params, moved, temperature).kl(params)
 
     return _largest_share(kl_of, STATISTICS_SHARE * bound)
 
@@ -92,10 +90,10 @@ def _temperature(
     agent: Agent, params: Tensor, rollout: Rollout, target: float, bound: float
 ) -> tuple[float, float]:
     """Return the share of the way to the temperature wanted, and the KL of all that has moved."""
-    rows = rows_of(rollout.to(params.device))
+    batch = rollout.to(params.device).batch()
 
     def kl_of(share: float) -> Tensor:
-        return exact_kl(agent, params, rows, _between(rollout.temperature, target, share))
+        return exact_kl(agent, params, batch, _between(rollout.temperature, target, share))
 
     return _largest_share(kl_of, TEMPERATURE_SHARE * bound)
 

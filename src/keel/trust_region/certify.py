@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from keel.errors import KeelError
-from keel.experience.batch import Rows, TargetFunction
+from keel.experience.batch import Batch, Experience
 from keel.functional import Ratio, RatioReport, ratio_report, walk_back
 from keel.losses.ppo import Objective
+from keel.losses.token import TokenObjective
 from keel.networks.agent import Agent
 from keel.trust_region.gate import check_replay, is_due, is_odd
 from keel.trust_region.measure import (
@@ -24,131 +25,132 @@ from keel.trust_region.measure import (
     kl_metrics,
     measure,
 )
-from keel.types import POLICY, HyperParams, OptimizerState, UpdateReport
-
-if TYPE_CHECKING:
-    from keel.algorithms.optimizer import Step
+from keel.types import POLICY, AlgorithmState, HyperParams, OptimizerState, UpdateReport
 
 
-class Region(Protocol):
-    """A trust-region algorithm, which improves a policy on one rollout."""
+class Algorithm(Protocol):
+    """A trust-region algorithm: it owns agent, loss and optimizer step, and improves a policy on
+    one rollout at a time."""
 
     @property
-    def objective(self) -> Objective:
+    def agent(self) -> Agent:
+        """The agent that it improves."""
+
+    @property
+    def objective(self) -> Objective | TokenObjective:
         """The objective that it improves."""
 
-    def init(self, agent: Agent) -> OptimizerState:
+    def init(self) -> OptimizerState:
         """Return the optimizer before the first update."""
 
     def update(
-        self,
-        agent: Agent,
-        state: OptimizerState,
-        rows: Rows,
-        targets: TargetFunction,
-        hparams: HyperParams,
-        rng: torch.Generator,
-        step: Step,
-    ) -> tuple[OptimizerState, UpdateReport]:
+        self, state: AlgorithmState, experience: Experience, hparams: HyperParams
+    ) -> tuple[AlgorithmState, UpdateReport]:
         """Improve the policy; the report's KL is left to `Certified`.
 
         Args:
-            agent: the agent.
-            state: parameters `[G, P]` and optimizer that sampled the rows.
-            rows: the rollout, `[R, *rest]`.
-            targets: maps parameters to advantages and value targets.
+            state: optimizer with the parameters `[G, P]` that sampled, and the source of shuffling.
+            experience: the rollout, rows `[R, *rest]` with targets.
             hparams: values in force during this update.
-            rng: source of the shuffling.
-            step: one step of the optimizer.
         """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Certified:
-    """A wrapped region: afterwards mean KL(old‖new) ≤ `HyperParams.max_kl` for every group.
+    """A wrapped algorithm: afterwards mean KL(old‖new) ≤ `HyperParams.max_kl` for every group.
 
     Old is the policy that sampled, as it sampled: its statistics, its temperature. New is the one
     that acts next. Where either has a temperature, the bound holds without it, too. It speaks of
     the states of this rollout; of states never seen it can say nothing.
     """
 
-    region: Region
+    algorithm: Algorithm
     enforce: bool = True
     """False: measure and report, but leave the update as it is"""
     gate: bool = True
     """refuse to learn from another policy's actions"""
 
-    def init(self, agent: Agent) -> OptimizerState:
-        """Return the region's own state."""
-        if not agent.dist.exact:
+    @property
+    def agent(self) -> Agent:
+        """The algorithm's own agent."""
+        return self.algorithm.agent
+
+    @property
+    def objective(self) -> Objective | TokenObjective:
+        """The algorithm's own objective."""
+        return self.algorithm.objective
+
+    def init(self) -> OptimizerState:
+        """Return the algorithm's own state."""
+        if not self.agent.dist.exact:
             raise KeelError(
-                f"certification: {type(agent.dist).__name__} has no closed-form KL; "
+                f"certification: {type(self.agent.dist).__name__} has no closed-form KL; "
                 "an estimate cannot certify a bound"
             )
-        return self.region.init(agent)
+        return self.algorithm.init()
 
     def update(
-        self,
-        agent: Agent,
-        state: OptimizerState,
-        rows: Rows,
-        targets: TargetFunction,
-        hparams: HyperParams,
-        rng: torch.Generator,
-        step: Step,
-        number: int = 0,
-    ) -> tuple[OptimizerState, UpdateReport]:
+        self, state: AlgorithmState, experience: Experience, hparams: HyperParams
+    ) -> tuple[AlgorithmState, UpdateReport]:
         """Update, measure, and walk back what is over the bound.
 
         Args:
-            agent: whose policy it is.
-            state: parameters and optimizer that sampled the rows.
-            rows: the rollout.
-            targets: advantages and what the critic learns.
+            state: optimizer with the parameters that sampled; by the number of its updates the gate
+                looks at all rows in some of them.
+            experience: the rollout.
             hparams: those of this update; the temperature is that of the policy acting next.
-            rng: for shuffling.
-            step: one step of the optimizer.
-            number: of the update, from 0: the gate looks at all rows in some of them.
         """
+        batch, old = experience.batch, state.opt_state
         began = time.perf_counter()
-        gate = _Gate(agent, state.params, rows, hparams, self.gate)
-        if is_due(number):
+        gate = _Gate(self.agent, old.params, batch, hparams, self.gate)
+        if is_due(state.updates):
             gate.look()
         gate_seconds = time.perf_counter() - began
-        after, report = self.region.update(agent, state, rows, targets, hparams, rng, step)
-        updated = time.perf_counter()
-        bounded = Bounded(agent, state.params, rows, hparams.temperature)
-        measured = measure(agent, after.params, rows, hparams.temperature)
-        requested = kl = bounded.kl(after.params, measured.kl)
+        updated, report = self.algorithm.update(state, experience, hparams)
+        began = time.perf_counter()
+        bounded = Bounded(self.agent, old.params, batch, hparams.temperature)
+        measured = measure(self.agent, updated.opt_state.params, batch, hparams.temperature)
+        requested = bounded.kl(updated.opt_state.params, measured.kl)
         gate.look_again(report.metrics["train/gate_log_ratio"], requested)
-        fraction, certify_seconds = torch.ones_like(requested), time.perf_counter() - updated
+        certificate = _Certificate(
+            updated.opt_state, measured, requested, requested, torch.ones_like(requested)
+        )
+        certify_seconds = time.perf_counter() - began
         if self.enforce and not bool((requested <= hparams.max_kl).all()):
-            fraction = _share_to_keep(bounded, state, after, hparams.max_kl, requested)
-            after = _walk(agent, state, after, fraction)
-            began = time.perf_counter()  # walking back, where it was needed, is apart
-            measured = measure(agent, after.params, rows, hparams.temperature)
-            kl = bounded.kl(after.params, measured.kl)
-            certify_seconds += time.perf_counter() - began
+            certificate = _walked_back(bounded, old, certificate, hparams)
+            certify_seconds += certificate.seconds  # walking back, where it was needed, is apart
+        after = replace(updated, opt_state=certificate.opt_state, updates=state.updates + 1)
+        report = self._reported(report, certificate, batch, hparams)
+        metrics = {
+            **report.metrics,
+            **gate.metrics,
+            "time/certify_seconds": certify_seconds,
+            "time/gate_seconds": gate_seconds,
+        }
+        if batch.demos is not None:
+            metrics["train/kl_demos"] = demo_kl(
+                self.agent, old.params, after.opt_state.params, batch.demos, hparams.temperature
+            )
+        return after, replace(report, metrics=metrics)
+
+    def _reported(
+        self, report: UpdateReport, certificate: _Certificate, batch: Batch, hparams: HyperParams
+    ) -> UpdateReport:
+        """Return the algorithm's report with what was measured of the policy that was kept."""
+        requested, kl, fraction = certificate.requested, certificate.kl, certificate.fraction
         verdict = _verdict(report, fraction)
-        own, metrics = self._measures(measured, rows, hparams)
+        own, metrics = self._measures(certificate.measured, batch, hparams)
         metrics = {
             **report.metrics,
             **metrics,
-            **gate.metrics,
             "train/kl_exact": kl.max().item(),
             "train/kl_requested": requested.max().item(),
             "train/kl_step": kl.max().item() if verdict != "rejected" else float("nan"),
-            "train/entropy_is_exact": float(agent.dist.exact_entropy),
+            "train/entropy_is_exact": float(self.agent.dist.exact_entropy),
             "train/alpha": (report.alpha * fraction).min().item(),
             "train/walk_back": float(verdict != "accepted"),
         }
-        if rows.demos is not None:
-            metrics["train/kl_demos"] = demo_kl(
-                agent, state.params, after.params, rows.demos, hparams.temperature
-            )
-        metrics["time/certify_seconds"] = certify_seconds
-        metrics["time/gate_seconds"] = gate_seconds
-        return after, replace(
+        return replace(
             report,
             kl_exact=kl,
             kl_requested=requested,
@@ -160,19 +162,19 @@ class Certified:
         )
 
     def _measures(
-        self, measured: Measurement, rows: Rows, hparams: HyperParams
+        self, measured: Measurement, batch: Batch, hparams: HyperParams
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Return metrics of every agent for itself, and of all together."""
-        ratios = ratio_report(measured.ratio, max_log_ratio=self.region.objective.max_log_ratio)
-        entropy = group_mean(measured.entropy, rows)
-        outside = group_mean(_outside(measured.ratio, hparams), rows)
+        ratios = ratio_report(measured.ratio, max_log_ratio=self.objective.max_log_ratio)
+        entropy = group_mean(measured.entropy, batch)
+        outside = group_mean(_outside(measured.ratio, hparams), batch)
         own = {
-            "train/kl_exact": group_mean(measured.kl, rows),
+            "train/kl_exact": group_mean(measured.kl, batch),
             "train/entropy": entropy,
             "train/ratio_outside": outside,
         }
-        return {} if rows.group_axis is None else own, {
-            **kl_metrics(measured, rows),
+        return {} if batch.group_axis is None else own, {
+            **kl_metrics(measured, batch),
             **_ratio_quantiles(measured.ratio.ratio, measured.ratio.weight),
             **_warnings(ratios),
             "train/entropy": entropy.mean().item(),
@@ -186,13 +188,42 @@ class Certified:
         }
 
 
+class _Certificate(NamedTuple):
+    """The policy that is kept, and how much of the step that was asked for."""
+
+    opt_state: OptimizerState
+    measured: Measurement
+    requested: Tensor
+    """`[G]`, the KL of the whole step"""
+    kl: Tensor
+    """`[G]`, that of the step that was kept"""
+    fraction: Tensor
+    """`[G]`, the share of it"""
+    seconds: float = 0.0
+    """that measuring it again took"""
+
+
+def _walked_back(
+    bounded: Bounded, old: OptimizerState, asked: _Certificate, hparams: HyperParams
+) -> _Certificate:
+    """Return the largest share of a step that is inside the bound."""
+    agent, new = bounded.agent, asked.opt_state
+    fraction = _share_to_keep(bounded, old, new, hparams.max_kl, asked.requested)
+    new = _walk(agent, old, new, fraction)
+    began = time.perf_counter()
+    measured = measure(agent, new.params, bounded.batch, hparams.temperature)
+    kl = bounded.kl(new.params, measured.kl)
+    seconds = time.perf_counter() - began
+    return _Certificate(new, measured, asked.requested, kl, fraction, seconds)
+
+
 @dataclass
 class _Gate:
     """The consistency gate of one update."""
 
     agent: Agent
     params: Tensor
-    rows: Rows
+    batch: Batch
     hparams: HyperParams
     enforce: bool
     gap: float = math.nan
@@ -201,14 +232,14 @@ class _Gate:
     def look(self) -> None:
         """Replay all rows."""
         temperature = self.hparams.temperature
-        self.gap = check_replay(self.agent, self.params, self.rows, temperature, self.enforce)
+        self.gap = check_replay(self.agent, self.params, self.batch, temperature, self.enforce)
         self.all_rows = True
 
     def look_again(self, gap: float, requested: Tensor) -> None:
         """Take the gap of the objective's first pass, and replay all rows if it is odd."""
         if self.all_rows:
             return
-        as_sampled = self.rows.sampled is None
+        as_sampled = self.batch.sampled is None
         if as_sampled:
             self.gap = gap
         if is_odd(self.gap, requested, self.hparams.max_kl) or (as_sampled and math.isnan(gap)):
@@ -244,7 +275,7 @@ Verdict = Literal["accepted", "walked_back", "rejected"]
 
 
 def _verdict(report: UpdateReport, fraction: Tensor) -> Verdict:
-    """Return the verdict: a rejection by the region stays, the rest is by the share kept."""
+    """Return the verdict: a rejection by the algorithm stays, the rest is by the share kept."""
     if report.verdict == "rejected" or bool((fraction == 0.0).all()):
         return "rejected"
     return "walked_back" if bool((fraction < 1.0).any()) else "accepted"

@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from keel.errors import KeelError
-from keel.experience.batch import Rows, chunks
-from keel.losses.ppo import Batch
+from keel.experience.batch import Batch, chunks
 from keel.networks.agent import Agent
 from keel.trust_region.diagnosis import Replay, cause
 from keel.trust_region.measure import measure
 from keel.trust_region.numeric import not_finite
-from keel.types import HyperParams, Tree
+from keel.types import Tree
 
 GATE = 1e-3
 """Largest |log-ratio| in float32 with which a replay may differ from its sampling."""
@@ -54,15 +53,15 @@ def is_odd(gap: float, requested: Tensor, max_kl: float) -> bool:
 
 
 def check_replay(
-    agent: Agent, params: Tensor, rows: Rows, temperature: float, enforce: bool
+    agent: Agent, params: Tensor, batch: Batch, temperature: float, enforce: bool
 ) -> float:
     """Replay all rows at the parameters that sampled them.
 
     Args:
         agent: whose policy it is.
         params: `[G, P]`, those that sampled.
-        rows: a rollout; where they say how they were sampled, that counts.
-        temperature: of the policy, for rows that do not say.
+        batch: a rollout; where it says how it was sampled, that counts.
+        temperature: of the policy, for one that does not say.
         enforce: raise where the replay differs.
 
     Returns:
@@ -72,16 +71,16 @@ def check_replay(
         NumericError: the policy gives NaN.
         ConsistencyError: it is another policy, and `enforce` is on.
     """
-    temperature, rows = rows.sampled_at(temperature), rows.as_sampled()
-    replayed = measure(agent, params, rows, temperature)
-    usable = rows.log_prob.isfinite()  # what is not will be quarantined: it is no other policy
+    temperature, batch = batch.sampled_at(temperature), batch.as_sampled()
+    replayed = measure(agent, params, batch, temperature)
+    usable = batch.log_prob.isfinite()  # what is not will be quarantined: it is no other policy
     lost = replayed.ratio.quarantined & usable
     gap = torch.where(lost, torch.inf, replayed.ratio.raw_log_ratio.abs())
-    slack = _slack(rows.behavior)
+    slack = _slack(batch.behavior)
     wrong = gap > GATE * slack
-    other = (rows.weight > 0) & usable & ~(replayed.kl <= KL_GATE * slack**2)
+    other = (batch.weight > 0) & usable & ~(replayed.kl <= KL_GATE * slack**2)
     if enforce and bool((wrong | other).any()):
-        raise ConsistencyError(_message(agent, params, rows, temperature, gap, wrong, other))
+        raise ConsistencyError(_message(agent, params, batch, temperature, gap, wrong, other))
     return gap.max().item()
 
 
@@ -97,7 +96,7 @@ def _slack(policy: Tree) -> Tensor | float:
 def _message(
     agent: Agent,
     params: Tensor,
-    rows: Rows,
+    batch: Batch,
     temperature: float,
     gap: Tensor,
     wrong: Tensor,
@@ -109,20 +108,21 @@ def _message(
         NumericError: the policy gives NaN.
     """
     bad = wrong | other
-    part = next(part for part in chunks(rows) if bool(bad[part].any()))
+    index = next(index for index in chunks(batch) if bool(bad[index].any()))
+    part = batch.part(index)
     replay = Replay(
         agent,
         params,
-        {key: x[part] for key, x in rows.obs.items()},
-        {key: x[part] for key, x in rows.behavior.items()},
-        rows.action[part],
-        rows.log_prob[part],
-        bad[part],
+        part.obs,
+        part.old_policy,
+        part.action,
+        part.log_prob,
+        bad[index],
         temperature,
     )
     if bool((agent.dist.log_prob(replay.policy(), replay.action).isnan() & replay.wrong).any()):
-        raise _not_a_number(params, rows)
-    counts = (rows.weight > 0).sum().clamp(min=1)
+        raise _not_a_number(params, batch)
+    counts = (batch.weight > 0).sum().clamp(min=1)
     share = (bad.sum() / counts).item()
     fault = (
         f"replaying the rollout gives |log-ratio| up to {gap.max():.3g} before any step (allowed "
@@ -137,14 +137,14 @@ def _message(
     )
 
 
-def replay_gap(agent: Agent, params: Tensor, batch: Batch, hparams: HyperParams) -> float:
+def replay_gap(agent: Agent, params: Tensor, batch: Batch, temperature: float) -> float:
     """Return the largest |log-ratio| of a minibatch at `params`.
 
     Raises:
         NumericError: the policy gives NaN.
     """
     with torch.no_grad():
-        policy = agent.policy(params, batch.obs, hparams.temperature)
+        policy = agent.policy(params, batch.obs, temperature)
         log_prob = agent.dist.log_prob(policy, batch.action)
     counts = batch.weight > 0
     if bool((log_prob.isnan() & counts).any()):
@@ -153,9 +153,9 @@ def replay_gap(agent: Agent, params: Tensor, batch: Batch, hparams: HyperParams)
     return gap.abs().max().item()
 
 
-def _not_a_number(params: Tensor, rows: Rows | Batch) -> Exception:
-    tensors = {f"obs.{key}": x.float() for key, x in rows.obs.items()}
-    return not_finite("the policy's output", 0, params, tensors | {"log_prob": rows.log_prob})
+def _not_a_number(params: Tensor, batch: Batch) -> Exception:
+    tensors = {f"obs.{key}": x.float() for key, x in batch.obs.items()}
+    return not_finite("the policy's output", 0, params, tensors | {"log_prob": batch.log_prob})
 
 
 def check_objective(gap: float, replayed: float, enforce: bool) -> None:

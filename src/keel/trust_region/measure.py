@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from keel.distributions.vocabulary import HEAD, Vocabulary
-from keel.experience.batch import DemoBatch, Rows, chunks
+from keel.experience.batch import Batch, DemoBatch, chunks
 from keel.functional import Ratio, policy_ratio
 from keel.functional.divergence import exp_minus_linear
 from keel.networks.agent import Agent
@@ -27,18 +26,18 @@ class Measurement(NamedTuple):
     entropy: Tensor
 
 
-def measure(agent: Agent, params: Tensor, rows: Rows, temperature: float) -> Measurement:
+def measure(agent: Agent, params: Tensor, batch: Batch, temperature: float) -> Measurement:
     """Evaluate the policy once on every row.
 
     Args:
         agent: the agent.
         params: `[G, P]`.
-        rows: the rollout, `[R, *rest]`.
+        batch: the rollout, `[R, *rest]`.
         temperature: of the policy.
     """
     parts = parallel_map(
-        lambda index: _measure(agent, params, rows, index, temperature),
-        chunks(rows, agent.workers),
+        lambda index: _measure(agent, params, batch.part(index), temperature),
+        chunks(batch, agent.workers),
         agent.workers,
     )
     if len(parts) == 1:
@@ -52,24 +51,23 @@ def measure(agent: Agent, params: Tensor, rows: Rows, temperature: float) -> Mea
     )
 
 
-def exact_kl(agent: Agent, params: Tensor, rows: Rows, temperature: float) -> Tensor:
+def exact_kl(agent: Agent, params: Tensor, batch: Batch, temperature: float) -> Tensor:
     """Return the mean exact KL(old‖new) per group, `[G]` in float64: the quantity that is bounded.
 
     Args:
         agent: the agent.
         params: `[G, P]` of the new policy.
-        rows: a rollout with the distributions of the old one.
+        batch: a rollout with the distributions of the old one.
         temperature: of the new policy.
     """
 
     def part(index: slice) -> Tensor:
-        old = {key: x[index] for key, x in rows.behavior.items()}
-        obs = {key: x[index] for key, x in rows.obs.items()}
-        return agent.dist.kl(old, agent.policy(params, obs, temperature))
+        own = batch.part(index)
+        return agent.dist.kl(own.old_policy, agent.policy(params, own.obs, temperature))
 
     with torch.no_grad():
-        parts = parallel_map(part, chunks(rows, agent.workers), agent.workers)
-    return group_mean(torch.cat(parts), rows)
+        parts = parallel_map(part, chunks(batch, agent.workers), agent.workers)
+    return group_mean(torch.cat(parts), batch)
 
 
 class Bounded:
@@ -79,13 +77,13 @@ class Bounded:
     they are evaluated; the larger KL counts.
     """
 
-    def __init__(self, agent: Agent, params: Tensor, rows: Rows, temperature: float) -> None:
+    def __init__(self, agent: Agent, params: Tensor, batch: Batch, temperature: float) -> None:
         """`params` `[G, P]` sampled the rows; `temperature` is that of the policy acting next."""
-        self.agent, self.rows, self.temperature = agent, rows, temperature
-        self._cold: Rows | None = None
-        if temperature != 1.0 or rows.sampled_at(temperature) != 1.0:
-            before = behavior_at(agent, params, rows.as_sampled(), 1.0)
-            self._cold = replace(rows, behavior=before)
+        self.agent, self.batch, self.temperature = agent, batch, temperature
+        self._cold: Batch | None = None
+        if temperature != 1.0 or batch.sampled_at(temperature) != 1.0:
+            before = behavior_at(agent, params, batch.as_sampled(), 1.0)
+            self._cold = batch._replace(behavior=before)
 
     def kl(self, params: Tensor, row_kl: Tensor | None = None) -> Tensor:
         """Return the mean exact KL, `[G]` on the CPU, of agents that share a row the largest.
@@ -95,9 +93,9 @@ class Bounded:
             row_kl: `[R, *rest]`, the KL of every row at the temperature, where it was measured.
         """
         if row_kl is None:
-            kl = exact_kl(self.agent, params, self.rows, self.temperature)
+            kl = exact_kl(self.agent, params, self.batch, self.temperature)
         else:
-            kl = group_mean(row_kl, self.rows)
+            kl = group_mean(row_kl, self.batch)
         if self._cold is not None:
             kl = torch.maximum(kl, exact_kl(self.agent, params, self._cold, 1.0))
         return self.agent.worst(kl).cpu()
@@ -108,7 +106,7 @@ def demo_kl(agent: Agent, old: Tensor, new: Tensor, demos: DemoBatch, temperatur
     return kl_between(agent, (old, demos), (new, demos), temperature).double().mean().item()
 
 
-Side = tuple[Tensor, Rows | DemoBatch]
+Side = tuple[Tensor, Batch | DemoBatch]
 """Parameters, and the rows on whose observations they act."""
 
 
@@ -127,41 +125,41 @@ def kl_between(agent: Agent, old: Side, new: Side, temperature: float) -> Tensor
     return torch.cat(parts)
 
 
-def behavior_at(agent: Agent, params: Tensor, rows: Rows, temperature: float) -> Tree:
-    """Return the policy's distributions on all rows, without a head, which the agent knows."""
+def behavior_at(agent: Agent, params: Tensor, batch: Batch, temperature: float) -> Tree:
+    """Return the policy's distributions on all rows, without a head, which is a constant."""
     with torch.no_grad():
         parts = [
-            agent.policy(params, {k: x[index] for k, x in rows.obs.items()}, temperature)
-            for index in chunks(rows)
+            agent.policy(params, {k: x[index] for k, x in batch.obs.items()}, temperature)
+            for index in chunks(batch)
         ]
     return {key: torch.cat([part[key] for part in parts]) for key in parts[0] if key != HEAD}
 
 
-def group_mean(x: Tensor, rows: Rows) -> Tensor:
+def group_mean(x: Tensor, batch: Batch) -> Tensor:
     """Return the weighted mean per group, `[G]` in float64; rows of weight 0 are not read."""
-    weight = rows.weight.double()
+    weight = batch.weight.double()
     product = torch.where(weight > 0, x.double(), 0.0) * weight
-    if rows.group_axis is None:
+    if batch.group_axis is None:
         return (product.sum() / weight.sum().clamp(min=1e-300)).reshape(1)
-    axes = [axis for axis in range(x.ndim) if axis != rows.group_axis]
+    axes = [axis for axis in range(x.ndim) if axis != batch.group_axis]
     return product.sum(axes) / weight.sum(axes).clamp(min=1e-300)
 
 
-def group_moments(x: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+def group_moments(x: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return weighted mean and variance per group, `[G]` each."""
-    mean = group_mean(x, rows)
-    return mean, (group_mean(x.double() ** 2, rows) - mean**2).clamp(min=0.0)
+    mean = group_mean(x, batch)
+    return mean, (group_mean(x.double() ** 2, batch) - mean**2).clamp(min=0.0)
 
 
-def kl_metrics(measured: Measurement, rows: Rows) -> dict[str, float]:
+def kl_metrics(measured: Measurement, batch: Batch) -> dict[str, float]:
     """Return tails, the other direction, and the estimators beside the exact value."""
     counted = measured.ratio.weight > 0
     kl = measured.kl[counted].double()
     raw = measured.ratio.raw_log_ratio[counted].double()
-    exact = group_mean(measured.kl, rows).max().item()
+    exact = group_mean(measured.kl, batch).max().item()
     k1 = -raw.mean().item() if raw.numel() else 0.0
     return {
-        "train/kl_reverse": group_mean(measured.kl_reverse, rows).max().item(),
+        "train/kl_reverse": group_mean(measured.kl_reverse, batch).max().item(),
         "train/kl_p99": torch.quantile(kl, 0.99).item() if kl.numel() else 0.0,
         "train/kl_max": kl.max().item() if kl.numel() else 0.0,
         "train/kl_approx": k1,
@@ -172,21 +170,14 @@ def kl_metrics(measured: Measurement, rows: Rows) -> dict[str, float]:
 
 
 @torch.no_grad()
-def _measure(
-    agent: Agent, params: Tensor, rows: Rows, index: slice, temperature: float
-) -> Measurement:
-    part = {key: x[index] for key, x in rows.obs.items()}
-    old = {key: x[index] for key, x in rows.behavior.items()}
-    now = agent.policy(params, part, temperature)
+def _measure(agent: Agent, params: Tensor, part: Batch, temperature: float) -> Measurement:
+    old, now = part.old_policy, agent.policy(params, part.obs, temperature)
     if isinstance(agent.dist, Vocabulary):
-        kl, reverse, log_prob, entropy = agent.dist.compare(old, now, rows.action[index])
-        ratio = policy_ratio(log_prob, rows.log_prob[index], rows.weight[index])
-        return Measurement(kl, reverse, ratio, entropy)
+        kl, reverse, log_prob, entropy = agent.dist.compare(old, now, part.action)
+        return Measurement(kl, reverse, policy_ratio(log_prob, part.log_prob, part.weight), entropy)
     return Measurement(
         kl=agent.dist.kl(old, now),
         kl_reverse=agent.dist.kl(now, old),
-        ratio=policy_ratio(
-            agent.dist.log_prob(now, rows.action[index]), rows.log_prob[index], rows.weight[index]
-        ),
+        ratio=policy_ratio(agent.dist.log_prob(now, part.action), part.log_prob, part.weight),
         entropy=agent.dist.entropy(now),
     )

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from keel.envs import Envs, Obs, Step
+from keel.training.environments import make_like
 from keel.training.evaluation import Score
-from keel.training.policy import Policy, check_trusted, make_like
+from keel.training.policy import Policy, check_trusted
 from keel.training.video import Camera, check_video_path, record_video
 
 FRAMES = 60.0

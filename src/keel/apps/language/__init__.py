@@ -24,7 +24,7 @@ def train_language(
     """
     from keel.apps.language.config import from_dict
     from keel.apps.language.presets import preset_for
-    from keel.apps.language.runner import start
+    from keel.training.runner import start
 
     base = preset_for(str(settings.get("task", "lookup")), settings.get("algo"))
     return start(from_dict(settings, base), Path(runs), name)

@@ -6,9 +6,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from keel.apps.language.build import open_source
 from keel.apps.language.config import Reward, decoding, from_dict
 from keel.apps.language.judge import judge
-from keel.apps.language.session import open_session
 from keel.apps.language.tasks import held_out
 from keel.errors import InputError
 from keel.tracking.config_file import read_config
@@ -35,10 +35,10 @@ def judge_run(
     # held-out prompts are judged by the task alone: functions that reward are not even imported
     config = dataclasses.replace(stored, preflight=False, reward=Reward())
     loaded = load_checkpoint(path, checkpoint)
-    session = open_session(config)
-    params = loaded.tensors["opt_state/params"].to(session.device)
-    check_shapes(str(loaded.path), {"params": params}, {"params": session.agent.initial})
-    verdict = judge(session, params, held_out(session.task, prompts), greedy=greedy)
+    source = open_source(config)
+    params = loaded.tensors["opt_state/params"].to(source.device)
+    check_shapes(str(loaded.path), {"params": params}, {"params": source.agent.initial})
+    verdict = judge(source, params, held_out(source.task, prompts), greedy=greedy)
     return {
         "run": str(path),
         "env": f"{config.env} {config.task}",

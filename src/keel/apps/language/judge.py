@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from keel.apps.language.session import Session
+from keel.apps.language.source import PromptSource
 from keel.apps.language.tasks import Example
 from keel.experience.completions import Sampling
 from keel.training.evaluation import EvaluationStopped
@@ -47,28 +47,28 @@ class Verdict(NamedTuple):
 
 
 def judge(
-    session: Session, params: Tensor, examples: list[Example], *, greedy: bool | None = None
+    source: PromptSource, params: Tensor, examples: list[Example], *, greedy: bool | None = None
 ) -> Verdict:
     """Complete every prompt once; depends on parameters and prompts alone.
 
     Raises `EvaluationStopped` if the process was asked to stop.
     """
-    config = session.config.evaluation
+    config = source.config.evaluation
     greedy = config.greedy if greedy is None else greedy
-    sampling = session.sampling
+    sampling = source.sampling
     if greedy:
         sampling = Sampling(sampling.max_new_tokens, temperature=0.0)
-    rng = torch.Generator(session.device).manual_seed(session.seeds.evaluation)
+    rng = torch.Generator(source.device).manual_seed(source.seeds.evaluation)
     texts: list[str] = []
     lengths: list[int] = []
     for start in range(0, len(examples), AT_ONCE):
         if stop_requested():
             raise EvaluationStopped
         part = examples[start : start + AT_ONCE]
-        completions = session.complete(params, part, rng, sampling=sampling)
-        texts += session.texts(completions)
+        completions = source.complete(params, part, rng, sampling=sampling)
+        texts += source.texts(completions)
         lengths += completions.response_mask.sum(1).long().tolist()
-    if session.tools is not None:
-        session.tools.report()  # what was asked here is none of training's business
-    rewards = session.rewards(examples, texts, lengths).score
-    return Verdict(texts, session.true_scores(examples, texts), rewards, lengths)
+    if source.tools is not None:
+        source.tools.report()  # what was asked here is none of training's business
+    rewards = source.rewards(examples, texts, lengths).score
+    return Verdict(texts, source.true_scores(examples, texts), rewards, lengths)

@@ -38,24 +38,24 @@ def compare_with(
     agent: TokenAgent,
     params: Tensor,
     reference: Tensor,
-    found: Completions,
+    completions: Completions,
     weight: Tensor,
     temperature: float,
 ) -> Reference:
     """One pass of the reference; the policy's side is what was kept when it sampled."""
-    rows = found.rows()
+    batch = completions.batch()
     assert isinstance(agent.dist, Vocabulary)
     dist = agent.dist
     head, own_head = agent.head(reference), agent.head(params)
 
     def piece(index: slice) -> tuple[Tensor, Tensor, Tensor]:
-        seen = {k: x[index] for k, x in found.obs.items()}
+        seen = {k: x[index] for k, x in completions.obs.items()}
         other = agent.policy(reference, seen, temperature)
-        own = {HIDDEN: found.hidden[index], HEAD: own_head}
-        told = dist.compare(own, other, found.action[index])
-        return other[HIDDEN], told.log_prob, told.kl
+        own = {HIDDEN: completions.hidden[index], HEAD: own_head}
+        compared = dist.compare(own, other, completions.action[index])
+        return other[HIDDEN], compared.log_prob, compared.kl
 
-    parts = parallel_map(piece, chunks(rows, agent.workers), agent.workers)
+    parts = parallel_map(piece, chunks(batch, agent.workers), agent.workers)
     hidden, log_prob, exact = (torch.cat(x) for x in zip(*parts, strict=True))
     counted = torch.where(weight > 0, exact.double(), 0.0).sum().item()
     tokens = max(1.0, (weight > 0).sum().item())
@@ -69,11 +69,13 @@ def compare_with(
     )
 
 
-def reference_metrics(reference: Reference, found: Completions, weight: Tensor) -> dict[str, float]:
+def reference_metrics(
+    reference: Reference, completions: Completions, weight: Tensor
+) -> dict[str, float]:
     """The exact KL to the reference, and k1, k2, k3 on the same tokens: bias and spread."""
     counts = weight > 0
-    own = found.log_prob[counts].double(), reference.log_prob[counts].double()
-    told = {
+    own = completions.log_prob[counts].double(), reference.log_prob[counts].double()
+    metrics = {
         "train/kl_reference": reference.per_token,
         "kl/reference_token": reference.per_token,
         "kl/reference_sequence": reference.per_sequence,
@@ -81,13 +83,13 @@ def reference_metrics(reference: Reference, found: Completions, weight: Tensor) 
     for name, estimate in (("k1", k1), ("k2", k2), ("k3", k3)):
         values = estimate(*own)
         if values.numel() > 1:
-            told[f"train/kl_reference_{name}_bias"] = values.mean().item() - reference.per_token
-            told[f"train/kl_reference_{name}_std"] = values.std().item()
-    return told
+            metrics[f"train/kl_reference_{name}_bias"] = values.mean().item() - reference.per_token
+            metrics[f"train/kl_reference_{name}_std"] = values.std().item()
+    return metrics
 
 
 def kl_spent_metrics(
-    spent: float, report: UpdateReport, found: Completions, weight: Tensor
+    spent: float, report: UpdateReport, completions: Completions, weight: Tensor
 ) -> dict[str, float]:
     """What this update cost, and all of them together; and what lies between sampler and policy.
 
@@ -96,8 +98,8 @@ def kl_spent_metrics(
     """
     counts = weight > 0
     tokens = (counts.sum() / counts.any(1).sum().clamp(min=1)).item()
-    written = found.response_mask > 0
-    gap = (found.sampler_log_prob - found.log_prob)[written].double()
+    written = completions.response_mask > 0
+    gap = (completions.sampler_log_prob - completions.log_prob)[written].double()
     sampler = gap.mean().item() if gap.numel() else 0.0
     own_tokens = (written.sum() / written.any(1).sum().clamp(min=1)).item()
     kl = report.kl_exact.max().item()

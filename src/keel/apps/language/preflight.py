@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from keel.algorithms.optimizer import initial_opt_state
-from keel.apps.language.session import Session
+from keel.apps.language.source import PromptSource
 from keel.apps.language.tasks import held_out
+from keel.distributions.vocabulary import HEAD
 from keel.errors import KeelError
 from keel.experience.completions import Completions
 from keel.functional import aggregate
@@ -46,22 +47,22 @@ class Check(NamedTuple):
         return self.value <= self.limit
 
 
-def preflight(session: Session, params: Tensor, reference: Tensor | None = None) -> list[Check]:
+def preflight(source: PromptSource, params: Tensor, reference: Tensor | None = None) -> list[Check]:
     """Run all checks, on completions of held-out prompts.
 
     Args:
-        session: of the run.
+        source: of the run.
         params: `[1, P]`, those that RL begins with.
         reference: `[1, P]` of the reference policy; None without one.
     """
-    examples = held_out(session.task, ROWS)
-    rng = torch.Generator(session.device).manual_seed(session.seeds.evaluation)
-    completions = session.complete(params, examples, rng)
-    if session.tools is not None:
-        session.tools.report()
-    again = _log_probs(session, params, completions.obs, completions)
+    examples = held_out(source.task, ROWS)
+    rng = torch.Generator(source.device).manual_seed(source.seeds.evaluation)
+    completions = source.complete(params, examples, rng)
+    if source.tools is not None:
+        source.tools.report()
+    again = _log_probs(source, params, completions.obs, completions)
     checks = [
-        _dropout(session),
+        _dropout(source),
         Check(
             "ratio ≡ 1",
             _gap(again, completions.log_prob, completions),
@@ -72,7 +73,7 @@ def preflight(session: Session, params: Tensor, reference: Tensor | None = None)
         Check(
             "padding",
             _gap(
-                _log_probs(session, params, _padded(session, completions), completions),
+                _log_probs(source, params, _padded(source, completions), completions),
                 again,
                 completions,
             ),
@@ -81,21 +82,21 @@ def preflight(session: Session, params: Tensor, reference: Tensor | None = None)
         ),
         Check(
             "shift",
-            _shift(session, params, completions),
+            _shift(source, params, completions),
             1e-6,
             "a token's distribution changes with the token, or with what stands behind it: labels "
             "are off by one, or the model sees the future",
         ),
         Check(
             "micro-batch",
-            _micro(session, params, completions),
+            _micro(source, params, completions),
             1e-4,
             "the gradient of a minibatch is not that of its micro-batches together: something is "
             "averaged per micro-batch",
         ),
     ]
     if reference is not None:
-        kl = _reference_kl(session, params, reference, completions)
+        kl = _reference_kl(source, params, reference, completions)
         checks.append(
             Check(
                 "KL to the reference ≡ 0",
@@ -118,11 +119,11 @@ def require(checks: list[Check]) -> None:
         raise PreflightError(f"preflight: {causes}")
 
 
-def _dropout(session: Session) -> Check:
+def _dropout(source: PromptSource) -> Check:
     """Check that no part of the model drops what it computes."""
     active = [
         module.p
-        for module in session.agent.network.modules()
+        for module in source.agent.network.modules()
         if isinstance(module, nn.Dropout) and module.training
     ]
     cause = "dropout is on: what is trained is never what sampled; put the model into eval mode"
@@ -130,19 +131,19 @@ def _dropout(session: Session) -> Check:
 
 
 @torch.no_grad()
-def _log_probs(session: Session, params: Tensor, obs: Tree, completions: Completions) -> Tensor:
-    policy = session.agent.policy(params, obs, session.sampling.temperature)
-    return session.agent.dist.log_prob(policy, completions.action)
+def _log_probs(source: PromptSource, params: Tensor, obs: Tree, completions: Completions) -> Tensor:
+    policy = source.agent.policy(params, obs, source.sampling.temperature)
+    return source.agent.dist.log_prob(policy, completions.action)
 
 
 def _gap(a: Tensor, b: Tensor, completions: Completions) -> float:
     return torch.where(completions.response_mask > 0, a - b, 0.0).abs().max().item()
 
 
-def _padded(session: Session, completions: Completions, extra: int = 3) -> Tree:
+def _padded(source: PromptSource, completions: Completions, extra: int = 3) -> Tree:
     """Return the same texts with more padding at the left."""
     rows = completions.tokens.shape[0]
-    tokens = completions.tokens.new_full((rows, extra), session.pad)
+    tokens = completions.tokens.new_full((rows, extra), source.pad)
     return {
         TOKENS: torch.cat([tokens, completions.tokens], 1),
         ATTENTION: torch.cat([tokens.bool() & False, completions.attention], 1),
@@ -151,9 +152,9 @@ def _padded(session: Session, completions: Completions, extra: int = 3) -> Tree:
 
 
 @torch.no_grad()
-def _shift(session: Session, params: Tensor, completions: Completions) -> float:
+def _shift(source: PromptSource, params: Tensor, completions: Completions) -> float:
     """Return the KL in nats by which a distribution notices exchanged tokens at and behind it."""
-    agent, temperature = session.agent, session.sampling.temperature
+    agent, temperature = source.agent, source.sampling.temperature
     length = completions.response_mask.shape[1]
     half = max(1, length // 2)
     tokens = completions.tokens.clone()
@@ -168,34 +169,27 @@ def _shift(session: Session, params: Tensor, completions: Completions) -> float:
     )
 
 
-def _micro(session: Session, params: Tensor, completions: Completions) -> float:
+def _micro(source: PromptSource, params: Tensor, completions: Completions) -> float:
     """Return the relative distance between the gradient of all rows, and of one row at a time."""
     from keel.algorithms.optimizer import make_step
-    from keel.losses.ppo import Batch
 
-    rows = completions.rows()
-    sign = torch.where(torch.arange(len(rows.weight)) % 2 == 0, 1.0, -1.0).to(rows.weight)
-    batch = Batch(
-        obs=rows.obs,
-        behavior=rows.behavior,
-        action=rows.action,
-        log_prob=rows.log_prob,
-        advantage=torch.where(rows.weight > 0, sign[:, None], 0.0),
-        target=torch.zeros_like(rows.weight),
-        old_value=torch.zeros_like(rows.weight)[..., None],
-        weight=rows.weight,
+    agent, batch = source.agent, completions.batch()
+    sign = torch.where(torch.arange(batch.rows) % 2 == 0, 1.0, -1.0).to(batch.weight)
+    nothing = torch.zeros_like(batch.weight)
+    batch = batch._replace(
+        advantage=torch.where(batch.weight > 0, sign[:, None], 0.0),
+        target=nothing,
+        old_value=nothing[..., None],
+        constants={HEAD: agent.head(params)},
     )
     objective = TokenObjective(value_coef=0.0)
-    agent = session.agent.sampled_by(params)
-    index = torch.arange(rows.count, device=params.device)
-    selection = (index, torch.ones_like(index, dtype=rows.weight.dtype))
-    hparams = HyperParams(temperature=session.sampling.temperature).tensor().to(params.device)
+    index = torch.arange(batch.rows, device=params.device)
+    selection = (index, torch.ones_like(index, dtype=batch.weight.dtype))
+    hparams = HyperParams(temperature=source.sampling.temperature).tensor().to(params.device)
     active = torch.ones(1, dtype=torch.bool, device=params.device)
     moments: list[OptimizerState] = []
     for micro in (None, 1):
-        step = make_step(
-            agent, objective, group_axis=None, max_grad_norm=1e9, compiled=False, micro=micro
-        )
+        step = make_step(agent, objective, max_grad_norm=1e9, micro=micro)
         moments.append(
             step(initial_opt_state(params), batch, *selection, hparams, active).opt_state
         )
@@ -205,9 +199,9 @@ def _micro(session: Session, params: Tensor, completions: Completions) -> float:
 
 @torch.no_grad()
 def _reference_kl(
-    session: Session, params: Tensor, reference: Tensor, completions: Completions
+    source: PromptSource, params: Tensor, reference: Tensor, completions: Completions
 ) -> float:
-    agent, temperature = session.agent, session.sampling.temperature
+    agent, temperature = source.agent, source.sampling.temperature
     kl = agent.dist.kl(
         *(agent.policy(x, completions.obs, temperature) for x in (params, reference))
     )

@@ -10,33 +10,32 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from keel.apps.language.heatmap import TokenTable
-from keel.apps.language.loop import Iteration
-from keel.apps.language.session import Session
+from keel.apps.language.source import PromptSource, Scored
+from keel.training.state import TrainState
 from keel.trust_region.measure import measure
 
 
-def token_table(session: Session, last: Iteration, params: Tensor, path: Path) -> TokenTable:
+def token_table(source: PromptSource, state: TrainState, path: Path) -> TokenTable:
     """Return what the last update did to each token.
 
     Args:
-        session: of the run.
-        last: the last iteration.
-        params: `[1, P]`, those that the update ended with.
+        source: of the run, after that update.
+        state: of the run, after that update.
         path: of the run.
     """
-    batch = last.sampled
-    completions, weight = batch.found, batch.rows.weight
-    hparams = last.state.hparams
-    agent = session.agent.sampled_by(batch.before)
-    measured = measure(agent, params, batch.rows, hparams.temperature)
-    advantage, ratio = batch.targets.advantage, measured.ratio.ratio
+    assert source.last is not None
+    scored: Scored = source.last.detail
+    batch, hparams = source.last.batch, state.hparams
+    completions, weight = scored.completions, batch.weight
+    measured = measure(source.agent, state.opt_state.params, batch, hparams.temperature)
+    advantage, ratio = scored.targets.advantage, measured.ratio.ratio
     over = (advantage > 0) & (ratio > 1.0 + hparams.clip_high)
     under = (advantage < 0) & (ratio < 1.0 - hparams.clip_low)
-    clipped = (over | under) & torch.tensor(session.config.region.clip is not None)
+    clipped = (over | under) & torch.tensor(source.config.region.clip is not None)
     reference = None
-    if batch.reference is not None:
-        reference = torch.where(weight > 0, batch.reference.kl, 0.0).cpu().numpy()
-    names = session.tokenizer.convert_ids_to_tokens
+    if scored.reference is not None:
+        reference = torch.where(weight > 0, scored.reference.kl, 0.0).cpu().numpy()
+    names = source.tokenizer.convert_ids_to_tokens
     texts = [
         [str(name) for name, real in zip(names(ids), row, strict=True) if real]
         for ids, row in zip(
@@ -50,11 +49,11 @@ def token_table(session: Session, last: Iteration, params: Tensor, path: Path) -
 
     return TokenTable(
         run=f"{path.parent.name}/{path.name}",
-        step=last.state.steps,
-        prompts=[example.prompt for example in batch.examples],
+        step=state.steps,
+        prompts=[example.prompt for example in scored.examples],
         tokens=texts,
         weight=weight.cpu().numpy(),
-        reward=batch.score.cpu().numpy(),
+        reward=scored.score.cpu().numpy(),
         kl_old_new=array(measured.kl),
         kl_reference=reference,
         log_ratio=array(measured.ratio.raw_log_ratio),
