@@ -89,7 +89,7 @@ def run(args: Sequence[str]) -> int:
 def _plan(options: Ablate, rest: list[str]) -> Plan:
     """Return the plan, with flags of `keel train` on top of what all cells share."""
     from keel.ablate.plan import Plan, checked, grid, names, plan_named
-    from keel.cli.train import parse
+    from keel.cli.environments import parse
 
     plan = plan_named(options.plan)
     vary = dict(_split_values(assignment) for assignment in options.vary)
@@ -115,7 +115,7 @@ def _plan(options: Ablate, rest: list[str]) -> Plan:
 
 def _with_flags(base: Config, flags: list[str]) -> Config:
     """Return the settings of a plan with flags of `keel train` on top."""
-    from keel.cli.train import on_top
+    from keel.cli.environments import on_top
 
     def resolve(args: list[str]) -> Resolved:
         return Resolved(on_top(base, args, "keel ablate"), ())

@@ -13,6 +13,7 @@ import tyro
 from tyro.conf import Positional, arg
 
 from keel.cli.arguments import read_options
+from keel.cli.kinds import grammar_of
 from keel.errors import InputError
 
 if TYPE_CHECKING:
@@ -68,19 +69,22 @@ def run(args: Sequence[str]) -> int:
 
 
 def _run(options: Evaluate) -> int:
-    if _is_language(options.run):
-        from keel.cli import language
+    result, text = grammar_of(_env_of(options.run)).evaluate(options)
+    print(json.dumps(result, allow_nan=False) if options.json else text)  # noqa: T201
+    return 0
 
-        language_result = language.evaluate(
-            options.run, options.checkpoint, options.episodes, not options.stochastic
-        )
-        text = (
-            json.dumps(language_result, allow_nan=False)
-            if options.json
-            else _language_text(language_result)
-        )
-        print(text)  # noqa: T201
-        return 0
+
+def _env_of(path: Path) -> object:
+    """Return the environment of a run; anything that is no run is an error later."""
+    from keel.tracking.config_file import CONFIG, read_config
+    from keel.tracking.directory import find_run
+
+    folder = find_run(path)
+    return read_config(folder).get("env") if (folder / CONFIG).is_file() else None
+
+
+def play(options: Evaluate) -> tuple[dict[str, Any], str]:
+    """Play episodes of a run on environments: the result, and the same as text."""
     from keel.training.policy import evaluate_policy, open_policy
     from keel.training.video import check_video_path
 
@@ -116,33 +120,7 @@ def _run(options: Evaluate) -> int:
         "calibration": None if options.calibration is None else str(options.calibration),
         "coverage_80": coverage,
     }
-    print(json.dumps(result, allow_nan=False) if options.json else _text(result))  # noqa: T201
-    return 0
-
-
-def _is_language(path: Path) -> bool:
-    """Return whether a run trains a language model; anything that is no run is an error later."""
-    from keel.tracking.config_file import CONFIG, read_config
-    from keel.tracking.directory import find_run
-
-    folder = find_run(path)
-    return (folder / CONFIG).is_file() and read_config(folder).get("env") == "language"
-
-
-def _language_text(result: Mapping[str, Any]) -> str:
-    from keel.functional import wilson_interval
-
-    _, low, high = wilson_interval(result["success"] * result["episodes"], result["episodes"])
-    samples = zip(result["completions"][:3], result["scores"], strict=False)
-    return "\n".join(
-        [
-            f"{result['env']}, checkpoint of step {result['checkpoint']:,}: "
-            f"{result['episodes']:.0f} held-out prompts, {result['decoding']}",
-            f"solved  {result['success']:.1%} (95 %: {low:.1%} to {high:.1%})   "
-            f"reward {result['return_mean']:.3f}   length {result['length_mean']:.1f}",
-            *(f"  {score:.0f}  {text!r}" for text, score in samples),
-        ]
-    )
+    return result, _text(result)
 
 
 def _film(policy: Policy, path: Path, deterministic: bool, seed: int) -> float:

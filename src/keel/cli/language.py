@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
-from rich.console import Console
 from tyro.conf import Positional, arg
 
 from keel.apps.language.checks import check
-from keel.apps.language.config import Language, decoding, from_dict
+from keel.apps.language.config import Language, decoding, from_dict, task_options
+from keel.apps.language.presets import name_for, names, path_of, preset, preset_for
+from keel.apps.language.tasks import task_named
 from keel.cli.arguments import find_option, read_options
-from keel.cli.live import NOT_STARTED, print_health, print_line
 from keel.cli.note_flags import translate_language
-from keel.cli.render import PipedConsole
-from keel.cli.settings import Grammar, Resolved, add_flags, prepare, short_help
+from keel.cli.settings import Grammar, Resolved, add_flags, short_help
 from keel.config import read
 from keel.config.origins import Layer, dotted
-from keel.tracking.health import Breach
 
 if TYPE_CHECKING:
+    from keel.cli.evaluate import Evaluate
     from keel.training.persist import Progress
 
 
@@ -59,59 +55,8 @@ class TrainLanguage:
     config: Annotated[Language, arg(name="")] = field(default_factory=Language)
 
 
-def run(args: Sequence[str]) -> int:
-    """Train from scratch."""
-    if "--presets" in args:
-        from keel.apps.language.presets import names
-
-        print("\n".join(names()))  # noqa: T201
-        return 0
-    words = translate_language(args)
-    options = prepare(words, Grammar(resolve, check, _help, _title))
-    if options is None:
-        return 0
-    if len(options.seeds) > 1:
-        from keel.cli.seeds import train_seeds
-
-        return train_seeds(words, options)
-    from keel.apps.language.config import task_options
-    from keel.apps.language.tasks import task_named
-    from keel.cli.train import drive
-    from keel.training.runner import start
-
-    config = options.config
-    task_named(config.task, **task_options(config))  # a typo is reported before anything else
-    console, verbose = PipedConsole(), not (options.json or options.quiet)
-
-    def on_progress(warm: dict[str, float]) -> None:
-        if verbose:
-            stage, of = ("control", f" of {warm['of']:.0f}") if "of" in warm else ("warm-up", "")
-            print_line(
-                console,
-                f"{stage}, pass {warm['epoch']:.0f}{of}: loss {warm['loss']:.3f}, "
-                f"{warm['success']:.0%} solved, {decoding(config)}",
-                "dim",
-            )
-
-    def announce() -> None:
-        if verbose:
-            line = f"keel train language: {config.task} by {config.algo}"
-            print_line(console, line, else_told=NOT_STARTED)
-
-    begin = partial(
-        start, config, options.runs, options.name, on_progress=on_progress, announce=announce
-    )
-    return drive(begin, config, options.json, options.quiet, finish)
-
-
-def _title(config: Language) -> str:
-    return f"keel train language --task {config.task}"
-
-
 def resolve(args: list[str]) -> Resolved:
     """Read the options on top of the preset and the file that they name; remember the layers."""
-    from keel.apps.language.presets import name_for, path_of, preset, preset_for
-
     file = find_option(args, "--config")
     settings = read(Path(file)) if file else {}
     chosen = find_option(args, "--preset")
@@ -142,7 +87,7 @@ SHORT_HELP = (
 
 def _help(args: list[str]) -> str:
     """Return the short help, with the defaults of the task that is named."""
-    from keel.cli.train import OPTIONS
+    from keel.cli.environments import OPTIONS
 
     resolved = resolve(args)
     config = resolved.options.config
@@ -154,83 +99,93 @@ def _help(args: list[str]) -> str:
                       OPTIONS)  # fmt: skip
 
 
-def summary(newest: Progress, breaches: list[Breach]) -> dict[str, Any]:
-    """The last line of `--json`."""
-    state, metrics = newest.iteration.state, newest.metrics
+def _progress_line(config: Language, metrics: dict[str, float]) -> str:
+    stage, of = ("control", f" of {metrics['of']:.0f}") if "of" in metrics else ("warm-up", "")
+    return (
+        f"{stage}, pass {metrics['epoch']:.0f}{of}: loss {metrics['loss']:.3f}, "
+        f"{metrics['success']:.0%} solved, {decoding(config)}"
+    )
+
+
+def _draw(path: Path, config: Language) -> list[tuple[str, Path]]:
+    from keel.apps.language.picture import draw_language
+    from keel.apps.language.source import HEATMAP
+    from keel.tracking.plots import draw_run
+
+    target = config.kl.target if config.kl.controller == "adaptive" else None
+    pictures = [draw_language(path, target), *draw_run(path)]
+    return [*(("picture", picture) for picture in pictures), ("tokens", path / HEATMAP)]
+
+
+def _summary(newest: Progress) -> dict[str, Any]:
+    metrics = newest.metrics
     return {
-        "run": str(newest.path),
-        "steps": state.steps,
         "return_mean": metrics.get("eval/success"),
         "success": metrics.get("eval/success"),
         "decoding": decoding(newest.iteration.session.config),
         "warmup_success": metrics.get("eval/warmup_success"),
         "control_success": metrics.get("eval/control_success"),
-        "kl_exact_max": state.kl_exact_max,
-        "max_kl": newest.iteration.session.config.region.max_kl,
-        "rollbacks": state.rollbacks,
-        "seconds": state.seconds,
-        "health": [breach.as_dict() for breach in breaches],
-        **newest.iteration.session.choices,
     }
 
 
-def finish(
-    newest: Progress, console: Console, as_json: bool, quiet: bool, breaches: list[Breach]
-) -> None:
-    """Pictures, and what came of it beside warm-up and control."""
-    from keel.apps.language.picture import draw_language
-    from keel.tracking.plots import draw_run
-
-    config = newest.iteration.session.config
-    target = config.kl.target if config.kl.controller == "adaptive" else None
-    pictures = [draw_language(newest.path, target), *draw_run(newest.path)]
-    totals = summary(newest, breaches)
-    if as_json:
-        print(json.dumps(totals, allow_nan=False))  # noqa: T201
-        return
-    if quiet:
-        return
-    console.soft_wrap = True
-    console.print()
-    for name, key in (
-        ("after the warm-up", "warmup_success"),
-        ("more imitation, equal computing", "control_success"),
-        ("after RL", "success"),
-    ):
-        if totals[key] is not None:
-            solved = f"solved {name}: {totals[key]:.1%} ({totals['decoding']})"
-            console.print(solved, highlight=False)
-    console.print(
-        f"trust region: largest exact KL(old‖new) of any update {totals['kl_exact_max']:.4f} nats "
-        f"per token, bound {totals['max_kl']:g}; {totals['rollbacks']} of "
-        f"{newest.iteration.state.iteration} updates walked back",
-        highlight=False,
-    )
-    print_health(console, breaches)
-    console.print(f"run: {newest.path}", highlight=False)
-    page = newest.path / "tokens.html"
-    for what, path in (*(("picture", x) for x in pictures), ("tokens", page)):
-        if path.is_file():
-            console.print(f"{what}: {path}", highlight=False)
+def _outcome(result: dict[str, Any]) -> list[str]:
+    """Say what came of it beside warm-up and control."""
+    names = {
+        "warmup_success": "after the warm-up",
+        "control_success": "more imitation, equal computing",
+        "success": "after RL",
+    }
+    return [
+        f"solved {name}: {result[key]:.1%} ({result['decoding']})"
+        for key, name in names.items()
+        if result[key] is not None
+    ]
 
 
-def resume(
-    run_path: Path, total_steps: int | None, as_json: bool, quiet: bool, trust_code: bool = False
-) -> int:
-    """`keel resume` of a run on tokens."""
-    from keel.cli.train import drive
-    from keel.tracking.config_file import read_config
-    from keel.training import runner
-
-    config = from_dict(read_config(run_path))
-    if total_steps is not None:
-        config = dataclasses.replace(config, total_steps=total_steps)
-    run = partial(runner.resume, run_path, config, trust_code=trust_code)
-    return drive(run, config, as_json, quiet, finish)
-
-
-def evaluate(run_path: Path, checkpoint: str | None, prompts: int, greedy: bool) -> dict[str, Any]:
-    """`keel evaluate` of a run on tokens: held-out prompts, one completion each."""
+def _evaluate(options: Evaluate) -> tuple[dict[str, Any], str]:
+    """Judge held-out prompts, one completion each."""
     from keel.apps.language.inspect import judge_run
 
-    return judge_run(run_path, checkpoint, prompts, greedy=greedy)
+    result = judge_run(
+        options.run, options.checkpoint, options.episodes, greedy=not options.stochastic
+    )
+    return result, _text(result)
+
+
+def _text(result: Mapping[str, Any]) -> str:
+    from keel.functional import wilson_interval
+
+    _, low, high = wilson_interval(result["success"] * result["episodes"], result["episodes"])
+    samples = zip(result["completions"][:3], result["scores"], strict=False)
+    return "\n".join(
+        [
+            f"{result['env']}, checkpoint of step {result['checkpoint']:,}: "
+            f"{result['episodes']:.0f} held-out prompts, {result['decoding']}",
+            f"solved  {result['success']:.1%} (95 %: {low:.1%} to {high:.1%})   "
+            f"reward {result['return_mean']:.3f}   length {result['length_mean']:.1f}",
+            *(f"  {score:.0f}  {text!r}" for text, score in samples),
+        ]
+    )
+
+
+def _check(config: Language) -> None:
+    check(config)
+    task_named(config.task, **task_options(config))  # a typo is reported before anything else
+
+
+GRAMMAR = Grammar(
+    presets=names,
+    translate=translate_language,
+    settle=list,
+    resolve=resolve,
+    check=_check,
+    help=_help,
+    title=lambda config: f"keel train language --task {config.task}",
+    opening=lambda config, _: [f"keel train language: {config.task} by {config.algo}"],
+    progress_line=_progress_line,
+    draw=_draw,
+    summary=_summary,
+    outcome=_outcome,
+    evaluate=_evaluate,
+    unit="nats per token",
+)

@@ -15,7 +15,6 @@ import tyro
 from tyro.conf import Positional, arg
 
 from keel.cli.arguments import read_options, translate
-from keel.config import from_dict
 from keel.errors import InputError
 from keel.printing import printable
 
@@ -49,20 +48,17 @@ def run(args: Sequence[str]) -> int:
     total_steps = options.total_steps or stored.get("total_steps")
     if isinstance(total_steps, int) and (steps := _finished_at(path, total_steps)) is not None:
         return _report_finished(path, steps, options)
-    if stored.get("env") == "language":
-        from keel.cli import language
-
-        return language.resume(
-            path, options.total_steps, options.json, options.quiet, options.trust_code
-        )
+    from keel.cli.kinds import grammar_of
     from keel.cli.train import drive
+    from keel.training.kinds import kind_of
     from keel.training.runner import resume
 
-    config = from_dict(stored)
+    env = stored.get("env")
+    config = kind_of(env).read(stored)
     if options.total_steps is not None:
         config = dataclasses.replace(config, total_steps=options.total_steps)
     run = partial(resume, path, config, trust_code=options.trust_code)
-    return drive(run, config, options.json, options.quiet)
+    return drive(run, grammar_of(env), config, options.json, options.quiet)
 
 
 def _finished_at(path: Path, total_steps: int) -> int | None:

@@ -14,8 +14,8 @@ from keel.errors import KeelError
 from keel.tracking.directory import run_name
 
 if TYPE_CHECKING:
+    from keel.cli.environments import Train
     from keel.cli.language import TrainLanguage
-    from keel.cli.train import Train
 
 PICTURE = "seeds.png"
 """Name of the picture of all seeds, in the folder that holds them."""

@@ -9,6 +9,7 @@ import shutil
 import textwrap
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from keel.cli.arguments import check_file
@@ -41,8 +42,13 @@ class Resolved(NamedTuple):
 
 
 class Grammar(NamedTuple):
-    """The command line of one kind of training."""
+    """What the command line says and shows of one kind of run."""
 
+    presets: Callable[[], list[str]]
+    translate: Callable[[Sequence[str]], list[str]]
+    """words of the user to words with the settings' own names"""
+    settle: Callable[[list[str]], list[str]]
+    """the same without flags whose meaning depends on other settings"""
     resolve: Callable[[list[str]], Resolved]
     check: Callable[[Any], None]
     """raises for a configuration that cannot be trained"""
@@ -50,6 +56,20 @@ class Grammar(NamedTuple):
     """the short help, for words without the flag that asks for it"""
     title: Callable[[Any], str]
     """the command without flags, for a configuration"""
+    opening: Callable[[Any, bool], list[str]]
+    """lines that say that training begins, of a configuration; there may be a terminal"""
+    progress_line: Callable[[Any, dict[str, float]], str]
+    """of work before the first update, or after the last"""
+    draw: Callable[[Path, Any], list[tuple[str, Path]]]
+    """draws pictures of a run: what they are, and where"""
+    summary: Callable[[Any], dict[str, Any]]
+    """more entries for the summary of a run, from its last progress"""
+    outcome: Callable[[dict[str, Any]], list[str]]
+    """lines about what was learned, of a summary"""
+    evaluate: Callable[[Any], tuple[dict[str, Any], str]]
+    """evaluates with the options of `keel evaluate`: the result, and the same as text"""
+    unit: str = "nats"
+    """of the exact KL"""
 
 
 def prepare(words: list[str], grammar: Grammar, typed: Sequence[str] | None = None) -> Any:

@@ -66,7 +66,7 @@ def run(args: Sequence[str]) -> int:
     for name, number in (("--trials", options.trials), ("--at-once", options.at_once)):
         if number is not None and number < 1:
             raise InputError(f"{name}: expected 1 or more, got {number}")
-    from keel.cli.train import parse
+    from keel.cli.environments import parse
     from keel.tracking.directory import check_name, hold_folder
     from keel.tune import DEFAULT, Tuning, read_space, work
 
