@@ -21,14 +21,23 @@ COMPILE_PAYS = 12_000
 """Optimizer steps from which compiling (about 20 s, cold) has earned itself back."""
 
 
+Kind = Literal["kernels", "torch.compile", "torch"]
+
+
 @dataclass(frozen=True)
 class StepChoice:
     """What takes the optimizer steps of a run."""
 
-    kind: Literal["kernels", "torch.compile", "torch"]
+    kind: Kind
     agent: Agent
     objective: Objective | CriticObjective
     max_grad_norm: float
+    reason: str = ""
+    """why kernels do not take them, where they do not"""
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        return f"{self.kind} ({self.reason})" if self.reason else self.kind
 
     @property
     def compiled(self) -> bool:
@@ -65,16 +74,16 @@ def choose_step(
     ragged = isinstance(agent.network, PointerActorCritic)
     if ragged and compile_setting == "on":
         raise InputError("compile: a network of items has no fixed shapes; leave it at auto")
-    fits = (
-        dense_critic.fits(agent, objective)
+    reason = (
+        dense_critic.obstacle(agent, objective)
         if isinstance(objective, CriticObjective)
-        else dense.fits(agent, objective)
+        else dense.obstacle(agent, objective)
     )
-    if compile_setting == "on" or (
-        compile_setting == "auto" and not fits and not ragged and _pays(agent, planned_steps)
-    ):
-        return StepChoice("torch.compile", agent, objective, max_grad_norm)
-    return StepChoice("kernels" if fits else "torch", agent, objective, max_grad_norm)
+    kind: Kind = "torch" if reason else "kernels"
+    pays = bool(reason) and not ragged and _pays(agent, planned_steps)
+    if compile_setting == "on" or (compile_setting == "auto" and pays):
+        kind, reason = "torch.compile", reason or "compile is on"
+    return StepChoice(kind, agent, objective, max_grad_norm, reason)
 
 
 def _pays(agent: Agent, planned_steps: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -140,8 +141,10 @@ def on_top(base: Config, args: list[str], prog: str) -> Train:
     return dataclasses.replace(options, config=dataclasses.replace(options.config, env=options.env))
 
 
-def _opening(config: Config, terminal: bool) -> list[str]:
+def _opening(config: Config, choices: Mapping[str, object], terminal: bool) -> list[str]:
     lines = [] if terminal else [f"keel train {config.env}: starting"]
+    if choices["optimizer_step"] != "kernels":
+        lines.append(f"optimizer steps: {choices['optimizer_step']}")
     if never_compiled(config.algo):
         lines.append("first run: kernels are compiled once, about ten seconds")
     return lines

@@ -181,7 +181,9 @@ GRAMMAR = Grammar(
     check=_check,
     help=_help,
     title=lambda config: f"keel train language --task {config.task}",
-    opening=lambda config, _: [f"keel train language: {config.task} by {config.algo}"],
+    opening=lambda config, choices, terminal: [
+        f"keel train language: {config.task} by {config.algo}"
+    ],
     progress_line=_progress_line,
     draw=_draw,
     summary=_summary,

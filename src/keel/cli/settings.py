@@ -56,8 +56,9 @@ class Grammar(NamedTuple):
     """the short help, for words without the flag that asks for it"""
     title: Callable[[Any], str]
     """the command without flags, for a configuration"""
-    opening: Callable[[Any, bool], list[str]]
-    """lines that say that training begins, of a configuration; there may be a terminal"""
+    opening: Callable[[Any, Mapping[str, object], bool], list[str]]
+    """lines that say that training begins: of a configuration, what was decided automatically, and
+    whether there is a terminal"""
     progress_line: Callable[[Any, dict[str, float]], str]
     """of work before the first update, or after the last"""
     draw: Callable[[Path, Any], list[tuple[str, Path]]]

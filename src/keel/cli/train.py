@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -45,18 +45,18 @@ def run(args: Sequence[str]) -> int:
 
     config, verbose = options.config, not (options.json or options.quiet)
 
-    def announce() -> None:
+    def announce(choices: Mapping[str, object]) -> None:
         if verbose:
-            _announce(grammar, config)
+            _announce(grammar, config, choices)
 
     begin = partial(start, config, options.runs, options.name, announce=announce)
     return drive(begin, grammar, config, options.json, options.quiet)
 
 
-def _announce(grammar: Grammar, config: Any) -> None:
+def _announce(grammar: Grammar, config: Any, choices: Mapping[str, object]) -> None:
     """Say that training begins, after every check."""
     console = PipedConsole()
-    for line in grammar.opening(config, is_interactive(console)):
+    for line in grammar.opening(config, choices, is_interactive(console)):
         print_line(console, line, "dim", else_told=NOT_STARTED)
 
 

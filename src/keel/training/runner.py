@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def start(
     root: Path,
     name: str | None = None,
     evaluating: Watch | None = None,
-    announce: Callable[[], None] | None = None,
+    announce: Callable[[Mapping[str, object]], None] | None = None,
     on_progress: ProgressCallback | None = None,
 ) -> Generator[Progress, None, TrainState]:
     """Train into a new run directory; nothing is created unless the source can be opened.
@@ -43,7 +43,8 @@ def start(
         root: folder of all runs.
         name: of the run, by default what it trains on, algorithm and time.
         evaluating: told of every iteration whose evaluation begins.
-        announce: called when everything is ready; if it raises, no run is left behind.
+        announce: called with what was decided when everything is ready; if it raises, no run is
+            left behind.
         on_progress: called with metrics of work before the first update, or after the last.
     """
     kind = kind_of(config.env)
@@ -60,7 +61,7 @@ def start(
             tag=config.tag or None,
             choices=session.choices,
         )
-        _announce(directory, announce)
+        _announce(directory, session, announce)
     except BaseException:
         session.source.close()
         raise
@@ -120,11 +121,15 @@ def finished_message(path: Path, steps: int) -> str:
     return f"{path}: finished already at {steps:,} steps; a larger total_steps trains further"
 
 
-def _announce(directory: RunDirectory, announce: Callable[[], None] | None) -> None:
+def _announce(
+    directory: RunDirectory,
+    session: Session,
+    announce: Callable[[Mapping[str, object]], None] | None,
+) -> None:
     """Announce a run that was just made; what cannot be announced is removed again."""
     try:
         if announce is not None:
-            announce()
+            announce(session.choices)
     except BaseException:
         directory.discard()
         raise

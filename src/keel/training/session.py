@@ -94,22 +94,56 @@ def open_session(config: Config, encoding: int = ENCODING) -> Session:
 
 
 def _open(config: Config, envs: Envs, seeds: Seeds, encoding: int) -> Session:
-    device, shuffle = find_device(config.device), torch.Generator().manual_seed(seeds.shuffle)
+    agent, threads = _agent(config, envs, seeds, encoding)
+    learns = learner(agent, config.faults)
+    choice = step_choice(config, learns)
+    step = choice.make()
+    if config.faults.plain_descent:
+        step = without_adam(step)
+    source = _source(config, envs, agent, seeds, encoding)
+    choices: dict[str, object] = {
+        "backend": envs.backend,
+        "source": source_of(config.env, envs.backend),
+        "compile": choice.compiled,
+        "optimizer_step": str(choice),
+        "threads": threads,
+        "device": str(source.device),
+    }
+    if agent.sees_pixels:
+        choices["observation"] = spaces_of(envs.observation_space, encoding).describe()
+    if source.demo_dataset is not None:
+        choices["demos"] = source.demo_dataset.fingerprint
+    return Session(
+        config=config,
+        source=source,
+        algorithm=build_algorithm(config, learns, step),
+        controllers=build_controllers(config),
+        schedule=partial(scheduled, config=config),
+        initial_hparams=initial_hparams(config),
+        shuffle=source.shuffle,
+        choices=choices,
+    )
+
+
+def _agent(config: Config, envs: Envs, seeds: Seeds, encoding: int) -> tuple[Agent, int]:
+    """Return the agent on its device, and the number of torch's threads."""
     _check_group_key(config, envs)
     _expect_memory(config, envs)
     _expect_network(config, envs)
+    device = find_device(config.device)
     torch.set_num_threads(1)  # initial weights must not depend on how many threads there are
     agent = agent_for(config, envs, seeds.network, encoding)
     threads = use_threads(config, agent)
     agent.to(device)
     if device.type == "cuda":  # a mantissa of 10 bits: replaying would differ from acting
         torch.backends.cudnn.allow_tf32 = False
-    learns = learner(agent, config.faults)
-    choice = step_choice(config, learns)
-    step = choice.make()
-    algorithm = build_algorithm(
-        config, learns, without_adam(step) if config.faults.plain_descent else step
-    )
+    return agent, threads
+
+
+def _source(
+    config: Config, envs: Envs, agent: Agent, seeds: Seeds, encoding: int
+) -> EnvironmentSource:
+    """Return environments that stand at their first observations."""
     collector = Collector(
         envs,
         agent,
@@ -127,39 +161,18 @@ def _open(config: Config, envs: Envs, seeds: Seeds, encoding: int) -> Session:
     if agent.sees_pixels:
         keep_memory()
     threadpool_limits(1, user_api="blas")  # numpy's and numba's: their matrices are small
-    choices: dict[str, object] = {
-        "backend": envs.backend,
-        "source": source_of(config.env, envs.backend),
-        "compile": choice.compiled,
-        "threads": threads,
-        "device": str(device),
-    }
-    if agent.sees_pixels:
-        choices["observation"] = spaces_of(envs.observation_space, encoding).describe()
-    if demo_dataset is not None:
-        choices["demos"] = demo_dataset.fingerprint
-    source = EnvironmentSource(
+    return EnvironmentSource(
         config=config,
         seeds=seeds,
         envs=envs,
         agent=agent,
         collector=collector,
-        shuffle=shuffle,
-        device=device,
+        shuffle=torch.Generator().manual_seed(seeds.shuffle),
+        device=agent.initial.device,
         encoding=encoding,
         obs_normalizer=_obs_normalizer(config, envs, encoding),
         reward_normalizer=_reward_normalizer(config, envs),
         demo_dataset=demo_dataset,
-    )
-    return Session(
-        config=config,
-        source=source,
-        algorithm=algorithm,
-        controllers=build_controllers(config),
-        schedule=partial(scheduled, config=config),
-        initial_hparams=initial_hparams(config),
-        shuffle=shuffle,
-        choices=choices,
     )
 
 
