@@ -310,7 +310,7 @@ def test_a_renamed_pickle_is_rejected_unexecuted(tmp_path, protocol, wrapped):
 F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 MALFORMED = {
     "a header longer than the file": raw_safetensors({}, length=2**40),
-    "a header of many bytes": raw_safetensors(b"{}" + b" " * (17 * 1024 * 1024)),
+    "a header of many bytes": raw_safetensors(b"{}", length=100_000_001),
     "overlapping offsets": raw_safetensors(
         {"a": F32, "b": {**F32, "data_offsets": [4, 12]}}, b"x" * 12
     ),
@@ -322,9 +322,6 @@ MALFORMED = {
     ),
     "a negative shape": raw_safetensors({"a": {**F32, "shape": [-1, -2]}}, b"x" * 8),
     "an unknown dtype": raw_safetensors({"a": {**F32, "dtype": "OBJECT"}}, b"x" * 8),
-    "a name twice": raw_safetensors(
-        b'{"a":%s,"a":%s}' % ((json.dumps(F32).encode(),) * 2), b"x" * 8
-    ),
     "unclaimed bytes": raw_safetensors({"a": F32}, b"x" * 16),
     "no object": raw_safetensors([1]),
     "deep nesting": raw_safetensors(b"[" * 100_000),
@@ -343,6 +340,13 @@ def test_a_malformed_header_is_rejected_before_allocation(tmp_path, monkeypatch,
 
     monkeypatch.setattr(checkpoint.safetensors.torch, "load", untouched)
     with pytest.raises(CheckpointError, match=r"state\.safetensors is not a sound safetensors"):
+        load(folder)
+
+
+def test_a_dtype_that_torch_has_not_is_an_error(tmp_path):
+    folder = put(tmp_path, 1)
+    forge(folder, state=raw_safetensors({"a": {**F32, "dtype": "F4", "shape": [16]}}, b"x" * 8))
+    with pytest.raises(CheckpointError, match="00000001: .*F4"):
         load(folder)
 
 

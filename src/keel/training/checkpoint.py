@@ -9,7 +9,6 @@ every file) last, then renamed. What is read must match its manifest; nothing is
 
 from __future__ import annotations
 
-import io
 import re
 import shutil
 import warnings
@@ -37,7 +36,6 @@ from keel.tracking.manifest import (
     read_files,
     read_manifest,
 )
-from keel.tracking.tensorfile import check_header
 from keel.training.migration import MIGRATIONS, SCHEMA
 
 WEIGHTS, STATE, DATA = "weights.safetensors", "state.safetensors", "state.json"
@@ -222,9 +220,7 @@ def _serialize(tensors: Mapping[str, Tensor]) -> bytes:
         owns_storage = storage.nbytes() == dense.nbytes and storage.data_ptr() not in storages
         dense_tensors[name] = dense if owns_storage else dense.clone()
         storages.add(storage.data_ptr())
-    content = safetensors.torch.save(dense_tensors)
-    check_header(io.BytesIO(content), len(content))  # what is written can be read again
-    return content
+    return safetensors.torch.save(dense_tensors)
 
 
 def _write(root: Path, name: str, contents: Mapping[str, bytes]) -> Path:
@@ -317,6 +313,8 @@ def _read(folder: Path) -> Checkpoint:
         checkpoint = Checkpoint(step, weights, tensors, strict_json.load(contents[DATA]), folder)
     except (ValueError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{folder}: {error}") from error
+    except KeyError as error:  # safetensors looks dtypes up by name
+        raise CheckpointError(f"{folder}: this torch has no tensors of type {error}") from error
     return _migrate(checkpoint, schema)
 
 
