@@ -153,6 +153,8 @@ class RunDirectory:
     def discard(self) -> None:
         """Remove a run in which nothing has happened, with the folders that were made for it."""
         self._open = False
+        with suppress(OSError):
+            lock.release(self.path)
         shutil.rmtree(self.path, ignore_errors=True)
         _remove_empty(self._new_parents)
 
@@ -300,6 +302,8 @@ def _created_atomically(path: Path) -> Iterator[Path]:
             yield draft
             draft.rename(path)  # fails if a run came into being there meanwhile
     except BaseException:
+        with suppress(OSError):
+            lock.release(draft)
         shutil.rmtree(draft, ignore_errors=True)
         _remove_empty(new_parents)
         raise

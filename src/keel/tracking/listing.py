@@ -98,5 +98,4 @@ def _status(path: Path, recorded: str) -> str:
     """Return the recorded status; a running one whose process is dead has crashed."""
     if recorded != "running":
         return recorded
-    holder = lock.holder_of(path)
-    return "running" if holder is not None and lock.is_alive(holder) else "crashed"
+    return "running" if lock.is_held(path) else "crashed"

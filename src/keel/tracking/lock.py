@@ -1,15 +1,17 @@
-"""One process per run: a lock file that says who holds it, and is taken over from the dead."""
+"""One process per run: a file that its process keeps locked (`flock`) and that names it.
+
+The system frees the lock when the process ends, however it does. Where there is no `flock`
+(Windows), the file names the process and keeps nobody out.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from keel.printing import printable
@@ -17,131 +19,113 @@ from keel.tracking.errors import RunError
 from keel.tracking.files import read_regular
 
 NAME = "lock"
-UNREADABLE_AFTER = 10.0
-"""Seconds after which a lock without content belongs to a process that died while writing it."""
+TRIES, PAUSE = 5, 0.02
+"""A lock is free for sure only after a while: `is_held` holds it for a moment."""
+_CAREFULLY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
-_ZOMBIE = "dead, and not yet waited for"
+_held: dict[tuple[int, int], int] = {}
+"""Lock files that this process keeps open, by device and inode (a locked draft gets renamed)."""
 _log = logging.getLogger("keel.tracking")
 
 
-@dataclass(frozen=True)
-class Holder:
-    """The process that holds a run."""
-
-    pid: int
-    host: str
-    since: str
-    """when it took the lock, in ISO 8601"""
-    started: str
-    """when the process started, as its machine counts; tells it from a later one of the same id"""
-
-    def __str__(self) -> str:
-        return f"process {self.pid} on {self.host} (since {self.since})"
-
-
-def acquire(directory: Path) -> Holder:
+def acquire(directory: Path) -> None:
     """Lock `directory` for this process; a `RunError` names the process that holds it."""
-    path = directory / NAME
-    if _create(path):
-        return _this_process()
-    with exclusive(directory):  # of two that find a dead holder, one takes over and one is refused
-        holder, stale = holder_of(directory), path.exists()
-        if holder is not None and is_alive(holder):
-            raise RunError(
-                f"{directory}: in use by {holder}; wait for it, stop it, or choose another --name"
-            )
-        if holder is None and stale and _age(path) < UNREADABLE_AFTER:
-            raise RunError(f"{path}: held by a process that has not said yet who it is; try again")
-        path.unlink(missing_ok=True)
-        if not _create(path):
-            raise RunError(f"{directory}: in use by {holder_of(directory)}")
-    if stale:
-        dead = holder or "a process"
+    descriptor = _open_locked(directory / NAME)
+    if descriptor is None:
+        raise RunError(
+            f"{directory}: in use by {holder_of(directory) or 'a process that begins just now'}; "
+            "wait for it, stop it, or choose another --name"
+        )
+    if dead := holder_of(directory):
         _log.warning(printable(f"{directory}: took over the lock of {dead}, which is dead"))
-    return _this_process()
+    _held[_identity(os.fstat(descriptor))] = descriptor
+    since = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    try:
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()} ({since})".encode())
+    except OSError:
+        release(directory)
+        raise
 
 
 def release(directory: Path) -> None:
     """Give the lock back, if it is this process's; harmless otherwise, and after a fork."""
-    holder = holder_of(directory)
-    if holder is not None and (holder.pid, holder.started) == (os.getpid(), _started(os.getpid())):
-        (directory / NAME).unlink(missing_ok=True)
+    path = directory / NAME
+    with contextlib.suppress(FileNotFoundError):
+        descriptor = _held.pop(_identity(path.stat()), None)
+        if descriptor is not None:
+            path.unlink()
+            os.close(descriptor)
 
 
-def holder_of(directory: Path) -> Holder | None:
-    """Return the process that holds the lock, dead or alive, or None."""
+def holder_of(directory: Path) -> str:
+    """Return the name of the process that holds the lock, or held it last; "" if there is none."""
     try:
-        holder = Holder(**json.loads(read_regular(directory / NAME)))
-    except (OSError, ValueError, TypeError, RecursionError):
-        return None
-    is_valid = type(holder.pid) is int and 0 < holder.pid < 2**31
-    return holder if is_valid and isinstance(holder.host, str) else None
-
-
-def is_alive(holder: Holder) -> bool:
-    """Return whether the holder still runs; on another machine, it is taken to be alive."""
-    if holder.host != socket.gethostname() or os.name != "posix":
-        return True
-    try:
-        os.kill(holder.pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass  # it exists and belongs to another user
-    started = _started(holder.pid)
-    return started == holder.started or "" in (started, holder.started)
-
-
-def _create(path: Path) -> bool:
-    try:
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
-    except FileExistsError:
-        return False
-    try:
-        os.write(descriptor, json.dumps(asdict(_this_process())).encode())
-    except OSError:
-        path.unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(descriptor)
-    return True
-
-
-def _this_process() -> Holder:
-    pid = os.getpid()
-    now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    return Holder(pid=pid, host=socket.gethostname(), since=now, started=_started(pid))
-
-
-def _started(pid: int) -> str:
-    """Return boot and clock tick of the start of a process (ids are reused), or ""."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        # The command name stands in brackets and may hold anything: count from the last one.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return read_regular(directory / NAME)[:200].decode(errors="replace")
     except OSError:
         return ""
-    return _ZOMBIE if fields[0] in "ZX" else f"{boot}/{fields[19]}"
 
 
-def _age(path: Path) -> float:
+def is_held(directory: Path) -> bool:
+    """Return whether a process, this one included, holds the lock."""
     try:
-        return time.time() - path.stat().st_mtime
-    except FileNotFoundError:
-        return float("inf")
+        descriptor = os.open(directory / NAME, os.O_RDONLY | _CAREFULLY)
+    except OSError:
+        return False
+    try:
+        return not _flock(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
     """Exclude all other processes for a moment; the kernel lets go when a process dies."""
-    if os.name != "posix":
+    if os.name != "posix":  # folders cannot be opened there
         yield
         return
-    import fcntl
-
     descriptor = os.open(directory, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        _flock(descriptor, wait=True)
         yield
     finally:
         os.close(descriptor)
+
+
+def _open_locked(path: Path) -> int | None:
+    """Open a lock file and lock it; None if another process has it."""
+    for _ in range(TRIES):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _CAREFULLY, 0o644)
+        with contextlib.suppress(FileNotFoundError):  # removed by the last holder meanwhile
+            if _flock(descriptor) and _identity(os.fstat(descriptor)) == _identity(path.stat()):
+                return descriptor
+        os.close(descriptor)
+        time.sleep(PAUSE)
+    return None
+
+
+def _flock(descriptor: int, *, wait: bool = False) -> bool:
+    """Lock an open file until it is closed; return False if it is locked already."""
+    if os.name == "posix":
+        import fcntl
+
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            return False
+    return True
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _forget() -> None:
+    """Leave the locks to the parent: what a fork copied neither releases nor prolongs them."""
+    for descriptor in _held.values():
+        os.close(descriptor)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
