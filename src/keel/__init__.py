@@ -18,12 +18,24 @@ os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 if TYPE_CHECKING:
     from keel import errors, explain, functional
     from keel.config import Config
+    from keel.config.registries import ADVANTAGES, CONTROLLERS, LOSSES, NETWORKS
     from keel.controllers.controllers import AdaptiveKLController, FixedKLController
     from keel.errors import EstimatorWarning, InputError, KeelError, ShapeError
     from keel.training.api import train
     from keel.training.runner import resume
 
+    register_loss = LOSSES.register
+    register_network = NETWORKS.register
+    register_controller = CONTROLLERS.register
+    register_advantage = ADVANTAGES.register
+
 _MODULES = ("errors", "explain", "functional")
+_REGISTRIES = {
+    "register_advantage": "ADVANTAGES",
+    "register_controller": "CONTROLLERS",
+    "register_loss": "LOSSES",
+    "register_network": "NETWORKS",
+}
 _NAMES = {
     "AdaptiveKLController": "keel.controllers.controllers",
     "Config": "keel.config",
@@ -48,6 +60,10 @@ __all__ = [
     "errors",
     "explain",
     "functional",
+    "register_advantage",
+    "register_controller",
+    "register_loss",
+    "register_network",
     "resume",
     "train",
 ]
@@ -58,6 +74,9 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"keel.{name}")
     if name in _NAMES:
         return getattr(importlib.import_module(_NAMES[name]), name)
+    if name in _REGISTRIES:
+        registries = importlib.import_module("keel.config.registries")
+        return getattr(registries, _REGISTRIES[name]).register
     raise AttributeError(f"module 'keel' has no attribute {name!r}")
 
 

@@ -1,9 +1,9 @@
 """Trust in code that a file names: whether it may be imported.
 
-The configuration of a run can name code: an environment, a function that groups rows, functions
-that reward. Typed on the command line or passed from Python, that is the user's own choice. In a
-file it may come from anywhere: a downloaded run would execute code as soon as it is opened. So a
-command that would import code named by a file refuses, with a list, unless
+The configuration of a run can name code: an environment, a network, a loss, a controller, functions
+that reward or group rows. Typed on the command line or passed from Python, that is the user's own
+choice. In a file it may come from anywhere: a downloaded run would execute code as soon as it is
+opened. So a command that would import code named by a file refuses, with a list, unless
 
 - the code belongs to a registry: Gymnasium's, EnvPool's, PettingZoo's, or Keel's own;
 - this user has trained with the same code from the same place on this machine;
@@ -28,9 +28,22 @@ from keel.config import named_values
 from keel.errors import InputError
 from keel.imports import module_origin
 from keel.printing import printable
+from keel.registry import is_local, not_importable, texts, was_passed
 
 ENVIRONMENT = ("env", "envs.options")
 """Fields whose code runs when environments are made."""
+NETWORK = ("network.kind",)
+"""Fields whose code runs when a policy is opened."""
+PLUGGED = (
+    "network.kind",
+    "region.loss",
+    "controllers",
+    "advantage.estimator",
+    "advantage.group",
+    "task",
+    "reward.functions",
+)
+"""Fields that name entries of a registry, or code as `module:attribute`."""
 OWN_FUNCTIONS = ("task", "keel.ablate.groups:by_environment")
 """Functions of Keel that a file may name."""
 PETTINGZOO = re.compile(r"(pettingzoo\.\w+|mpe2)\.\w+_v\d+:(parallel_env|env)")
@@ -68,7 +81,19 @@ def code_in(config: Mapping[str, Any]) -> list[Reference]:
     Args:
         config: settings as plain data, of a run on environments or on tokens.
     """
-    return list(_references(config))
+    return [reference for reference in _references(config) if not is_local(reference.name)]
+
+
+def require_importable(config: Mapping[str, Any], source: Path | str) -> None:
+    """Raise an `InputError` if settings stand for objects that no other process can have.
+
+    Args:
+        config: settings as plain data.
+        source: the run that they come from.
+    """
+    for reference in _references(config):
+        if is_local(reference.name):
+            raise InputError(f"{source}: {reference.field} {not_importable(reference.name)}")
 
 
 def require_trust(
@@ -97,6 +122,7 @@ def require_trust(
         for reference in code_in(config)
         if (fields is None or reference.field in fields)
         and reference.name not in typed_names
+        and not was_passed(reference.name)
         and not is_remembered(reference)
     ]
     if foreign:
@@ -216,13 +242,11 @@ def _references(config: Mapping[str, Any]) -> Iterator[Reference]:
     for value in texts_in(named_values(options, "envs.options")):
         if CODE.fullmatch(value):
             yield Reference("envs.options", value)
-    group = str(_at(config, "advantage", "group"))
-    if group and group not in OWN_FUNCTIONS:
-        yield Reference("advantage.group", group)
-    for part in str(_at(config, "reward", "functions")).split(","):
-        function = part.partition("*")[0].strip()
-        if function and function not in OWN_FUNCTIONS:
-            yield Reference("reward.functions", function)
+    for field in PLUGGED:
+        part, dot, name = field.rpartition(".")
+        for named in texts(_at(config, part, name) if dot else config.get(name)):
+            if (":" in named or is_local(named)) and named not in OWN_FUNCTIONS:
+                yield Reference(field, named)
 
 
 def _at(config: Mapping[str, Any], part: str, name: str) -> Any:

@@ -17,7 +17,7 @@ SOURCE = Path(keel.__file__).parent
 MODULES = sorted(SOURCE.rglob("*.py"))
 FUNCTIONAL = sorted((SOURCE / "functional").glob("*.py"))
 
-BASE = {"errors", "imports", "keys"}
+BASE = {"errors", "imports", "keys", "registry"}
 MATHEMATICS = BASE | {"functional"}
 NETWORKS = MATHEMATICS | {"config", "types", "parallel", "distributions", "kernels"}
 EXPERIENCE = NETWORKS | {"networks", "envs", "processes", "resources"}
@@ -38,6 +38,7 @@ MAY_IMPORT = {
         "training",
         "envs",
         "imports",
+        "registry",
         "controllers",
         "explain",
         "types",
@@ -73,8 +74,12 @@ def folder_of(path: Path) -> str:
     return parts[0] if len(parts) > 1 else ""
 
 
-MAY_NAME = {"envs/names.py": {"apps"}, "trust.py": {"ablate"}}
-"""Aliases of environments, and of a function, that come with Keel: texts that point right."""
+MAY_NAME = {
+    "envs/names.py": {"apps"},
+    "trust.py": {"ablate"},
+    "config/registries.py": {"losses", "networks", "training", "functional"},
+}
+"""Names of what comes with Keel, in texts that point right: nothing is imported before its use."""
 NAMED_MODULE = re.compile(r"keel((?:\.[a-z_]\w*)+)(?::\w+)?")
 """A text that is nothing but the name of a module, or of something in one."""
 
@@ -225,6 +230,10 @@ PUBLIC = [
     "errors",
     "explain",
     "functional",
+    "register_advantage",
+    "register_controller",
+    "register_loss",
+    "register_network",
     "resume",
     "train",
 ]

@@ -71,6 +71,7 @@ ALGORITHMS = {
         "test_dense.py",
     ],
     "algorithms/supervised": ["../tokens/test_token_terms.py", DEFAULTS],
+    "losses/surrogates": ["../training/test_own_losses.py", "test_ppo.py"],
     "losses/token": ["../tokens/test_token_terms.py", DEFAULTS],
 }
 SERVING = f"{UNIT}/apps/serving"

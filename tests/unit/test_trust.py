@@ -8,7 +8,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import gymnasium
 import pytest
@@ -29,7 +29,11 @@ from keel.trust import (
 FOREIGN = {
     "env": "toys:Env",
     "envs": {"options": "level=3, teacher=other.toys:Teacher-v0"},
-    "advantage": {"group": "toys:by_level"},
+    "network": {"kind": "toys:make"},
+    "region": {"loss": "toys:loss"},
+    "controllers": ["toys:one", "mine, toys:two"],
+    "advantage": {"estimator": "toys:advantage", "group": "toys:by_level"},
+    "task": "toys:Task",
     "reward": {"functions": "task*0.5, toys:score*0.2,toys:length"},
 }
 
@@ -46,14 +50,20 @@ def test_every_field_that_names_code_is_listed() -> None:
     assert [str(reference) for reference in code_in(FOREIGN)] == [
         "env toys:Env (level=3, teacher=other.toys:Teacher-v0)",
         "envs.options other.toys:Teacher-v0",
+        "network.kind toys:make",
+        "region.loss toys:loss",
+        "controllers toys:one",
+        "controllers toys:two",
+        "advantage.estimator toys:advantage",
         "advantage.group toys:by_level",
+        "task toys:Task",
         "reward.functions toys:score",
         "reward.functions toys:length",
     ]
 
 
 DATA = {
-    "algo", "device", "tag", "log", "task", "task_options", "demos.path", "model.path", "kl.reward",
+    "algo", "device", "tag", "log", "task_options", "demos.path", "model.path", "kl.reward",
     "kl.loss",
 }  # fmt: skip
 """Texts that choose among Keel's own names, or name files that are read as data."""
@@ -64,11 +74,11 @@ def test_every_setting_that_is_free_text_is_known_to_name_code_or_not(config: An
     """A new one must be added here, and to `keel.trust` if it names code."""
 
     def texts(part: Any, prefix: str = "") -> Iterator[str]:
-        for field in dataclasses.fields(part):
-            value, name = getattr(part, field.name), f"{prefix}{field.name}"
+        for field, hint in get_type_hints(type(part)).items():
+            value, name = getattr(part, field), f"{prefix}{field}"
             if dataclasses.is_dataclass(value):
                 yield from texts(value, f"{name}.")
-            elif field.type in ("str", "Suppress[str]", "str | None"):
+            elif hint in (str, str | None, tuple[str, ...]):
                 yield name
 
     code = {reference.field for reference in code_in(FOREIGN)}
@@ -183,16 +193,20 @@ def test_a_refusal_does_not_steer_the_terminal() -> None:
 
 def test_trust_is_given_by_the_flag_or_by_typing_the_name() -> None:
     require_trust(FOREIGN, "x", trust_code=True)
-    words = ["toys:Env", "--envs.options", "level=3, teacher=other.toys:Teacher-v0"]
-    words += [
-        "--advantage.group",
-        "toys:by_level",
-        "--reward.functions",
-        "toys:score*.2,toys:length",
-    ]
-    require_trust(FOREIGN, "x", typed=words)
-    for missing in (0, 2, 4, 6):
-        rest = [word for i, word in enumerate(words) if i != missing]
+    typed = {
+        "env": "toys:Env",
+        "envs.options": "level=3, teacher=other.toys:Teacher-v0",
+        "network.kind": "toys:make",
+        "region.loss": "toys:loss",
+        "controllers": "toys:one,toys:two",
+        "advantage.estimator": "toys:advantage",
+        "advantage.group": "toys:by_level",
+        "task": "toys:Task",
+        "reward.functions": "toys:score*.2,toys:length",
+    }
+    require_trust(FOREIGN, "x", typed=list(typed.values()))
+    for missing in typed:
+        rest = [word for name, word in typed.items() if name != missing]
         with pytest.raises(UntrustedCodeError):
             require_trust(FOREIGN, "x", typed=rest)
 

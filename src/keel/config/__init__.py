@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from keel.config.checks import check
+from keel.config.demos import Demonstrations
 from keel.config.options import named_values
 from keel.config.reading import (
     MINARI,
@@ -22,7 +23,6 @@ from keel.config.schema import (
     Backend,
     Config,
     Critic,
-    Demonstrations,
     Envs,
     Explore,
     Faults,

@@ -8,9 +8,11 @@ from collections.abc import Collection
 from typing import Any
 
 from keel.config.options import OPTIONS, named_values
+from keel.config.registries import ADVANTAGES, CONTROLLERS, LOSSES, NETWORKS
 from keel.config.schema import SINKS, Config
 from keel.config.values import describe
 from keel.errors import InputError, check_choice
+from keel.registry import texts
 
 MOST = 2**63 - 1
 """The largest whole number that fits into 64 bits."""
@@ -21,6 +23,7 @@ MOST_THREADS = 1024
 def check(config: Config) -> None:
     """Raise an `InputError` that names the first impossible value."""
     named_values(config.envs.options, OPTIONS)
+    _check_entries(config)
     positive = {
         "total_steps": config.total_steps,
         "rollout_steps": config.rollout_steps,
@@ -117,6 +120,43 @@ def check(config: Config) -> None:
         check_choice("log", name, SINKS)
     if not config.network.hidden or min(config.network.hidden) < 1:
         raise InputError(f"network.hidden: expected widths above 0, got {config.network.hidden}")
+
+
+def _check_entries(config: Config) -> None:
+    """Check what names entries of registries; no code is imported."""
+    region, advantage = config.region, config.advantage
+    NETWORKS.check(config.network.kind)
+    LOSSES.check(region.loss)
+    ADVANTAGES.check(advantage.estimator)
+    if region.loss == "sequence":
+        raise InputError("region.loss: sequence is of runs on tokens; these are single actions")
+    if region.loss not in ("clip", "symmetric") and region.symmetric:
+        raise InputError(f"region.symmetric: belongs to region.loss clip, this is {region.loss}")
+    if region.loss != "clip" and region.dual_clip is not None:
+        raise InputError(f"region.dual_clip: belongs to region.loss clip, this is {region.loss}")
+    switches = {
+        "adaptive_kl": "region.adaptive_kl",
+        "adaptive_rate": "region.adaptive_rate",
+        "adaptive_clip": "region.adaptive_clip",
+        "stabilizer": "stabilizer.ls_fail_threshold",
+        "demos": "demos.control",
+        "entropy_decay": "explore.entropy_decay",
+        "pulses": "explore.pulses",
+        "hierarchical": "explore.hierarchical",
+    }
+    for name in texts(config.controllers):
+        CONTROLLERS.check(name)
+        if name in switches:
+            raise InputError(f"controllers: {name} is switched on by {switches[name]}")
+    if advantage.estimator == "gae":
+        return
+    if config.critic.kind != "scalar" and config.critic.targets == "sampled":
+        raise InputError(
+            "critic.targets: samples of the return are drawn by GAE's λ; with another "
+            "advantage.estimator use critic.targets mean"
+        )
+    if config.faults.interleaved_gae:
+        raise InputError("faults.interleaved_gae: belongs to advantage.estimator gae")
 
 
 def _check_critic(config: Config) -> None:
@@ -218,6 +258,7 @@ def _check_trpo(config: Config) -> None:
         "region.target_kl": region.target_kl is not None,
         "region.early_stop": region.early_stop != "off",
         "region.clip_high": region.clip_high is not None,
+        "region.loss": region.loss != "clip",
         "region.symmetric": region.symmetric,
         "region.dual_clip": region.dual_clip is not None,
         "advantage.recompute": config.advantage.recompute,

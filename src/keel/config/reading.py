@@ -16,12 +16,16 @@ from typing import Any, Literal, TypeVar, Union
 
 from keel.config.checks import check
 from keel.config.options import OPTIONS, named_values, options_text
+from keel.config.registries import Pluggable
 from keel.config.renamed import rename_settings
 from keel.config.schema import Config
 from keel.config.values import describe, parse_yaml, read_text
 from keel.errors import InputError, similar
+from keel.registry import texts
 
 T = TypeVar("T")
+FIRST = {"network": "kind", "advantage": "estimator"}
+"""Settings that a whole section may stand for: `network=make_network`, `network: module:make`."""
 MINARI = "minari:"
 """Before the name of a data set that is not a folder."""
 
@@ -51,7 +55,20 @@ def anchored(config: Config) -> Config:
     if isinstance(trace := named.get("trace"), str):
         text = options_text({**named, "trace": str(Path(trace).resolve())}, OPTIONS)
         config = dataclasses.replace(config, envs=dataclasses.replace(config.envs, options=text))
-    return config
+    return with_import_paths(config)
+
+
+def with_import_paths(config: T) -> T:
+    """Return a dataclass of settings in which registered names of the user are import paths."""
+    hints = typing.get_type_hints(type(config), include_extras=True)
+    changes: dict[str, Any] = {}
+    for name, hint in hints.items():
+        value, pluggable = getattr(config, name), _pluggable(hint)
+        if dataclasses.is_dataclass(value):
+            changes[name] = with_import_paths(value)
+        elif pluggable is not None:
+            changes[name] = _entries(pluggable, hint, value, name)
+    return dataclasses.replace(config, **changes)  # type: ignore[type-var]
 
 
 def options(config: Config) -> dict[str, Any]:
@@ -74,7 +91,7 @@ def read(path: Path) -> dict[str, Any]:
 
 def merged(base: T, data: Mapping[str, Any], prefix: str = "") -> T:
     """A dataclass of settings with changes on top, each of which must exist and have its type."""
-    hints = typing.get_type_hints(type(base))
+    hints = typing.get_type_hints(type(base), include_extras=True)
     changes: dict[str, Any] = {}
     for key, value in data.items():
         name = key.replace("-", "_") if isinstance(key, str) else ""
@@ -85,6 +102,8 @@ def merged(base: T, data: Mapping[str, Any], prefix: str = "") -> T:
             raise InputError(f"unknown key {prefix}{written}{hint}")
         current = getattr(base, name)
         if dataclasses.is_dataclass(current):
+            if name in FIRST and (callable(value) or isinstance(value, str)):
+                value = {FIRST[name]: value}
             if not isinstance(value, Mapping):
                 raise InputError(f"{prefix}{name}: expected keys and values, got {describe(value)}")
             changes[name] = merged(current, value, f"{prefix}{name}.")
@@ -95,6 +114,11 @@ def merged(base: T, data: Mapping[str, Any], prefix: str = "") -> T:
 
 def _convert(hint: Any, value: Any, name: str) -> Any:
     """`value` as the field's type; numbers may be written as integers, integers as 1e6."""
+    pluggable = _pluggable(hint)
+    if pluggable is not None:
+        return _entries(pluggable, hint, value, name)
+    if hasattr(hint, "__metadata__"):
+        hint = typing.get_args(hint)[0]
     origin = typing.get_origin(hint)
     if origin in (Union, types.UnionType):
         if value is None:
@@ -118,6 +142,28 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
     elif name == OPTIONS and isinstance(value, Mapping):
         return options_text(value, name)
     raise InputError(f"{name}: expected {_name(hint)}, got {describe(value)}")
+
+
+def _pluggable(hint: Any) -> Pluggable | None:
+    marks = getattr(hint, "__metadata__", ())
+    return next((mark for mark in marks if isinstance(mark, Pluggable)), None)
+
+
+def _entries(pluggable: Pluggable, hint: Any, value: Any, name: str) -> Any:
+    """Return what names entries of a registry as text: one, or several in a list."""
+    several = typing.get_args(hint)[0] is not str
+    parts = value if isinstance(value, list | tuple) else [value]
+    if not several and len(parts) != 1:
+        raise InputError(f"{name}: expected one, got {describe(value)}")
+    named: list[str] = []
+    for part in parts:
+        if not isinstance(part, str) and not callable(part):
+            raise InputError(
+                f"{name}: expected a name, module:attribute or a function, got {describe(part)}"
+            )
+        text = _one_line(pluggable.registry.text(part), name)
+        named += texts(text) if several else [text]
+    return tuple(named) if several else named[0]
 
 
 def _choice(options: tuple[str, ...], value: Any, name: str) -> str:

@@ -11,6 +11,8 @@ from typing import Literal
 
 from tyro.conf import Suppress
 
+from keel.config.demos import Demonstrations
+from keel.config.registries import Controllers, Estimator, Loss, NetworkKind
 from keel.config.results import Checkpoints, Evaluation
 
 Backend = Literal["auto", "vector", "sync", "async", "envpool", "ale"]
@@ -76,9 +78,10 @@ class Atari:
 class Network:
     """The shape of actor and critic."""
 
-    kind: Literal["auto", "mlp", "cnn", "decoupled", "pointer"] = "auto"
+    kind: NetworkKind = "auto"
     """`auto`: a CNN with shared trunk for pixels, else two MLPs. `pointer`: actions choose among
-    the rows of a matrix, each of which is scored by the same network."""
+    the rows of a matrix, each of which is scored by the same network. `module:attribute`: a network
+    of your own, made by `(observation_space, action_space) -> nn.Module`."""
     hidden: tuple[int, ...] = (64, 64)
     """Widths of the hidden layers (MLP), or the width of the branches (decoupled)."""
     activation: Literal["tanh", "relu", "gelu"] = "tanh"
@@ -133,6 +136,9 @@ class Critic:
 class Advantage:
     """How advantages are estimated and scaled."""
 
+    estimator: Estimator = "gae"
+    """How advantages and value targets come from rewards and values; `module:attribute`: a function
+    of your own."""
     gamma: float = 0.99
     """Discount."""
     lam: float = 0.95
@@ -159,6 +165,9 @@ class Region:
     """Measure the exact KL after every update and walk back what is over `max_kl`."""
     gate: bool = True
     """Before the first step of an update, replaying must give ratio 1."""
+    loss: Loss = "clip"
+    """The surrogate that PPO minimises; `module:attribute`: a function of your own, of ratio,
+    advantage and hyperparameters."""
     clip: float | None = 0.2
     """ε of PPO's clip; `None` takes the clip away."""
     clip_high: float | None = None
@@ -281,42 +290,6 @@ class Explore:
 
 
 @dataclass(frozen=True)
-class Demonstrations:
-    """Demonstrations: behavior cloning beside the run's own experience.
-
-    `coef` times the mean of −log π of what was shown is added to the loss of the policy, inside of
-    the same trust region.
-    """
-
-    path: str = ""
-    """A folder that `keel demos record` wrote, or minari:ID; empty: no demonstrations."""
-    episodes: int | None = None
-    """Only so many of their episodes, the first."""
-    loss: Literal["plain", "filtered", "weighted"] = "plain"
-    """`plain` takes all that was shown alike; `filtered` what earned more than the critic expects;
-    `weighted` gives it the weight exp(A / temperature), A being that difference over its rms."""
-    temperature: float = 1.0
-    """Of the weights."""
-    cap: float = 20.0
-    """The largest weight."""
-    coef: float = 1.0
-    """Weight of the loss (note 001: bc_coef)."""
-    control: Literal["fixed", "decay", "adaptive"] = "adaptive"
-    """`decay` multiplies `coef` by `decay` after every update; `adaptive` lowers it while
-    demonstrations pull harder than `max_ratio` allows or against what the reward teaches, and
-    raises it again when they no longer do."""
-    steer: Literal["gradient", "loss"] = "gradient"
-    """By which ratio `adaptive` and the warning go: of the gradients' norms, with their cosine, or
-    of the losses (note 001), of which PPO's is near 0 whatever it teaches."""
-    max_ratio: float = 1.0
-    """The largest ratio of cloning to PPO that `adaptive` lets be."""
-    coef_min: float = 0.01
-    """Where `decay` and `adaptive` end."""
-    decay: float = 0.99
-    """Factor on `coef` after every update, under control `decay`."""
-
-
-@dataclass(frozen=True)
 class Faults:
     """Deliberate bugs of notes 000 and 002: to measure them, and to see what the gate stops."""
 
@@ -367,6 +340,9 @@ class Config:
     faults: Faults = field(default_factory=Faults)
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    controllers: Controllers = ()
+    """Controllers that change hyperparameters after every update, beside those that other settings
+    switch on: names, or `module:attribute` of your own."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda`, …"""
     threads: int = 0

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from keel.config.registries import LOSSES
 from keel.errors import InputError
 from keel.experience.batch import Batch
 from keel.functional import Ratio, aggregate, denominator, kl_estimate, policy_ratio
-from keel.functional import surrogate as surrogates
 from keel.functional.ratio import MAX_LOG_RATIO
 from keel.losses.demos import cloning_loss
+from keel.losses.surrogates import SurrogateFunction, SurrogateHparams, evaluate
 from keel.networks.agent import Agent
 from keel.types import HPARAM_INDEX
-
-SurrogateName = Literal["clip", "symmetric", "unclipped"]
 
 
 class Statistics(NamedTuple):
@@ -43,7 +42,8 @@ class Objective:
     """loss = surrogate + value_coef·value − entropy_coef·H + kl_coef·KL(old‖new) + floor
     + bc_coef·cloning."""
 
-    surrogate: SurrogateName = "clip"
+    surrogate: str | SurrogateFunction = "clip"
+    """a name of `keel.config.registries.LOSSES`, or a function"""
     dual_clip: float | None = None
     value_coef: float = 0.5
     value_clip: float | None = None
@@ -59,9 +59,12 @@ class Objective:
     entropy_floor: float | None = None
     """entropy in nats below which a differentiable penalty sets in"""
     entropy_floor_coef: float = 0.1
+    _function: SurrogateFunction = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse a floor under an entropy that is not computed: its gradient would be 0."""
+        """Look up the surrogate; refuse a floor under an entropy that is not computed: its gradient
+        would be 0."""
+        object.__setattr__(self, "_function", LOSSES.get(self.surrogate))
         if self.entropy_floor is not None and not self.entropy_bonus:
             raise InputError("entropy_floor: needs entropy_bonus, which computes the entropy")
 
@@ -83,11 +86,9 @@ class Objective:
 
         evaluation = agent.evaluate(params, batch.obs, hparam("temperature"))
         dist = agent.dist
+        log_prob = dist.log_prob(evaluation.dist, batch.action)
         ratio = policy_ratio(
-            dist.log_prob(evaluation.dist, batch.action),
-            batch.log_prob,
-            batch.weight,
-            max_log_ratio=self.max_log_ratio,
+            log_prob, batch.log_prob, batch.weight, max_log_ratio=self.max_log_ratio
         )
 
         total = denominator(ratio.weight, group_axis=group_axis)
@@ -98,7 +99,8 @@ class Objective:
             ).reshape(-1)
 
         low, high = hparam("clip_low"), hparam("clip_high")
-        policy = self._surrogate(ratio.ratio, batch.advantage, low, high)
+        given = SurrogateHparams(low, high, self.dual_clip, log_prob, ratio.log_ratio, ratio.weight)
+        policy = evaluate(self._function, ratio.ratio, batch.advantage, given)
         critic = agent.critic.loss(evaluation.value, batch.target, batch.old_value, self.value_clip)
         policy_loss, value_loss = mean(policy.loss), mean(critic)
         loss = policy_loss + self.value_coef * value_loss
@@ -139,17 +141,6 @@ class Objective:
         """Estimate KL(old‖new) from actions of the old policy; 0 where quarantined."""
         moved = log_ratio.detach().nan_to_num(0.0, 0.0, 0.0)
         return kl_estimate(self.kl_measure, -moved, torch.zeros_like(moved))
-
-    def _surrogate(
-        self, ratio: Tensor, advantage: Tensor, low: Tensor, high: Tensor
-    ) -> surrogates.Surrogate:
-        if self.surrogate == "unclipped":
-            return surrogates.unclipped(ratio, advantage)
-        if self.surrogate == "symmetric":
-            return surrogates.symmetric_clip(ratio, advantage, high)
-        if self.dual_clip is not None:
-            return surrogates.dual_clip(ratio, advantage, low, high, self.dual_clip)
-        return surrogates.clip(ratio, advantage, low, high)
 
 
 def _largest(ratio: Ratio, group_axis: int | None) -> Tensor:

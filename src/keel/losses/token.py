@@ -9,20 +9,22 @@ minibatch, so that micro-batches add up to it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from keel.config.registries import LOSSES
 from keel.distributions.vocabulary import HEAD, HIDDEN, Vocabulary
 from keel.experience.batch import Batch
 from keel.functional import Ratio, aggregate, denominator, kl_loss, policy_ratio, vocabulary_kl
-from keel.functional import surrogate as surrogates
 from keel.functional.ratio import MAX_LOG_RATIO
 from keel.functional.reduce import Reduction
+from keel.functional.surrogate import Surrogate
 from keel.functional.vocabulary import MAX_ELEMENTS
 from keel.losses.ppo import Statistics
+from keel.losses.surrogates import SurrogateFunction, SurrogateHparams, evaluate
 from keel.networks.agent import Agent
 from keel.types import HPARAM_INDEX
 
@@ -31,8 +33,6 @@ REFERENCE, REFERENCE_HIDDEN, IMPORTANCE = "reference", "reference_hidden", "impo
 reference, and weights `[R, L]` for tokens that another distribution drew."""
 REFERENCE_HEAD = "reference_head"
 """Key among a batch's constants: `[V, H]` of the reference's hidden states."""
-
-Form = Literal["clip", "sequence", "cispo", "unclipped"]
 
 
 class Covariance(NamedTuple):
@@ -54,7 +54,8 @@ class Covariance(NamedTuple):
 class TokenObjective:
     """The objective on tokens that is minimised; `kl_coef` and the clip are `HyperParams`."""
 
-    form: Form = "clip"
+    surrogate: str | SurrogateFunction = "clip"
+    """a name of `keel.config.registries.LOSSES`, or a function"""
     dual_clip: float | None = None
     reduction: Reduction = "token-mean"
     constant: float | None = None
@@ -70,6 +71,11 @@ class TokenObjective:
     """measure the exact KL(old‖new) of every minibatch, which early stopping needs"""
     max_elements: int = MAX_ELEMENTS
     """logits held at once"""
+    _function: SurrogateFunction = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Look up the surrogate."""
+        object.__setattr__(self, "_function", LOSSES.get(self.surrogate))
 
     def denominator(self, batch: Batch) -> Tensor:
         """Return the divisor of the whole minibatch, for its micro-batches."""
@@ -132,18 +138,10 @@ class TokenObjective:
 
     def _surrogate(
         self, ratio: Ratio, log_prob: Tensor, batch: Batch, low: Tensor, high: Tensor
-    ) -> surrogates.Surrogate:
-        advantage, r = batch.advantage, ratio.ratio
-        if self.form == "sequence":
-            r = surrogates.sequence_log_ratio(ratio.log_ratio, ratio.weight).exp()
-        if self.form == "unclipped":
-            surrogate = surrogates.unclipped(r, advantage)
-        elif self.form == "cispo":
-            surrogate = surrogates.cispo(log_prob, r, advantage, low, high)
-        elif self.dual_clip is not None:
-            surrogate = surrogates.dual_clip(r, advantage, low, high, self.dual_clip)
-        else:
-            surrogate = surrogates.clip(r, advantage, low, high)
+    ) -> Surrogate:
+        advantage = batch.advantage
+        given = SurrogateHparams(low, high, self.dual_clip, log_prob, ratio.log_ratio, ratio.weight)
+        surrogate = evaluate(self._function, ratio.ratio, advantage, given)
         if self.covariance is None:
             return surrogate
         return _held(surrogate, self.covariance, ratio, log_prob.detach(), advantage)
@@ -180,12 +178,12 @@ def covariances(log_prob: Tensor, advantage: Tensor, weight: Tensor) -> Tensor:
 
 
 def _held(
-    surrogate: surrogates.Surrogate,
+    surrogate: Surrogate,
     limit: Covariance,
     ratio: Ratio,
     log_prob: Tensor,
     advantage: Tensor,
-) -> surrogates.Surrogate:
+) -> Surrogate:
     """Cut the gradient of the tokens with the largest covariance, or add a penalty on them.
 
     The largest are taken, not a random draw among them: what is repeated comes out the same.
@@ -203,9 +201,9 @@ def _held(
     chosen = chosen.reshape(together.shape)
     if limit.kind == "clip":
         cut = torch.where(chosen, surrogate.loss.detach(), surrogate.loss)
-        return surrogates.Surrogate(cut, surrogate.clipped | chosen)
+        return Surrogate(cut, surrogate.clipped | chosen)
     penalty = limit.coef * ratio.log_ratio.abs()
-    return surrogates.Surrogate(
+    return Surrogate(
         torch.where(chosen, surrogate.loss + penalty, surrogate.loss), surrogate.clipped
     )
 

@@ -24,7 +24,7 @@ from keel.controllers.controllers import (
 )
 from keel.controllers.demos import CloningTrust, LossBalance
 from keel.losses.demos import Limit
-from keel.losses.ppo import Objective, SurrogateName
+from keel.losses.ppo import Objective
 from keel.networks.agent import Agent
 from keel.trust_region.certify import Algorithm, Certified
 from keel.types import HyperParams
@@ -230,7 +230,10 @@ def _cloning_controllers(config: Config) -> list[Controller]:
     return [LossBalance(cloning.coef, cloning.max_ratio, cloning.coef_min)]
 
 
-def _surrogate(config: Config) -> SurrogateName:
-    if config.region.clip is None:
+def _surrogate(config: Config) -> str:
+    region = config.region
+    if region.loss != "clip":
+        return region.loss
+    if region.clip is None:
         return "unclipped"
-    return "symmetric" if config.region.symmetric else "clip"
+    return "symmetric" if region.symmetric else "clip"

@@ -26,7 +26,7 @@ from keel.training.environments import EVALUATION_ENVS, INTERFACE, describe_spac
 from keel.training.evaluation import Score, evaluate, longest_episode
 from keel.training.session import agent_for, use_threads
 from keel.training.state import arrays
-from keel.trust import ENVIRONMENT, require_trust
+from keel.trust import ENVIRONMENT, NETWORK, require_trust
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,7 @@ def open_policy(
     config = from_dict(read_config(path))
     loaded = load_checkpoint(path, checkpoint)
     interface = _interface(config, loaded, path, trust_code)
+    require_trust(to_dict(config), path, trust_code, fields=NETWORK)
     agent = agent_for(config, interface, 0, interface.encoding)
     expected = agent.named(agent.initial)
     check_shapes(f"{loaded.path}: its weights and {config.env}", loaded.weights, expected)

@@ -23,7 +23,7 @@ from keel.training.persist import Progress, Watch, owes_evaluation, persist
 from keel.training.session import Session, initial_state
 from keel.training.source import ProgressCallback
 from keel.training.state import TrainState, pack, unpack
-from keel.trust import remember, require_trust
+from keel.trust import remember, require_importable, require_trust
 
 __all__ = ["MAY_CHANGE", "Progress", "ResumeWarning", "finished_message", "resume", "start"]
 
@@ -96,6 +96,7 @@ def resume(
     kind.check(config)
     # with the defaults of fields that were added since
     stored = asdict(kind.read(read_config(path, strict=True)))
+    require_importable(stored, path)
     require_trust(stored, path, trust_code)
     directory = RunDirectory.resume(
         path, config=asdict(config), stored=stored, may_change=MAY_CHANGE

@@ -154,7 +154,7 @@ def test_micro_batches_add_up_to_their_minibatch(reduction: str, form: str) -> N
     found = completions(agent)
     batch = batch_of(agent, found)
     objective = TokenObjective(
-        form=form, reduction=reduction, value_coef=0.0, **REDUCTIONS[reduction]
+        surrogate=form, reduction=reduction, value_coef=0.0, **REDUCTIONS[reduction]
     )
     params = moved(agent.initial, 0.02)
     index, real = torch.tensor([3, 0, 5, 1, 4, 2]), torch.ones(6)
@@ -196,7 +196,7 @@ def test_what_does_not_count_may_hold_anything(form: str) -> None:
     weight = batch.weight.clone()
     weight[:, 1] = 0.0  # a token of tool text in every row
     batch = batch._replace(weight=weight)
-    objective, params = TokenObjective(form=form, value_coef=0.0), moved(agent.initial)
+    objective, params = TokenObjective(surrogate=form, value_coef=0.0), moved(agent.initial)
     expected = gradient_of(objective, agent, params, batch)
     hole = weight == 0
     spoilt = batch._replace(

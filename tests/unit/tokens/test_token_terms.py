@@ -88,7 +88,7 @@ def with_ratios(*ratios: float, advantage: tuple[float, ...]) -> Batch:
 def test_forms_of_the_surrogate(form: Any, loss: float) -> None:
     """Ratios of 2 and ½ with advantages of 1 and −2, clipped to 0.8 and 1.2."""
     batch = with_ratios(2.0, 0.5, advantage=(1.0, -2.0))
-    measured, _, _ = evaluated(TokenObjective(form=form, value_coef=0.0), batch)
+    measured, _, _ = evaluated(TokenObjective(surrogate=form, value_coef=0.0), batch)
     assert measured == pytest.approx(loss, abs=1e-6)
 
 

@@ -163,9 +163,9 @@ def build_objective(config: Language, longest: int) -> TokenObjective:
     if region.covariance != "none":
         covariance = Covariance(region.covariance, region.covariance_share)
     free = region.clip is None and region.form == "token"
-    names = {"token": "clip", "sequence": "sequence", "cispo": "cispo"}
+    loss = region.loss if region.form == "token" else region.form
     return TokenObjective(
-        form="unclipped" if free else names[region.form],  # type: ignore[arg-type]
+        surrogate="unclipped" if free and loss == "clip" else loss,
         dual_clip=region.dual_clip,
         reduction=reduction,
         constant=float(longest) if reduction == "constant" else None,

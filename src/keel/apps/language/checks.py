@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from keel.config import named_values
 from keel.config.checks import check_numbers
+from keel.config.registries import LOSSES
 from keel.config.schema import SINKS
 from keel.errors import InputError, check_choice
 
@@ -33,6 +34,12 @@ def check(config: Language) -> None:
     for name in config.sinks:
         check_choice("log", name, SINKS)
     named_values(config.task_options, "task_options")
+    LOSSES.check(config.region.loss)
+    if config.region.form != "token" and config.region.loss != "clip":
+        raise InputError(
+            f"region.form: {config.region.form} belongs to region.loss clip, this is "
+            f"{config.region.loss}"
+        )
     check_choice("algo", config.algo, ALGORITHMS)
     if config.algo in ("grpo", "rloo", "dr_grpo") and config.sample.group < 2:
         raise InputError(

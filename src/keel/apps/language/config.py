@@ -15,6 +15,7 @@ from tyro.conf import Suppress
 
 from keel.apps.language.checks import check
 from keel.config import Checkpoints, describe, merged, named_values
+from keel.config.registries import Loss
 from keel.errors import InputError
 
 Algo = Literal["ppo", "grpo", "rloo", "reinforce_pp", "remax", "dr_grpo"]
@@ -135,6 +136,9 @@ class Region:
     """Another ε for the upper side (clip-higher)."""
     dual_clip: float | None = None
     """Bound on the loss of bad tokens that became likely."""
+    loss: Loss = "clip"
+    """The surrogate that is minimised; `module:attribute`: a function of your own, of ratio,
+    advantage and hyperparameters."""
     form: Literal["token", "sequence", "cispo"] = "token"
     """Ratios per token, per sequence (GSPO), or as a clipped weight (CISPO)."""
     reduction: REDUCTIONS = "auto"

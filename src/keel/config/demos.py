@@ -1,0 +1,42 @@
+"""Settings of demonstrations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Demonstrations:
+    """Demonstrations: behavior cloning beside the run's own experience.
+
+    `coef` times the mean of −log π of what was shown is added to the loss of the policy, inside of
+    the same trust region.
+    """
+
+    path: str = ""
+    """A folder that `keel demos record` wrote, or minari:ID; empty: no demonstrations."""
+    episodes: int | None = None
+    """Only so many of their episodes, the first."""
+    loss: Literal["plain", "filtered", "weighted"] = "plain"
+    """`plain` takes all that was shown alike; `filtered` what earned more than the critic expects;
+    `weighted` gives it the weight exp(A / temperature), A being that difference over its rms."""
+    temperature: float = 1.0
+    """Of the weights."""
+    cap: float = 20.0
+    """The largest weight."""
+    coef: float = 1.0
+    """Weight of the loss (note 001: bc_coef)."""
+    control: Literal["fixed", "decay", "adaptive"] = "adaptive"
+    """`decay` multiplies `coef` by `decay` after every update; `adaptive` lowers it while
+    demonstrations pull harder than `max_ratio` allows or against what the reward teaches, and
+    raises it again when they no longer do."""
+    steer: Literal["gradient", "loss"] = "gradient"
+    """By which ratio `adaptive` and the warning go: of the gradients' norms, with their cosine, or
+    of the losses (note 001), of which PPO's is near 0 whatever it teaches."""
+    max_ratio: float = 1.0
+    """The largest ratio of cloning to PPO that `adaptive` lets be."""
+    coef_min: float = 0.01
+    """Where `decay` and `adaptive` end."""
+    decay: float = 0.99
+    """Factor on `coef` after every update, under control `decay`."""
