@@ -24,7 +24,7 @@ from keel.networks.build import build_agent
 from keel.tracking.config_file import read_config
 from keel.tracking.reader import read_metrics
 from keel.training.api import train
-from keel.training.builder import build_region, initial_hparams
+from keel.training.builder import build_objective, initial_hparams
 from keel.training.runner import resume
 from keel.training.session import open_session
 from keel.trust import UntrustedCodeError
@@ -80,7 +80,7 @@ def agent_and_batch() -> tuple[Agent, Batch]:
 def policy_loss(objective: Objective) -> float:
     agent, batch = agent_and_batch()
     hparams = initial_hparams(from_dict({})).tensor()
-    return objective(agent, agent.initial, batch, hparams, None)[1].policy_loss.item()
+    return objective(agent, agent.initial, batch, hparams)[1].policy_loss.item()
 
 
 def test_a_function_is_what_is_averaged(here: Path) -> None:
@@ -112,11 +112,11 @@ def test_named_surrogates_are_those_that_settings_switch_on() -> None:
     for name, settings in pairs.items():
         agent = agent_and_batch()[0]
         by_name, by_switch = (
-            build_region(from_dict({"region": x})).region.objective  # type: ignore[attr-defined]
+            build_objective(from_dict({"region": x}))
             for x in ({"loss": name}, settings)
         )
         assert policy_loss(by_name) == policy_loss(by_switch), name
-        assert not dense.fits(agent, by_name)
+        assert dense.obstacle(agent, by_name)
 
 
 def test_a_name_of_keel_cannot_be_taken() -> None:
@@ -153,8 +153,8 @@ def test_from_python_it_takes_torchs_way_and_is_stored_by_path(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = open_session(from_dict(with_loss(imported().squared)))
-    session.envs.close()
-    assert not dense.fits(session.agent, session.region.region.objective)  # type: ignore[attr-defined]
+    session.source.close()
+    assert dense.obstacle(session.agent, session.algorithm.objective)  # type: ignore[arg-type]
     finish(train("CartPole-v1", runs=here / "runs", name="mine", **with_loss(imported().squared)))
     assert stored(here) == "own_parts:squared"
     assert imported().CALLS[0] == pytest.approx(0.2)
