@@ -10,13 +10,13 @@ from torch.utils._pytree import tree_leaves
 
 from keel.algorithms.optimizer import initial_opt_state, make_step
 from keel.algorithms.ppo import PPO
-from keel.distributions.vocabulary import Vocabulary
-from keel.experience.batch import Targets
+from keel.distributions.vocabulary import HEAD, Vocabulary
+from keel.experience.batch import Experience, Targets
 from keel.experience.completions import Sampling, complete
-from keel.losses.token import REFERENCE_HIDDEN, TokenObjective
+from keel.losses.token import REFERENCE_HEAD, REFERENCE_HIDDEN, TokenObjective
 from keel.networks.causal_lm import TokenAgent
 from keel.trust_region.certify import Certified
-from keel.types import HyperParams
+from keel.types import AlgorithmState, HyperParams
 
 WORDS, MOST = 5_000, 20_000
 
@@ -46,29 +46,28 @@ def test_sampling_learning_and_certifying_stay_below_the_bound() -> None:
         eos=1,
     )
     reference = agent.policy(agent.initial, found.obs)
-    rows = found.rows(**{REFERENCE_HIDDEN: reference["hidden"]})
-    learner = agent.sampled_by(agent.initial)
-    learner.dist = Vocabulary(WORDS, 16, agent.head(agent.initial).clone(), max_elements=MOST)
-    objective = TokenObjective(
-        value_coef=0.0, kl="full", reference_head=reference["head"], max_elements=MOST
+    batch = found.batch(**{REFERENCE_HIDDEN: reference["hidden"]})
+    advantage = torch.where(torch.arange(12) % 2 == 0, 1.0, -1.0)[:, None] * batch.weight
+    nothing = torch.zeros_like(advantage)
+    batch = batch._replace(
+        advantage=advantage,
+        target=nothing,
+        old_value=nothing[..., None],
+        constants={HEAD: agent.head(agent.initial).clone(), REFERENCE_HEAD: reference["head"]},
     )
-    region = Certified(PPO(epochs=1, minibatch=12, objective=objective))  # type: ignore[arg-type]
-    step = make_step(learner, objective, group_axis=None, max_grad_norm=1.0, compiled=False)
-    advantage = torch.where(torch.arange(12) % 2 == 0, 1.0, -1.0)[:, None] * rows.weight
+    objective = TokenObjective(value_coef=0.0, kl="full", max_elements=MOST)
+    step = make_step(agent, objective, max_grad_norm=1.0)
+    algorithm = Certified(PPO(agent, step, epochs=1, minibatch=12, objective=objective))
 
     def targets(params: Tensor) -> Targets:
-        return Targets(advantage, torch.zeros_like(advantage), torch.zeros(*advantage.shape, 1))
+        return Targets(batch.advantage, batch.target, batch.old_value)
 
-    whole = int(rows.weight.sum()) * WORDS
+    whole = int(batch.weight.sum()) * WORDS
     with LargestTensor() as largest:
-        _, report = region.update(
-            learner,
-            initial_opt_state(agent.initial),
-            rows,
-            targets,
+        _, report = algorithm.update(
+            AlgorithmState(initial_opt_state(agent.initial), torch.Generator().manual_seed(0)),
+            Experience(batch, targets),
             HyperParams(kl_coef=0.1),
-            torch.Generator().manual_seed(0),
-            step,
         )
     assert largest.elements <= agent.initial.numel() < whole / 2
     assert report.kl_exact.item() > 0.0

@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 import torch
 from test_token_objective import batch_of, every_token, gradient_of, true_gradient
-from test_token_runs import count_vowels, names_of, sharp, tiny
+from test_token_runs import count_vowels, names_of, ready, sharp, tiny
 from token_toys import completions, gpt2, moved, qwen
 from torch import Tensor
 
-from keel.algorithms.optimizer import initial_opt_state
-from keel.apps.language import session as sessions
+from keel.apps.language import source as sources
 from keel.apps.language.advantages import token_targets
-from keel.apps.language.loop import Iteration, initial_state, iterate
+from keel.apps.language.build import build_objective, open_session, open_source
 from keel.apps.language.preflight import preflight
-from keel.apps.language.session import Session, build_objective, open_session
+from keel.experience.batch import Batch
 from keel.experience.completions import Completions
 from keel.functional import aggregate
-from keel.losses.ppo import Batch
 from keel.losses.token import IMPORTANCE, REFERENCE, TokenObjective
 from keel.networks.causal_lm import TOKENS, TokenAgent
+from keel.training.loop import Iteration, run
+from keel.training.session import Session
 
 VOWELS = {"functions": f"{count_vowels.__module__}:{count_vowels.__name__}"}
 """A reward that differs among completions, so that there is something to learn."""
@@ -33,15 +33,12 @@ VOWELS = {"functions": f"{count_vowels.__module__}:{count_vowels.__name__}"}
 
 def one_update(session: Session, *, away: float = 0.0) -> Iteration:
     """From parameters whose tokens are not equally likely; the reference lies `away` of them."""
-    state = initial_state(session, initial_opt_state(sharp(session)))
-    if state.reference is not None:
-        state = state.replace(reference=moved(state.reference, away))
-    return iterate(session, state)
+    return next(run(session, ready(session, sharp(session.agent), away)))
 
 
 def with_tool_text(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a tool had written the second token of every completion."""
-    honest = session.complete
+    honest = session.source.complete
 
     def complete(*given: Any, **options: Any) -> Completions:
         found = honest(*given, **options)
@@ -49,7 +46,7 @@ def with_tool_text(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
         written[:, 1] = 0.0
         return found._replace(response_mask=written)
 
-    monkeypatch.setattr(session, "complete", complete)
+    monkeypatch.setattr(session.source, "complete", complete)
 
 
 def holed(agent: TokenAgent) -> tuple[Batch, Tensor]:
@@ -82,12 +79,12 @@ def test_the_penalty_in_the_reward_is_beta_times_k1() -> None:
     it would be biased (arXiv 2512.21852), with the sign turned the KL is maximised (TinyZero)."""
     kl = {"place": "reward", "coef": 0.5}
     session = open_session(tiny(algo="reinforce_pp", kl=kl))
-    state = initial_state(session, initial_opt_state(sharp(session)))
-    state = state.replace(reference=moved(state.reference, 0.1))
-    seen = iterate(session, state).sampled
-    policy = session.agent.policy(state.reference, seen.found.obs)
-    counts = seen.found.response_mask > 0
-    gap = seen.found.log_prob - session.agent.dist.log_prob(policy, seen.found.action)
+    one_update(session, away=0.1)
+    seen = session.source.last.detail
+    found = seen.completions
+    policy = session.agent.policy(session.source.reference, found.obs)
+    counts = found.response_mask > 0
+    gap = found.log_prob - session.agent.dist.log_prob(policy, found.action)
     later = torch.where(counts, gap, 0.0).flip(1).cumsum(1).flip(1)
     expected = seen.score[:, None] - 0.5 * later
     torch.testing.assert_close(seen.targets.raw[counts], expected[counts], rtol=1e-4, atol=1e-4)
@@ -112,7 +109,7 @@ def test_nats_per_sequence_are_those_per_token_times_its_tokens() -> None:
     """Of the update itself and of the sampler; with top-p log q − log π is −log of the mass kept,
     so the sampler's KL is never negative."""
     update = one_update(open_session(tiny(sample={"top_p": 0.7}, reward=VOWELS)))
-    told, found = update.metrics, update.sampled.found
+    told, found = update.metrics, update.session.source.last.detail.completions
     tokens = found.response_mask.sum().item() / len(found.response_mask)
     kept = (found.log_prob - found.sampler_log_prob)[found.response_mask > 0]
     assert told["kl/sampler_token"] == pytest.approx(-kept.mean().item(), rel=1e-4)
@@ -130,8 +127,9 @@ def test_the_reference_is_asked_at_the_temperature_of_the_policy() -> None:
     kl = {"place": "both", "loss": "full"}
     update = one_update(open_session(tiny(algo="ppo", kl=kl, sample={"temperature": 0.5})))
     assert update.metrics["kl/reference_token"] < 1e-6
-    seen = update.sampled
-    gap = (seen.found.log_prob - seen.reference.log_prob)[seen.found.response_mask > 0]
+    seen = update.session.source.last.detail
+    found = seen.completions
+    gap = (found.log_prob - seen.reference.log_prob)[found.response_mask > 0]
     assert gap.abs().max() < 1e-4
 
 
@@ -157,8 +155,8 @@ def test_dropout_of_a_model_is_off_where_it_samples_and_where_it_learns() -> Non
 def test_what_top_p_left_out_is_given_back_by_the_importance() -> None:
     """π / q is the mass that was kept: top_p at least, 1 at most; turned round it is above 1."""
     sample = {"top_p": 0.7, "max_importance": 2.0}
-    seen = one_update(open_session(tiny(sample=sample))).sampled
-    importance, written = seen.rows.obs[IMPORTANCE], seen.found.response_mask > 0
+    seen = one_update(open_session(tiny(sample=sample))).session.source.last
+    importance, written = seen.batch.obs[IMPORTANCE], seen.detail.completions.response_mask > 0
     assert 0.7 - 1e-5 <= importance[written].min() < 0.95
     assert importance[written].max() <= 1.0 + 1e-5
     assert (importance[~written] == 1.0).all()
@@ -179,22 +177,23 @@ def test_what_is_learned_from_are_the_tokens_that_were_drawn(
 ) -> None:
     """Not those that their text would be encoded to, which may be others (verl#3720)."""
     session, drawn = open_session(tiny()), []
-    honest = sessions.complete
+    honest = sources.complete
 
     def complete(*given: Any, **options: Any) -> Completions:
         drawn.append(honest(*given, **options))
         return drawn[-1]
 
-    monkeypatch.setattr(sessions, "complete", complete)
-    seen = iterate(session, initial_state(session)).sampled
-    assert torch.equal(seen.rows.obs[TOKENS], drawn[0].tokens)
-    assert torch.equal(seen.rows.action, drawn[0].action)
-    assert torch.equal(seen.rows.log_prob, drawn[0].log_prob)
+    monkeypatch.setattr(sources, "complete", complete)
+    next(run(session, ready(session)))
+    source = session.source
+    assert torch.equal(source.last.batch.obs[TOKENS], drawn[0].tokens)
+    assert torch.equal(source.last.batch.action, drawn[0].action)
+    assert torch.equal(source.last.batch.log_prob, drawn[0].log_prob)
     own = [
-        [token for token, there in zip(*row, strict=True) if there and token != session.eos]
+        [token for token, there in zip(*row, strict=True) if there and token != source.eos]
         for row in zip(drawn[0].action.tolist(), drawn[0].completion_mask.tolist(), strict=True)
     ]
-    assert own != [session.encode(text) for text in seen.texts]  # so the test can fail
+    assert own != [source.encode(text) for text in source.last.detail.texts]  # so the test can fail
 
 
 # --- masks, lengths, micro-batches ----------------------------------------------------------------
@@ -208,12 +207,13 @@ def test_tool_text_has_no_weight_in_an_update(
     (ms-swift PR#8427)."""
     session = open_session(tiny(algo="ppo", sample={"state_masking": masking}))
     with_tool_text(session, monkeypatch)
-    seen = one_update(session).sampled
-    expected = seen.found.response_mask if masking else seen.found.completion_mask
-    assert torch.equal(seen.rows.weight, expected)
-    assert bool((seen.found.response_mask != seen.found.completion_mask).any())
-    assert not seen.targets.advantage[expected == 0].any()
-    assert not seen.targets.target[expected == 0].any()
+    seen = one_update(session).session.source.last
+    found = seen.detail.completions
+    expected = found.response_mask if masking else found.completion_mask
+    assert torch.equal(seen.batch.weight, expected)
+    assert bool((found.response_mask != found.completion_mask).any())
+    assert not seen.batch.advantage[expected == 0].any()
+    assert not seen.batch.target[expected == 0].any()
 
 
 def test_the_kl_to_the_reference_is_that_of_tokens_that_count(
@@ -222,14 +222,13 @@ def test_the_kl_to_the_reference_is_that_of_tokens_that_count(
     """What the policy thinks of tool text is no KL that it could spend."""
     session = open_session(tiny(kl={"place": "loss", "loss": "full"}))
     with_tool_text(session, monkeypatch)
-    update = one_update(session, away=0.1)
-    seen, told = update.sampled, update.metrics
-    counts = seen.found.response_mask > 0
+    told, seen = one_update(session, away=0.1).metrics, session.source.last.detail
+    counts = seen.completions.response_mask > 0
     own = seen.reference.kl[counts]
     assert told["kl/reference_token"] == pytest.approx(own.mean().item(), rel=1e-4)
     per_sequence = own.sum().item() / len(counts)
     assert told["kl/reference_sequence"] == pytest.approx(per_sequence, rel=1e-4)
-    everything = seen.reference.kl[seen.found.completion_mask > 0].mean().item()
+    everything = seen.reference.kl[seen.completions.completion_mask > 0].mean().item()
     assert everything != pytest.approx(own.mean().item(), rel=1e-2)  # so the test can fail
 
 
@@ -238,9 +237,9 @@ def test_the_bound_is_on_tokens_that_count(monkeypatch: pytest.MonkeyPatch) -> N
     session = open_session(tiny(reward=VOWELS))
     with_tool_text(session, monkeypatch)
     update = one_update(session)
-    seen, after = update.sampled, update.state.opt_state.params
-    old, new = (session.agent.policy(x, seen.found.obs) for x in (seen.before, after))
-    kl = session.agent.dist.kl(old, new)[seen.found.response_mask > 0].mean().item()
+    agent, found = session.agent, session.source.last.detail.completions
+    old, new = (agent.policy(x, found.obs) for x in (sharp(agent), update.state.opt_state.params))
+    kl = agent.dist.kl(old, new)[found.response_mask > 0].mean().item()
     assert kl > 1e-4
     assert update.metrics["train/kl_exact"] == pytest.approx(kl, rel=1e-2)
 
@@ -309,13 +308,13 @@ def test_tokens_of_long_and_short_answers_weigh_the_same(algo: str) -> None:
 
 def test_preflight_names_means_per_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """An objective that divides by its own tokens, and not by those of the minibatch."""
-    session = open_session(tiny())
+    source = open_source(tiny())
     honest = TokenObjective.__call__
 
-    def alone(self, agent, params, batch, hparams, group_axis=None, total=None):
-        return honest(self, agent, params, batch, hparams, group_axis, None)
+    def alone(self, agent, params, batch, hparams, total=None):
+        return honest(self, agent, params, batch, hparams, None)
 
-    params = sharp(session)
-    assert names_of(preflight(session, params)) == set()
+    params = sharp(source.agent)
+    assert names_of(preflight(source, params)) == set()
     monkeypatch.setattr(TokenObjective, "__call__", alone)
-    assert names_of(preflight(session, params)) == {"micro-batch"}
+    assert names_of(preflight(source, params)) == {"micro-batch"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from keel.apps.language.advantages import token_rewards, token_targets
 from keel.apps.language.config import from_dict
-from keel.apps.language.loop import _likeliest
+from keel.apps.language.source import PromptSource
 from keel.experience.completions import Sampling
 
 ALGOS = ("ppo", "grpo", "rloo", "reinforce_pp", "remax", "dr_grpo")
@@ -137,7 +138,7 @@ def test_the_likeliest_completion_of_a_prompt_is_the_baseline_of_its_whole_group
         assert (examples, texts, lengths) == (["a", "b"], ["x", "y"], [2, 1])
         return SimpleNamespace(score=np.array([0.25, np.nan]), valid=np.array([True, False]))
 
-    session = SimpleNamespace(
+    source = SimpleNamespace(
         config=config("remax", group=3),
         sampling=Sampling(max_new_tokens=5, temperature=0.7),
         draws=None,
@@ -146,7 +147,8 @@ def test_the_likeliest_completion_of_a_prompt_is_the_baseline_of_its_whole_group
         texts=lambda _: ["x", "y"],
         rewards=rewards,
     )
-    baseline, valid = _likeliest(session, torch.zeros(1, 1), ["a", "b"])  # type: ignore[arg-type]
+    source._scored = partial(PromptSource._scored, source)
+    baseline, valid = PromptSource._likeliest(source, torch.zeros(1, 1), ["a", "b"])  # type: ignore[arg-type]
     assert baseline.tolist() == [0.25, 0.25, 0.25, 0.0, 0.0, 0.0]
     assert valid.tolist() == [True, True, True, False, False, False]
     assert asked == [(["a", "b"], Sampling(max_new_tokens=5, temperature=0.0))]

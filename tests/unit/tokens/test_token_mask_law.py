@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_token_runs import count_vowels, sharp, tiny
+from test_token_runs import count_vowels, ready, sharp, tiny
 from torch import Tensor
 
-from keel.algorithms.optimizer import initial_opt_state
 from keel.apps.language.advantages import token_targets
-from keel.apps.language.loop import Iteration, initial_state, iterate
+from keel.apps.language.build import open_session
 from keel.apps.language.rewards import Scores
-from keel.apps.language.session import Session, open_session
+from keel.apps.language.source import PromptSource
 from keel.experience.completions import Completions
+from keel.training.loop import Iteration, run
 
 ALGOS = ("ppo", "grpo", "rloo", "reinforce_pp", "remax", "dr_grpo")
 FAILED = 2
@@ -51,12 +51,12 @@ def test_what_tokens_of_weight_0_hold_changes_no_advantage(algo: str, junk: floa
 
 
 class Tampered:
-    """A session whose second token of every completion is a tool's, and one reward fails."""
+    """A source whose second token of every completion is a tool's, and one reward fails."""
 
-    def __init__(self, session: Session, monkeypatch: pytest.MonkeyPatch, junk: float | None):
-        self.junk, self.complete, self.rewards = junk, session.complete, session.rewards
-        monkeypatch.setattr(session, "complete", self.completed)
-        monkeypatch.setattr(session, "rewards", self.scored)
+    def __init__(self, source: PromptSource, monkeypatch: pytest.MonkeyPatch, junk: float | None):
+        self.junk, self.complete, self.rewards = junk, source.complete, source.rewards
+        monkeypatch.setattr(source, "complete", self.completed)
+        monkeypatch.setattr(source, "rewards", self.scored)
 
     def completed(self, *given: Any, **options: Any) -> Completions:
         """Completions; with junk in every token that does not count."""
@@ -98,9 +98,8 @@ def updated(algo: str, junk: float | None, monkeypatch: pytest.MonkeyPatch) -> I
         tiny(algo=algo, seed=4, kl=kl, reward=VOWELS, sample={"max_importance": 2.0})
     )
     with monkeypatch.context() as patch:
-        Tampered(session, patch, junk)
-        state = initial_state(session, initial_opt_state(sharp(session)))
-        return iterate(session, state)
+        Tampered(session.source, patch, junk)
+        return next(run(session, ready(session, sharp(session.agent))))
 
 
 @pytest.mark.parametrize("junk", [math.nan, -1e30], ids=["NaN", "huge"])
@@ -110,13 +109,14 @@ def test_what_tokens_of_weight_0_hold_changes_no_update(
 ) -> None:
     """Padding, tool text and a completion without a score: no parameter and no metric of it."""
     clean, spoilt = (updated(algo, x, monkeypatch) for x in (None, junk))
-    assert clean.sampled.rows.weight[FAILED].sum() == 0
-    assert (clean.sampled.found.attention == 0).any()
-    before, after = clean.sampled.before, clean.state.opt_state.params
+    ours, theirs = (x.session.source.last for x in (spoilt, clean))
+    assert theirs.batch.weight[FAILED].sum() == 0
+    assert (theirs.detail.completions.attention == 0).any()
+    before, after = sharp(clean.session.agent), clean.state.opt_state.params
     assert not torch.equal(before, after)
     assert torch.equal(spoilt.state.opt_state.params, after)
-    for ours, theirs in zip(spoilt.sampled.targets, clean.sampled.targets, strict=True):
-        assert torch.equal(ours, theirs)
+    for a, b in zip(ours.detail.targets, theirs.detail.targets, strict=True):
+        assert torch.equal(a, b)
     trained = [
         {k: x for k, x in iteration.metrics.items() if k.startswith("train/")}
         for iteration in (spoilt, clean)

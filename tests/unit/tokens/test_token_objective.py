@@ -11,10 +11,11 @@ from torch import Tensor
 
 from keel.algorithms.optimizer import initial_opt_state, make_step
 from keel.errors import EstimatorWarning
+from keel.experience.batch import Batch
 from keel.functional import categorical_kl
-from keel.losses.ppo import Batch
 from keel.losses.token import (
     REFERENCE,
+    REFERENCE_HEAD,
     REFERENCE_HIDDEN,
     Covariance,
     TokenObjective,
@@ -25,20 +26,15 @@ from keel.types import HyperParams
 
 
 def batch_of(agent: TokenAgent, found, advantage: Tensor | None = None, **more: Tensor) -> Batch:
-    rows = found.rows(**more)
+    batch = found.batch(**more)
     if advantage is None:
         rng = torch.Generator().manual_seed(5)
-        advantage = torch.randn(rows.weight.shape, generator=rng)
-    zero = torch.zeros_like(rows.weight)
-    return Batch(
-        rows.obs,
-        rows.behavior,
-        rows.action,
-        rows.log_prob,
-        torch.where(rows.weight > 0, advantage, 0.0),
-        zero,
-        zero[..., None],
-        rows.weight,
+        advantage = torch.randn(batch.weight.shape, generator=rng)
+    zero = torch.zeros_like(batch.weight)
+    return batch._replace(
+        advantage=torch.where(batch.weight > 0, advantage, 0.0),
+        target=zero,
+        old_value=zero[..., None],
     )
 
 
@@ -64,7 +60,17 @@ def every_token(agent: TokenAgent, params: Tensor, reference: Tensor) -> Batch:
     obs[REFERENCE] = agent.dist.log_prob(ref, tokens[:, 3:])
     obs[REFERENCE_HIDDEN] = ref["hidden"]
     zero = torch.zeros(VOCABULARY, 1)
-    return Batch(obs, {}, tokens[:, 3:], log_prob, zero, zero, zero[..., None], log_prob.exp())
+    return Batch(
+        obs,
+        behavior={},
+        action=tokens[:, 3:],
+        log_prob=log_prob,
+        weight=log_prob.exp(),
+        advantage=zero,
+        target=zero,
+        old_value=zero[..., None],
+        constants={REFERENCE_HEAD: ref["head"]},
+    )
 
 
 def true_gradient(agent: TokenAgent, params: Tensor, reference: Tensor, batch: Batch) -> Tensor:
@@ -83,7 +89,7 @@ def test_the_right_forms_descend_the_kl_to_the_reference(form: str) -> None:
     reference = moved(agent.initial, 0.1)
     batch = every_token(agent, agent.initial, reference)
     expected = true_gradient(agent, agent.initial, reference, batch)
-    objective = TokenObjective(kl=form, value_coef=0.0, reference_head=agent.head(reference))
+    objective = TokenObjective(kl=form, value_coef=0.0)
     _, gradient, _ = gradient_of(objective, agent, agent.initial, batch, kl_coef=1.0)
     assert expected.norm() > 0.1
     assert ((gradient - expected).norm() / expected.norm()).item() < 1e-3
@@ -118,8 +124,8 @@ def test_the_pull_goes_towards_the_reference() -> None:
     agent = TokenAgent(qwen())
     reference = moved(agent.initial, 0.1)
     batch = every_token(agent, agent.initial, reference)
-    objective = TokenObjective(kl="full", value_coef=0.0, reference_head=agent.head(reference))
-    step = make_step(agent, objective, group_axis=None, max_grad_norm=1.0, compiled=False)
+    objective = TokenObjective(kl="full", value_coef=0.0)
+    step = make_step(agent, objective, max_grad_norm=1.0)
     hparams = HyperParams(learning_rate=1e-3, kl_coef=1.0).tensor()
     state, index = initial_opt_state(agent.initial), torch.arange(VOCABULARY)
 
@@ -159,15 +165,7 @@ def test_micro_batches_add_up_to_their_minibatch(reduction: str, form: str) -> N
     params = moved(agent.initial, 0.02)
     index, real = torch.tensor([3, 0, 5, 1, 4, 2]), torch.ones(6)
     steps = [
-        make_step(
-            agent,
-            objective,
-            group_axis=None,
-            max_grad_norm=1e9,
-            compiled=False,
-            micro=micro,
-            workers=workers,
-        )(
+        make_step(agent, objective, max_grad_norm=1e9, micro=micro, workers=workers)(
             initial_opt_state(params),
             batch,
             index,

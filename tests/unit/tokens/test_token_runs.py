@@ -12,24 +12,30 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from token_toys import moved
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from keel.algorithms.optimizer import initial_opt_state
+from keel.apps.language import judge
 from keel.apps.language import preflight as flights
-from keel.apps.language import runner
+from keel.apps.language.build import open_session, open_source
 from keel.apps.language.config import Language, from_dict, to_dict
-from keel.apps.language.loop import initial_state, run
+from keel.apps.language.models import write_into
 from keel.apps.language.preflight import PreflightError, preflight, require
-from keel.apps.language.runner import resume, start, write_into
-from keel.apps.language.session import Session, open_session
-from keel.apps.language.supervised import examples_as_rows
+from keel.apps.language.source import PromptSource
+from keel.apps.language.supervised import examples_as_batch
 from keel.apps.language.tasks import warmup_data
 from keel.cli import main
 from keel.errors import EstimatorWarning, InputError
-from keel.networks.causal_lm import RESPONSE_MASK
+from keel.networks.causal_lm import RESPONSE_MASK, TokenAgent
 from keel.tracking.metrics import metric
 from keel.tracking.reader import read_metrics
 from keel.training.checkpoint import load
 from keel.training.evaluation import EvaluationStopped
+from keel.training.loop import run
+from keel.training.runner import resume, start
+from keel.training.session import Session, initial_state
+from keel.training.state import TrainState
 
 
 def tiny(**changes: Any) -> Language:
@@ -52,8 +58,18 @@ def tiny(**changes: Any) -> Language:
 
 
 @pytest.fixture(scope="module")
-def session() -> Session:
-    return open_session(tiny())
+def source() -> PromptSource:
+    return open_source(tiny())
+
+
+def ready(session: Session, params: torch.Tensor | None = None, away: float = 0.0) -> TrainState:
+    """The state before the first update, without a warm-up; the reference lies `away` of it."""
+    state = initial_state(session)
+    if params is not None:
+        state = state.replace(opt_state=initial_opt_state(params))
+    if session.config.kl.place != "none":
+        session.source.reference = moved(state.opt_state.params, away)
+    return state
 
 
 @pytest.mark.parametrize("algo", ["ppo", "grpo", "rloo", "reinforce_pp", "remax", "dr_grpo"])
@@ -68,7 +84,7 @@ def test_every_algorithm_keeps_the_bound(algo: str) -> None:
         )
     )
     walked = 0
-    for iteration in run(session, initial_state(session)):
+    for iteration in run(session, ready(session)):
         metrics = iteration.metrics
         assert 0.0 <= metrics["train/kl_exact"] <= 1e-4
         assert metrics["train/gate_log_ratio"] < 1e-3
@@ -87,15 +103,16 @@ def test_the_bound_holds_at_the_temperature_and_without(temperature: float) -> N
             reward={"functions": f"{__name__}:count_vowels"},
         )
     )
-    state = initial_state(session)
-    for iteration in run(session, state):
+    before = ready(session)
+    for iteration in run(session, before):
         assert iteration.metrics["train/gate_log_ratio"] < 1e-3
         assert 0.0 <= iteration.metrics["train/kl_exact"] <= 1e-4
-        seen, after = iteration.sampled, iteration.state.opt_state.params
+        batch, states = session.source.last.batch, (before, iteration.state)
         for heat in (temperature, 1.0):
-            old, new = (session.agent.policy(x, seen.found.obs, heat) for x in (seen.before, after))
-            kl = session.agent.dist.kl(old, new)[seen.rows.weight > 0].mean().item()
+            old, new = (session.agent.policy(x.opt_state.params, batch.obs, heat) for x in states)
+            kl = session.agent.dist.kl(old, new)[batch.weight > 0].mean().item()
             assert kl <= 1.01e-4
+        before = iteration.state
 
 
 def count_vowels(example: Any, completion: str) -> float:
@@ -108,15 +125,15 @@ def count_vowels(example: Any, completion: str) -> float:
 def test_forms_and_covariances_run(form: str, covariance: str) -> None:
     region = {"form": form, "covariance": covariance, "dual_clip": 3.0, "clip_high": 0.28}
     session = open_session(tiny(region=region, total_steps=8))
-    (iteration,) = run(session, initial_state(session))
+    (iteration,) = run(session, ready(session))
     assert iteration.metrics["train/kl_exact"] <= 0.05
 
 
 def test_without_a_pull_no_reference_is_kept_or_asked() -> None:
     session = open_session(tiny(total_steps=8))
-    state = initial_state(session)
-    assert state.reference is None
-    (iteration,) = run(session, state)
+    (iteration,) = run(session, ready(session))
+    assert session.source.reference is None
+    assert session.source.last.detail.reference is None
     assert iteration.metrics["train/kl_coef"] == 0.0
     assert "train/kl_reference" not in iteration.metrics
 
@@ -124,15 +141,11 @@ def test_without_a_pull_no_reference_is_kept_or_asked() -> None:
 def test_the_books_agree_with_the_policies() -> None:
     """KL to the reference, exactly and by estimators, against logits that are written out."""
     session = open_session(tiny(total_steps=8, kl={"place": "loss", "unit": "sequence"}))
-    state = initial_state(session)
-    rng = torch.Generator().manual_seed(0)
-    state = state.replace(
-        reference=state.reference + 0.1 * torch.randn(state.reference.shape, generator=rng)
-    )
+    state = ready(session, away=0.1)
     (iteration,) = run(session, state)
-    found = iteration.sampled.found
+    found = session.source.last.detail.completions
     logits = []
-    for params in (state.opt_state.params, state.reference):
+    for params in (state.opt_state.params, session.source.reference):
         write_into(session.agent, params)
         attention = found.attention.long()
         places = (attention.cumsum(1) - 1).clamp(min=0)
@@ -164,46 +177,48 @@ def test_the_books_agree_with_the_policies() -> None:
 def test_k3_in_the_reward_warns() -> None:
     session = open_session(tiny(total_steps=8, kl={"place": "reward", "reward": "k3"}))
     with pytest.raises(EstimatorWarning, match="'k3' in the reward"):
-        next(run(session, initial_state(session)))
+        next(run(session, ready(session)))
 
 
 def test_the_adaptive_beta_follows_the_kl_and_is_kept() -> None:
     kl = {"place": "loss", "controller": "adaptive", "target": 1.0, "horizon": 16.0}
     session = open_session(tiny(kl=kl))
-    coefs = [it.state.hparams.kl_coef for it in run(session, initial_state(session))]
+    coefs = [it.state.hparams.kl_coef for it in run(session, ready(session))]
     assert coefs == pytest.approx([0.01 * 0.9**n for n in (1, 2, 3, 4)], rel=1e-3)
 
 
 @pytest.mark.parametrize("settings", [{"refresh": 2}, {"ema": 0.5}])
 def test_the_reference_is_refreshed(settings: dict[str, float]) -> None:
     session = open_session(tiny(kl={"place": "loss", **settings}, total_steps=16))
-    first = initial_state(session)
-    states = [it.state for it in run(session, first)]
+    state, source = ready(session), session.source
+    first = source.reference
+    params, references = zip(
+        *((it.state.opt_state.params, source.reference) for it in run(session, state)), strict=True
+    )
     if "refresh" in settings:
-        assert torch.equal(states[0].reference, first.reference)
-        assert torch.equal(states[1].reference, states[1].opt_state.params)
+        assert torch.equal(references[0], first)
+        assert torch.equal(references[1], params[1])
     else:
-        middle = (first.reference + states[0].opt_state.params) / 2
-        torch.testing.assert_close(states[0].reference, middle)
+        torch.testing.assert_close(references[0], (first + params[0]) / 2)
 
 
-def test_tool_text_is_not_learned_from_unless_asked(session: Session) -> None:
-    rows = examples_as_rows(session, warmup_data(session.task, 4, 0))
-    own = rows.weight.sum(1)
-    seen = rows.obs["attention"][:, -rows.weight.shape[1] :].sum(1)
+def test_tool_text_is_not_learned_from_unless_asked(source: PromptSource) -> None:
+    batch = examples_as_batch(source, warmup_data(source.task, 4, 0))
+    own = batch.weight.sum(1)
+    seen = batch.obs["attention"][:, -batch.weight.shape[1] :].sum(1)
     assert (own < seen).all()  # the tool's answer stands there, and does not count
-    assert torch.equal(rows.obs[RESPONSE_MASK], rows.weight)
-    text = session.decode(rows.action[0].tolist())
+    assert torch.equal(batch.obs[RESPONSE_MASK], batch.weight)
+    text = source.decode(batch.action[0].tolist())
     assert "<result>" in text
 
 
 def test_failed_rewards_are_masked_and_counted(tmp_path: Path) -> None:
     reward = {"functions": f"{__name__}:fails_on_some", "max_failures": 1.0}
     session = open_session(tiny(reward=reward, total_steps=8))
-    (iteration,) = run(session, initial_state(session))
+    (iteration,) = run(session, ready(session))
     failed = iteration.metrics["rollout/failures"]
     assert 0 < failed < 8
-    silent = ~iteration.sampled.rows.weight.bool().any(1)
+    silent = ~session.source.last.batch.weight.bool().any(1)
     assert silent.sum() == failed
 
 
@@ -216,18 +231,17 @@ def fails_on_some(example: Any, completion: str) -> float:
 # --- preflight ----------------------------------------------------------------------------------
 
 
-def test_preflight_finds_nothing_wrong(session: Session) -> None:
-    params = session.agent.initial
-    checks = preflight(session, params, params.clone())
+def test_preflight_finds_nothing_wrong(source: PromptSource) -> None:
+    params = source.agent.initial
+    checks = preflight(source, params, params.clone())
     assert {c.name for c in checks} == {
         "dropout off", "ratio ≡ 1", "padding", "shift", "micro-batch", "KL to the reference ≡ 0",
     }  # fmt: skip
     require(checks)
 
 
-def sharp(session: Session) -> torch.Tensor:
+def sharp(agent: TokenAgent) -> torch.Tensor:
     """Parameters at which tokens are far from equally likely, and far from certain."""
-    agent = session.agent
     tree = agent.layout.unflatten(agent.initial[0].clone())
     return torch.cat([x.reshape(-1) * (8.0 if x.ndim == 2 else 1.0) for x in tree.values()])[None]
 
@@ -237,58 +251,58 @@ def names_of(checks: list[flights.Check]) -> set[str]:
 
 
 def test_preflight_names_dropout() -> None:
-    session = open_session(tiny())
-    session.agent.network.add_module("noise", torch.nn.Dropout(0.1))
-    assert names_of(preflight(session, session.agent.initial)) == {"dropout off"}
+    source = open_source(tiny())
+    source.agent.network.add_module("noise", torch.nn.Dropout(0.1))
+    assert names_of(preflight(source, source.agent.initial)) == {"dropout off"}
     with pytest.raises(PreflightError, match="dropout is on"):
-        require(preflight(session, session.agent.initial))
+        require(preflight(source, source.agent.initial))
 
 
-def test_preflight_names_another_reference(session: Session) -> None:
-    params = session.agent.initial
-    assert names_of(preflight(session, params, params * 1.5)) == {"KL to the reference ≡ 0"}
+def test_preflight_names_another_reference(source: PromptSource) -> None:
+    params = source.agent.initial
+    assert names_of(preflight(source, params, params * 1.5)) == {"KL to the reference ≡ 0"}
 
 
 def test_preflight_names_a_temperature_that_is_not_in_the_log_probs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    session = open_session(tiny(sample={"temperature": 0.5}))
+    source = open_source(tiny(sample={"temperature": 0.5}))
     honest = flights._log_probs
 
-    def forgetful(session, params, obs, found):
-        plain = dataclasses.replace(session.sampling, temperature=1.0)
-        return honest(dataclasses.replace(session, sampling=plain), params, obs, found)
+    def forgetful(source, params, obs, found):
+        plain = dataclasses.replace(source.sampling, temperature=1.0)
+        return honest(dataclasses.replace(source, sampling=plain), params, obs, found)
 
-    params = sharp(session)
-    require(preflight(session, params))
+    params = sharp(source.agent)
+    require(preflight(source, params))
     monkeypatch.setattr(flights, "_log_probs", forgetful)
-    assert "ratio ≡ 1" in names_of(preflight(session, params))
+    assert "ratio ≡ 1" in names_of(preflight(source, params))
 
 
 def test_preflight_names_padding_that_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = open_session(tiny())
+    source = open_source(tiny())
     padded = flights._padded
 
-    def careless(session, found, extra=3):
-        obs = padded(session, found, extra)
+    def careless(source, found, extra=3):
+        obs = padded(source, found, extra)
         obs["attention"] = torch.ones_like(obs["attention"])
         return obs
 
     monkeypatch.setattr(flights, "_padded", careless)
-    assert names_of(preflight(session, sharp(session))) == {"padding"}
+    assert names_of(preflight(source, sharp(source.agent))) == {"padding"}
 
 
 def test_preflight_names_labels_that_are_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     import keel.networks.shared_prefix as models
 
-    session = open_session(tiny())
+    source = open_source(tiny())
     honest = models.states
 
     def shifted(backbone, parameters, tokens, attention, last):
         return honest(backbone, parameters, torch.roll(tokens, -1, 1), attention, last)
 
     monkeypatch.setattr(models, "states", shifted)
-    assert {"ratio ≡ 1", "shift"} <= names_of(preflight(session, sharp(session)))
+    assert {"ratio ≡ 1", "shift"} <= names_of(preflight(source, sharp(source.agent)))
 
 
 # --- runs on disk -------------------------------------------------------------------------------
@@ -307,7 +321,7 @@ def test_a_run_resumes_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         raise EvaluationStopped
 
     with monkeypatch.context() as patched:
-        patched.setattr(runner, "judge", stopped)
+        patched.setattr(judge, "judge", stopped)
         *_, unjudged = resume(tmp_path / "part" / "seed-0")
     assert unjudged.done
     assert "eval/success" not in unjudged.metrics
@@ -337,7 +351,7 @@ def test_a_checkpoint_is_a_model_of_hugging_face(tmp_path: Path) -> None:
     with torch.no_grad():
         ours = session.agent.network.model(tokens).logits
         torch.testing.assert_close(model(tokens).logits, ours)
-    again = open_session(tiny(model={"path": str(found.path)}))
+    again = open_source(tiny(model={"path": str(found.path)}))
     torch.testing.assert_close(
         again.agent.initial, last.iteration.state.opt_state.params, rtol=0, atol=0
     )
@@ -347,7 +361,7 @@ def test_only_adapters_learn(tmp_path: Path) -> None:
     reward = {"functions": f"{__name__}:count_vowels"}
     session = open_session(tiny(model={"lora_rank": 2}, total_steps=8, reward=reward))
     assert all("lora_" in name for name in session.agent.layout.names)
-    (iteration,) = run(session, initial_state(session))
+    (iteration,) = run(session, ready(session))
     assert iteration.metrics["train/gate_log_ratio"] < 1e-3
     assert not torch.equal(iteration.state.opt_state.params, session.agent.initial)
 

@@ -12,12 +12,13 @@ from torch import Tensor
 from keel.algorithms.optimizer import StepResult, initial_opt_state
 from keel.algorithms.supervised import Likelihood, one_pass
 from keel.distributions.vocabulary import HEAD, HIDDEN, Vocabulary
-from keel.experience.batch import Rows
+from keel.experience.batch import Batch
 from keel.functional import categorical_kl
-from keel.losses.ppo import Batch, Statistics
+from keel.losses.ppo import Statistics
 from keel.losses.token import (
     IMPORTANCE,
     REFERENCE,
+    REFERENCE_HEAD,
     REFERENCE_HIDDEN,
     Covariance,
     TokenObjective,
@@ -56,7 +57,16 @@ def batch_of(log_prob: Tensor, advantage: Tensor, weight: Tensor | None = None) 
     one = torch.ones_like(log_prob)
     weight = one if weight is None else weight
     obs = {VALUE: 3.0 * one}
-    return Batch(obs, {}, 0 * one.long(), log_prob, advantage, one, one[..., None], weight)
+    return Batch(
+        obs,
+        behavior={},
+        action=0 * one.long(),
+        log_prob=log_prob,
+        weight=weight,
+        advantage=advantage,
+        target=one,
+        old_value=one[..., None],
+    )
 
 
 def evaluated(
@@ -105,12 +115,15 @@ def test_the_loss_is_the_sum_of_its_terms() -> None:
     """On-policy with no advantage: 0.5·½(3 − 1)² − 0.1·log 4 + 0.3·KL(π‖reference)."""
     logits = torch.tensor([[[1.0, 0.0, -1.0, 2.0]]])
     reference = torch.tensor([[[0.0, 0.5, 0.0, -0.5]]])
-    objective = TokenObjective(kl="full", reference_head=torch.eye(TOKENS))
+    objective = TokenObjective(kl="full")
     log_p = logits.log_softmax(-1)
     entropy = -(log_p.exp() * log_p).sum().item()
     kl = categorical_kl(logits, reference).item()
     batch = batch_of(log_p[..., 0], torch.zeros(1, 1))
-    batch = batch._replace(obs=batch.obs | {REFERENCE_HIDDEN: reference})
+    batch = batch._replace(
+        obs=batch.obs | {REFERENCE_HIDDEN: reference},
+        constants={REFERENCE_HEAD: torch.eye(TOKENS)},
+    )
     loss, gradient, told = evaluated(objective, batch, logits, entropy_coef=0.1, kl_coef=0.3)
     assert loss == pytest.approx(0.5 * 2.0 - 0.1 * entropy + 0.3 * kl, rel=1e-5)
     assert told.value_loss.item() == pytest.approx(2.0)
@@ -146,7 +159,7 @@ def test_a_reference_of_tokens_that_do_not_count_may_hold_anything() -> None:
 def test_the_kl_to_the_policy_that_sampled_is_tracked_and_not_learned() -> None:
     old = torch.tensor([[[1.0, 0.0, 0.0, 0.0]]])
     batch = batch_of(old.log_softmax(-1)[..., 0], torch.zeros(1, 1))
-    batch = batch._replace(behavior={HIDDEN: old, HEAD: torch.eye(TOKENS)})
+    batch = batch._replace(behavior={HIDDEN: old}, constants={HEAD: torch.eye(TOKENS)})
     loss, gradient, told = evaluated(TokenObjective(track_kl=True, value_coef=0.0), batch)
     assert told.kl.item() == pytest.approx(categorical_kl(old, 0.0 * old).item(), rel=1e-5)
     assert loss == 0.0
@@ -258,7 +271,7 @@ def test_a_part_of_a_minibatch_is_divided_by_the_whole() -> None:
 
 def test_one_pass_takes_every_sequence_once() -> None:
     """Five in minibatches of two: three steps, whose losses of 3, 4 and 8 are 5 in the mean."""
-    rows = Rows({}, {}, torch.zeros(5, 1), torch.zeros(5, 1), torch.ones(5, 1), None)
+    rows = Batch({}, {}, torch.zeros(5, 1), torch.zeros(5, 1), torch.ones(5, 1))
     losses, seen = iter((3.0, 4.0, 8.0)), []
 
     def step(
