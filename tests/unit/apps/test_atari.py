@@ -12,7 +12,7 @@ from PIL import Image
 from keel.apps.atari import milestones
 from keel.config import from_dict
 from keel.envs import make_envs
-from keel.training.session import atari_options
+from keel.training.environments import atari_options
 
 pytest.importorskip("ale_py")
 

@@ -7,9 +7,9 @@ import torch
 
 from keel.config import Faults
 from keel.experience.faults import broken, interleaved
+from keel.experience.rollout import Rollout
 from keel.functional import gae, kl_estimate
 from keel.keys import MASK
-from keel.types import Rollout
 
 
 def test_interleaving_reads_other_agents_as_the_future() -> None:

@@ -11,13 +11,13 @@ from gymnasium import spaces
 from torch import Tensor
 
 from keel.config import Advantage, Critic, Network
+from keel.experience.rollout import Rollout
 from keel.experience.targets import compute_targets
 from keel.functional import gae
 from keel.networks import popart
 from keel.networks.agent import Agent
 from keel.networks.build import build_agent
 from keel.networks.critics import Histogram, Quantile, calibration
-from keel.types import Rollout
 
 T, N = 12, 3
 DRAWS = 500

@@ -10,8 +10,8 @@ import torch
 
 from keel.config import Advantage
 from keel.errors import InputError
+from keel.experience.rollout import Rollout
 from keel.experience.targets import check_groups, group_of
-from keel.types import Rollout
 
 GROUPED = Advantage(normalize="group")
 

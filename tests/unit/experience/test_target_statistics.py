@@ -12,11 +12,11 @@ from torch import Tensor
 
 from keel.config import Advantage, Critic, Network
 from keel.distributions.actions import Categorical
+from keel.experience.rollout import Rollout
 from keel.experience.targets import compute_targets
 from keel.networks.actor_critic import Flatten, Head, SeparateActorCritic
 from keel.networks.agent import Agent
 from keel.networks.build import build_agent
-from keel.types import Rollout
 
 BOX = spaces.Box(-1.0, 1.0, (2,))
 ALONE = build_agent(BOX, spaces.Discrete(2), Network(hidden=(4,)), 0, Critic())

@@ -11,8 +11,8 @@ from gymnasium import spaces
 
 from keel.config import Advantage, Network, from_dict
 from keel.envs import make_envs
-from keel.experience.batch import rows_of
 from keel.experience.collector import Collector
+from keel.experience.rollout import Rollout
 from keel.experience.targets import compute_targets
 from keel.networks.agent import Agent
 from keel.networks.build import build_agent
@@ -23,11 +23,10 @@ from keel.networks.recurrent import (
     GRU,
     torch_operations,
 )
-from keel.training.builder import build_region
+from keel.training.builder import build_algorithm
 from keel.training.session import open_session
 from keel.trust_region.gate import check_replay
 from keel.trust_region.measure import exact_kl
-from keel.types import Rollout
 
 BOX = spaces.Box(-1.0, 1.0, (3,))
 
@@ -109,21 +108,21 @@ def collect(memory: str, autoreset: Any = "next_step", steps: int = 40) -> tuple
     collector = Collector(envs, agent, steps, envs.reset(0), np.random.default_rng(0))
     collector.begin(collector.obs)
     collector.collect(agent.initial, 1.0, None)
-    collected = collector.collect(agent.initial, 1.0, None)
+    rollout = collector.collect(agent.initial, 1.0, None)
     envs.close()
-    assert collected.value is not None
-    assert (collected.rollout.terminated | collected.rollout.truncated).any()
-    return agent, collected.rollout
+    assert rollout.value is not None
+    assert (rollout.terminated | rollout.truncated).any()
+    return agent, rollout
 
 
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
 @pytest.mark.parametrize("memory", ["actor", "critic", "both"])
 def test_replaying_sequences_gives_what_acting_gave(memory: str, autoreset: str) -> None:
     agent, rollout = collect(memory, autoreset)
-    rows = rows_of(rollout)
-    assert rows.weight.shape == (3, 40)
-    assert check_replay(agent, agent.initial, rows, 1.0, enforce=True) < 1e-5
-    assert exact_kl(agent, agent.initial, rows, 1.0).item() < 1e-10
+    batch = rollout.batch()
+    assert batch.weight.shape == (3, 40)
+    assert check_replay(agent, agent.initial, batch, 1.0, enforce=True) < 1e-5
+    assert exact_kl(agent, agent.initial, batch, 1.0).item() < 1e-10
 
 
 def step_by_step(agent: Agent, rollout: Rollout) -> torch.Tensor:
@@ -183,13 +182,14 @@ def test_a_truncated_episode_goes_on_from_its_own_memory(at_the_end: bool) -> No
 
 def test_minibatches_are_whole_sequences() -> None:
     config = from_dict({"network": {"memory": "both"}, "rollout_steps": 64})
-    assert build_region(config).region.minibatch == 4  # 256 steps of 64 each
+    algorithm: Any = build_algorithm(config, build("both"), step=lambda *_: pytest.fail("unused"))
+    assert algorithm.algorithm.minibatch == 4  # 256 steps of 64 each
 
 
 def test_a_sequence_is_not_compiled() -> None:
     config = from_dict({"network": {"memory": "actor"}, "total_steps": 10_000_000})
     session = open_session(config)
-    session.envs.close()
+    session.source.close()
     assert session.choices["compile"] is False
 
 

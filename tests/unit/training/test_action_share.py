@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from keel.training.loop import _action_share
-from keel.types import Rollout
+from keel.experience.rollout import Rollout
+from keel.training.environments import _action_share
 
 
 def rollout(action: torch.Tensor, weight: torch.Tensor) -> Rollout:

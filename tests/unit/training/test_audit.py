@@ -14,8 +14,9 @@ from gymnasium import spaces
 
 from keel.config import from_dict
 from keel.presets import preset
+from keel.training.environments import EnvironmentSource
 from keel.training.loop import run
-from keel.training.session import Session, initial_state, open_session
+from keel.training.session import initial_state, open_session
 from keel.training.state import TrainState
 
 ROUNDING = 1e-4
@@ -73,14 +74,14 @@ class Acting:
     temperature: float
 
     @classmethod
-    def of(cls, session: Session, state: TrainState) -> Acting:
-        named = session.agent.layout.unflatten(state.opt_state.params[0])
+    def of(cls, source: EnvironmentSource, state: TrainState) -> Acting:
+        named = source.agent.layout.unflatten(state.opt_state.params[0])
         mean: Any = 0.0
         inverse: Any = 1.0
-        if state.obs_normalizer is not None:
-            mean, inverse = (x.astype(np.float64) for x in state.obs_normalizer.scaling["obs"])
+        if source.obs_normalizer is not None:
+            mean, inverse = (x.astype(np.float64) for x in source.obs_normalizer.scaling["obs"])
         weights = {name: x.numpy().astype(np.float64) for name, x in named.items()}
-        return cls(weights, mean, inverse, state.temperature)
+        return cls(weights, mean, inverse, source.temperature)
 
     def output(self, raw: np.ndarray) -> np.ndarray:
         """The last layer of the actor, `[R, K]`; hidden layers are tanh."""
@@ -113,28 +114,29 @@ def test_what_acts_next_is_inside_the_bound_of_what_acted(name: str) -> None:
     of, changes = RUNS[name]
     small = {"rollout_steps": 256, "total_steps": 100_000, "seed": 3}
     session = open_session(from_dict(small | changes, base=preset(of)))
+    source: Any = session.source
     try:
         state, used, temperatures = initial_state(session), [], {1.0}
+        new = Acting.of(source, state)
         for iteration in run(session, state):
-            before, state = state, iteration.state
-            store = session.collector._store
+            old, new = new, Acting.of(source, iteration.state)
+            store = source.collector._store
             raw = store.get("raw/obs", store["obs/obs"]).astype(np.float64)
             counts = ~store["ignored"].reshape(-1)
             rows = raw.reshape(-1, raw.shape[-1])[counts]
-            old, new = Acting.of(session, before), Acting.of(session, state)
             without = replace(old, temperature=1.0).kl_to(replace(new, temperature=1.0), rows)
             kl = max(old.kl_to(new, rows).mean(), without.mean())
             bound = iteration.metrics["train/max_kl"]
             assert kl <= bound * (1.0 + ROUNDING)
             assert kl == pytest.approx(iteration.metrics["train/kl_exact"], rel=1e-3, abs=1e-7)
             used.append(kl / bound)
-            temperatures.add(state.temperature)
-            if state.iteration == 12:
+            temperatures.add(source.temperature)
+            if iteration.state.iteration == 12:
                 break
     finally:
-        session.envs.close()
+        source.close()
     assert max(used) > 0.05, "an update that goes nowhere keeps any bound"
     heated = "pulses" in name or "ladder" in name
     assert (max(temperatures) == 3.0) == heated, "a pulse gets to its height"
-    if state.obs_normalizer is not None:
-        assert not np.array_equal(state.obs_normalizer.scaling["obs"].mean, 0.0 * rows[0])
+    if source.obs_normalizer is not None:
+        assert not np.array_equal(source.obs_normalizer.scaling["obs"].mean, 0.0 * rows[0])

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from keel.config import Config, from_dict
-from keel.experience.collector import Collected
+from keel.experience.rollout import Rollout
 from keel.keys import MASK
 from keel.networks.recurrent import EPISODE_STARTS
+from keel.training.environments import EnvironmentSource
 from keel.training.loop import iterate
-from keel.training.session import Session, initial_state, open_session
+from keel.training.session import initial_state, open_session
 from keel.training.state import TrainState
 
 AUTORESET: dict[str, Any] = {"env": "CartPole-v1"}
@@ -58,9 +59,8 @@ def small(changes: dict[str, Any]) -> Config:
     return from_dict(changes, base)
 
 
-def unread(collected: Collected) -> Tensor:
+def unread(rollout: Rollout) -> Tensor:
     """Rows whose observation is read by nobody: of weight 0, and not the last of a cut episode."""
-    rollout = collected.rollout
     cut = torch.cat([torch.zeros_like(rollout.truncated[:1]), rollout.truncated[:-1]])
     return (rollout.weight == 0) & ~cut
 
@@ -75,53 +75,51 @@ def filled(x: Any, rows: Tensor, junk: float) -> Any:
     return put.numpy() if isinstance(x, np.ndarray) else put
 
 
-def poisoned(collected: Collected, junk: float) -> Collected:
+def poisoned(rollout: Rollout, junk: float) -> Rollout:
     """The same rollout with junk wherever a row does not count."""
-    rollout, raw = collected.rollout, collected.raw
-    dead, free = rollout.weight == 0, unread(collected)
+    raw, value = rollout.raw_obs, rollout.value
+    dead, free = rollout.weight == 0, unread(rollout)
     known = {MASK, EPISODE_STARTS}
     obs = {k: x if k in known else filled(x, free, junk) for k, x in rollout.obs.items()}
-    return collected._replace(
-        rollout=replace(
-            rollout,
-            obs=obs,
-            reward=filled(rollout.reward, dead, junk),
-            log_prob=filled(rollout.log_prob, dead, junk),
-            behavior={k: filled(x, dead, junk) for k, x in rollout.behavior.items()},
-        ),
-        reward=filled(collected.reward, dead, junk),
-        value=None if collected.value is None else filled(collected.value, dead, junk),
-        raw=raw and raw._replace(rows={k: filled(x, free, junk) for k, x in raw.rows.items()}),
+    return replace(
+        rollout,
+        obs=obs,
+        reward=filled(rollout.reward, dead, junk),
+        log_prob=filled(rollout.log_prob, dead, junk),
+        behavior={k: filled(x, dead, junk) for k, x in rollout.behavior.items()},
+        raw_reward=filled(rollout.raw_reward, dead, junk),
+        value=None if value is None else filled(value, dead, junk),
+        raw_obs=raw and raw._replace(rows={k: filled(x, free, junk) for k, x in raw.rows.items()}),
     )
 
 
 class Poisoner:
     """A collector between the environments and the loop."""
 
-    def __init__(self, session: Session, change: Callable[[Collected], Collected]) -> None:
-        self.collector, self.change, self.dead = session.collector, change, 0
+    def __init__(self, source: EnvironmentSource, change: Callable[[Rollout], Rollout]) -> None:
+        self.collector, self.change, self.dead = source.collector, change, 0
 
-    def collect(self, *given: Any) -> Collected:
-        collected = self.collector.collect(*given)
-        self.dead += int((collected.rollout.weight == 0).sum())
-        return self.change(collected)
+    def collect(self, *given: Any) -> Rollout:
+        rollout = self.collector.collect(*given)
+        self.dead += int((rollout.weight == 0).sum())
+        return self.change(rollout)
 
 
 def two_iterations(
-    config: Config, change: Callable[[Collected], Collected]
+    config: Config, change: Callable[[Rollout], Rollout]
 ) -> tuple[TrainState, list[dict[str, float]], int]:
     """Train twice on what `change` makes of the rollouts; the state, the metrics, the dead rows."""
     session = open_session(config)
+    source: Any = session.source
     try:
-        poisoner = Poisoner(session, change)
-        session.collector = poisoner  # type: ignore[assignment]
+        poisoner = source.collector = Poisoner(source, change)
         state, metrics = initial_state(session), []
         for _ in range(2):
             state, _, told = iterate(session, state)
             metrics.append({k: x for k, x in told.items() if not k.startswith("time/")})
         return state, metrics, poisoner.dead
     finally:
-        session.envs.close()
+        source.close()
 
 
 @pytest.mark.parametrize("junk", [math.nan, 1e30], ids=["NaN", "huge"])
@@ -131,7 +129,7 @@ def test_what_rows_of_weight_0_hold_changes_no_parameter_and_no_metric(
 ) -> None:
     monkeypatch.syspath_prepend(TOYS)
     config = small(VARIANTS[name])
-    clean, metrics, dead = two_iterations(config, lambda collected: collected)
+    clean, metrics, dead = two_iterations(config, lambda rollout: rollout)
     other, poisoned_metrics, _ = two_iterations(config, lambda x: poisoned(x, junk))
     assert dead > 5
     assert torch.equal(clean.opt_state.params, other.opt_state.params)

@@ -17,9 +17,10 @@ from keel.envs import make_envs
 from keel.envs.faults import BadStepError
 from keel.envs.vector import VectorEnvs
 from keel.errors import InputError
+from keel.experience.rollout import Rollout
 from keel.experience.targets import group_of
 from keel.training.loop import train
-from keel.types import HyperParams, Rollout
+from keel.types import HyperParams
 
 
 class Herd(gymnasium.Env[Any, Any]):
@@ -94,17 +95,17 @@ def test_a_group_that_is_no_number_is_named():
 @pytest.mark.parametrize("group", ["", f"{__name__}:by_first_number"])
 def test_advantages_are_normalized_within_groups(group: str, monkeypatch: pytest.MonkeyPatch):
     """Rewards of size 1, 10 and 100: over the batch the largest group would drown the others."""
-    import keel.training.loop as loop
+    import keel.training.environments as environments
 
     seen: list[tuple[Rollout, torch.Tensor]] = []
-    real = loop.compute_targets
+    real = environments.compute_targets
 
     def watch(*args: Any) -> Any:
         learned, statistics = real(*args)
         seen.append((args[2], learned.advantage))
         return learned, statistics
 
-    monkeypatch.setattr(loop, "compute_targets", watch)
+    monkeypatch.setattr(environments, "compute_targets", watch)
     for _ in train(from_dict(tiny(advantage={"normalize": "group", "group": group}))):
         pass
     rollout, advantage = seen[0]

@@ -14,12 +14,12 @@ import torch
 
 from keel.apps.language.config import Language, Model, from_dict
 from keel.apps.language.inspect import judge_run
+from keel.apps.language.models import make_model
 from keel.apps.language.pretrained import conversion, load_pretrained
-from keel.apps.language.runner import resume, start
-from keel.apps.language.session import make_model
 from keel.apps.language.tokenizer import build_tokenizer
 from keel.errors import InputError
 from keel.tracking.config_file import read_config
+from keel.training.runner import resume, start
 
 
 @pytest.fixture(scope="module")
