@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from keel.apps.language.summary import SUMMARY
 from keel.look import BLUE, GREEN, GREY, INK, ORANGE, new_figure, tidy
 from keel.tracking.drawing import column, line, write_png
 from keel.tracking.reader import MetricsTable, read_metrics
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     Values = NDArray[np.float64]
 
-PICTURE, SUMMARY = "language.png", "language.json"
+PICTURE = "language.png"
 
 
 def draw_language(path: Path, target: float | None = None) -> Path:

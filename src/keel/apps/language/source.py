@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from keel.algorithms.optimizer import Loss, Step, initial_opt_state, make_step
 from keel.apps.language.advantages import TokenTargets, token_targets
-from keel.apps.language.config import Language, decoding
+from keel.apps.language.config import Language
 from keel.apps.language.kl_accounting import (
     Reference,
     compare_with,
@@ -35,7 +34,6 @@ from keel.experience.completions import Completions, Sampling, complete
 from keel.functional import kl_reward
 from keel.losses.token import IMPORTANCE, REFERENCE, REFERENCE_HEAD, REFERENCE_HIDDEN
 from keel.networks.causal_lm import TokenAgent
-from keel.tracking.files import replace_file
 from keel.training.seeding import Seeds
 from keel.training.source import Metrics, ProgressCallback, Saved
 from keel.training.state import TrainState
@@ -44,7 +42,6 @@ from keel.types import HyperParams, UpdateReport
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SUMMARY = "language.json"
 HEATMAP = "tokens.html"
 
 
@@ -278,27 +275,9 @@ class PromptSource:
         self, params: Tensor, scores: Metrics, path: Path, on_progress: ProgressCallback | None
     ) -> Metrics:
         """Train the control, write the summary, and return metrics of both."""
-        from keel.apps.language.supervised import control
+        from keel.apps.language.summary import conclude
 
-        metrics: dict[str, float] = {}
-        summary: dict[str, Any] = {
-            "task": self.config.task,
-            "algo": self.config.algo,
-            "decoding": decoding(self.config),
-            "warm_up": self.warm_up,
-            "rl": {
-                **{k.removeprefix("eval/"): v for k, v in scores.items()},
-                "passes": self.passes,
-            },
-        }
-        if self.start is not None:
-            result = control(self, self.start, self.passes, on_progress)
-            summary["control"] = result
-            metrics["eval/control_success"] = result["success"]
-        if "judged_success" in self.warm_up:
-            metrics["eval/warmup_success"] = self.warm_up["judged_success"]
-        replace_file(path / SUMMARY, (json.dumps(_finite(summary), indent=1) + "\n").encode())
-        return metrics
+        return conclude(self, scores, path, on_progress)
 
     def state_dict(self) -> Saved:
         """Return the reference, the start of the control, books and generators."""
@@ -412,10 +391,3 @@ class PromptSource:
         size = float(completions.attention.sum().item())
         config = self.config
         return size * (2.0 + (config.kl.place != "none") + 3.0 * config.region.epochs)
-
-
-def _finite(x: Any) -> Any:
-    """Return plain data with None in place of numbers that JSON does not know."""
-    if isinstance(x, dict):
-        return {k: _finite(v) for k, v in x.items()}
-    return None if isinstance(x, float) and not math.isfinite(x) else x
