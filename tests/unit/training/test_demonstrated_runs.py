@@ -6,6 +6,8 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,8 @@ from keel.cli import main
 from keel.cli.live import plain_line
 from keel.config import Config, Demonstrations, check
 from keel.errors import InputError
-from keel.training.loop import _cloning_metrics, train
+from keel.training.environments import EnvironmentSource
+from keel.training.loop import train
 from keel.training.runner import resume, start
 
 CARTPOLE = presets.preset("CartPole")
@@ -67,10 +70,15 @@ def test_an_unbalanced_run_is_warned_of(demos: Path):
 @pytest.mark.parametrize(("ratio", "warned"), [(1.99, False), (2.0, False), (2.01, True)])
 def test_the_warning_is_given_above_two_and_is_the_ratio(ratio: float, warned: bool):
     metrics = {"train/bc_coef": 0.3, "train/bc_ppo_ratio": ratio, "train/bc_gradient_ratio": 0.1}
-    told = _cloning_metrics(metrics)
+
+    def told_of(metrics: dict[str, float]) -> dict[str, float]:
+        given: Any = SimpleNamespace(metrics=metrics)
+        return EnvironmentSource.after_update(*[None] * 3, given)  # type: ignore[arg-type]
+
+    told = told_of(metrics)
     assert told["train/bc_coef_adjusted"] == 0.3
     assert str(told["warn/bc_dominates"]) == str(ratio if warned else math.nan)
-    assert _cloning_metrics({"train/loss": 1.0}) == {}
+    assert told_of({"train/loss": 1.0}) == {}
 
 
 def test_the_coefficient_reported_is_the_one_in_use(demos: Path):

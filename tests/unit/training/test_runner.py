@@ -21,7 +21,7 @@ from keel.config import Config, from_dict
 from keel.errors import InputError
 from keel.tracking.config_file import dump_config, read_config
 from keel.tracking.reader import read_metrics
-from keel.training import runner
+from keel.training import environments
 from keel.training.checkpoint import load, newest_step
 from keel.training.loop import iterate
 from keel.training.runner import Progress, ResumeWarning, resume, start
@@ -155,7 +155,7 @@ def test_the_best_evaluation_stays_the_best(
         value = next(scores)
         return SimpleNamespace(metrics=lambda: {"eval/return_mean": value})
 
-    monkeypatch.setattr(runner, "evaluate", scored)
+    monkeypatch.setattr(environments, "evaluate", scored)
     config = tiny(evaluation={"every": 128}, checkpoints={"every": 128, "keep": 1})
     path = tmp_path / "run" / "seed-0"
     run = start(config, tmp_path, "run")
@@ -188,7 +188,7 @@ def test_the_critic_may_have_a_learning_rate_of_its_own(tmp_path: Path) -> None:
     try:
         after, _, _ = iterate(session, initial_state(session))
     finally:
-        session.envs.close()
+        session.source.close()
     moved = ((after.opt_state.params - session.agent.initial).abs() > 1e-20)[0]
     critic = session.agent.layout.columns("critic")
     assert moved[~critic].double().mean() > 0.9
@@ -369,8 +369,7 @@ def test_the_price_of_the_certificate_is_logged(tmp_path: Path) -> None:
 
 def test_small_matrices_are_multiplied_by_one_thread() -> None:
     """Whichever library does it: a second thread would only wait, and take a core for it."""
-    session = open_session(tiny())
-    session.envs.close()
+    open_session(tiny()).source.close()
     threads = [i["num_threads"] for i in threadpool_info() if i["user_api"] == "blas"]
     assert threads
     assert set(threads) == {1}
