@@ -78,8 +78,10 @@ MAY_NAME = {
     "envs/names.py": {"apps"},
     "trust.py": {"ablate"},
     "config/registries.py": {"losses", "networks", "training", "functional"},
+    "training/kinds.py": {"apps"},
 }
-"""Names of what comes with Keel, in texts that point right: nothing is imported before its use."""
+"""Names of what comes with Keel (aliases of environments, functions, kinds of runs), in texts that
+point right: nothing is imported before its use."""
 NAMED_MODULE = re.compile(r"keel((?:\.[a-z_]\w*)+)(?::\w+)?")
 """A text that is nothing but the name of a module, or of something in one."""
 

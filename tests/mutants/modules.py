@@ -64,6 +64,8 @@ ALGORITHMS = {
         DEFAULTS,
     ],
     "algorithms/happo": ["test_many_agents.py", DEFAULTS],
+    "algorithms/popart": ["test_popart.py"],
+    "algorithms/accelerate": ["test_accelerate.py"],
     "algorithms/optimizer": [
         "test_micro_batches.py",
         "test_without_adam.py",
