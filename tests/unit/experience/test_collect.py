@@ -46,7 +46,7 @@ def test_a_truncated_row_is_bootstrapped_from_what_it_saw_last(autoreset: Any, k
     agent = build_agent(envs.observation_space, envs.action_space, Network(), seed=0)
     collector = Collector(envs, agent, 13, envs.reset(0), np.random.default_rng(0))
     collector.begin(collector.obs)
-    rollout = collector.collect(agent.initial, 1.0, None).rollout
+    rollout = collector.collect(agent.initial, 1.0, None)
     envs.close()
     value = agent.value(agent.initial, rollout.obs) if known else None
     learned, _ = compute_targets(
@@ -67,7 +67,7 @@ def test_pictures_are_stored_with_channels_last_and_nothing_else_changes() -> No
     first = envs.reset(0)
     collector = Collector(envs, agent, 3, first, np.random.default_rng(0))
     collector.begin(first)
-    rollout = collector.collect(agent.initial, 1.0, None).rollout
+    rollout = collector.collect(agent.initial, 1.0, None)
     envs.close()
     stored = rollout.obs["obs"]
     assert (stored[0].numpy() == first["obs"]).all()
