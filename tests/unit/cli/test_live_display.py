@@ -14,7 +14,7 @@ from rich.text import Text
 
 from keel import cli
 from keel.apps.language.config import Language, Sample, decoding
-from keel.cli.evaluate import _language_text
+from keel.cli.language import _text
 from keel.cli.live import Display, OutputError, plain_line, print_health
 from keel.cli.progress import ResizableLive
 from keel.cli.render import PipedConsole
@@ -185,6 +185,4 @@ def test_how_completions_are_drawn_is_said() -> None:
         "success": 0.5, "return_mean": 0.5, "length_mean": 3.0, "completions": [],
         "scores": [],
     }  # fmt: skip
-    assert "4 held-out prompts, greedy\nsolved  50.0% (95 %: 15.0% to 85.0%)" in _language_text(
-        told
-    )
+    assert "4 held-out prompts, greedy\nsolved  50.0% (95 %: 15.0% to 85.0%)" in _text(told)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from keel.cli import main
+from keel.cli.environments import resolve
 from keel.cli.note_flags import (
     ALIASES,
     AMBIGUOUS,
@@ -26,7 +27,6 @@ from keel.cli.note_flags import (
     take_tags,
     translate_train,
 )
-from keel.cli.train import resolve
 from keel.config.options import named_values
 from keel.config.origins import leaves
 from keel.presets import preset

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import yaml
 import keel
 from keel.cli import language as language_command
 from keel.cli.arguments import check_file
-from keel.cli.train import is_language, parse, run
+from keel.cli.environments import GRAMMAR, parse
+from keel.cli.kinds import grammar_for
+from keel.cli.train import run
 from keel.errors import InputError
 
 
@@ -76,11 +79,17 @@ def test_a_file_of_a_run_on_tokens_trains_one(
 ) -> None:
     path = tmp_path / "tokens.yaml"
     path.write_text(yaml.safe_dump({"env": "language", "task": "sort", "total_steps": 64}))
-    calls: list[Any] = []
-    monkeypatch.setattr(language_command, "run", lambda args: calls.append(list(args)) or 0)
+    begun: list[Any] = []
+
+    def start(config: Any, *_: Any, **__: Any) -> Iterator[Any]:
+        begun.append(config)
+        yield from ()
+
+    monkeypatch.setattr("keel.training.runner.start", start)
     assert run(["--config", str(path)]) == 0
-    assert calls == [["--config", str(path)]]
-    assert not is_language(["CartPole-v1", "--config", str(path)])
+    assert [(x.env, x.task, x.total_steps) for x in begun] == [("language", "sort", 64)]
+    assert grammar_for(["--config", str(path)]) is language_command.GRAMMAR
+    assert grammar_for(["CartPole-v1", "--config", str(path)]) is GRAMMAR
     assert language_command.resolve(["--config", str(path)]).options.config.task == "sort"
 
 

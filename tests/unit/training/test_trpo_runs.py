@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from keel.cli.environments import parse
 from keel.cli.note_flags import ALIASES
 from keel.cli.note_flags import translate_train as translate
-from keel.cli.train import parse
 from keel.config import Config, check, from_dict, to_dict
 from keel.errors import InputError
 from keel.presets import preset
