@@ -3,64 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from keel.algorithms.optimizer import Step, initial_opt_state, make_step
+from keel.algorithms.critic import CriticFit
+from keel.algorithms.optimizer import initial_opt_state, make_step
 from keel.algorithms.ppo import PPO
+from keel.algorithms.trpo import TRPO
 from keel.distributions.actions import Categorical, Dist, Gaussian
-from keel.experience.batch import Rows, TargetFunction, Targets
+from keel.experience.batch import Batch, Experience, Targets
 from keel.losses.ppo import Objective
 from keel.networks.actor_critic import Flatten, Head, SeparateActorCritic
 from keel.networks.agent import Agent
-from keel.trust_region.certify import Certified
-from keel.types import HyperParams, OptimizerState, UpdateReport
+from keel.trust_region.certify import Algorithm
+from keel.types import AlgorithmState, HyperParams, OptimizerState, UpdateReport
 
 FEATURES = 5
+FIT = CriticFit(epochs=2, minibatch=40)
 
 
 @dataclass
 class Setting:
-    """An agent and a rollout that it sampled itself."""
+    """An agent and a batch that it sampled itself."""
 
     agent: Agent
-    rows: Rows
-    targets: TargetFunction
+    batch: Batch
     opt_state: OptimizerState
 
-    def update(
-        self,
-        region: Certified | PPO,
-        hparams: HyperParams,
-        *,
-        compiled: bool = False,
-        seed: int = 0,
-        number: int = 0,
-    ) -> tuple[OptimizerState, UpdateReport]:
-        proximal = region.region if isinstance(region, Certified) else region
-        counted = {"number": number} if isinstance(region, Certified) else {}
-        return region.update(
-            self.agent,
-            self.opt_state,
-            self.rows,
-            self.targets,
-            hparams,
-            torch.Generator().manual_seed(seed),
-            self.step(proximal, compiled),
-            **counted,
-        )
+    def of(self, **changes: Any) -> Setting:
+        """The same with another batch."""
+        return replace(self, batch=self.batch._replace(**changes))
 
-    def step(self, region: PPO, compiled: bool = False) -> Step:
-        return make_step(
-            self.agent,
-            region.objective,
-            group_axis=self.rows.group_axis,
-            max_grad_norm=region.max_grad_norm,
-            compiled=compiled,
-        )
+    @property
+    def experience(self) -> Experience:
+        """The batch, whose targets are the same whatever the critic is."""
+        batch = self.batch
+        return Experience(batch, lambda _: Targets(batch.advantage, batch.target, batch.old_value))
+
+    def state(self, seed: int = 0, number: int = 0) -> AlgorithmState:
+        return AlgorithmState(self.opt_state, torch.Generator().manual_seed(seed), number)
+
+    def update(
+        self, algorithm: Algorithm, hparams: HyperParams, *, seed: int = 0, number: int = 0
+    ) -> tuple[OptimizerState, UpdateReport]:
+        after, report = algorithm.update(self.state(seed, number), self.experience, hparams)
+        return after.opt_state, report
+
+
+def small(agent: Agent, *, compiled: bool = False, **changes: Any) -> PPO:
+    """PPO on 96 rows in minibatches of 40: two whole ones and a remainder."""
+    chosen = {"epochs": 3, "minibatch": 40, "objective": Objective(), **changes}
+    norm = chosen.get("max_grad_norm", PPO.max_grad_norm)
+    step = make_step(agent, chosen["objective"], max_grad_norm=norm, compiled=compiled)
+    return PPO(agent, step, **chosen)
+
+
+def natural(agent: Agent, **changes: Any) -> TRPO:
+    """TRPO with the whole Fisher matrix; of several agents every one fits its own critic."""
+    chosen = {"critic": FIT, "fisher_fraction": 1.0, **changes}
+    critic = chosen["critic"]
+    step = make_step(agent.alone(), critic.objective, max_grad_norm=critic.max_grad_norm)
+    return TRPO(agent, step, **chosen)
 
 
 def build(lead: tuple[int, ...], groups: int = 1, dist: Dist | None = None) -> Setting:
@@ -83,17 +90,18 @@ def build(lead: tuple[int, ...], groups: int = 1, dist: Dist | None = None) -> S
     target = torch.randn(lead, generator=generator)
     value = torch.randn(*lead, 1, generator=generator)
     weight = (torch.rand(lead, generator=generator) < 0.9).float()
-    rows = Rows(
+    batch = Batch(
         obs=obs,
         behavior=behavior,
         action=action,
         log_prob=dist.log_prob(behavior, action),
         weight=weight,
         group_axis=1 if groups > 1 else None,
+        advantage=advantage,
+        target=target,
+        old_value=value,
     )
-    return Setting(
-        agent, rows, lambda _: Targets(advantage, target, value), initial_opt_state(params)
-    )
+    return Setting(agent, batch, initial_opt_state(params))
 
 
 def draw(dist: Dist, params: dict[str, Tensor], generator: torch.Generator) -> Tensor:
@@ -126,7 +134,3 @@ def agents() -> Setting:
 @pytest.fixture
 def steps() -> Setting:
     return SHAPES["steps"]()
-
-
-SMALL = PPO(epochs=3, minibatch=40, objective=Objective())
-"""96 rows in minibatches of 40: two whole ones and a remainder."""

@@ -12,7 +12,6 @@ as p falls where c > 1 / 2.197 = 0.455.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -22,18 +21,17 @@ from keel.algorithms.trpo import TRPO, Problem
 from keel.config import Config, from_dict
 from keel.distributions.actions import Categorical
 from keel.errors import InputError
-from keel.experience.batch import Rows, Targets
+from keel.experience.batch import Batch
 from keel.losses.ppo import Objective
-from keel.training.builder import build_region
 from keel.types import HyperParams
 
 from .conftest import FEATURES, Setting, build
-from .test_trpo import FIT, update
+from .test_trpo import update
 
 ABOVE, BELOW = 1.0, 0.4
 """Entropy coefficients at which the step lowers p, and raises it."""
-REGION = TRPO(critic=FIT, fisher_fraction=1.0, accept_ratio=0.0)
-FAULTY = replace(REGION, entropy_accepted=False)
+RIGHT = {"accept_ratio": 0.0}
+FAULTY = {**RIGHT, "entropy_accepted": False}
 
 
 @pytest.fixture
@@ -47,14 +45,17 @@ def bandit() -> Setting:
         behavior = agent.policy(params, obs)
     action = torch.tensor([0] * 9 + [1])
     log_prob = agent.dist.log_prob(behavior, action)
-    rows = Rows(obs, behavior, action, log_prob, torch.ones(10), group_axis=None)
-    advantage = torch.tensor([0.1] * 9 + [-0.9])
-    learned = Targets(advantage, torch.ones(10), torch.zeros(10, 1))
-    return Setting(agent, rows, lambda _: learned, initial_opt_state(params))
+    batch = Batch(
+        *(obs, behavior, action, log_prob, torch.ones(10)),
+        advantage=torch.tensor([0.1] * 9 + [-0.9]),
+        target=torch.ones(10),
+        old_value=torch.zeros(10, 1),
+    )
+    return Setting(agent, batch, initial_opt_state(params))
 
 
 def first_probability(setting: Setting, params: torch.Tensor) -> float:
-    policy = setting.agent.policy(params, setting.rows.obs)
+    policy = setting.agent.policy(params, setting.batch.obs)
     return policy["logits"].double().softmax(-1)[0, 0].item()
 
 
@@ -63,7 +64,7 @@ def entropy(p: float) -> float:
 
 
 def test_a_step_that_pays_in_entropy_is_accepted(bandit: Setting) -> None:
-    after, report = update(bandit, REGION, HyperParams(max_kl=0.01, entropy_coef=ABOVE))
+    after, report = update(bandit, HyperParams(max_kl=0.01, entropy_coef=ABOVE), **RIGHT)
     p = first_probability(bandit, after.params)
     assert report.verdict == "accepted"
     assert p < 0.9
@@ -73,14 +74,14 @@ def test_a_step_that_pays_in_entropy_is_accepted(bandit: Setting) -> None:
 
 
 def test_the_fault_rejects_it_and_leaves_the_policy_bit_for_bit(bandit: Setting) -> None:
-    after, report = update(bandit, FAULTY, HyperParams(max_kl=0.01, entropy_coef=ABOVE))
+    after, report = update(bandit, HyperParams(max_kl=0.01, entropy_coef=ABOVE), **FAULTY)
     start = bandit.agent.critic_from
     assert report.verdict == "rejected"
     assert report.reason == "too_little_improvement"
     assert torch.equal(after.params[:, :start], bandit.opt_state.params[:, :start])
     assert report.kl_exact.item() == 0.0
     assert math.isnan(report.metrics["train/kl_step"])
-    assert report.metrics["train/line_search_iters"] == FAULTY.backtrack_iters
+    assert report.metrics["train/line_search_iters"] == TRPO.backtrack_iters
 
 
 @pytest.mark.parametrize("coef", [0.0, BELOW])
@@ -88,8 +89,8 @@ def test_the_fault_takes_the_same_step_where_the_surrogate_rises(
     bandit: Setting, coef: float
 ) -> None:
     hparams = HyperParams(max_kl=0.01, entropy_coef=coef)
-    right, _ = update(bandit, REGION, hparams)
-    wrong, report = update(bandit, FAULTY, hparams)
+    right, _ = update(bandit, hparams, **RIGHT)
+    wrong, report = update(bandit, hparams, **FAULTY)
     assert first_probability(bandit, right.params) > 0.9
     assert torch.equal(right.params, wrong.params)
     assert report.kl_exact.item() <= 0.01  # the certificate is not part of the fault
@@ -97,10 +98,9 @@ def test_the_fault_takes_the_same_step_where_the_surrogate_rises(
 
 def test_only_the_acceptance_loses_the_entropy(bandit: Setting) -> None:
     """The gradient is the same; what is measured is p − 0.9, with or without the entropy."""
-    learned = bandit.targets(bandit.opt_state.params)
     hparams = HyperParams(entropy_coef=ABOVE)
     objective = Objective(entropy_floor=10.0)
-    common = bandit.agent, bandit.opt_state.params, bandit.rows, learned.advantage, hparams
+    common = bandit.agent, bandit.opt_state.params, bandit.batch, hparams
     right = Problem(*common, Objective())
     wrong = Problem(*common, Objective(), entropy_accepted=False)
     floored = Problem(*common, objective, entropy_accepted=False)

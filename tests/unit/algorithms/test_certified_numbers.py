@@ -53,7 +53,7 @@ def uniform(groups: int) -> Setting:
         x if groups == 1 else x[:, None].expand(lead).clone() for x in (ACTIONS, WEIGHTS)
     )
     rows = replace(
-        setting.rows,
+        setting.batch,
         behavior={"logits": torch.zeros(*lead, 3)},
         action=action,
         log_prob=torch.full(lead, math.log(1 / 3)),
@@ -86,7 +86,7 @@ def certified(
     return Certified(prepared).update(  # type: ignore[arg-type]
         setting.agent,
         setting.opt_state,
-        setting.rows,
+        setting.batch,
         setting.targets,
         hparams,
         torch.Generator(),

@@ -12,8 +12,8 @@ from torch import Tensor
 from keel.algorithms.critic import CriticFit, CriticObjective, Fit
 from keel.algorithms.optimizer import Loss, initial_opt_state, make_step
 from keel.config import Network
-from keel.experience.batch import CHUNK, Rows, Targets
-from keel.losses.ppo import Batch, Statistics
+from keel.experience.batch import CHUNK, Batch
+from keel.losses.ppo import Statistics
 from keel.networks.agent import Agent
 from keel.networks.build import build_agent
 from keel.trust_region.numeric import BAD_STEPS, NumericError
@@ -26,16 +26,13 @@ def fit(setting: Setting, critic: CriticFit, objective: Loss | None = None) -> F
     step = make_step(
         setting.agent,
         objective or critic.objective,
-        group_axis=None,
         max_grad_norm=critic.max_grad_norm,
-        compiled=False,
     )
-    learned = setting.targets(setting.opt_state.params)
     rng = torch.Generator().manual_seed(0)
-    return critic(setting.agent, setting.opt_state, setting.rows, learned, HyperParams(), rng, step)
+    return critic(setting.agent, setting.opt_state, setting.batch, HyperParams(), rng, step)
 
 
-def squared_error(agent: Agent, params: Tensor, rows: Rows, target: Tensor) -> float:
+def squared_error(agent: Agent, params: Tensor, rows: Batch, target: Tensor) -> float:
     """½(V − R)², the mean over the rows that count."""
     with torch.no_grad():
         value = agent.evaluate(params, rows.obs).value[..., 0]
@@ -45,10 +42,10 @@ def squared_error(agent: Agent, params: Tensor, rows: Rows, target: Tensor) -> f
 def test_the_losses_of_the_first_and_the_last_step() -> None:
     """All rows are one minibatch, so the loss of a step is that of the parameters before it."""
     setting = build((96,))
-    target = setting.targets(setting.opt_state.params).target
+    target = setting.batch.target
     one, two = (fit(setting, CriticFit(epochs=epochs, minibatch=96)) for epochs in (1, 2))
-    first = squared_error(setting.agent, setting.opt_state.params, setting.rows, target)
-    second = squared_error(setting.agent, one.opt_state.params, setting.rows, target)
+    first = squared_error(setting.agent, setting.opt_state.params, setting.batch, target)
+    second = squared_error(setting.agent, one.opt_state.params, setting.batch, target)
     assert one.metrics["train/critic_loss_first"] == pytest.approx(first)
     assert one.metrics["train/critic_loss_last"] == pytest.approx(first)
     assert two.metrics["train/critic_loss_first"] == pytest.approx(first)
@@ -58,10 +55,10 @@ def test_the_losses_of_the_first_and_the_last_step() -> None:
 
 
 def flat_loss(
-    agent: Agent, params: Tensor, batch: Batch, hparams: Tensor, group_axis: int | None
+    agent: Agent, params: Tensor, batch: Batch, hparams: Tensor
 ) -> tuple[Tensor, Statistics]:
     """The critic's loss plus √0, whose gradient is not a number."""
-    loss, statistics = CriticObjective()(agent, params, batch, hparams, group_axis)
+    loss, statistics = CriticObjective()(agent, params, batch, hparams)
     return loss + (0.0 * params.sum()).sqrt(), statistics
 
 
@@ -83,10 +80,9 @@ def test_ten_steps_without_a_finite_gradient_stop_the_run() -> None:
 
 def test_a_loss_that_is_not_finite_stops_the_run_at_once() -> None:
     setting = build((96,))
-    learned = setting.targets(setting.opt_state.params)
-    target = learned.target.clone()
-    target[int((setting.rows.weight > 0).nonzero()[5])] = torch.inf
-    setting.targets = lambda _: learned._replace(target=target)
+    target = setting.batch.target.clone()
+    target[int((setting.batch.weight > 0).nonzero()[5])] = torch.inf
+    setting = setting.of(target=target)
     message = (
         r"the critic's loss is not finite .*not finite in the minibatch: target; "
         r"its largest number is inf \(target\), the largest parameter 0\.\d+"
@@ -107,9 +103,9 @@ def test_a_shared_trunk_sees_every_row_of_a_long_rollout(count: int) -> None:
     nothing = torch.zeros(count)
     obs = {"obs": torch.randn(count, 5, generator=generator)}
     target = torch.randn(count, generator=generator)
-    rows = Rows(obs, {}, nothing, nothing, torch.ones(count), None)
-    learned = Targets(nothing, target, nothing[:, None])
-    setting = Setting(agent, rows, lambda _: learned, initial_opt_state(agent.initial))
+    learned = nothing, target, nothing[:, None]
+    rows = Batch(obs, {}, nothing, nothing, torch.ones(count), None, *learned)
+    setting = Setting(agent, rows, initial_opt_state(agent.initial))
     metrics = fit(setting, CriticFit(epochs=1, minibatch=count)).metrics
     expected = squared_error(agent, agent.initial, rows, target)
     assert metrics["train/critic_loss_first"] == pytest.approx(expected, rel=1e-5)

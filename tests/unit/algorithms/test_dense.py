@@ -16,7 +16,7 @@ from keel.algorithms import dense
 from keel.algorithms.optimizer import initial_opt_state, make_step
 from keel.config import Critic, Network
 from keel.experience.batch import DemoBatch
-from keel.losses.ppo import Batch, Objective
+from keel.losses.ppo import Objective
 from keel.networks.agent import Agent
 from keel.networks.build import build_agent
 from keel.types import HyperParams, OptimizerState
@@ -70,7 +70,7 @@ def both(
     """Take three steps with each, and compare everything."""
     assert dense.fits(agent, objective)
     by_hand = dense.make_dense_step(agent, objective, max_grad_norm=0.5)
-    by_autograd = make_step(agent, objective, group_axis=None, max_grad_norm=0.5, compiled=False)
+    by_autograd = make_step(agent, objective, max_grad_norm=0.5)
     index = torch.arange(MINIBATCH) + 4
     real = torch.ones(MINIBATCH)
     real[-3:] = 0.0
@@ -277,7 +277,7 @@ def test_minibatches_of_several_sizes() -> None:
     agent = agent_for("discrete")
     batch = batch_for(agent, 8)
     by_hand = dense.make_dense_step(agent, Objective(), max_grad_norm=0.5)
-    by_autograd = make_step(agent, Objective(), group_axis=None, max_grad_norm=0.5, compiled=False)
+    by_autograd = make_step(agent, Objective(), max_grad_norm=0.5)
     active, hparams = torch.ones(1, dtype=torch.bool), HyperParams().tensor()
     opt_state = initial_opt_state(agent.initial)
     for size in (4, ROWS, 4, 9):

@@ -48,7 +48,7 @@ def test_both_give_the_same_parameters(act: str, norm: float, critic: str) -> No
     objective = CriticObjective()
     assert dense_critic.fits(agent, objective)
     by_hand = dense_critic.DenseCriticStep(agent, max_grad_norm=norm)
-    by_autograd = make_step(agent, objective, group_axis=None, max_grad_norm=norm, compiled=False)
+    by_autograd = make_step(agent, objective, max_grad_norm=norm)
     index, real = torch.arange(MINIBATCH) + 4, torch.ones(MINIBATCH)
     real[-3:] = 0.0
     active, hparams = torch.ones(1, dtype=torch.bool), HyperParams(learning_rate=1e-2).tensor()
@@ -100,9 +100,7 @@ def test_a_pass_is_its_steps_one_after_the_other(minibatch: int) -> None:
     step = dense_critic.DenseCriticStep(agent, max_grad_norm=0.5)
     assert isinstance(step, Sweeping)
     hparams, order = HyperParams(learning_rate=1e-2).tensor(), torch.randperm(ROWS)
-    by_autograd = make_step(
-        agent, CriticObjective(), group_axis=None, max_grad_norm=0.5, compiled=False
-    )
+    by_autograd = make_step(agent, CriticObjective(), max_grad_norm=0.5, compiled=False)
     whole, told = step.sweep(begin, batch, order, minibatch, hparams)
     parts, said = _sweep(by_autograd)(begin, batch, order, minibatch, hparams)
     torch.testing.assert_close(told, said, rtol=1e-4, atol=1e-6)

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from keel.algorithms.optimizer import StepResult
 from keel.algorithms.ppo import PPO, EarlyStop
-from keel.losses.ppo import Batch, Statistics
+from keel.experience.batch import Batch
+from keel.losses.ppo import Statistics
 from keel.types import HyperParams, OptimizerState, UpdateReport
 
-from .conftest import build
+from .conftest import Setting, build
 
 QUIET, LOUD = 0.0, 0.02
 """KLs on either side of 1.5 × a target of 0.01."""
@@ -51,12 +52,10 @@ def update(
 ) -> tuple[OptimizerState, UpdateReport]:
     """Two minibatches an epoch, from parameters, moments and step counts of 0."""
     setting = build((8,) if groups == 1 else (8, groups), groups)
-    region = PPO(epochs=epochs, minibatch=4, early_stop=early_stop, target_kl=target_kl, gate=False)
+    chosen = {"epochs": epochs, "minibatch": 4, "early_stop": early_stop, "target_kl": target_kl}
     opt_state = OptimizerState(*map(torch.zeros_like, setting.opt_state))
-    rng = torch.Generator().manual_seed(0)
-    return region.update(
-        setting.agent, opt_state, setting.rows, setting.targets, HyperParams(), rng, step
-    )
+    still = Setting(setting.agent, setting.batch, opt_state)
+    return still.update(PPO(setting.agent, step, gate=False, **chosen), HyperParams())
 
 
 def steps_taken(opt_state: OptimizerState) -> list[float]:

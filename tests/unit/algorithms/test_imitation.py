@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from keel.algorithms.critic import CriticFit
-from keel.algorithms.optimizer import make_step
-from keel.algorithms.ppo import PPO
-from keel.algorithms.trpo import TRPO, Problem
+from keel.algorithms.trpo import Problem
 from keel.controllers.controllers import Decay, Outcome
 from keel.controllers.demos import CloningTrust, LossBalance
 from keel.distributions.actions import Categorical, Gaussian
@@ -28,12 +26,12 @@ from keel.losses.demos import (
     mean_cloning_loss,
     pull,
 )
-from keel.losses.ppo import Batch, Objective
+from keel.losses.ppo import Objective
 from keel.trust_region.certify import Certified
 from keel.trust_region.measure import demo_kl, exact_kl
 from keel.types import HyperParams, OptimizerState, UpdateReport
 
-from .conftest import FEATURES, Setting, build
+from .conftest import FEATURES, Setting, build, small
 
 ROWS = 96
 
@@ -50,7 +48,7 @@ def demos_for(setting: Setting, seed: int = 1) -> DemoBatch:
 @pytest.fixture(params=["categorical", "gaussian"])
 def taught(request: pytest.FixtureRequest) -> Setting:
     setting = build((ROWS,), dist=Gaussian(2) if request.param == "gaussian" else Categorical(3))
-    setting.rows = replace(setting.rows, demos=demos_for(setting))
+    setting.batch = setting.batch._replace(demos=demos_for(setting))
     return setting
 
 
@@ -68,7 +66,7 @@ def constrained(
     )
     rng = torch.Generator().manual_seed(0)
     return Certified(region).update(
-        setting.agent, setting.opt_state, setting.rows, setting.targets, hparams, rng, step
+        setting.agent, setting.opt_state, setting.batch, setting.targets, hparams, rng, step
     )
 
 
@@ -123,27 +121,15 @@ def test_the_objective_adds_it_with_its_coefficient(taught: Setting):
     hparams = HyperParams(bc_coef=0.7)
 
     def loss(params: Tensor, bc_coef: float, demos: DemoBatch | None) -> Tensor:
-        learned = taught.targets(params)
-        rows = taught.rows
-        batch = Batch(
-            rows.obs,
-            rows.behavior,
-            rows.action,
-            rows.log_prob,
-            learned.advantage,
-            learned.target,
-            learned.raw,
-            rows.weight,
-            demos,
-        )
+        batch = taught.batch._replace(demos=demos)
         dials = replace(hparams, bc_coef=bc_coef).tensor()
-        found, statistics = Objective()(taught.agent, params, batch, dials, None)
+        found, statistics = Objective()(taught.agent, params, batch, dials)
         if demos is None:
             assert statistics.bc_loss.item() == 0.0
         return found.sum()
 
     params = taught.opt_state.params
-    demos = taught.rows.demos
+    demos = taught.batch.demos
     assert demos is not None
     alone = loss(params, 0.7, None)
     both = loss(params, 0.7, demos)
@@ -154,10 +140,9 @@ def test_the_objective_adds_it_with_its_coefficient(taught: Setting):
 
 def test_the_pull_is_that_of_finite_differences(taught: Setting):
     """Along cloning's own gradient, the loss must change by its norm."""
-    params, demos = taught.opt_state.params, taught.rows.demos
+    params, demos = taught.opt_state.params, taught.batch.demos
     assert demos is not None
-    advantage = taught.targets(params).advantage
-    found = pull(taught.agent, params, taught.rows, advantage, HyperParams())
+    found = pull(taught.agent, params, taught.batch, HyperParams())
     step = 1e-2 * (found.cloning / found.cloning_norm).float()[None]
     ahead = mean_cloning_loss(taught.agent, params + step, demos, 1.0)
     behind = mean_cloning_loss(taught.agent, params - step, demos, 1.0)
@@ -168,43 +153,39 @@ def test_the_pull_is_that_of_finite_differences(taught: Setting):
 def test_what_teaches_the_same_has_cosine_one():
     """Shown are the rollout's own rows, weighted by their advantage: both gradients are one."""
     setting = build((ROWS,))
-    rows = setting.rows
-    advantage = setting.targets(setting.opt_state.params).advantage
-    demos = DemoBatch(rows.obs, rows.action, rows.weight * advantage, rows.weight)
-    found = pull(
-        setting.agent,
-        setting.opt_state.params,
-        replace(rows, demos=demos),
-        advantage,
-        HyperParams(),
-    )
+    rows = setting.batch
+    demos = DemoBatch(rows.obs, rows.action, rows.weight * rows.advantage, rows.weight)
+    taught = rows._replace(demos=demos)
+    found = pull(setting.agent, setting.opt_state.params, taught, HyperParams())
     assert found.cosine == pytest.approx(1.0, abs=1e-5)
     assert found.cloning_norm == pytest.approx(found.policy_norm, rel=1e-4)
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.floats(0.001, 0.05), st.floats(0.1, 1000.0), st.booleans(), st.integers(0, 100))
-def test_the_bound_covers_cloning(bound: float, coef: float, natural: bool, seed: int):
+def test_the_bound_covers_cloning(bound: float, coef: float, second_order: bool, seed: int):
     """However loudly demonstrations speak, the exact KL on the rollout stays inside."""
     setting = build((ROWS,))
-    setting.rows = replace(setting.rows, demos=demos_for(setting, seed))
+    setting.batch = setting.batch._replace(demos=demos_for(setting, seed))
     hparams = HyperParams(max_kl=bound, bc_coef=coef, learning_rate=1e-2)
-    if natural:
+    if second_order:
         after, report = constrained(setting, hparams)
     else:
-        after, report = setting.update(Certified(PPO(epochs=2, minibatch=40)), hparams)
-    kl = exact_kl(setting.agent, after.params, setting.rows, 1.0)
+        after, report = setting.update(Certified(small(setting.agent, epochs=2)), hparams)
+    kl = exact_kl(setting.agent, after.params, setting.batch, 1.0)
     assert (kl <= bound).all()
     assert report.metrics["train/bc_coef"] == coef
 
 
-@pytest.mark.parametrize("natural", [False, True])
-def test_cloning_makes_what_was_shown_likelier(taught: Setting, natural: bool):
-    demos = taught.rows.demos
+@pytest.mark.parametrize("second_order", [False, True])
+def test_cloning_makes_what_was_shown_likelier(taught: Setting, second_order: bool):
+    demos = taught.batch.demos
     assert demos is not None
     hparams = HyperParams(max_kl=0.02, bc_coef=10.0, learning_rate=3e-3)
-    region = Certified(PPO(epochs=4, minibatch=40))
-    after, report = constrained(taught, hparams) if natural else taught.update(region, hparams)
+    algorithm = Certified(small(taught.agent, epochs=4))
+    after, report = (
+        constrained(taught, hparams) if second_order else taught.update(algorithm, hparams)
+    )
     before = mean_cloning_loss(taught.agent, taught.opt_state.params, demos, 1.0)
     now = mean_cloning_loss(taught.agent, after.params, demos, 1.0)
     assert now < before - 0.01
@@ -212,7 +193,7 @@ def test_cloning_makes_what_was_shown_likelier(taught: Setting, natural: bool):
     weighted = metrics["train/policy_loss_bc_weighted"]
     assert weighted == pytest.approx(10.0 * metrics["train/bc_loss"])
     own = metrics["train/policy_loss_ppo"]
-    if natural:  # without an entropy bonus both are the surrogate at ratio 1
+    if second_order:  # without an entropy bonus both are the surrogate at ratio 1
         assert metrics["train/policy_loss"] == pytest.approx(own, abs=1e-6)
     assert metrics["train/bc_ppo_ratio"] == pytest.approx(abs(weighted) / (abs(own) + 1e-8))
     moved = demo_kl(taught.agent, taught.opt_state.params, after.params, demos, 1.0)
@@ -224,9 +205,9 @@ def test_cloning_makes_what_was_shown_likelier(taught: Setting, natural: bool):
 def test_inductor_takes_demonstrations_too(taught: Setting):
     """One compiled step equals the eager one."""
     hparams = HyperParams(bc_coef=2.0, max_kl=10.0)
-    region = Certified(PPO(epochs=1, minibatch=48))
-    eager, _ = taught.update(region, hparams)
-    compiled, report = taught.update(region, hparams, compiled=True)
+    eager, _ = taught.update(Certified(small(taught.agent, epochs=1, minibatch=48)), hparams)
+    by_inductor = small(taught.agent, epochs=1, minibatch=48, compiled=True)
+    compiled, report = taught.update(Certified(by_inductor), hparams)
     torch.testing.assert_close(compiled.params, eager.params, rtol=1e-4, atol=1e-5)
     assert report.metrics["train/bc_loss"] > 0.0
 
@@ -234,12 +215,9 @@ def test_inductor_takes_demonstrations_too(taught: Setting):
 def test_the_line_search_predicts_with_cloning(taught: Setting):
     """One objective for gradient and acceptance: a short step brings what the gradient says."""
     hparams = HyperParams(bc_coef=3.0)
-    learned = taught.targets(taught.opt_state.params)
-    problem = Problem(
-        taught.agent, taught.opt_state.params, taught.rows, learned.advantage, hparams, Objective()
-    )
+    problem = Problem(taught.agent, taught.opt_state.params, taught.batch, hparams, Objective())
     gradient, _ = problem.gradient()
-    pulled = pull(taught.agent, taught.opt_state.params, taught.rows, learned.advantage, hparams)
+    pulled = pull(taught.agent, taught.opt_state.params, taught.batch, hparams)
     whole = gradient - 3.0 * pulled.cloning[: gradient.shape[0]].to(gradient)
     step = whole / whole.norm()
     gain, _ = problem.evaluate(problem.moved(step, 1e-2))
@@ -289,14 +267,14 @@ def test_the_pull_of_an_update_is_limited_by_its_gradients():
     assert limit(HyperParams(bc_coef=10.0), silent).bc_coef == 10.0
 
 
-@pytest.mark.parametrize("natural", [False, True])
-def test_a_limited_region_reports_what_it_did(taught: Setting, natural: bool):
+@pytest.mark.parametrize("second_order", [False, True])
+def test_a_limited_region_reports_what_it_did(taught: Setting, second_order: bool):
     hparams, limit = HyperParams(bc_coef=100.0, max_kl=0.02), Limit(100.0, max_ratio=0.5)
-    if natural:
+    if second_order:
         _, report = constrained(taught, hparams, limit)
     else:
-        region = Certified(PPO(epochs=2, minibatch=40, limit=limit))
-        _, report = taught.update(region, hparams)
+        algorithm = Certified(small(taught.agent, epochs=2, limit=limit))
+        _, report = taught.update(algorithm, hparams)
     assert report.metrics["train/bc_gradient_ratio"] == pytest.approx(0.5)
     assert report.metrics["train/bc_coef"] < 100.0
 
@@ -360,15 +338,14 @@ def test_trust_by_hand():
 
 def test_a_nan_in_rows_that_do_not_count_reaches_no_gradient(taught: Setting):
     """A weight of 0 alone would let it through the backward pass, and the limit be off."""
-    rows = taught.rows
+    rows = taught.batch
     ignored = rows.weight == 0
     assert ignored.any()
     spoiled = rows.obs["obs"].clone()
     spoiled[ignored] = torch.nan
-    advantage = taught.targets(taught.opt_state.params).advantage
-    clean = pull(taught.agent, taught.opt_state.params, rows, advantage, HyperParams())
-    dirty = replace(rows, obs={"obs": spoiled})
-    found = pull(taught.agent, taught.opt_state.params, dirty, advantage, HyperParams())
+    clean = pull(taught.agent, taught.opt_state.params, rows, HyperParams())
+    dirty = rows._replace(obs={"obs": spoiled})
+    found = pull(taught.agent, taught.opt_state.params, dirty, HyperParams())
     assert found.policy_norm == pytest.approx(clean.policy_norm)
     assert found.cosine == pytest.approx(clean.cosine)
 

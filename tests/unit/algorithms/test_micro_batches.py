@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from keel.algorithms.optimizer import StepResult, initial_opt_state, make_step
+from keel.experience.batch import Batch
 from keel.functional import aggregate, denominator
-from keel.losses.ppo import Batch, Statistics
+from keel.losses.ppo import Statistics
 from keel.networks.agent import Agent
 from keel.types import HyperParams
 
@@ -29,7 +30,6 @@ class Surrogate:
         params: Tensor,
         batch: Batch,
         hparams: Tensor,
-        group_axis: int | None,
         total: Tensor | None = None,
     ) -> tuple[Tensor, Statistics]:
         total = self.denominator(batch) if total is None else total
@@ -44,18 +44,12 @@ class Surrogate:
 
 def step_of(**pieces: Any) -> StepResult:
     setting = build((30,))
-    rows, learned = setting.rows, setting.targets(setting.opt_state.params)
-    batch = Batch(
-        rows.obs, rows.behavior, rows.action, rows.log_prob, *learned[:2], learned.raw, rows.weight
-    )
-    step = make_step(
-        setting.agent, Surrogate(), group_axis=None, max_grad_norm=1e9, compiled=False, **pieces
-    )
+    step = make_step(setting.agent, Surrogate(), max_grad_norm=1e9, **pieces)
     index = torch.randperm(30, generator=torch.Generator().manual_seed(1))[:20]
     real = (torch.arange(20) < 17).float()
     return step(
         initial_opt_state(setting.opt_state.params),
-        batch,
+        setting.batch,
         index,
         real,
         HyperParams(learning_rate=1e-2).tensor(),

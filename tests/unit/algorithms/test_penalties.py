@@ -12,11 +12,12 @@ from torch import Tensor
 from keel.algorithms.penalties import DeadPenaltyError, check_penalties
 from keel.distributions.actions import SquashedGaussian
 from keel.errors import InputError
-from keel.losses.ppo import Batch, Objective, Statistics
+from keel.experience.batch import Batch
+from keel.losses.ppo import Objective, Statistics
 from keel.trust_region.certify import Certified
 from keel.types import HPARAM_INDEX, HyperParams
 
-from .conftest import SMALL, Setting, build
+from .conftest import Setting, build, small
 
 PENALISED = HyperParams(learning_rate=1e-3, entropy_coef=0.01, kl_coef=0.5)
 
@@ -28,29 +29,29 @@ class WithNumber(Objective):
     number: bool = True
 
     def __call__(
-        self, agent: Any, params: Tensor, batch: Batch, hparams: Tensor, group_axis: int | None
+        self, agent: Any, params: Tensor, batch: Batch, hparams: Tensor
     ) -> tuple[Tensor, Statistics]:
-        loss, statistics = super().__call__(agent, params, batch, hparams, group_axis)
+        loss, statistics = super().__call__(agent, params, batch, hparams)
         entropy = agent.dist.entropy(agent.policy(params, batch.obs)).mean()
         penalty = 1.0 - (entropy.item() if self.number else entropy)
         return loss + hparams[HPARAM_INDEX["kl_coef"]] * penalty, statistics
 
 
 def test_a_penalty_on_a_number_is_refused_before_the_first_step(steps: Setting) -> None:
-    region = Certified(replace(SMALL, objective=WithNumber()))
+    region = Certified(small(steps.agent, objective=WithNumber()))
     with pytest.raises(
         DeadPenaltyError, match=r"kl_coef: the KL penalty changes the loss .* is exactly 0"
     ):
         steps.update(region, HyperParams(kl_coef=0.5))
     steps.update(region, HyperParams(kl_coef=0.0))
     steps.update(
-        Certified(replace(SMALL, objective=WithNumber(), gate=False)), HyperParams(kl_coef=0.5)
+        Certified(small(steps.agent, objective=WithNumber(), gate=False)), HyperParams(kl_coef=0.5)
     )
 
 
 def test_penalties_with_a_gradient_pass(setting: Setting) -> None:
     for objective in (Objective(penalize=True), WithNumber(number=False)):
-        region = Certified(replace(SMALL, objective=objective))
+        region = Certified(small(setting.agent, objective=objective))
         setting.update(region, PENALISED)
 
 
@@ -60,14 +61,12 @@ def test_it_says_what_the_loss_is_without_the_penalty_and_with_it(
 ) -> None:
     """2 without, and 2 + 3·coef with it, at any parameters."""
 
-    def loss(
-        agent: Any, params: Tensor, batch: Batch, hparams: Tensor, group_axis: int | None
-    ) -> tuple[Tensor, None]:
+    def loss(agent: Any, params: Tensor, batch: Batch, hparams: Tensor) -> tuple[Tensor, None]:
         return 2.0 + 0.0 * params.sum(1) + 3.0 * hparams[HPARAM_INDEX["kl_coef"]], None
 
     message = rf"\(2 without, {2.0 + 3.0 * coef:.4g} with it\)"
     with pytest.raises(DeadPenaltyError, match=message):
-        check_penalties(*inputs(steps, loss), HyperParams(kl_coef=coef), None)
+        check_penalties(*inputs(steps, loss), HyperParams(kl_coef=coef))
 
 
 def test_a_penalty_that_is_cut_off_far_away_passes(steps: Setting) -> None:
@@ -76,27 +75,24 @@ def test_a_penalty_that_is_cut_off_far_away_passes(steps: Setting) -> None:
     plain = Objective(penalize=True)
 
     def loss(
-        agent: Any, params: Tensor, batch: Batch, hparams: Tensor, group_axis: int | None
+        agent: Any, params: Tensor, batch: Batch, hparams: Tensor
     ) -> tuple[Tensor, Statistics]:
         nothing = HyperParams().tensor()
-        value, statistics = plain(agent, params, batch, nothing, group_axis)
+        value, statistics = plain(agent, params, batch, nothing)
         kl = agent.dist.kl(batch.behavior, agent.policy(params, batch.obs)).mean()
         return value + hparams[HPARAM_INDEX["kl_coef"]] * kl.clamp(max=0.01), statistics
 
-    check_penalties(*inputs(steps, loss), HyperParams(kl_coef=0.5), None)
+    check_penalties(*inputs(steps, loss), HyperParams(kl_coef=0.5))
 
 
 def inputs(setting: Setting, loss: Any) -> tuple[Any, Any, Tensor, Batch]:
-    learned, rows = setting.targets(setting.opt_state.params), setting.rows
-    batch = Batch(
-        rows.obs, rows.behavior, rows.action, rows.log_prob, *learned[:2], learned.raw, rows.weight
-    )
-    return setting.agent, loss, setting.opt_state.params, batch
+    return setting.agent, loss, setting.opt_state.params, setting.batch
 
 
 def test_it_is_looked_at_once_in_a_run(steps: Setting) -> None:
     later = replace(steps, opt_state=steps.opt_state._replace(steps=steps.opt_state.steps + 1.0))
-    later.update(Certified(replace(SMALL, objective=WithNumber())), HyperParams(kl_coef=0.5))
+    algorithm = Certified(small(steps.agent, objective=WithNumber()))
+    later.update(algorithm, HyperParams(kl_coef=0.5))
 
 
 def test_a_floor_needs_the_entropy_that_it_is_under() -> None:
@@ -106,11 +102,10 @@ def test_a_floor_needs_the_entropy_that_it_is_under() -> None:
 
 def test_a_floor_has_the_gradient_of_the_entropy_below_it_and_none_above(steps: Setting) -> None:
     """∂ [0.1·max(0, floor − H)] / ∂θ = −0.1·∂H/∂θ, as a bonus with the coefficient 0.1 has."""
-    *_, batch = inputs(steps, None)
 
     def gradient(objective: Objective, hparams: HyperParams) -> Tensor:
         leaf = steps.opt_state.params.detach().requires_grad_()
-        loss, _ = objective(steps.agent, leaf, batch, hparams.tensor(), None)
+        loss, _ = objective(steps.agent, leaf, steps.batch, hparams.tensor())
         return torch.autograd.grad(loss.sum(), leaf)[0]
 
     plain = gradient(Objective(), HyperParams())
@@ -122,10 +117,10 @@ def test_a_floor_has_the_gradient_of_the_entropy_below_it_and_none_above(steps: 
 
 
 def test_an_estimated_entropy_says_so(steps: Setting) -> None:
-    _, report = steps.update(Certified(SMALL), HyperParams())
+    _, report = steps.update(Certified(small(steps.agent)), HyperParams())
     assert report.metrics["train/entropy_is_exact"] == 1.0
     assert not SquashedGaussian((-1.0,), (1.0,)).exact_entropy
     setting = build((96,))
     setting.agent.dist = replace(setting.agent.dist, exact_entropy=False)  # type: ignore[type-var]
-    _, report = setting.update(Certified(SMALL), HyperParams())
+    _, report = setting.update(Certified(small(setting.agent)), HyperParams())
     assert report.metrics["train/entropy_is_exact"] == 0.0

@@ -13,7 +13,7 @@ from torch import Tensor
 from keel.algorithms.optimizer import StepResult
 from keel.algorithms.ppo import PPO
 from keel.experience.batch import Targets, minibatches
-from keel.losses.ppo import Batch, Objective
+from keel.losses.ppo import Objective
 from keel.trust_region.numeric import NumericError
 from keel.types import HyperParams, OptimizerState
 
@@ -22,7 +22,7 @@ from .conftest import SMALL, Setting, build
 
 def improvement(setting: Setting, params: torch.Tensor) -> float:
     """Change of the mean ratio-weighted advantage."""
-    rows = setting.rows
+    rows = setting.batch
     advantage = setting.targets(params).advantage
     with torch.no_grad():
         policy = setting.agent.policy(params, rows.obs)
@@ -44,7 +44,7 @@ def test_the_gate_measures_the_first_minibatch_before_any_step(setting: Setting)
 
 def test_the_largest_log_ratio_of_every_agent(agents: Setting) -> None:
     """Stored log-probs are off by 0.1, 0.2 and 0.3, one row of the second agent by 0.7."""
-    rows = agents.rows
+    rows = agents.batch
     shift = torch.tensor([0.1, 0.2, 0.3]).expand(96, 3).clone()
     shift[17, 1] = -0.7
     learned = agents.targets(agents.opt_state.params)
@@ -66,13 +66,13 @@ def test_the_largest_log_ratio_of_every_agent(agents: Setting) -> None:
 
 def test_rows_of_weight_0_change_nothing_whatever_they_hold(setting: Setting) -> None:
     learned = setting.targets(setting.opt_state.params)
-    dead = setting.rows.weight == 0
+    dead = setting.batch.weight == 0
     advantage, target = (torch.where(dead, torch.nan, x) for x in learned[:2])
     poisoned = Targets(advantage, target, torch.where(dead[..., None], torch.nan, learned.raw))
-    log_prob = torch.where(dead, torch.inf, setting.rows.log_prob)
-    obs = {"obs": torch.where(dead[..., None], torch.nan, setting.rows.obs["obs"])}
+    log_prob = torch.where(dead, torch.inf, setting.batch.log_prob)
+    obs = {"obs": torch.where(dead[..., None], torch.nan, setting.batch.obs["obs"])}
     sick = replace(
-        setting, targets=lambda _: poisoned, rows=replace(setting.rows, log_prob=log_prob, obs=obs)
+        setting, targets=lambda _: poisoned, rows=setting.batch._replace(log_prob=log_prob, obs=obs)
     )
     healthy, _ = setting.update(SMALL, HyperParams())
     after, report = sick.update(SMALL, HyperParams())
@@ -81,10 +81,10 @@ def test_rows_of_weight_0_change_nothing_whatever_they_hold(setting: Setting) ->
 
 
 def test_a_non_finite_log_prob_is_quarantined_and_counted(steps: Setting) -> None:
-    log_prob = steps.rows.log_prob.clone()
-    bad = int(torch.nonzero(steps.rows.weight)[0])
+    log_prob = steps.batch.log_prob.clone()
+    bad = int(torch.nonzero(steps.batch.weight)[0])
     log_prob[bad] = torch.nan
-    sick = replace(steps, rows=replace(steps.rows, log_prob=log_prob))
+    sick = steps.of(log_prob=log_prob)
     for seed in range(8):  # in whichever minibatch it falls, the first and its gate included
         after, report = sick.update(SMALL, HyperParams(), seed=seed)
         assert torch.isfinite(after.params).all()
@@ -144,12 +144,12 @@ def test_agents_learn_as_if_they_were_alone(agents: Setting) -> None:
             agents,
             agent=Agent(agents.agent.network, agents.agent.dist),
             rows=replace(
-                agents.rows,
-                obs={"obs": agents.rows.obs["obs"][:, index]},
-                behavior={"logits": agents.rows.behavior["logits"][:, index]},
-                action=agents.rows.action[:, index],
-                log_prob=agents.rows.log_prob[:, index],
-                weight=agents.rows.weight[:, index],
+                agents.batch,
+                obs={"obs": agents.batch.obs["obs"][:, index]},
+                behavior={"logits": agents.batch.behavior["logits"][:, index]},
+                action=agents.batch.action[:, index],
+                log_prob=agents.batch.log_prob[:, index],
+                weight=agents.batch.weight[:, index],
                 group_axis=None,
             ),
             targets=lambda _, i=index: Targets(*(x[:, i] for x in learned)),
@@ -167,7 +167,7 @@ def test_a_kl_penalty_holds_the_policy_back(setting: Setting) -> None:
     )
     from keel.trust_region.measure import exact_kl
 
-    kl = [exact_kl(setting.agent, x.params, setting.rows, 1.0) for x in (free, held)]
+    kl = [exact_kl(setting.agent, x.params, setting.batch, 1.0) for x in (free, held)]
     assert (kl[1] < kl[0]).all()
 
 
@@ -181,7 +181,7 @@ def test_an_entropy_floor_pushes_the_entropy_up(steps: Setting) -> None:
     after, _ = setting.update(replace(SMALL, objective=floor), HyperParams(learning_rate=1e-2))
     with torch.no_grad():
         entropy = [
-            setting.agent.dist.entropy(setting.agent.policy(p, setting.rows.obs)).mean()
+            setting.agent.dist.entropy(setting.agent.policy(p, setting.batch.obs)).mean()
             for p in (setting.opt_state.params, after.params)
         ]
     assert entropy[1] > entropy[0]
@@ -225,7 +225,7 @@ def test_gradients_are_clipped_to_their_norm(steps: Setting) -> None:
 
 def test_nothing_is_learned_from_an_empty_rollout(steps: Setting) -> None:
     """Fault 28: all rows masked: zero loss, finite, nothing moves."""
-    empty = replace(steps, rows=replace(steps.rows, weight=torch.zeros(96)))
+    empty = steps.of(weight=torch.zeros(96))
     after, report = empty.update(SMALL, HyperParams())
     assert torch.equal(after.params, steps.opt_state.params)
     assert report.metrics["train/loss"] == 0.0
@@ -251,7 +251,7 @@ def test_the_value_clip_is_around_the_critics_own_values() -> None:
     region = PPO(epochs=3, minibatch=12, recompute_advantages=True)
     rng = torch.Generator().manual_seed(0)
     region.update(
-        setting.agent, setting.opt_state, setting.rows, targets, HyperParams(), rng, watching
+        setting.agent, setting.opt_state, setting.batch, targets, HyperParams(), rng, watching
     )
     assert len(seen) == 3
     assert all(torch.equal(x, torch.arange(12.0)[:, None]) for x in seen)

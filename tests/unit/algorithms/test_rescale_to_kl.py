@@ -24,12 +24,10 @@ REGION = TRPO(critic=CriticFit(epochs=1, minibatch=96), fisher_fraction=1.0)
 def update(
     setting: Setting, region: TRPO, hparams: HyperParams
 ) -> tuple[OptimizerState, UpdateReport]:
-    step = make_step(
-        setting.agent, region.critic.objective, group_axis=None, max_grad_norm=0.5, compiled=False
-    )
+    step = make_step(setting.agent, region.critic.objective, max_grad_norm=0.5, compiled=False)
     rng = torch.Generator().manual_seed(0)
     return Certified(region).update(
-        setting.agent, setting.opt_state, setting.rows, setting.targets, hparams, rng, step
+        setting.agent, setting.opt_state, setting.batch, setting.targets, hparams, rng, step
     )
 
 

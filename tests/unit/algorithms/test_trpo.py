@@ -16,7 +16,7 @@ from keel.algorithms.critic import CriticFit, CriticObjective
 from keel.algorithms.optimizer import make_step
 from keel.algorithms.trpo import TRPO, Problem
 from keel.distributions.actions import Categorical
-from keel.experience.batch import Rows, Targets
+from keel.experience.batch import Batch, Targets
 from keel.losses.ppo import Objective
 from keel.trust_region.certify import Certified
 from keel.trust_region.gate import ConsistencyError
@@ -36,7 +36,7 @@ def update(
     return Certified(region, gate=gate).update(
         setting.agent,
         setting.opt_state,
-        setting.rows,
+        setting.batch,
         setting.targets,
         hparams,
         torch.Generator().manual_seed(seed),
@@ -53,7 +53,12 @@ def update(
 def problem(setting: Setting, objective: Objective, hparams: HyperParams) -> Problem:
     learned = setting.targets(setting.opt_state.params)
     return Problem(
-        setting.agent, setting.opt_state.params, setting.rows, learned.advantage, hparams, objective
+        setting.agent,
+        setting.opt_state.params,
+        setting.batch,
+        learned.advantage,
+        hparams,
+        objective,
     )
 
 
@@ -79,7 +84,7 @@ def test_no_accepted_step_is_over_the_bound(
     setting = SHAPES[shape]()
     region = replace(REGION, fisher_fraction=fraction)
     after, report = update(setting, region, HyperParams(max_kl=bound, damping=damping), seed)
-    kl = exact_kl(setting.agent, after.params, setting.rows, 1.0)
+    kl = exact_kl(setting.agent, after.params, setting.batch, 1.0)
     assert (kl <= bound).all()
     torch.testing.assert_close(kl, report.kl_exact, rtol=0, atol=0)
     assert report.verdict == "accepted"
@@ -110,14 +115,14 @@ def test_the_direction_solves_the_damped_natural_gradient(steps: Setting) -> Non
     policy = steps.opt_state.params[0, :start]
 
     def logits(x: Tensor) -> Tensor:
-        found = agent.outputs_of(agent.policy_layout.unflatten(x), steps.rows.obs, "actor").policy
+        found = agent.outputs_of(agent.policy_layout.unflatten(x), steps.batch.obs, "actor").policy
         assert found is not None
         return found
 
     jacobian = torch.func.jacrev(logits)(policy)
     p = logits(policy).softmax(-1)
     fisher = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
-    share = steps.rows.weight / steps.rows.weight.sum()
+    share = steps.batch.weight / steps.batch.weight.sum()
     matrix = torch.einsum("r,rip,rij,rjq->pq", share, jacobian, fisher, jacobian).double()
     matrix += 0.1 * torch.eye(start)
     expected = torch.linalg.solve(matrix, gradient.double())
@@ -219,7 +224,7 @@ def test_without_advantages_there_is_no_direction(steps: Setting) -> None:
 def replace_advantage(setting: Setting, change: Callable[[Tensor], Tensor]) -> Setting:
     learned = setting.targets(setting.opt_state.params)
     changed = learned._replace(advantage=change(learned.advantage))
-    return Setting(setting.agent, setting.rows, lambda _: changed, setting.opt_state)
+    return Setting(setting.agent, setting.batch, lambda _: changed, setting.opt_state)
 
 
 def test_an_advantage_that_is_not_finite_stops_the_run(steps: Setting) -> None:
@@ -231,7 +236,7 @@ def test_an_advantage_that_is_not_finite_stops_the_run(steps: Setting) -> None:
 
 def test_rows_of_weight_zero_do_not_count(steps: Setting) -> None:
     """They may hold anything: observations, distributions, log-probs, advantages."""
-    rows = steps.rows
+    rows = steps.batch
     nothing = rows.weight == 0
     assert nothing.any()
 
@@ -239,7 +244,7 @@ def test_rows_of_weight_zero_do_not_count(steps: Setting) -> None:
         return torch.where(nothing.reshape(-1, *[1] * (x.ndim - 1)), torch.nan, x)
 
     wild = replace_advantage(steps, broken)
-    wild.rows = replace(
+    wild.batch = replace(
         rows,
         obs={key: broken(x) for key, x in rows.obs.items()},
         behavior={key: broken(x) for key, x in rows.behavior.items()},
@@ -253,10 +258,10 @@ def test_rows_of_weight_zero_do_not_count(steps: Setting) -> None:
 
 
 def test_a_stored_log_prob_that_is_not_finite_is_quarantined(steps: Setting) -> None:
-    log_prob = steps.rows.log_prob.clone()
-    log_prob[(steps.rows.weight > 0).nonzero()[3]] = -torch.inf
+    log_prob = steps.batch.log_prob.clone()
+    log_prob[(steps.batch.weight > 0).nonzero()[3]] = -torch.inf
     sick = Setting(
-        steps.agent, replace(steps.rows, log_prob=log_prob), steps.targets, steps.opt_state
+        steps.agent, steps.batch._replace(log_prob=log_prob), steps.targets, steps.opt_state
     )
     after, report = update(sick, REGION, HyperParams(max_kl=0.01))
     assert report.verdict == "accepted"
@@ -268,11 +273,11 @@ def test_quarantined_rows_are_counted_over_all_agents() -> None:
     setting = build((40, 2), groups=2)
     _, healthy = update(setting, REGION, HyperParams(max_kl=0.01))
     assert healthy.metrics["error/non_finite_ratio_count"] == 0.0
-    log_prob, counts = setting.rows.log_prob.clone(), setting.rows.weight > 0
+    log_prob, counts = setting.batch.log_prob.clone(), setting.batch.weight > 0
     for agent, number in ((0, 2), (1, 1)):  # two rows of one agent, one of the other
         log_prob[counts[:, agent].nonzero()[:number], agent] = torch.nan
     log_prob[~counts] = torch.nan  # what does not count is not counted
-    rows = replace(setting.rows, log_prob=log_prob)
+    rows = setting.batch._replace(log_prob=log_prob)
     sick = Setting(setting.agent, rows, setting.targets, setting.opt_state)
     _, report = update(sick, REGION, HyperParams(max_kl=0.01))
     assert report.metrics["error/non_finite_ratio_count"] == 3.0
@@ -281,18 +286,18 @@ def test_quarantined_rows_are_counted_over_all_agents() -> None:
 def test_the_gate_looks_where_the_difference_is() -> None:
     """Not only at the first rows: one wrong row among thousands is found."""
     setting = build((9000,))
-    log_prob = setting.rows.log_prob.clone()
-    counted = (setting.rows.weight > 0).nonzero()
+    log_prob = setting.batch.log_prob.clone()
+    counted = (setting.batch.weight > 0).nonzero()
     log_prob[int(counted[0])] = -torch.inf  # quarantined, and no reason to look no further
     log_prob[int(counted[-1])] -= 0.5
-    rows = replace(setting.rows, log_prob=log_prob)
+    rows = setting.batch._replace(log_prob=log_prob)
     other = Setting(setting.agent, rows, setting.targets, setting.opt_state)
     with pytest.raises(ConsistencyError, match="not the one that sampled"):
         update(other, REGION, HyperParams())
 
 
 def test_the_gate_names_a_policy_that_did_not_sample(steps: Setting) -> None:
-    rows: Rows = replace(steps.rows, log_prob=steps.rows.log_prob - 0.5)
+    rows: Batch = steps.batch._replace(log_prob=steps.batch.log_prob - 0.5)
     other = Setting(steps.agent, rows, steps.targets, steps.opt_state)
     with pytest.raises(ConsistencyError, match="not the one that sampled"):
         update(other, REGION, HyperParams())
@@ -317,12 +322,12 @@ def test_stacked_agents_take_the_steps_they_would_take_alone(agents: Setting) ->
     learned = agents.targets(agents.opt_state.params)
     start = agents.agent.critic_from
     for group in range(3):
-        rows = Rows(
-            obs={key: x[:, group] for key, x in agents.rows.obs.items()},
-            behavior={key: x[:, group] for key, x in agents.rows.behavior.items()},
-            action=agents.rows.action[:, group],
-            log_prob=agents.rows.log_prob[:, group],
-            weight=agents.rows.weight[:, group],
+        rows = Batch(
+            obs={key: x[:, group] for key, x in agents.batch.obs.items()},
+            behavior={key: x[:, group] for key, x in agents.batch.behavior.items()},
+            action=agents.batch.action[:, group],
+            log_prob=agents.batch.log_prob[:, group],
+            weight=agents.batch.weight[:, group],
             group_axis=None,
         )
         lesson = Targets(*(x[:, group] for x in learned))

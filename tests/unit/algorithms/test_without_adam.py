@@ -27,7 +27,7 @@ def first_step(setting: Setting, step: Step, gain: float) -> torch.Tensor:
     after, _ = REGION.update(
         setting.agent,
         setting.opt_state,
-        setting.rows,
+        setting.batch,
         lambda _: learned._replace(advantage=learned.advantage * gain),
         HyperParams(learning_rate=RATE),
         torch.Generator().manual_seed(0),
