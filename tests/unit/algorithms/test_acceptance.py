@@ -23,9 +23,11 @@ from keel.distributions.actions import Categorical
 from keel.errors import InputError
 from keel.experience.batch import Batch
 from keel.losses.ppo import Objective
+from keel.training.builder import build_algorithm
+from keel.trust_region.certify import Certified
 from keel.types import HyperParams
 
-from .conftest import FEATURES, Setting, build
+from .conftest import FEATURES, Setting, build, natural
 from .test_trpo import update
 
 ABOVE, BELOW = 1.0, 0.4
@@ -116,14 +118,15 @@ def test_only_the_acceptance_loses_the_entropy(bandit: Setting) -> None:
     assert right.evaluate(moved)[1] == wrong.evaluate(moved)[1]
 
 
-def test_the_fault_is_off_unless_it_is_asked_for() -> None:
-    name = "entropy_outside_acceptance"
+def test_the_fault_is_off_unless_it_is_asked_for(bandit: Setting) -> None:
+    name, step = "entropy_outside_acceptance", natural(bandit.agent).step
     for config, accepted in (
         (Config(algo="trpo"), True),
         (from_dict({"algo": "trpo", "faults": {name: True}}), False),
     ):
-        region = build_region(config).region
-        assert isinstance(region, TRPO)
-        assert region.entropy_accepted is accepted
+        certified = build_algorithm(config, bandit.agent, step)
+        assert isinstance(certified, Certified)
+        assert isinstance(certified.algorithm, TRPO)
+        assert certified.algorithm.entropy_accepted is accepted
     with pytest.raises(InputError, match=f"faults.{name}: is a fault of TRPO"):
         from_dict({"algo": "ppo", "faults": {name: True}})

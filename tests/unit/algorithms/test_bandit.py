@@ -94,9 +94,9 @@ def test_a_ladder_of_one_temperature_changes_no_bit() -> None:
     final = []
     for explore in ({}, {"hierarchical": True, "pulse_magnitude": 1.0}):
         *_, last = train(from_dict(settings(**explore)))
-        final.append(last.state)
-    assert torch.equal(final[0].opt_state.params, final[1].opt_state.params)
-    assert final[0].returns == final[1].returns
+        final.append(last)
+    assert torch.equal(final[0].state.opt_state.params, final[1].state.opt_state.params)
+    assert final[0].session.source.returns == final[1].session.source.returns
 
 
 def test_the_gate_passes_and_the_bound_holds_while_the_temperature_moves() -> None:

@@ -17,7 +17,7 @@ from keel.functional import policy_ratio, ratio_report
 from keel.losses.ppo import Objective
 from keel.networks.agent import Agent
 from keel.trust_region.certify import Certified, _interpolate, _warnings
-from keel.types import HyperParams, OptimizerState, UpdateReport
+from keel.types import AlgorithmState, HyperParams, OptimizerState, UpdateReport
 
 from .conftest import Setting, build
 
@@ -30,19 +30,21 @@ WEIGHTS = torch.tensor([1.0, 1.0, 2.0, 1.0, 0.0, 0.0])
 
 @dataclass
 class Prepared:
-    """A region whose update was made beforehand."""
+    """An algorithm whose update was made beforehand."""
 
+    agent: Agent
     after: OptimizerState
     alpha: Tensor
     objective: Objective = field(default_factory=Objective)
 
-    def init(self, agent: Agent) -> OptimizerState:
-        return initial_opt_state(agent.initial)
+    def init(self) -> OptimizerState:
+        return initial_opt_state(self.agent.initial)
 
-    def update(self, *_: object) -> tuple[OptimizerState, UpdateReport]:
+    def update(self, state: AlgorithmState, *_: object) -> tuple[AlgorithmState, UpdateReport]:
         nothing = torch.zeros_like(self.alpha)
         metrics = {"train/gate_log_ratio": 0.0}
-        return self.after, UpdateReport(nothing, nothing, self.alpha, metrics=metrics)
+        after = replace(state, opt_state=self.after)
+        return after, UpdateReport(nothing, nothing, self.alpha, metrics=metrics)
 
 
 def uniform(groups: int) -> Setting:
@@ -52,15 +54,16 @@ def uniform(groups: int) -> Setting:
     action, weight = (
         x if groups == 1 else x[:, None].expand(lead).clone() for x in (ACTIONS, WEIGHTS)
     )
-    rows = replace(
-        setting.batch,
+    batch = setting.batch._replace(
         behavior={"logits": torch.zeros(*lead, 3)},
         action=action,
         log_prob=torch.full(lead, math.log(1 / 3)),
         weight=weight,
     )
     return replace(
-        setting, rows=rows, opt_state=initial_opt_state(torch.zeros_like(setting.opt_state.params))
+        setting,
+        batch=batch,
+        opt_state=initial_opt_state(torch.zeros_like(setting.opt_state.params)),
     )
 
 
@@ -82,16 +85,8 @@ def moved(setting: Setting, *shares: float) -> OptimizerState:
 def certified(
     setting: Setting, after: OptimizerState, hparams: HyperParams, alpha: tuple[float, ...]
 ) -> tuple[OptimizerState, UpdateReport]:
-    prepared = Prepared(after, torch.tensor(alpha, dtype=torch.float64))
-    return Certified(prepared).update(  # type: ignore[arg-type]
-        setting.agent,
-        setting.opt_state,
-        setting.batch,
-        setting.targets,
-        hparams,
-        torch.Generator(),
-        None,  # type: ignore[arg-type]
-    )
+    prepared = Prepared(setting.agent, after, torch.tensor(alpha, dtype=torch.float64))
+    return setting.update(Certified(prepared), hparams)
 
 
 @pytest.mark.parametrize(

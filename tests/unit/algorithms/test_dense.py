@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from keel.algorithms import dense
 from keel.algorithms.optimizer import initial_opt_state, make_step
 from keel.config import Critic, Network
-from keel.experience.batch import DemoBatch
+from keel.experience.batch import Batch, DemoBatch
 from keel.losses.ppo import Objective
 from keel.networks.agent import Agent
 from keel.networks.build import build_agent

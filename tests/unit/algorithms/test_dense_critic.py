@@ -11,7 +11,7 @@ from keel.algorithms import dense_critic
 from keel.algorithms.critic import CriticObjective, Sweeping, _sweep
 from keel.algorithms.optimizer import make_step
 from keel.config import Critic, Network
-from keel.losses.ppo import Batch
+from keel.experience.batch import Batch
 from keel.networks.agent import Agent
 from keel.networks.build import build_agent
 from keel.networks.pointer import FEATURES

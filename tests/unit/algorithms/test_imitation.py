@@ -31,7 +31,7 @@ from keel.trust_region.certify import Certified
 from keel.trust_region.measure import demo_kl, exact_kl
 from keel.types import HyperParams, OptimizerState, UpdateReport
 
-from .conftest import FEATURES, Setting, build, small
+from .conftest import FEATURES, Setting, build, natural, small
 
 ROWS = 96
 
@@ -56,18 +56,7 @@ def constrained(
     setting: Setting, hparams: HyperParams, limit: Limit | None = None
 ) -> tuple[OptimizerState, UpdateReport]:
     fit = CriticFit(epochs=1, minibatch=40)
-    region = TRPO(critic=fit, fisher_fraction=1.0, limit=limit)
-    step = make_step(
-        setting.agent,
-        region.critic.objective,
-        group_axis=None,
-        max_grad_norm=region.critic.max_grad_norm,
-        compiled=False,
-    )
-    rng = torch.Generator().manual_seed(0)
-    return Certified(region).update(
-        setting.agent, setting.opt_state, setting.batch, setting.targets, hparams, rng, step
-    )
+    return setting.update(Certified(natural(setting.agent, critic=fit, limit=limit)), hparams)
 
 
 def test_the_loss_is_that_of_torch():

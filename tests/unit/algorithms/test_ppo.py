@@ -10,35 +10,34 @@ import pytest
 import torch
 from torch import Tensor
 
-from keel.algorithms.optimizer import StepResult
+from keel.algorithms.optimizer import StepResult, make_step
 from keel.algorithms.ppo import PPO
-from keel.experience.batch import Targets, minibatches
+from keel.experience.batch import Batch, Experience, Targets, minibatches
 from keel.losses.ppo import Objective
 from keel.trust_region.numeric import NumericError
 from keel.types import HyperParams, OptimizerState
 
-from .conftest import SMALL, Setting, build
+from .conftest import Setting, build, small
 
 
 def improvement(setting: Setting, params: torch.Tensor) -> float:
     """Change of the mean ratio-weighted advantage."""
     rows = setting.batch
-    advantage = setting.targets(params).advantage
     with torch.no_grad():
         policy = setting.agent.policy(params, rows.obs)
         ratio = (setting.agent.dist.log_prob(policy, rows.action) - rows.log_prob).exp()
-    return ((ratio - 1.0) * advantage * rows.weight).sum().item()
+    return ((ratio - 1.0) * rows.advantage * rows.weight).sum().item()
 
 
 def test_an_update_improves_the_surrogate(setting: Setting) -> None:
-    after, report = setting.update(SMALL, HyperParams(learning_rate=1e-2))
+    after, report = setting.update(small(setting.agent), HyperParams(learning_rate=1e-2))
     assert improvement(setting, after.params) > 0.0
     assert report.metrics["train/epochs"] == 3.0
 
 
 def test_the_gate_measures_the_first_minibatch_before_any_step(setting: Setting) -> None:
     """Later ones are replayed by a policy that has moved."""
-    _, report = setting.update(SMALL, HyperParams(learning_rate=1e-2))
+    _, report = setting.update(small(setting.agent), HyperParams(learning_rate=1e-2))
     assert report.metrics["train/gate_log_ratio"] < 1e-5
 
 
@@ -47,17 +46,9 @@ def test_the_largest_log_ratio_of_every_agent(agents: Setting) -> None:
     rows = agents.batch
     shift = torch.tensor([0.1, 0.2, 0.3]).expand(96, 3).clone()
     shift[17, 1] = -0.7
-    learned = agents.targets(agents.opt_state.params)
-    batch = Batch(
-        rows.obs,
-        rows.behavior,
-        rows.action,
-        rows.log_prob + shift,
-        *(learned.advantage, learned.target, learned.raw),
-        torch.ones(96, 3),
-    )
+    batch = rows._replace(log_prob=rows.log_prob + shift, weight=torch.ones(96, 3))
     _, statistics = Objective()(
-        agents.agent, agents.opt_state.params, batch, HyperParams().tensor(), 1
+        agents.agent, agents.opt_state.params, batch, HyperParams().tensor()
     )
     torch.testing.assert_close(
         statistics.log_ratio_max, torch.tensor([0.1, 0.7, 0.3]), rtol=0, atol=1e-5
@@ -65,17 +56,18 @@ def test_the_largest_log_ratio_of_every_agent(agents: Setting) -> None:
 
 
 def test_rows_of_weight_0_change_nothing_whatever_they_hold(setting: Setting) -> None:
-    learned = setting.targets(setting.opt_state.params)
-    dead = setting.batch.weight == 0
-    advantage, target = (torch.where(dead, torch.nan, x) for x in learned[:2])
-    poisoned = Targets(advantage, target, torch.where(dead[..., None], torch.nan, learned.raw))
-    log_prob = torch.where(dead, torch.inf, setting.batch.log_prob)
-    obs = {"obs": torch.where(dead[..., None], torch.nan, setting.batch.obs["obs"])}
-    sick = replace(
-        setting, targets=lambda _: poisoned, rows=setting.batch._replace(log_prob=log_prob, obs=obs)
+    batch = setting.batch
+    dead = batch.weight == 0
+    sick = setting.of(
+        advantage=torch.where(dead, torch.nan, batch.advantage),
+        target=torch.where(dead, torch.nan, batch.target),
+        old_value=torch.where(dead[..., None], torch.nan, batch.old_value),
+        log_prob=torch.where(dead, torch.inf, batch.log_prob),
+        obs={"obs": torch.where(dead[..., None], torch.nan, batch.obs["obs"])},
     )
-    healthy, _ = setting.update(SMALL, HyperParams())
-    after, report = sick.update(SMALL, HyperParams())
+    algorithm = small(setting.agent)
+    healthy, _ = setting.update(algorithm, HyperParams())
+    after, report = sick.update(algorithm, HyperParams())
     assert torch.equal(healthy.params, after.params)
     assert report.metrics["error/non_finite_ratio_count"] == 0.0
 
@@ -85,32 +77,26 @@ def test_a_non_finite_log_prob_is_quarantined_and_counted(steps: Setting) -> Non
     bad = int(torch.nonzero(steps.batch.weight)[0])
     log_prob[bad] = torch.nan
     sick = steps.of(log_prob=log_prob)
+    algorithm = small(steps.agent)
     for seed in range(8):  # in whichever minibatch it falls, the first and its gate included
-        after, report = sick.update(SMALL, HyperParams(), seed=seed)
+        after, report = sick.update(algorithm, HyperParams(), seed=seed)
         assert torch.isfinite(after.params).all()
-        assert report.metrics["error/non_finite_ratio_count"] == SMALL.epochs
+        assert report.metrics["error/non_finite_ratio_count"] == algorithm.epochs
 
 
 def test_a_non_finite_gradient_is_never_applied(steps: Setting) -> None:
     """Faults 23 and 24: an infinite target makes the loss infinite; nothing moves, and it stops."""
-    learned = steps.targets(steps.opt_state.params)
-    hopeless = learned._replace(target=torch.full_like(learned.target, torch.inf))
-    sick = replace(steps, targets=lambda _: hopeless)
+    sick = steps.of(target=torch.full_like(steps.batch.target, torch.inf))
     before = [x.clone() for x in steps.opt_state]
     with pytest.raises(NumericError, match=r"the loss is not finite.*minibatch: target"):
-        sick.update(SMALL, HyperParams())
+        sick.update(small(steps.agent), HyperParams())
     assert all(torch.equal(old, new) for old, new in zip(before, steps.opt_state, strict=True))
 
 
 @pytest.mark.parametrize("granularity", ["minibatch", "epoch"])
 def test_early_stop_ends_an_update(granularity: str, setting: Setting) -> None:
-    region = PPO(
-        epochs=50,
-        minibatch=40,
-        early_stop=granularity,
-        target_kl=0.01,  # type: ignore[arg-type]
-    )
-    _, report = setting.update(region, HyperParams(learning_rate=0.02))
+    algorithm = small(setting.agent, epochs=50, early_stop=granularity, target_kl=0.01)
+    _, report = setting.update(algorithm, HyperParams(learning_rate=0.02))
     assert report.metrics["train/epochs"] < 50
     whole = report.metrics["train/early_stop_epoch"] + (granularity == "epoch")
     assert report.metrics["train/epochs"] == whole, "of epochs that were gone through to the end"
@@ -119,13 +105,11 @@ def test_early_stop_ends_an_update(granularity: str, setting: Setting) -> None:
 
 def test_a_stopped_agent_does_not_move_with_its_momentum(agents: Setting) -> None:
     """Agent 1 alone has a signal: it stops early, frozen, while the critics of others go on."""
-    learned = agents.targets(agents.opt_state.params)
-    loud = learned.advantage * torch.tensor([0.0, 1.0, 0.0])
-    setting = replace(agents, targets=lambda _: learned._replace(advantage=loud))
-    region = PPO(epochs=30, minibatch=96, early_stop="minibatch", target_kl=0.01)
-    short = replace(region, epochs=29)
+    setting = agents.of(advantage=agents.batch.advantage * torch.tensor([0.0, 1.0, 0.0]))
+    algorithm = small(agents.agent, epochs=30, minibatch=96, early_stop="minibatch", target_kl=0.01)
+    short = replace(algorithm, epochs=29)
     hparams = HyperParams(learning_rate=0.01)
-    longer, _ = setting.update(region, hparams)
+    longer, _ = setting.update(algorithm, hparams)
     before, _ = setting.update(short, hparams)
     moved = (longer.params != before.params).any(1)
     assert not moved[1]
@@ -137,32 +121,32 @@ def test_agents_learn_as_if_they_were_alone(agents: Setting) -> None:
     from keel.algorithms.optimizer import initial_opt_state
     from keel.networks.agent import Agent
 
-    together, _ = agents.update(SMALL, HyperParams(learning_rate=1e-2))
-    learned = agents.targets(agents.opt_state.params)
+    together, _ = agents.update(small(agents.agent), HyperParams(learning_rate=1e-2))
     for index in range(3):
         alone = replace(
             agents,
             agent=Agent(agents.agent.network, agents.agent.dist),
-            rows=replace(
-                agents.batch,
+            batch=Batch(
                 obs={"obs": agents.batch.obs["obs"][:, index]},
                 behavior={"logits": agents.batch.behavior["logits"][:, index]},
                 action=agents.batch.action[:, index],
                 log_prob=agents.batch.log_prob[:, index],
                 weight=agents.batch.weight[:, index],
-                group_axis=None,
+                advantage=agents.batch.advantage[:, index],
+                target=agents.batch.target[:, index],
+                old_value=agents.batch.old_value[:, index],
             ),
-            targets=lambda _, i=index: Targets(*(x[:, i] for x in learned)),
             opt_state=initial_opt_state(agents.opt_state.params[index : index + 1]),
         )
-        single, _ = alone.update(SMALL, HyperParams(learning_rate=1e-2))
+        single, _ = alone.update(small(alone.agent), HyperParams(learning_rate=1e-2))
         torch.testing.assert_close(single.params[0], together.params[index], rtol=1e-4, atol=1e-6)
 
 
 def test_a_kl_penalty_holds_the_policy_back(setting: Setting) -> None:
-    region = replace(SMALL, objective=Objective(surrogate="unclipped", penalize=True))
+    penalized = Objective(surrogate="unclipped", penalize=True)
+    algorithm = small(setting.agent, objective=penalized)
     free, held = (
-        setting.update(region, HyperParams(learning_rate=1e-2, kl_coef=coef))[0]
+        setting.update(algorithm, HyperParams(learning_rate=1e-2, kl_coef=coef))[0]
         for coef in (0.0, 20.0)
     )
     from keel.trust_region.measure import exact_kl
@@ -173,12 +157,10 @@ def test_a_kl_penalty_holds_the_policy_back(setting: Setting) -> None:
 
 def test_an_entropy_floor_pushes_the_entropy_up(steps: Setting) -> None:
     """Note 004's penalty had no gradient; this one does."""
-    still = steps.targets(steps.opt_state.params)
-    setting = replace(
-        steps, targets=lambda _: still._replace(advantage=torch.zeros_like(still.advantage))
-    )
+    setting = steps.of(advantage=torch.zeros_like(steps.batch.advantage))
     floor = Objective(entropy_floor=5.0, entropy_floor_coef=1.0, value_coef=0.0)
-    after, _ = setting.update(replace(SMALL, objective=floor), HyperParams(learning_rate=1e-2))
+    algorithm = small(steps.agent, objective=floor)
+    after, _ = setting.update(algorithm, HyperParams(learning_rate=1e-2))
     with torch.no_grad():
         entropy = [
             setting.agent.dist.entropy(setting.agent.policy(p, setting.batch.obs)).mean()
@@ -198,10 +180,10 @@ def test_an_entropy_floor_pushes_the_entropy_up(steps: Setting) -> None:
     ids=["clip", "dual and value clip", "symmetric, penalty and floor"],
 )
 def test_the_compiled_step_equals_the_eager_one(objective: Objective, steps: Setting) -> None:
-    region = replace(SMALL, objective=objective)
     hparams = HyperParams(learning_rate=1e-2, entropy_coef=0.01, kl_coef=0.5)
-    eager, eager_report = steps.update(region, hparams)
-    compiled, report = steps.update(region, hparams, compiled=True)
+    eager, eager_report = steps.update(small(steps.agent, objective=objective), hparams)
+    by_inductor = small(steps.agent, objective=objective, compiled=True)
+    compiled, report = steps.update(by_inductor, hparams)
     torch.testing.assert_close(eager.params, compiled.params, rtol=1e-4, atol=1e-5)
     for name, value in eager_report.metrics.items():
         assert report.metrics[name] == pytest.approx(value, rel=1e-3, abs=1e-5, nan_ok=True)
@@ -217,7 +199,7 @@ def test_the_remainder_is_used_and_padded_to_shape() -> None:
 
 def test_gradients_are_clipped_to_their_norm(steps: Setting) -> None:
     """Adam's first step hardly depends on the gradient's size: its first moment does."""
-    tight = replace(SMALL, epochs=1, minibatch=96, max_grad_norm=1e-3)
+    tight = small(steps.agent, epochs=1, minibatch=96, max_grad_norm=1e-3)
     after, report = steps.update(tight, HyperParams())
     assert report.metrics["train/gradient_clipped"] == 1.0
     assert after.first.norm().item() == pytest.approx(0.1 * 1e-3, rel=1e-3)
@@ -226,7 +208,7 @@ def test_gradients_are_clipped_to_their_norm(steps: Setting) -> None:
 def test_nothing_is_learned_from_an_empty_rollout(steps: Setting) -> None:
     """Fault 28: all rows masked: zero loss, finite, nothing moves."""
     empty = steps.of(weight=torch.zeros(96))
-    after, report = empty.update(SMALL, HyperParams())
+    after, report = empty.update(small(steps.agent), HyperParams())
     assert torch.equal(after.params, steps.opt_state.params)
     assert report.metrics["train/loss"] == 0.0
     assert not math.isnan(report.metrics["train/clip_fraction"])
@@ -242,16 +224,18 @@ def test_the_value_clip_is_around_the_critics_own_values() -> None:
         shift = float(next(calls))
         return Targets(torch.randn(12), torch.zeros(12), torch.arange(12.0)[:, None] + shift)
 
-    step = setting.step(PPO())
+    step = make_step(setting.agent, Objective(), max_grad_norm=0.5)
 
     def watching(opt_state: OptimizerState, batch: Batch, *rest: Any) -> StepResult:
         seen.append(batch.old_value)
         return step(opt_state, batch, *rest)
 
-    region = PPO(epochs=3, minibatch=12, recompute_advantages=True)
-    rng = torch.Generator().manual_seed(0)
-    region.update(
-        setting.agent, setting.opt_state, setting.batch, targets, HyperParams(), rng, watching
+    first = targets(setting.opt_state.params)
+    batch = setting.batch._replace(
+        advantage=first.advantage, target=first.target, old_value=first.raw
     )
+    algorithm = PPO(setting.agent, watching, epochs=3, minibatch=12, recompute_advantages=True)
+    algorithm.update(setting.state(), Experience(batch, targets), HyperParams())
+    assert next(calls) == 3
     assert len(seen) == 3
     assert all(torch.equal(x, torch.arange(12.0)[:, None]) for x in seen)

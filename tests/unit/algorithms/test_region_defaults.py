@@ -12,7 +12,6 @@ import pytest
 
 import keel.algorithms
 from keel.algorithms.critic import CriticFit
-from keel.algorithms.happo import HAPPO
 from keel.algorithms.ppo import PPO
 from keel.algorithms.supervised import Likelihood
 from keel.algorithms.trpo import TRPO, Problem
@@ -23,9 +22,14 @@ from keel.controllers.demos import CloningTrust, LossBalance
 from keel.losses.demos import Limit
 from keel.losses.ppo import Objective
 from keel.losses.token import TokenObjective
-from keel.training.builder import build_controllers, build_region
+from keel.networks.agent import Agent
+from keel.training.builder import build_algorithm, build_controllers
 from keel.trust_region.certify import Certified
 
+from .conftest import build
+
+AGENT: Agent = build((1,)).agent
+STEP: Any = None
 MUTABLE = {Problem}
 """Which remembers where its line search began."""
 
@@ -53,7 +57,14 @@ def test_a_part_of_an_update_is_a_value(kind: type[Any]) -> None:
 def test_equal_parts_are_equal() -> None:
     assert Likelihood() == Likelihood()
     assert TokenObjective() == TokenObjective()
-    assert HAPPO(PPO()) == HAPPO(PPO())
+    assert Objective() == Objective()
+    assert CriticFit() == CriticFit()
+
+
+def configured(settings: dict[str, Any]) -> Certified:
+    algorithm = build_algorithm(from_dict(settings), AGENT, STEP)
+    assert isinstance(algorithm, Certified)
+    return algorithm
 
 
 def same(part: Any, configured: Any, *names: str) -> None:
@@ -63,17 +74,17 @@ def same(part: Any, configured: Any, *names: str) -> None:
 
 
 def test_a_region_without_arguments_is_that_of_a_configuration_without_any() -> None:
-    ppo = build_region(from_dict({}))
-    same(Certified(PPO()), ppo, "enforce", "gate")
+    ppo = configured({})
+    same(Certified(PPO(AGENT, STEP)), ppo, "enforce", "gate")
     names = "epochs minibatch early_stop target_kl recompute_advantages max_grad_norm gate"
-    same(PPO(), ppo.region, *names.split())
-    assert isinstance(ppo.region, PPO)
+    assert isinstance(ppo.algorithm, PPO)
+    same(PPO(AGENT, STEP), ppo.algorithm, *names.split())
     objective = "surrogate dual_clip value_coef value_clip max_log_ratio penalize kl_measure"
-    same(Objective(), ppo.region.objective, *objective.split())
-    trpo = build_region(from_dict({"algo": "trpo"})).region
+    same(Objective(), ppo.algorithm.objective, *objective.split())
+    trpo = configured({"algo": "trpo"}).algorithm
     assert isinstance(trpo, TRPO)
     names = "cg_iters fisher_fraction backtrack_iters backtrack_coeff accept_ratio"
-    same(TRPO(), trpo, *names.split(), "rescale_to_kl", "entropy_accepted")
+    same(TRPO(AGENT, STEP), trpo, *names.split(), "rescale_to_kl", "entropy_accepted")
     same(CriticFit(), trpo.critic, "minibatch", "max_grad_norm", "objective")
 
 
@@ -103,8 +114,7 @@ def test_controllers_without_arguments_are_those_of_a_configuration_without_any(
 )
 def test_what_holds_cloning_back_is_as_configured(settings: dict[str, Any], part: Any) -> None:
     cloning = {"demos": "some", "coef": 2.0, "control": "adaptive", **settings}
-    config = from_dict({"bc": cloning})
-    assert build_controllers(config) == (part,)
-    region = build_region(config).region
-    assert isinstance(region, PPO)
-    assert region.limit == (Limit(2.0) if settings["steer"] == "gradient" else None)
+    assert build_controllers(from_dict({"bc": cloning})) == (part,)
+    algorithm = configured({"bc": cloning}).algorithm
+    assert isinstance(algorithm, PPO)
+    assert algorithm.limit == (Limit(2.0) if settings["steer"] == "gradient" else None)

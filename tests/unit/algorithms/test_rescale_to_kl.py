@@ -4,31 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
-import torch
 
 from keel.algorithms.critic import CriticFit
-from keel.algorithms.optimizer import make_step
-from keel.algorithms.trpo import KL_BAND, TRPO, rescale_to_kl
+from keel.algorithms.trpo import KL_BAND, rescale_to_kl
 from keel.trust_region.certify import Certified
-from keel.types import HyperParams, OptimizerState, UpdateReport
+from keel.types import HyperParams
 
-from .conftest import Setting, build
+from .conftest import build, natural
 
 BOUND = 0.02
-REGION = TRPO(critic=CriticFit(epochs=1, minibatch=96), fisher_fraction=1.0)
-
-
-def update(
-    setting: Setting, region: TRPO, hparams: HyperParams
-) -> tuple[OptimizerState, UpdateReport]:
-    step = make_step(setting.agent, region.critic.objective, max_grad_norm=0.5, compiled=False)
-    rng = torch.Generator().manual_seed(0)
-    return Certified(region).update(
-        setting.agent, setting.opt_state, setting.batch, setting.targets, hparams, rng, step
-    )
 
 
 @pytest.mark.parametrize("damping", [0.01, 0.1, 1.0])
@@ -36,8 +22,11 @@ def test_the_step_of_the_quadratic_model(damping: float) -> None:
     """½·Δᵀ(F + λ)Δ is the bound; for a short step ½·ΔᵀFΔ is the exact KL."""
     setting = build((96,))
     bound = 1e-5
-    region = replace(REGION, rescale_to_kl=False, cg_iters=100)
-    after, report = update(setting, region, HyperParams(max_kl=bound, damping=damping))
+    hparams = HyperParams(max_kl=bound, damping=damping)
+    algorithm = natural(
+        setting.agent, critic=CriticFit(epochs=1, minibatch=96), rescale_to_kl=False, cg_iters=100
+    )
+    after, report = setting.update(Certified(algorithm), hparams)
     assert report.metrics["train/step_fraction"] == 1.0
     moved = (after.params - setting.opt_state.params)[0, : setting.agent.critic_from].double()
     model = report.kl_exact.item() + 0.5 * damping * moved.square().sum().item()

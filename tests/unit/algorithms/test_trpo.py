@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,59 +13,33 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from keel.algorithms.critic import CriticFit, CriticObjective
-from keel.algorithms.optimizer import make_step
-from keel.algorithms.trpo import TRPO, Problem
+from keel.algorithms.critic import CriticObjective
+from keel.algorithms.trpo import Problem
 from keel.distributions.actions import Categorical
-from keel.experience.batch import Batch, Targets
+from keel.experience.batch import Batch
 from keel.losses.ppo import Objective
 from keel.trust_region.certify import Certified
 from keel.trust_region.gate import ConsistencyError
 from keel.trust_region.measure import exact_kl
 from keel.types import HyperParams, OptimizerState, UpdateReport
 
-from .conftest import SHAPES, Setting, build
-
-FIT = CriticFit(epochs=2, minibatch=40)
-REGION = TRPO(critic=FIT, fisher_fraction=1.0)
+from .conftest import FIT, SHAPES, Setting, build, natural
 
 
 def update(
-    setting: Setting, region: TRPO, hparams: HyperParams, seed: int = 0, gate: bool = True
+    setting: Setting, hparams: HyperParams, *, seed: int = 0, gate: bool = True, **changes: Any
 ) -> tuple[OptimizerState, UpdateReport]:
-    critic = region.critic
-    return Certified(region, gate=gate).update(
-        setting.agent,
-        setting.opt_state,
-        setting.batch,
-        setting.targets,
-        hparams,
-        torch.Generator().manual_seed(seed),
-        make_step(
-            setting.agent.alone(),
-            critic.objective,
-            group_axis=None,
-            max_grad_norm=critic.max_grad_norm,
-            compiled=False,
-        ),
-    )
+    algorithm = Certified(natural(setting.agent, **changes), gate=gate)
+    return setting.update(algorithm, hparams, seed=seed)
 
 
 def problem(setting: Setting, objective: Objective, hparams: HyperParams) -> Problem:
-    learned = setting.targets(setting.opt_state.params)
-    return Problem(
-        setting.agent,
-        setting.opt_state.params,
-        setting.batch,
-        learned.advantage,
-        hparams,
-        objective,
-    )
+    return Problem(setting.agent, setting.opt_state.params, setting.batch, hparams, objective)
 
 
 def test_the_loss_is_that_of_policy_and_critic() -> None:
     """Without demonstrations their coefficient is of nothing."""
-    _, report = update(build((96,)), REGION, HyperParams(bc_coef=0.5))
+    _, report = update(build((96,)), HyperParams(bc_coef=0.5))
     told = report.metrics
     assert told["train/loss"] == pytest.approx(told["train/value_loss"] + told["train/policy_loss"])
 
@@ -82,8 +57,8 @@ def test_no_accepted_step_is_over_the_bound(
 ) -> None:
     """Measured again, independently, per group; nothing was walked back to get there."""
     setting = SHAPES[shape]()
-    region = replace(REGION, fisher_fraction=fraction)
-    after, report = update(setting, region, HyperParams(max_kl=bound, damping=damping), seed)
+    hparams = HyperParams(max_kl=bound, damping=damping)
+    after, report = update(setting, hparams, seed=seed, fisher_fraction=fraction)
     kl = exact_kl(setting.agent, after.params, setting.batch, 1.0)
     assert (kl <= bound).all()
     torch.testing.assert_close(kl, report.kl_exact, rtol=0, atol=0)
@@ -95,10 +70,9 @@ def test_no_accepted_step_is_over_the_bound(
 @pytest.mark.parametrize("damping", [1e-3, 0.1, 10.0])
 def test_the_step_lands_on_the_exact_kl_from_either_side(steps: Setting, damping: float) -> None:
     """Damping shrinks the quadratic model's step: of ten it leaves a hundredth of the bound."""
-    _, plain = update(
-        steps, replace(REGION, rescale_to_kl=False), HyperParams(max_kl=0.01, damping=damping)
-    )
-    _, landed = update(steps, REGION, HyperParams(max_kl=0.01, damping=damping))
+    hparams = HyperParams(max_kl=0.01, damping=damping)
+    _, plain = update(steps, hparams, rescale_to_kl=False)
+    _, landed = update(steps, hparams)
     assert 0.0095 <= landed.kl_exact.item() <= 0.01
     assert plain.kl_exact.item() <= 0.01
     if damping == 10.0:
@@ -126,7 +100,7 @@ def test_the_direction_solves_the_damped_natural_gradient(steps: Setting) -> Non
     matrix = torch.einsum("r,rip,rij,rjq->pq", share, jacobian, fisher, jacobian).double()
     matrix += 0.1 * torch.eye(start)
     expected = torch.linalg.solve(matrix, gradient.double())
-    after, _ = update(steps, replace(REGION, cg_iters=200), hparams)
+    after, _ = update(steps, hparams, cg_iters=200)
     moved = (after.params - steps.opt_state.params)[0, :start].double()
     cosine = moved @ expected / (moved.norm() * expected.norm())
     assert cosine > 1 - 1e-5
@@ -155,7 +129,7 @@ def test_one_objective_gives_gradient_prediction_and_acceptance(
 
 
 def test_predicted_and_actual_improvement_agree_on_a_small_step(steps: Setting) -> None:
-    _, report = update(steps, REGION, HyperParams(max_kl=1e-5, entropy_coef=0.1))
+    _, report = update(steps, HyperParams(max_kl=1e-5, entropy_coef=0.1))
     metrics = report.metrics
     assert metrics["train/gain_ratio"] == pytest.approx(1.0, abs=0.02)
     assert metrics["train/improvement"] == pytest.approx(
@@ -163,9 +137,9 @@ def test_predicted_and_actual_improvement_agree_on_a_small_step(steps: Setting) 
     )
 
 
-def rejects(setting: Setting, region: TRPO, reason: str, hparams: HyperParams) -> None:
+def rejects(setting: Setting, reason: str, hparams: HyperParams, **changes: Any) -> None:
     """The policy is what it was, bit for bit; the critic has learned; nothing pretends to be 0."""
-    after, report = update(setting, region, hparams)
+    after, report = update(setting, hparams, **changes)
     start = setting.agent.critic_from
     assert torch.equal(after.params[:, :start], setting.opt_state.params[:, :start])
     assert not torch.equal(after.params[:, start:], setting.opt_state.params[:, start:])
@@ -181,9 +155,9 @@ def rejects(setting: Setting, region: TRPO, reason: str, hparams: HyperParams) -
 
 def test_a_step_that_does_not_improve_enough_is_rejected(setting: Setting) -> None:
     """Fault 26: nothing gains a hundred times what was predicted."""
-    region = replace(REGION, accept_ratio=100.0, backtrack_iters=4)
-    rejects(setting, region, "too_little_improvement", HyperParams(max_kl=0.01))
-    _, report = update(setting, region, HyperParams(max_kl=0.01))
+    asked = {"accept_ratio": 100.0, "backtrack_iters": 4}
+    rejects(setting, "too_little_improvement", HyperParams(max_kl=0.01), **asked)
+    _, report = update(setting, HyperParams(max_kl=0.01), **asked)
     assert report.metrics["train/line_search_iters"] == 4.0
     assert report.metrics["train/kl_tried"] > 0.0
 
@@ -198,8 +172,8 @@ class Bent(Categorical):
 def test_curvature_that_is_not_positive_is_rejected() -> None:
     """Fault 26."""
     setting = build((96,), dist=Bent(3))
-    rejects(setting, REGION, "non_positive_curvature", HyperParams(damping=0.0))
-    _, report = update(setting, REGION, HyperParams(damping=0.0))
+    rejects(setting, "non_positive_curvature", HyperParams(damping=0.0))
+    _, report = update(setting, HyperParams(damping=0.0))
     assert report.metrics["train/curvature_min"] <= 0.0
     assert math.isnan(report.metrics["train/improvement"])
 
@@ -212,26 +186,24 @@ class Broken(Categorical):
 
 
 def test_curvature_that_is_not_finite_is_rejected() -> None:
-    rejects(build((96,), dist=Broken(3)), REGION, "non_finite", HyperParams())
+    rejects(build((96,), dist=Broken(3)), "non_finite", HyperParams())
 
 
 def test_without_advantages_there_is_no_direction(steps: Setting) -> None:
     flat = replace_advantage(steps, torch.zeros_like)
-    rejects(flat, REGION, "no_gradient", HyperParams())
-    assert update(flat, REGION, HyperParams())[1].metrics["train/line_search_iters"] == 0.0
+    rejects(flat, "no_gradient", HyperParams())
+    assert update(flat, HyperParams())[1].metrics["train/line_search_iters"] == 0.0
 
 
 def replace_advantage(setting: Setting, change: Callable[[Tensor], Tensor]) -> Setting:
-    learned = setting.targets(setting.opt_state.params)
-    changed = learned._replace(advantage=change(learned.advantage))
-    return Setting(setting.agent, setting.batch, lambda _: changed, setting.opt_state)
+    return setting.of(advantage=change(setting.batch.advantage))
 
 
 def test_an_advantage_that_is_not_finite_stops_the_run(steps: Setting) -> None:
     from keel.trust_region.numeric import NumericError
 
     with pytest.raises(NumericError, match=r"policy's gradient is not finite .*: 0\).*advantage"):
-        update(replace_advantage(steps, lambda x: x * torch.nan), REGION, HyperParams())
+        update(replace_advantage(steps, lambda x: x * torch.nan), HyperParams())
 
 
 def test_rows_of_weight_zero_do_not_count(steps: Setting) -> None:
@@ -244,15 +216,14 @@ def test_rows_of_weight_zero_do_not_count(steps: Setting) -> None:
         return torch.where(nothing.reshape(-1, *[1] * (x.ndim - 1)), torch.nan, x)
 
     wild = replace_advantage(steps, broken)
-    wild.batch = replace(
-        rows,
+    wild = wild.of(
         obs={key: broken(x) for key, x in rows.obs.items()},
         behavior={key: broken(x) for key, x in rows.behavior.items()},
         log_prob=broken(rows.log_prob),
     )
     hparams = HyperParams(max_kl=0.01, entropy_coef=0.1)
-    same, _ = update(steps, REGION, hparams)
-    after, report = update(wild, REGION, hparams)
+    same, _ = update(steps, hparams)
+    after, report = update(wild, hparams)
     torch.testing.assert_close(same.params, after.params, rtol=0, atol=1e-6)
     assert report.verdict == "accepted"
 
@@ -260,10 +231,8 @@ def test_rows_of_weight_zero_do_not_count(steps: Setting) -> None:
 def test_a_stored_log_prob_that_is_not_finite_is_quarantined(steps: Setting) -> None:
     log_prob = steps.batch.log_prob.clone()
     log_prob[(steps.batch.weight > 0).nonzero()[3]] = -torch.inf
-    sick = Setting(
-        steps.agent, steps.batch._replace(log_prob=log_prob), steps.targets, steps.opt_state
-    )
-    after, report = update(sick, REGION, HyperParams(max_kl=0.01))
+    sick = steps.of(log_prob=log_prob)
+    after, report = update(sick, HyperParams(max_kl=0.01))
     assert report.verdict == "accepted"
     assert torch.isfinite(after.params).all()
     assert report.metrics["error/non_finite_ratio_count"] == 1.0
@@ -271,15 +240,14 @@ def test_a_stored_log_prob_that_is_not_finite_is_quarantined(steps: Setting) -> 
 
 def test_quarantined_rows_are_counted_over_all_agents() -> None:
     setting = build((40, 2), groups=2)
-    _, healthy = update(setting, REGION, HyperParams(max_kl=0.01))
+    _, healthy = update(setting, HyperParams(max_kl=0.01))
     assert healthy.metrics["error/non_finite_ratio_count"] == 0.0
     log_prob, counts = setting.batch.log_prob.clone(), setting.batch.weight > 0
     for agent, number in ((0, 2), (1, 1)):  # two rows of one agent, one of the other
         log_prob[counts[:, agent].nonzero()[:number], agent] = torch.nan
     log_prob[~counts] = torch.nan  # what does not count is not counted
-    rows = setting.batch._replace(log_prob=log_prob)
-    sick = Setting(setting.agent, rows, setting.targets, setting.opt_state)
-    _, report = update(sick, REGION, HyperParams(max_kl=0.01))
+    sick = setting.of(log_prob=log_prob)
+    _, report = update(sick, HyperParams(max_kl=0.01))
     assert report.metrics["error/non_finite_ratio_count"] == 3.0
 
 
@@ -290,26 +258,23 @@ def test_the_gate_looks_where_the_difference_is() -> None:
     counted = (setting.batch.weight > 0).nonzero()
     log_prob[int(counted[0])] = -torch.inf  # quarantined, and no reason to look no further
     log_prob[int(counted[-1])] -= 0.5
-    rows = setting.batch._replace(log_prob=log_prob)
-    other = Setting(setting.agent, rows, setting.targets, setting.opt_state)
+    other = setting.of(log_prob=log_prob)
     with pytest.raises(ConsistencyError, match="not the one that sampled"):
-        update(other, REGION, HyperParams())
+        update(other, HyperParams())
 
 
 def test_the_gate_names_a_policy_that_did_not_sample(steps: Setting) -> None:
-    rows: Batch = steps.batch._replace(log_prob=steps.batch.log_prob - 0.5)
-    other = Setting(steps.agent, rows, steps.targets, steps.opt_state)
+    other = steps.of(log_prob=steps.batch.log_prob - 0.5)
     with pytest.raises(ConsistencyError, match="not the one that sampled"):
-        update(other, REGION, HyperParams())
-    _, report = update(other, REGION, HyperParams(), gate=False)
+        update(other, HyperParams())
+    _, report = update(other, HyperParams(), gate=False)
     assert report.metrics["train/gate_log_ratio"] == pytest.approx(0.5, abs=1e-3)
 
 
 def test_the_fisher_sample_is_drawn_from_the_updates_own_stream(steps: Setting) -> None:
-    region = replace(REGION, fisher_fraction=0.3)
-    start = steps.agent.critic_from
+    start, hparams = steps.agent.critic_from, HyperParams(max_kl=0.01)
     one, again, other = (
-        update(steps, region, HyperParams(max_kl=0.01), seed)[0].params[:, :start]
+        update(steps, hparams, seed=seed, fisher_fraction=0.3)[0].params[:, :start]
         for seed in (1, 1, 2)
     )
     assert torch.equal(one, again)
@@ -318,8 +283,7 @@ def test_the_fisher_sample_is_drawn_from_the_updates_own_stream(steps: Setting) 
 
 def test_stacked_agents_take_the_steps_they_would_take_alone(agents: Setting) -> None:
     """Each group has its own direction, length and bound."""
-    after, report = update(agents, REGION, HyperParams(max_kl=0.01))
-    learned = agents.targets(agents.opt_state.params)
+    after, report = update(agents, HyperParams(max_kl=0.01))
     start = agents.agent.critic_from
     for group in range(3):
         rows = Batch(
@@ -328,21 +292,21 @@ def test_stacked_agents_take_the_steps_they_would_take_alone(agents: Setting) ->
             action=agents.batch.action[:, group],
             log_prob=agents.batch.log_prob[:, group],
             weight=agents.batch.weight[:, group],
-            group_axis=None,
+            advantage=agents.batch.advantage[:, group],
+            target=agents.batch.target[:, group],
+            old_value=agents.batch.old_value[:, group],
         )
-        lesson = Targets(*(x[:, group] for x in learned))
         own = OptimizerState(*(x[group : group + 1] for x in agents.opt_state))
-        alone = Setting(agents.agent.alone(), rows, lambda _, lesson=lesson: lesson, own)
-        single, _ = update(alone, REGION, HyperParams(max_kl=0.01))
+        alone = Setting(agents.agent.alone(), rows, own)
+        single, _ = update(alone, HyperParams(max_kl=0.01))
         torch.testing.assert_close(single.params[0, :start], after.params[group, :start])
     assert report.kl_exact.shape == (3,)
 
 
 def test_the_critic_is_fitted_and_the_policy_left_to_its_step(steps: Setting) -> None:
-    long = replace(REGION, critic=replace(FIT, epochs=60))
     hparams = HyperParams(max_kl=0.01, learning_rate=1e-2)
-    short, _ = update(steps, REGION, hparams)
-    after, report = update(steps, long, hparams)
+    short, _ = update(steps, hparams)
+    after, report = update(steps, hparams, critic=replace(FIT, epochs=60))
     start = steps.agent.critic_from
     assert torch.equal(short.params[:, :start], after.params[:, :start])
     assert (
@@ -354,10 +318,8 @@ def test_the_critic_is_fitted_and_the_policy_left_to_its_step(steps: Setting) ->
 
 def test_the_value_clip_holds_the_critic_back(steps: Setting) -> None:
     hparams = HyperParams(learning_rate=1e-2)
-    free = replace(REGION, critic=replace(FIT, epochs=30))
-    held = replace(
-        REGION, critic=replace(FIT, epochs=30, objective=CriticObjective(value_clip=1e-3))
-    )
-    one, _ = update(steps, free, hparams)
-    other, _ = update(steps, held, hparams)
+    free = replace(FIT, epochs=30)
+    held = replace(free, objective=CriticObjective(value_clip=1e-3))
+    one, _ = update(steps, hparams, critic=free)
+    other, _ = update(steps, hparams, critic=held)
     assert not torch.equal(one.params, other.params)

@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from keel.algorithms.optimizer import Step, StepResult, without_adam
+from keel.algorithms.optimizer import StepResult, without_adam
 from keel.algorithms.ppo import PPO
 from keel.losses.ppo import Objective
+from keel.networks.agent import Agent
 from keel.types import HyperParams, OptimizerState
 
-from .conftest import Setting
+from .conftest import Setting, small
 
 RATE = 0.01
 
 
-REGION = PPO(
-    epochs=1, minibatch=96, max_grad_norm=1e9, objective=Objective(value_coef=0.0), gate=False
-)
-"""One step on all rows of a setting, of the policy alone, without gradient clipping."""
+def on_all_rows(agent: Agent) -> PPO:
+    """One step on all rows of a setting, of the policy alone, without gradient clipping."""
+    objective = Objective(value_coef=0.0)
+    return small(agent, epochs=1, minibatch=96, max_grad_norm=1e9, objective=objective, gate=False)
 
 
-def first_step(setting: Setting, step: Step, gain: float) -> torch.Tensor:
+def first_step(setting: Setting, algorithm: PPO, gain: float) -> torch.Tensor:
     """How parameters move on advantages that are `gain` times as large."""
-    learned = setting.targets(setting.opt_state.params)
-    after, _ = REGION.update(
-        setting.agent,
-        setting.opt_state,
-        setting.batch,
-        lambda _: learned._replace(advantage=learned.advantage * gain),
-        HyperParams(learning_rate=RATE),
-        torch.Generator().manual_seed(0),
-        step,
-    )
+    louder = setting.of(advantage=setting.batch.advantage * gain)
+    after, _ = louder.update(algorithm, HyperParams(learning_rate=RATE))
     return after.params - setting.opt_state.params
 
 
@@ -59,10 +54,10 @@ def test_a_step_is_the_rate_times_the_gradient() -> None:
 
 def test_advantages_thirty_times_larger_take_a_step_thirty_times_longer(steps: Setting) -> None:
     """Under Adam they take the same."""
-    plain = without_adam(steps.step(REGION))
+    adam = on_all_rows(steps.agent)
+    plain = replace(adam, step=without_adam(adam.step))
     one, thirty = first_step(steps, plain, 1.0), first_step(steps, plain, 30.0)
     assert one.abs().max() > 0
     torch.testing.assert_close(thirty, 30.0 * one, rtol=1e-3, atol=1e-6)
-    adam = steps.step(REGION)
     one, thirty = first_step(steps, adam, 1.0), first_step(steps, adam, 30.0)
     assert (thirty - one).norm() < 0.05 * one.norm()
