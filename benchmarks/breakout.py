@@ -1,4 +1,4 @@
-"""Breakout by TRPO, note 002's two versions and ours: train, gather, write docs/guide/breakout.md.
+"""Breakout by TRPO, two original versions and ours: train, gather, write docs/guide/breakout.md.
 
     python -m benchmarks.breakout train --runs RUNS [--only ours] [--steps 1e6] [--seed 0]
     python -m benchmarks.breakout gather --runs RUNS     thin their metrics into docs/data/breakout
@@ -37,7 +37,7 @@ EXPECTED = {
     "V1": {"first point": 5e5, "mean 10": 3e6, "mean 50": math.nan, "mean 100": math.nan},
     "V2": {"first point": 1e5, "mean 10": 1e6, "mean 50": 5e6, "mean 100": 8e6},
 }
-"""Steps by which the note expected each milestone of its runs of 10 M; NaN for never."""
+"""Steps by which the original expected each milestone of its runs of 10 M; NaN for never."""
 JUDGED_BY = {"V1": "V1", "V2": "V2", "ours": "V2"}
 """Whose expectation says whether a run was long enough for a milestone."""
 PAPER = {"single path": 10.8, "vine": 34.2}
@@ -135,7 +135,7 @@ def load() -> dict[str, list[dict[str, Any]]]:
 
 
 def draw(found: dict[str, list[dict[str, Any]]]) -> None:
-    """Note 002's plots, of all runs: return, KL under its bound, line search, entropy weight."""
+    """The original plots, of all runs: return, KL under its bound, line search, entropy weight."""
     figure = new_figure(9.0, 10.5)
     ratios = {"height_ratios": (3.4, 2, 2, 1.4)}
     returns, kl, searches, weight = figure.subplots(4, sharex=True, gridspec_kw=ratios)
@@ -205,7 +205,9 @@ def render(found: dict[str, list[dict[str, Any]]]) -> str:
         "Written by `python -m benchmarks.breakout page` from `docs/data/breakout`; "
         "`python -m benchmarks.breakout train --runs RUNS` trains again (hours; it goes on where "
         "it was interrupted). Whole games, unclipped; an evaluation is the mean of 30, with "
-        "actions sampled as in training. V1 and V2 are note 002's two columns; the note names no "
+        "actions sampled as in training. V1 and V2 are the two versions of a "
+        "[working note](../origins/the-five-notes.md#002-a-trpo-that-forgets-breakout) "
+        "(presets `breakout-trpo-one-env` and `breakout-trpo-stabilized`); it names no "
         "network, so all three have the same one.",
         "",
         "![Return, exact KL and its bound, line search, entropy weight](../images/breakout.png)",

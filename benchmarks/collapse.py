@@ -1,4 +1,4 @@
-"""Note 002's collapse of the line search, made on purpose: train, and write docs/data/collapse.md.
+"""A collapse of the line search, made on purpose: train, and write docs/data/collapse.md.
 
     python -m benchmarks.collapse run [--seeds 100 101] [--only two-0.05]   goes on where it stopped
     python -m benchmarks.collapse page                                      picture and tables
@@ -58,7 +58,7 @@ SETTINGS: dict[str, Any] = {
     "stabilizer": {"ls_fail_threshold": 0},
     "explore": {"entropy_decay": 0.9995, "entropy_coef_min": 0.01},
 }
-"""The second column of note 002's table, without its stabiliser, on CartPole."""
+"""The settings of `breakout-trpo-stabilized` without the stabilizer, on CartPole."""
 
 
 class Arm(NamedTuple):

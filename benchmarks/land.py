@@ -193,7 +193,7 @@ def causes(runs: Path) -> None:
     panels[0].axhspan(4.93, 5.69, color=ORANGE, alpha=0.2, lw=0)
     panels[0].annotate("the note: 4.93 to 5.69", (25, 6.2), fontsize=8, color=ORANGE)
     panels[0].legend(fontsize=8, frameon=False, loc="center right")
-    write_png(figure, IMAGES / "note-000.png")
+    write_png(figure, IMAGES / "exploding-kl.png")
 
 
 def speed() -> None:

@@ -1,4 +1,4 @@
-"""Tables and a picture of the ablation land-causes-large-returns: note 000 at its own scales.
+"""Tables and a picture of the ablation land-causes-large-returns.
 
 keel ablate land-causes-large-returns --runs RUNS
 python -m benchmarks.land scales --runs RUNS   into docs/data and docs/images
@@ -23,7 +23,10 @@ from keel.tracking.reader import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 PLAN = "land-causes-large-returns"
-DATA, IMAGE = ROOT / "docs/data/land-note-scale.json", ROOT / "docs/images/note-000-scale.png"
+DATA, IMAGE = (
+    ROOT / "docs/data/land-large-returns.json",
+    ROOT / "docs/images/exploding-kl-large-returns.png",
+)
 METRICS = {
     "exact KL": "train/kl_exact",
     "k1": "train/kl_k1",

@@ -3,7 +3,7 @@
     python -m benchmarks.serving train --runs RUNS [--seeds 0 1 2]
     python -m benchmarks.serving judge --runs RUNS      into docs/data/serving.json
     python -m benchmarks.serving fresh --runs RUNS      on traces that are newer than the preset
-    python -m benchmarks.serving note                   note 004, before, after, and what made it so
+    python -m benchmarks.serving collapse               the router that collapsed, mended, and why
     python -m benchmarks.serving explore                pulses beside hierarchical exploration
     python -m benchmarks.serving speed                  decisions and simulated requests a second
     python -m benchmarks.serving page                   tables and pictures from that
@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks import fresh_traces, note_004
+from benchmarks import fresh_traces, router_collapse
 from benchmarks.fresh_traces import saved
 from benchmarks.seeds import train_seed
 from keel.apps.serving import (
@@ -224,26 +224,26 @@ def _draw(scorers: dict[str, Any], best_name: str) -> None:
     write_timeline(policy, IMAGES / "serving-policy.png")
 
 
-def note(seeds: list[int]) -> None:
-    """Note 004 before and after, and what could make its largest share, beside round robin."""
-    run_seeds("note", {"after": note_004.EVEN} | note_004.VARIANTS, seeds)
+def collapse(seeds: list[int]) -> None:
+    """The router that collapsed, mended, and what makes its largest share, beside round robin."""
+    run_seeds("collapse", {"after": router_collapse.EVEN} | router_collapse.VARIANTS, seeds)
     found = evaluate_routers(
-        make_setting("note-004"), held_out(TRACES), ("round-robin", "least-outstanding")
+        make_setting("light-load"), held_out(TRACES), ("round-robin", "least-outstanding")
     )
     _keep({
-        "note_round_robin": _means(found["round-robin"]),
-        "note_headroom": headroom(found).to_dict(),
+        "collapse_round_robin": _means(found["round-robin"]),
+        "collapse_headroom": headroom(found).to_dict(),
     })  # fmt: skip
 
 
-def run_seeds(key: str, variants: Mapping[str, note_004.Variant], seeds: list[int]) -> None:
+def run_seeds(key: str, variants: Mapping[str, router_collapse.Variant], seeds: list[int]) -> None:
     """Run what is not in the data yet, and keep it."""
     for name, variant in variants.items():
         for seed in seeds:
             runs = _earlier().get(key, {})
             if str(seed) in runs.get(name, {}):
                 continue
-            summary = note_004.run_variant(variant, seed)
+            summary = router_collapse.run_variant(variant, seed)
             print(key, name, seed, json.dumps(summary), flush=True)
             _keep({key: runs | {name: runs.get(name, {}) | {str(seed): summary}}})
 
@@ -284,11 +284,11 @@ def page() -> None:
     for name in SETTINGS:
         if name in told:
             _write(f"{name}.md", _setting_table(told[name]))
-    if "note_headroom" in told:
-        _write("note.md", note_004.note_table(told))
-        _write("note-causes.md", note_004.causes_table(told["note"]))
+    if "collapse_headroom" in told:
+        _write("collapse.md", router_collapse.collapse_table(told))
+        _write("collapse-causes.md", router_collapse.causes_table(told["collapse"]))
     if "explore" in told:
-        _write("explore.md", note_004.explore_table(told["explore"]))
+        _write("explore.md", router_collapse.explore_table(told["explore"]))
     if "fresh" in told:
         _write("fresh.md", fresh_traces.fresh_table(told["fresh"]))
     if "sizes" in told:
@@ -383,7 +383,7 @@ def main() -> None:
     """What the first word says."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
-        "action", choices=("train", "judge", "note", "explore", "fresh", "speed", "page")
+        "action", choices=("train", "judge", "collapse", "explore", "fresh", "speed", "page")
     )
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--data", type=Path, default=Path("data"))
@@ -396,12 +396,12 @@ def main() -> None:
         return
     if args.action == "judge":
         judge_all(args.runs, args.data)
-    if args.action == "note":
-        note(args.seeds)
+    if args.action == "collapse":
+        collapse(args.seeds)
     if args.action == "fresh":
         fresh(args.runs)
     if args.action == "explore":
-        run_seeds("explore", note_004.EXPLORATION, args.seeds)
+        run_seeds("explore", router_collapse.EXPLORATION, args.seeds)
     if args.action == "speed":
         speed(args.data)
     page()

@@ -1,7 +1,7 @@
 """One run of every kind that version 0.1 made: evaluated, resumed, exported and compared for ever.
 
 `runs-0.1` was made by commit dbabe13 with the settings of `iterations.py`, two iterations each,
-Breakout's network smaller and serving by the preset note-004-after: otherwise the state of its
+Breakout's network smaller and serving by the preset router-rebalanced: otherwise the state of its
 caches has 34 MB. The returns below are those that this commit evaluates.
 """
 

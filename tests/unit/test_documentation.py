@@ -23,6 +23,7 @@ import keel
 from benchmarks import ablations, breakout, collapse
 from benchmarks.results_page import render
 from keel import functional
+from keel.cli.legacy_flags import ALIASES, LANGUAGE_ALIASES
 from keel.compare.intervals import score_interval
 
 ROOT = Path(__file__).parents[2]
@@ -90,7 +91,7 @@ def test_the_verdicts_of_published_ablations_follow_from_their_scores(path: Path
     assert table == ablations.table(path.stem, told) + "\n"
 
 
-def test_the_remedies_of_note_002_are_there() -> None:
+def test_the_remedies_of_a_sick_line_search_are_there() -> None:
     page = (ROOT / "docs" / "guide" / "trpo.md").read_text(encoding="utf-8")
     assert (
         len(re.findall(r"`keel train Breakout --preset breakout-trpo-stabilized [^`]+`", page)) >= 4
@@ -120,7 +121,7 @@ def test_the_tables_of_the_collapse_are_what_was_recorded() -> None:
     assert collapse.TABLES.read_text(encoding="utf-8") == collapse.render(collapse.load())
 
 
-def test_a_rejected_step_is_a_kl_of_zero_only_in_the_notes_column() -> None:
+def test_a_rejected_step_is_a_kl_of_zero_only_in_the_column_of_the_original() -> None:
     """Second half of eight updates: rejected, 0.01, rejected, 0.02."""
     run: collapse.Run = {
         "return": [None, 10.0, 40.0, 30.0, 30.0, 30.0, 30.0, 20.0],
@@ -146,3 +147,13 @@ def test_both_arms_of_the_collapse_differ_in_the_fault_alone() -> None:
         two, one = (collapse.config_of(collapse.ARMS[f"{x}-{coef}"], 3) for x in ("two", "one"))
         assert two.faults.entropy_outside_acceptance
         assert dataclasses.replace(two, faults=one.faults) == one
+
+
+def test_the_names_of_the_notes_are_hidden_flags() -> None:
+    """Rows of docs/origins/the-five-notes.md with one name on each side."""
+    page = (ROOT / "docs" / "origins" / "the-five-notes.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w.]+)` \| `([\w.]+\.[\w.]+)` \|$", page, re.MULTILINE)
+    assert len(rows) >= 20
+    for row in rows:
+        old, new = (f"--{name.replace('_', '-')}" for name in row)
+        assert new in (ALIASES.get(old), LANGUAGE_ALIASES.get(old)), old

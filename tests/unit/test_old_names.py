@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from keel.ablate.plan import RENAMED as OLD_PLANS
 from keel.ablate.plan import plan_named
 from keel.cli.environments import resolve
-from keel.cli.note_flags import translate_train
+from keel.cli.legacy_flags import translate_train
 from keel.compare.sources import load_runs
 from keel.config import from_dict, to_dict
 from keel.config.origins import leaves

@@ -1,11 +1,11 @@
-"""What the tables of the routing page stand on: new traces, and variants of note 004's router."""
+"""What the tables of the routing pages stand on: new traces, and variants of the collapse."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from benchmarks import fresh_traces, note_004
+from benchmarks import fresh_traces, router_collapse
 from benchmarks.fresh_traces import day_and_night, families, with_tails
 from keel.apps.serving import Synthetic, held_out, synthesize
 from keel.config import check
@@ -57,15 +57,15 @@ def test_the_preset_is_the_frozen_one_or_is_refused(monkeypatch: pytest.MonkeyPa
         fresh_traces.check_frozen()
 
 
-@pytest.mark.parametrize("name", [*note_004.VARIANTS, *note_004.EXPLORATION])
+@pytest.mark.parametrize("name", [*router_collapse.VARIANTS, *router_collapse.EXPLORATION])
 def test_every_variant_is_a_configuration(name: str) -> None:
-    variant = (note_004.VARIANTS | note_004.EXPLORATION)[name]
-    config = note_004.configure(variant, 100)
+    variant = (router_collapse.VARIANTS | router_collapse.EXPLORATION)[name]
+    config = router_collapse.configure(variant, 100)
     check(config)
     assert config.seed == 100
 
 
 def test_intervals_by_hand() -> None:
     """Mean 3, deviation √2.5, 5 seeds: ±2.776 · √0.5 = ±1.963."""
-    mean, low, high = note_004.interval([1.0, 2.0, 3.0, 4.0, 5.0])
+    mean, low, high = router_collapse.interval([1.0, 2.0, 3.0, 4.0, 5.0])
     assert (mean, low, high) == pytest.approx((3.0, 3.0 - 1.963, 3.0 + 1.963), abs=1e-3)

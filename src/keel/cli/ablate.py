@@ -14,7 +14,7 @@ import tyro
 from tyro.conf import Positional, arg
 
 from keel.cli.arguments import read_known_options
-from keel.cli.note_flags import settle, translate_train
+from keel.cli.legacy_flags import settle, translate_train
 from keel.cli.settings import Resolved
 from keel.config import Config, parse_yaml
 from keel.errors import InputError, KeelError

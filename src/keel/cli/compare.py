@@ -12,7 +12,7 @@ import tyro
 from tyro.conf import Positional, arg
 
 from keel.cli.arguments import read_options
-from keel.cli.note_flags import take_tags
+from keel.cli.legacy_flags import take_tags
 from keel.errors import InputError, check_choice
 from keel.printing import printable
 

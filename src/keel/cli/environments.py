@@ -12,7 +12,7 @@ import tyro
 from tyro.conf import Positional, arg
 
 from keel.cli.arguments import check_file, find_option, read_options
-from keel.cli.note_flags import settle, translate_train
+from keel.cli.legacy_flags import settle, translate_train
 from keel.cli.settings import Grammar, Resolved, add_flags, short_help
 from keel.config import Config, check, from_dict, read
 from keel.config.origins import Layer, dotted

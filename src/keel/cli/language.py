@@ -15,7 +15,7 @@ from keel.apps.language.config import Language, decoding, from_dict, task_option
 from keel.apps.language.presets import name_for, names, path_of, preset, preset_for
 from keel.apps.language.tasks import task_named
 from keel.cli.arguments import find_option, read_options
-from keel.cli.note_flags import translate_language
+from keel.cli.legacy_flags import translate_language
 from keel.cli.settings import Grammar, Resolved, add_flags, short_help
 from keel.config import read
 from keel.config.origins import Layer, dotted

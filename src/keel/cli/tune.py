@@ -17,7 +17,7 @@ import yaml
 from tyro.conf import Positional, arg
 
 from keel.cli.arguments import read_known_options
-from keel.cli.note_flags import translate_train
+from keel.cli.legacy_flags import translate_train
 from keel.errors import InputError, KeelError
 
 if TYPE_CHECKING:

@@ -26,14 +26,14 @@ class Demonstrations:
     cap: float = 20.0
     """The largest weight."""
     coef: float = 1.0
-    """Weight of the loss (note 001: bc_coef)."""
+    """Weight of the loss on demonstrations."""
     control: Literal["fixed", "decay", "adaptive"] = "adaptive"
     """`decay` multiplies `coef` by `decay` after every update; `adaptive` lowers it while
     demonstrations pull harder than `max_ratio` allows or against what the reward teaches, and
     raises it again when they no longer do."""
     steer: Literal["gradient", "loss"] = "gradient"
     """By which ratio `adaptive` and the warning go: of the gradients' norms, with their cosine, or
-    of the losses (note 001), of which PPO's is near 0 whatever it teaches."""
+    of the losses, of which PPO's is near 0 whatever it teaches."""
     max_ratio: float = 1.0
     """The largest ratio of cloning to PPO that `adaptive` lets be."""
     coef_min: float = 0.01

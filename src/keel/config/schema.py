@@ -150,7 +150,7 @@ class Advantage:
     """Where groups come from: "" takes info["group"]; module:function is called with the
     observations, a dictionary of arrays `[T, N, …]`, and gives whole numbers `[T, N]`."""
     clamp: float | None = None
-    """Bound on the normalized advantage (note 000: 10)."""
+    """Bound on the normalized advantage; 10 is common where returns are heavy-tailed."""
     recompute: bool = False
     """Compute advantages anew for every epoch, with the critic as it is by then."""
 
@@ -181,12 +181,12 @@ class Region:
     value_coef: float = 0.5
     """Weight of the critic's loss."""
     max_log_ratio: float = 10.0
-    """Clamp on the log-ratio (note 001): a finite loss, not a trust region."""
+    """Clamp on the log-ratio: it keeps the loss finite, and is no trust region."""
     kl_coef: float = 0.0
     """Penalty: this times the exact KL(old‖new) is added to the loss."""
     kl_measure: Literal["exact", "k1", "k3"] = "exact"
-    """By which KL an update is stopped early: the exact one, or an estimate from the actions that
-    were taken (note 001 has k1). Certification is always exact."""
+    """KL that stops an update early: the exact one, or an estimate (k1, k3) from the actions that
+    were taken. Certification is always exact."""
     adaptive_clip: bool = False
     """Narrow or widen `clip` to keep the KL near `target_kl`."""
     adaptive_kl: bool = False
@@ -244,7 +244,7 @@ class Natural:
 
 @dataclass(frozen=True)
 class Stabilizer:
-    """Note 002: tighten the region after steps that failed, widen it again after recovery."""
+    """Line-search stabilizer: tighten the region after failed steps, widen it after recovery."""
 
     ls_fail_threshold: int = 20
     """Updates in a row without an acceptable step, after which it tightens; 0: never."""
@@ -269,13 +269,13 @@ class Explore:
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
     entropy_decay: float = 1.0
-    """Factor on `entropy_coef` after every update (note 002: 0.9995)."""
+    """Factor on `entropy_coef` after every update, such as 0.9995."""
     entropy_coef_min: float = 0.0
-    """Where that decay ends (note 002: 0.01)."""
+    """Lower end of that decay, such as 0.01."""
     entropy_floor: float | None = None
-    """Below this entropy, in nats, a differentiable penalty sets in (note 004: 0.5)."""
+    """Entropy in nats below which a differentiable penalty sets in, such as 0.5."""
     pulses: bool = False
-    """Raise the temperature of the policy in pulses (note 004)."""
+    """Temperature pulses: raise the policy's temperature for a few updates at a time."""
     pulse_interval: int = 8
     """Updates between pulses; of a block under `hierarchical`."""
     pulse_magnitude: float = 2.0
@@ -286,12 +286,12 @@ class Explore:
     """Updates over which stagnation is judged; it triggers a pulse by itself."""
     hierarchical: bool = False
     """Choose the temperature of blocks of updates by a bandit on their returns, in place of pulses:
-    how much to explore above, the policy's own sampling below (note 004's follow-up)."""
+    how much to explore above, the policy's own sampling below."""
 
 
 @dataclass(frozen=True)
 class Faults:
-    """Deliberate bugs of notes 000 and 002: to measure them, and to see what the gate stops."""
+    """Deliberate bugs for experiments: to measure them, and to see what the gate stops."""
 
     wrong_actor: bool = False
     """Updates replay everybody's actions with the first agent's network, and without the mask."""
@@ -305,7 +305,7 @@ class Faults:
     interleaved_gae: bool = False
     """Advantages run through all agents, as if they acted one after the other."""
     entropy_outside_acceptance: bool = False
-    """TRPO aims its step with the entropy bonus and accepts it without (note 002)."""
+    """TRPO aims its step with the entropy bonus and accepts it without."""
     reward_gain: float = 1.0
     """Updates see rewards so many times larger; returns and observations stay as they are."""
     plain_descent: bool = False

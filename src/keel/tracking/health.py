@@ -8,7 +8,7 @@ there is nothing to warn of.
 Examples:
     >>> quiet, loud = {"train/clip_fraction": 0.2}, {"train/clip_fraction": 0.61}
     >>> print(*find_breaches(enumerate([quiet, loud, loud, loud])))
-    train/clip_fraction 0.61 above 0.3 since step 1 (note 001)
+    train/clip_fraction 0.61 above 0.3 since step 1 (rule of thumb)
 """
 
 from __future__ import annotations

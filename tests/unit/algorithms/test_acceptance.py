@@ -1,4 +1,4 @@
-"""The deliberate bug of note 002: a step aimed with the entropy bonus and accepted without it.
+"""A deliberate bug: a step aimed with the entropy bonus and accepted without it.
 
 One state, two actions, π = (p, 1 − p) with p = 0.9; nine rows took the first action with advantage
 0.1, one the second with −0.9. The mean of ratio·A is then

@@ -1,4 +1,4 @@
-"""The estimates of the KL beside the exact one: k1 under note 001's name, k3 under SB3's."""
+"""The estimates of the KL beside the exact one: k1 as `kl_approx`, k3 under SB3's name."""
 
 from __future__ import annotations
 

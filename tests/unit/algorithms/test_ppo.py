@@ -156,7 +156,7 @@ def test_a_kl_penalty_holds_the_policy_back(setting: Setting) -> None:
 
 
 def test_an_entropy_floor_pushes_the_entropy_up(steps: Setting) -> None:
-    """Note 004's penalty had no gradient; this one does."""
+    """A penalty of `entropy.item()` has no gradient; this one does."""
     setting = steps.of(advantage=torch.zeros_like(steps.batch.advantage))
     floor = Objective(entropy_floor=5.0, entropy_floor_coef=1.0, value_coef=0.0)
     algorithm = small(steps.agent, objective=floor)

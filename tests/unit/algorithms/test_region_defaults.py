@@ -93,7 +93,7 @@ def test_the_critic_of_trpo_is_fitted_by_ten_passes() -> None:
     assert CriticFit().epochs == 10
 
 
-def test_the_floor_under_the_entropy_is_that_of_note_004() -> None:
+def test_the_coefficient_of_the_entropy_floor_is_a_tenth() -> None:
     assert Objective().entropy_floor_coef == 0.1
 
 

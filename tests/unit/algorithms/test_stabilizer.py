@@ -1,4 +1,4 @@
-"""Note 002's stabiliser, with the recovery that the note lacks."""
+"""The line-search stabilizer, and its recovery."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps along the gradient itself: what note 000 argues from, and what Adam takes away."""
+"""Steps along the gradient itself, without Adam's normalization."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_breaches_are_shown_live_in_two_lines_at_most() -> None:
         assert len(watched) == (3 if steps == 1536 else 1)  # the title is there in any case
     assert watched[1:] == [
         "watch: train/kl_exact 0.2 above 0.05 since step 512 (Keel)",
-        "watch: train/clip_fraction 0.61 above 0.3 since step 512 (note 001), and 1 more",
+        "watch: train/clip_fraction 0.61 above 0.3 since step 512 (rule of thumb), and 1 more",
     ]
 
 
@@ -127,7 +127,7 @@ def test_a_log_says_once_what_goes_wrong(monkeypatch: pytest.MonkeyPatch) -> Non
             display.update(steps, loud, done=steps == 512 * 6)
     lines = text_of(console).splitlines()
     assert [line for line in lines if line.startswith("watch")] == [
-        "watch: train/clip_fraction 0.61 above 0.3 since step 512 (note 001)"
+        "watch: train/clip_fraction 0.61 above 0.3 since step 512 (rule of thumb)"
     ]
     assert lines[3].startswith("watch")  # after the line of the third update
     assert len(lines) == 7
@@ -149,10 +149,10 @@ def test_a_run_ends_with_what_was_outside_and_what_it_means() -> None:
     first, second, third, *more = text_of(console).splitlines()
     assert first == "watch: train/loss is not finite since step 512, 3 of the last 3 updates"
     assert second == (
-        "watch: train/clip_fraction 0.61 above 0.3 since step 512 (note 001), "
+        "watch: train/clip_fraction 0.61 above 0.3 since step 512 (rule of thumb), "
         "3 of the last 3 updates"
     )
-    assert third.startswith("  0.1–0.3, best about 0.2; note 004: below 0.3")
+    assert third.startswith("  0.1–0.3, best about 0.2. Less than 0.1")
     assert more == []
     print_health(console, [])
     assert text_of(console).endswith("health: nothing to watch\n")

@@ -1,4 +1,4 @@
-"""Verdicts: the criteria of note 001, and how often they are wrong about nothing."""
+"""Verdicts: their criteria, and how often they are wrong about nothing."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def test_a_breach_is_three_of_the_last_five() -> None:
     (breach,) = watch(CLIP, [0.2, 0.6, 0.2, 0.7, 0.61]).breaches()
     assert (breach.value, breach.low, breach.high) == (0.61, None, 0.3)
     assert (breach.since, breach.until, breach.outside, breach.window) == (200, None, 3, 5)
-    assert str(breach) == "train/clip_fraction 0.61 above 0.3 since step 200 (note 001)"
+    assert str(breach) == "train/clip_fraction 0.61 above 0.3 since step 200 (rule of thumb)"
 
 
 def test_since_stays_while_it_lasts_and_begins_anew_after_a_pause() -> None:
@@ -56,14 +56,14 @@ def test_what_was_outside_for_a_quarter_of_the_run_is_in_the_summary() -> None:
     assert health.breaches() == []
     (breach,) = health.summary()
     assert (breach.since, breach.until, breach.outside) == (100, 400, 0)
-    assert str(breach) == "train/clip_fraction 0.6 above 0.3 from step 100 to 400 (note 001)"
+    assert str(breach) == "train/clip_fraction 0.6 above 0.3 from step 100 to 400 (rule of thumb)"
     assert watch(CLIP, [0.6] * 4 + [0.2] * 13).summary() == []
 
 
 def test_an_error_is_told_at_once_and_not_forgotten() -> None:
     health = watch(COUNT, [0.0, 3.0])
     assert str(*health.breaches()) == (
-        "error/non_finite_ratio_count 3 above 0 since step 200 (note 001)"
+        "error/non_finite_ratio_count 3 above 0 since step 200 (rule of thumb)"
     )
     later = watch(COUNT, [0.0, 3.0, *[0.0] * 98])
     assert later.breaches() == []
@@ -121,7 +121,7 @@ def test_the_line_search_is_judged_by_its_mean() -> None:
     (breach,) = health.breaches()
     assert breach.value == pytest.approx(0.15)
     assert str(breach) == (
-        "train/line_search_success 0.15 (mean of 20) below 0.3 since step 1,700 (note 002)"
+        "train/line_search_success 0.15 (mean of 20) below 0.3 since step 1,700 (rule of thumb)"
     )
 
 
@@ -157,7 +157,7 @@ def test_every_range_says_where_it_comes_from(name: str) -> None:
     source, colon, meaning = REGISTRY[name].healthy_note.partition(": ")
     assert colon
     assert meaning
-    assert source in {"note 001", "note 002", "note 004", "TRL", "Keel"}
+    assert source in {"rule of thumb", "TRL", "Keel"}
 
 
 def test_what_must_be_finite_is_in_the_registry() -> None:

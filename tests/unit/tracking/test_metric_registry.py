@@ -89,10 +89,10 @@ def test_an_unknown_metric_is_an_error_with_a_suggestion():
         ("ray/tune/env_runners/episode_return_mean", "rllib", ("rollout/return_mean", 1.0)),
         ("curr_kl_coeff", "rllib", ("train/kl_coef", 1.0)),
         ("train/approx_kl", "sb3", ("train/approx_kl", 1.0)),  # k3
-        ("train/approx_kl", "notes", ("train/kl_approx", 1.0)),  # k1: old − new log-prob
-        ("train/kl_approx", "notes", ("train/kl_approx", 1.0)),
-        ("clipfrac", "notes", ("train/clip_fraction", 1.0)),
-        ("LS_OK", "notes", ("train/line_search_success", 1.0)),
+        ("train/approx_kl", "origins", ("train/kl_approx", 1.0)),  # k1: old − new log-prob
+        ("train/kl_approx", "origins", ("train/kl_approx", 1.0)),
+        ("clipfrac", "origins", ("train/clip_fraction", 1.0)),
+        ("LS_OK", "origins", ("train/line_search_success", 1.0)),
     ],
 )
 def test_foreign_names_are_translated_with_sign_and_scale(name, source, expected):
@@ -109,10 +109,10 @@ def test_an_unknown_source_is_an_error():
         canonical("losses/entropy", "cleanrll")
 
 
-def test_the_notes_healthy_ranges_are_recorded():
+def test_healthy_ranges_by_rule_of_thumb_are_recorded():
     clip = metric("train/clip_fraction")
-    assert clip.healthy == (None, 0.3)  # less than the note's 0.1 is no alarm
-    assert "note 001: 0.1–0.3" in clip.healthy_note
+    assert clip.healthy == (None, 0.3)  # less than 0.1 is no alarm
+    assert "rule of thumb: 0.1–0.3" in clip.healthy_note
     assert "target_kl" in metric("train/approx_kl").healthy_note
     assert metric("warn/extreme_ratio_max").healthy == (None, 10.0)
     assert "falls slowly" in metric("train/entropy").healthy_note
@@ -138,7 +138,7 @@ def test_the_documentation_page_describes_every_metric():
     assert "−`train/entropy_loss`" in page
     assert "0.5 × `train/value_loss`" in page
     assert "- **Healthy:** 0 … `train/max_kl`: Keel: at most max_kl" in page
-    assert "- **Healthy:** ≥ 0.3, mean of 20 updates: note 002: LS_OK" in page
+    assert "- **Healthy:** ≥ 0.3, mean of 20 updates: rule of thumb: below 30 %" in page
 
 
 def test_reading_runs_needs_no_torch():

@@ -104,7 +104,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_the_gate_stops_the_faults_of_note_000_at_the_first_update(name: str) -> None:
+def test_the_gate_stops_faults_of_replay_at_the_first_update(name: str) -> None:
     with pytest.raises(ConsistencyError, match=f"Cause: {name}: "):
         next(train(small(faults=FAULTS[name])))
 

@@ -15,9 +15,9 @@ from keel.cli import main
 from keel.config import Network, from_dict
 from keel.config.registries import LOSSES
 from keel.errors import InputError, ShapeError
-from keel.experience.batch import Tree
+from keel.experience.batch import Batch, Tree
 from keel.functional.surrogate import Surrogate
-from keel.losses.ppo import Batch, Objective
+from keel.losses.ppo import Objective
 from keel.losses.token import TokenObjective
 from keel.networks.agent import Agent
 from keel.networks.build import build_agent
@@ -73,7 +73,16 @@ def agent_and_batch() -> tuple[Agent, Batch]:
     log_prob = agent.dist.log_prob(behavior, action) - torch.linspace(-0.5, 0.5, 6)
     zeros = torch.zeros(6)
     advantage = torch.randn(6, generator=generator)
-    batch = Batch(obs, behavior, action, log_prob, advantage, zeros, zeros[:, None], torch.ones(6))
+    batch = Batch(
+        obs,
+        behavior,
+        action,
+        log_prob,
+        weight=torch.ones(6),
+        advantage=advantage,
+        target=zeros,
+        old_value=zeros[:, None],
+    )
     return agent, batch
 
 
@@ -112,8 +121,7 @@ def test_named_surrogates_are_those_that_settings_switch_on() -> None:
     for name, settings in pairs.items():
         agent = agent_and_batch()[0]
         by_name, by_switch = (
-            build_objective(from_dict({"region": x}))
-            for x in ({"loss": name}, settings)
+            build_objective(from_dict({"region": x})) for x in ({"loss": name}, settings)
         )
         assert policy_loss(by_name) == policy_loss(by_switch), name
         assert dense.obstacle(agent, by_name)

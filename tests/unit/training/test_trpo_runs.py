@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from keel.cli.environments import parse
-from keel.cli.note_flags import ALIASES
-from keel.cli.note_flags import translate_train as translate
+from keel.cli.legacy_flags import ALIASES
+from keel.cli.legacy_flags import translate_train as translate
 from keel.config import Config, check, from_dict, to_dict
 from keel.errors import InputError
 from keel.presets import preset
@@ -129,7 +129,7 @@ def test_cartpole_is_learned() -> None:
     assert last.state.kl_exact_max <= 0.03
 
 
-# --- note 002 -----------------------------------------------------------------------------------
+# --- the two versions of Breakout by TRPO ---------------------------------------------------------
 
 COLUMNS = {
     "gamma": (0.99, 0.99),
@@ -157,7 +157,7 @@ FLAGS = {
 
 
 def field(config: Config, flag: str) -> Any:
-    """The value behind a note's name, by way of its alias."""
+    """The value behind a legacy flag, by way of its alias."""
     name = "learning-rate" if flag == "critic_lr" else flag.replace("_", "-")
     place = ALIASES[f"--{name}"].removeprefix("--").replace("-", "_")
     value: Any = config
@@ -167,7 +167,7 @@ def field(config: Config, flag: str) -> Any:
 
 
 @pytest.mark.parametrize("version", [0, 1])
-def test_the_presets_are_the_columns_of_the_note(version: int) -> None:
+def test_the_presets_are_the_columns_of_the_table(version: int) -> None:
     config = preset(f"note-002-v{version + 1}")
     check(config)
     assert {name: field(config, name) for name in COLUMNS} == {

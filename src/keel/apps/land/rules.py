@@ -156,7 +156,9 @@ class Rules:
         check_choice("reward", self.reward, ("npv", "legacy"))
         if self.reward == "legacy" and self.scale not in LEGACY_SCALES:
             known = ", ".join(f"{scale:g}" for scale in LEGACY_SCALES)
-            raise InputError(f"scale: note 000 knew {known}, got {self.scale:g}")
+            raise InputError(
+                f"scale: expected one of {known} with reward=legacy, got {self.scale:g}"
+            )
 
     @property
     def agents(self) -> int:

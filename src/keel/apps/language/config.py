@@ -283,7 +283,7 @@ class Language:
 
 VERL = {"kl_ctrl.type": "controller", "kl_ctrl.kl_coef": "coef", "kl_ctrl.target_kl": "target",
         "kl_ctrl.horizon": "horizon"}  # fmt: skip
-"""verl's names, as in note 003, for fields of `kl`."""
+"""verl's names for fields of `kl`."""
 
 
 def from_dict(data: Mapping[str, Any], base: Language | None = None) -> Language:

@@ -87,7 +87,7 @@ class Setting:
 SETTINGS = {
     "equal": Setting(),
     "fixed": Setting(fixed=(2048, 512), load=(0.3, 0.3), burst=(0.0, 0.0)),
-    "note-004": Setting(
+    "light-load": Setting(
         model="codellama-34b-a100-tp2", fixed=(2048, 512), load=(0.0125, 0.0125), burst=(0.0, 0.0),
     ),
     "mixed": Setting(
@@ -102,9 +102,11 @@ SETTINGS = {
     ),
 }  # fmt: skip
 """`equal`: equal replicas, always up to date. `fixed`: equal requests as well, which leave nothing
-to win; `note-004`: the same at a throughput of 0.1 requests a second.
+to win; `light-load`: the same at a throughput of 0.1 requests a second.
 `speeds`: unknown speeds, and nothing else. `mixed`: unknown speeds, prefix caches and old reports
 at once. `router`: what a router is trained on, from nothing of that to all of it."""
+RENAMED = {"note-004": "light-load"}
+"""Names of settings in version 0.1, which still work."""
 
 
 def make_setting(name: str, **changes: Any) -> Setting:
@@ -114,11 +116,11 @@ def make_setting(name: str, **changes: Any) -> Setting:
         name: A name of `SETTINGS`.
         **changes: Other fields of `Setting`.
     """
-    setting = SETTINGS[check_choice("setting", name, SETTINGS)]
+    name = check_choice("setting", RENAMED.get(name, name), SETTINGS)
     known = {field.name for field in fields(Setting)}
     for key in changes:
         check_choice("setting", key, known)
-    return replace(setting, **changes)
+    return replace(SETTINGS[name], **changes)
 
 
 @dataclass(frozen=True)

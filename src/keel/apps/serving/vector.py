@@ -30,8 +30,10 @@ from keel.envs.protocol import Autoreset, Obs, Saved, Step
 from keel.errors import InputError, check_choice
 from keel.keys import MASK
 
-Reward = Literal["latency", "counterfactual", "note-004"]
-REWARDS = ("latency", "counterfactual", "note-004")
+Reward = Literal["latency", "counterfactual", "throughput"]
+REWARDS = ("latency", "counterfactual", "throughput")
+RENAMED = {"note-004": "throughput"}
+"""Names of rewards in version 0.1, which still work."""
 LATENCY_SCALE, WEIGHT_SCALE = 20.0, 2.0
 """Scales of the rewards in seconds."""
 WORST = 20.0
@@ -45,16 +47,16 @@ class ServingEnvs:
     The reward `latency` is minus the seconds that all requests of the cluster spend until the next
     one arrives: over an episode minus the sum of all latencies. `counterfactual` is minus the cost
     of the choice to all requests at its replica, relative to the mean choice: their futures are
-    simulated with and without the request, on the same random numbers. `note-004` is the reward of
-    measured throughput and latency (`keel.apps.serving.throughput_reward`).
+    simulated with and without the request, on the same random numbers. `throughput` is the reward
+    of measured throughput and latency (`keel.apps.serving.throughput_reward`).
 
     Args:
         setting: Distribution of clusters and traces.
         num_envs: Number of clusters, C.
-        reward: "latency", "counterfactual" or "note-004".
+        reward: "latency", "counterfactual" or "throughput".
         scenes: "train" or "held-out": which scenarios are drawn.
-        reward_rules: Parameters of the reward "note-004".
-        refresh: Seconds between measurements for the reward "note-004".
+        reward_rules: Parameters of the reward "throughput".
+        refresh: Seconds between measurements for the reward "throughput".
         weights: Costs of a second and of a lost request in the other two rewards.
     """
 
@@ -72,7 +74,7 @@ class ServingEnvs:
         refresh: float = 0.0,
         weights: Weights = Weights(),  # noqa: B008
     ) -> None:
-        self.reward_kind = check_choice("reward", reward, REWARDS)
+        self.reward_kind = check_choice("reward", RENAMED.get(reward, reward), REWARDS)
         self.scenes = check_choice("scenes", scenes, ("train", "held-out"))
         if setting.disturbed and reward != "counterfactual":
             raise InputError(
@@ -116,7 +118,7 @@ class ServingEnvs:
         decision = clusters.at + 1
         last = decision == self.setting.requests
         cost = clusters.step(self._with_disturbance(chosen, mask))
-        if self.reward_kind == "note-004":
+        if self.reward_kind == "throughput":
             reward = self._throughput_reward(decision)
         elif choice_cost is None:
             reward = -cost / LATENCY_SCALE
@@ -230,7 +232,7 @@ class ServingEnvs:
             own[: len(report.shares)] = report.shares
         steps = self.setting.requests
         terms = {}
-        if self.reward_kind == "note-004":
+        if self.reward_kind == "throughput":
             parts = zip(RewardTerms._fields, self._parts[:, over] / steps, strict=True)
             terms = dict(parts)
         return (
@@ -257,7 +259,7 @@ def vector_env(
     setting: str = "mixed",
     reward: Reward = "latency",
     scenes: str = "train",
-    note: str = "after",
+    version: str = "after",
     refresh: float = 0.0,
     weight_end: float = 1.0,
     weight_first: float = 0.0,
@@ -269,17 +271,18 @@ def vector_env(
     Args:
         num_envs: Number of clusters.
         setting: A name of `SETTINGS`.
-        reward: "latency", "counterfactual" or "note-004".
+        reward: "latency", "counterfactual" or "throughput".
         scenes: "train" or "held-out": which scenarios are drawn.
-        note: Parameters of the reward "note-004": "before" or "after".
-        refresh: Seconds between measurements for the reward "note-004".
+        version: Parameters of the reward "throughput": "before" or "after".
+        refresh: Seconds between measurements for the reward "throughput".
         weight_end: Cost of a second of a request until its end.
         weight_first: Additional cost of a second until its first token.
         weight_lost: Cost of a lost request.
         **changes: Other fields of `Setting` or of `ThroughputReward`.
     """
     weights = make_weights(weight_end, weight_first, weight_lost)
-    rules = VERSIONS[check_choice("note", note, VERSIONS)]
+    version = changes.pop("note", version)  # the name in version 0.1
+    rules = VERSIONS[check_choice("version", version, VERSIONS)]
     names = {field.name for field in fields(ThroughputReward)}
     own = {name: changes.pop(name) for name in list(changes) if name in names}
     return ServingEnvs(

@@ -12,9 +12,9 @@ METRICS = (
     Metric(
         "train/policy_loss_ppo",
         "mean surrogate loss, without cloning",
-        "What note 001 holds the loss of cloning against; near 0 with normalized advantages.",
+        "What the loss on demonstrations is compared with; near 0 with normalized advantages.",
         MINIBATCHES,
-        aliases=elsewhere(notes="train/policy_loss_ppo"),
+        aliases=elsewhere(origins="train/policy_loss_ppo"),
     ),
     Metric(
         "train/bc_loss",
@@ -28,16 +28,16 @@ METRICS = (
         "bc_coef × train/bc_loss",
         "What cloning adds to the loss.",
         MINIBATCHES,
-        aliases=elsewhere(notes="train/policy_loss_bc_weighted"),
+        aliases=elsewhere(origins="train/policy_loss_bc_weighted"),
     ),
     Metric(
         "train/bc_ppo_ratio",
         "|policy_loss_bc_weighted| / (|policy_loss_ppo| + 1e-8)",
-        "Note 001's ratio. Its denominator is near 0 whatever PPO teaches, so it is large without "
-        "meaning much: look at bc_gradient_ratio.",
+        "The ratio of losses. Its denominator is near 0 whatever PPO teaches, so it is large "
+        "without meaning much: look at bc_gradient_ratio.",
         MINIBATCHES,
-        healthy_note="note 001: below 1",
-        aliases=elsewhere(notes="train/bc_ppo_ratio"),
+        healthy_note="rule of thumb: below 1",
+        aliases=elsewhere(origins="train/bc_ppo_ratio"),
     ),
     Metric(
         "train/bc_gradient_ratio",
@@ -65,15 +65,15 @@ METRICS = (
         "coefficient of cloning",
         "As it was during the update, after decay, control and the limit on its pull.",
         SETTING,
-        aliases=elsewhere(notes="bc_coef"),
+        aliases=elsewhere(origins="bc_coef"),
     ),
     Metric(
         "train/bc_coef_adjusted",
         "coefficient of cloning",
-        "Note 001's name of bc_coef: the coefficient that this update used, after decay, control "
+        "Another name of bc_coef: the coefficient that this update used, after decay, control "
         "and the limit on its pull.",
         SETTING,
-        aliases=elsewhere(notes="train/bc_coef_adjusted"),
+        aliases=elsewhere(origins="train/bc_coef_adjusted"),
     ),
     Metric(
         "train/bc_advantage_mean",
@@ -107,11 +107,11 @@ METRICS = (
     Metric(
         "warn/bc_dominates",
         "bc_ppo_ratio if above 2",
-        "Note 001's warning, at its own ratio, whatever demos.steer says. Its denominator is near "
+        "A warning by the ratio of losses, whatever demos.steer says. Its denominator is near "
         "0 in healthy runs as well, and exactly 0 under TRPO: what demonstrations really do is "
         "judged by bc_gradient_ratio.",
         UPDATE,
-        healthy_note="note 001: warns above 2",
-        aliases=elsewhere(notes="warn/bc_dominates"),
+        healthy_note="rule of thumb: written above 2",
+        aliases=elsewhere(origins="warn/bc_dominates"),
     ),
 )

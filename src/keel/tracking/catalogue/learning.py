@@ -63,14 +63,14 @@ LOSSES = (
         "last minibatch; TRL's objective/entropy is summed over a sequence and not this.",
         ROWS,
         "nats",
-        healthy_note="note 001: falls slowly; note 004: above 0.5 with four actions",
+        healthy_note="rule of thumb: falls slowly; above 0.5 with four equal actions",
         aliases=elsewhere(
             sb3=minus("train/entropy_loss"),
             cleanrl="losses/entropy",
             trl=("policy/entropy_avg", "entropy"),
             verl=("actor/entropy", "actor/entropy_loss"),
             rllib=("learners/*/entropy", "info/learner/*/learner_stats/entropy"),
-            notes=("train/entropy", "entropy"),
+            origins=("train/entropy", "entropy"),
         ),
     ),
     Metric(
@@ -158,7 +158,7 @@ SETTINGS = (
         SETTING,
         aliases=elsewhere(
             rllib=("learners/*/curr_entropy_coeff", "info/learner/*/learner_stats/entropy_coeff"),
-            notes="entropy_coef",
+            origins="entropy_coef",
         ),
     ),
     Metric(
@@ -169,7 +169,7 @@ SETTINGS = (
         aliases=elsewhere(
             verl=("actor/kl_coef", "actor/reward_kl_penalty_coeff"),
             rllib=("learners/*/curr_kl_coeff", "info/learner/*/learner_stats/cur_kl_coeff"),
-            notes="kl_coef",
+            origins="kl_coef",
         ),
     ),
     Metric(
@@ -177,15 +177,15 @@ SETTINGS = (
         "divisor of the logits",
         "Part of the policy: it is in the log-prob and in the KL.",
         SETTING,
-        aliases=elsewhere(notes="temperature"),
+        aliases=elsewhere(origins="temperature"),
     ),
     Metric(
         "train/temp_is_pulsing",
         "1 during a temperature pulse, else 0",
         "Never 1 in a stagnant run means a dead controller.",
         SETTING,
-        healthy_note="note 004: 1 from time to time",
-        aliases=elsewhere(notes="temp_is_pulsing"),
+        healthy_note="rule of thumb: 1 from time to time",
+        aliases=elsewhere(origins="temp_is_pulsing"),
     ),
     Metric("train/epochs", "epochs completed", "A stopped one does not count.", UPDATE, "epochs"),
 )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-SOURCES = ("sb3", "cleanrl", "trl", "verl", "rllib", "notes")
+SOURCES = ("sb3", "cleanrl", "trl", "verl", "rllib", "origins")
 
 
 class Alias(NamedTuple):

@@ -49,7 +49,7 @@ ROLLOUTS = (
         "has collapsed onto one, whatever the return says.",
         "share over the steps of an update",
         healthy=(None, 0.99),
-        healthy_note="Keel: nothing else is tried; note 004 wants below half, of four actions",
+        healthy_note="Keel: nothing else is tried; of four equal actions below half is wanted",
     ),
     Metric(
         "env/*",
@@ -72,7 +72,7 @@ ROLLOUTS = (
         "As the environment gave it, before normalizing; it exists before any episode ends.",
         "mean over the valid rows of the rollout; agents: sum",
         "reward",
-        aliases=elsewhere(notes="total_reward"),
+        aliases=elsewhere(origins="total_reward"),
     ),
 )
 

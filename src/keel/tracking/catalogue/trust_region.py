@@ -26,7 +26,7 @@ DIVERGENCES = (
         LARGEST,
         "nats",
         (0.0, 0.05),
-        "Keel: at most max_kl, 0.05 in the PPO presets; note 001 aims at 0.01",
+        "Keel: at most max_kl, 0.05 in the PPO presets; 0.01 is a common target",
         at_most="train/max_kl",
     ),
     Metric(
@@ -64,31 +64,30 @@ DIVERGENCES = (
     Metric(
         "train/kl_approx",
         "mean k1 = log π_old − log π_new",
-        "Note 001's estimate, the same as kl_k1, over the very rows of kl_exact, so that the two "
+        "The k1 estimate, the same as kl_k1, over the very rows of kl_exact, so that the two "
         "can be compared. It can be negative. Runs of version 0.1 have k3 here.",
         POOLED,
         "nats",
-        aliases=elsewhere(notes=("train/kl_approx", "train/approx_kl", "approx_kl")),
+        aliases=elsewhere(origins=("train/kl_approx", "train/approx_kl", "approx_kl")),
     ),
     Metric(
         "train/kl_error",
         "|kl_approx − kl_exact|",
-        "How far note 001's estimate is off.",
+        "Error of the k1 estimate.",
         "from the two means; agents: the largest",
         "nats",
-        healthy_note="note 001: small",
-        aliases=elsewhere(notes="train/kl_error"),
+        healthy_note="rule of thumb: small",
+        aliases=elsewhere(origins="train/kl_error"),
     ),
     Metric(
         "train/approx_kl",
         "mean k3 = r − 1 − log r",
         "The estimate others log under this name, for comparison only: SB3's is the mean of the "
         "last epoch, CleanRL's the last minibatch, TRL's is k2 with padding, RLlib's the exact KL "
-        "of the last minibatches before their step; Spinning Up's and note 001's are k1 (see "
-        "kl_approx).",
+        "of the last minibatches before their step; Spinning Up's is k1 (see kl_approx).",
         POOLED,
         "nats",
-        healthy_note="note 001: within [0, target_kl]; judged by kl_exact, which it estimates",
+        healthy_note="rule of thumb: within [0, target_kl]; judged by kl_exact, which it estimates",
         aliases=elsewhere(
             sb3="train/approx_kl",
             cleanrl="losses/approx_kl",
@@ -106,7 +105,7 @@ DIVERGENCES = (
         aliases=elsewhere(
             cleanrl="losses/old_approx_kl",
             verl="actor/ppo_kl",
-            notes="kl_div",
+            origins="kl_div",
         ),
     ),
     Metric(
@@ -160,7 +159,7 @@ CERTIFICATION = (
         "The hard bound of this update's kl_exact.",
         SETTING,
         "nats",
-        aliases=elsewhere(notes="max_kl"),
+        aliases=elsewhere(origins="max_kl"),
     ),
     Metric(
         "train/alpha",
@@ -190,7 +189,7 @@ CERTIFICATION = (
         "Counted from 0; null when nothing stopped it.",
         "one value an update; agents: the earliest",
         "epochs",
-        aliases=elsewhere(notes="train/early_stop_epoch"),
+        aliases=elsewhere(origins="train/early_stop_epoch"),
     ),
     Metric(
         "train/early_stop_kl",
@@ -198,7 +197,7 @@ CERTIFICATION = (
         "Null when nothing stopped it.",
         "one value an update; agents: the largest",
         "nats",
-        aliases=elsewhere(notes="train/early_stop_kl"),
+        aliases=elsewhere(origins="train/early_stop_kl"),
     ),
 )
 
@@ -211,20 +210,20 @@ RATIOS = (
         MINIBATCHES,
         "share",
         (None, 0.3),
-        "note 001: 0.1–0.3, best about 0.2; note 004: below 0.3. Less than 0.1 is no alarm: small "
-        "steps, and all steps at the end of a schedule, clip nothing",
+        "rule of thumb: 0.1–0.3, best about 0.2. Less than 0.1 is no alarm: small steps, and "
+        "all steps at the end of a schedule, clip nothing",
         elsewhere(
             sb3="train/clip_fraction",
             cleanrl="losses/clipfrac",
             trl=("policy/clipfrac_avg", "clip_ratio/region_mean"),
             verl="actor/pg_clipfrac",
-            notes=("train/clip_fraction", "clipfrac"),
+            origins=("train/clip_fraction", "clipfrac"),
         ),
     ),
     Metric(
         "train/ratio_outside",
         "share of rows with r beyond 1 ± ε after the update",
-        "What SB3, CleanRL and note 000 call the clip fraction, here of the policy that was kept.",
+        "What SB3 and CleanRL call the clip fraction, here of the policy that was kept.",
         RATIO,
         "share",
         (None, 0.6),
@@ -239,7 +238,7 @@ RATIOS = (
         "max r",
         "Largest π_new/π_old.",
         RATIO,
-        healthy_note="note 001: below 10; judged by warn/extreme_ratio_max",
+        healthy_note="rule of thumb: below 10; judged by warn/extreme_ratio_max",
     ),
     Metric(
         "train/ratio_mean",
@@ -255,7 +254,7 @@ RATIOS = (
         "Before the clamp.",
         RATIO,
         "nats",
-        healthy_note="note 001: warns above 5, clamps at 10; judged by warn/large_log_ratio",
+        healthy_note="rule of thumb: below 5; judged by warn/large_log_ratio",
     ),
     Metric(
         "train/effective_sample_size",
@@ -288,7 +287,7 @@ RATIOS = (
 def _alarm(
     name: str, formula: str, meaning: str, unit: str = "1", high: float = 0.0, note: str = ""
 ) -> Metric:
-    return Metric(name, formula, meaning, ALARM, unit, (None, high), note, elsewhere(notes=name))
+    return Metric(name, formula, meaning, ALARM, unit, (None, high), note, elsewhere(origins=name))
 
 
 ALARMS = (
@@ -298,14 +297,14 @@ ALARMS = (
         "A policy that leaps.",
         "nats",
         high=7.0,
-        note="Keel: note 001 warns above 5, which single samples of healthy runs reach",
+        note="Keel: above 5 is written, and single samples of healthy runs reach it",
     ),
     _alarm(
         "warn/extreme_ratio_max",
         "max r if above 100 (or min r below 0.01)",
         "Clamping the log-ratio at ±10 does not keep it small: exp(10) = 22,026.",
         high=10.0,
-        note="note 001: below 10",
+        note="rule of thumb: below 10",
     ),
     Metric(
         "warn/extreme_ratio_min",
@@ -313,29 +312,29 @@ ALARMS = (
         "Actions that the new policy has all but forbidden.",
         ALARM,
         healthy=(1e-3, None),
-        healthy_note="Keel: note 001 warns below 0.01, which single samples of healthy runs reach",
-        aliases=elsewhere(notes="warn/extreme_ratio_min"),
+        healthy_note="Keel: below 0.01 is written, and single samples of healthy runs reach it",
+        aliases=elsewhere(origins="warn/extreme_ratio_min"),
     ),
     _alarm(
         "warn/ratio_all_nonfinite",
         "minibatches without one finite ratio",
         "Such a minibatch makes no step.",
         "minibatches",
-        note="note 001: 0",
+        note="rule of thumb: 0",
     ),
     _alarm(
         "error/non_finite_ratio_count",
         "samples with a non-finite ratio",
         "Quarantined: weight 0 and located, never replaced by 1.",
         "samples",
-        note="note 001: 0",
+        note="rule of thumb: 0",
     ),
     _alarm(
         "error/non_finite_ratio_frac",
         "share of samples with a non-finite ratio",
         "The same as a share of the rows that count.",
         "share",
-        note="note 001: 0",
+        note="rule of thumb: 0",
     ),
 )
 

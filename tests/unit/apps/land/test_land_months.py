@@ -200,7 +200,7 @@ def cheap_or_dear(rules: Rules, price: float, zone: float) -> Games:
     return games
 
 
-def test_note_000_paid_for_size() -> None:
+def test_the_legacy_reward_pays_for_size() -> None:
     """Industry: 12 · 55 − 900 − 1300 < −1500, so an S on the dearest land paid −1500 + 5; an L on
     the cheapest 12 · 150 − 2400 − 110 + 3700 = 2990, + 15; waiting nothing, for ever."""
     rules = replace(legacy_rules(3000.0), reward_clip=False)
@@ -215,14 +215,14 @@ def test_note_000_paid_for_size() -> None:
 
 
 @pytest.mark.parametrize("scale", [500.0, 2_000.0, 3_000.0])
-def test_note_000_scaled_and_clipped(scale: float) -> None:
+def test_the_legacy_reward_is_scaled_and_clipped(scale: float) -> None:
     """An M on flat land: 12 · 95 − 2100 + 1500 = 540, + 10."""
     games = flat(legacy_rules(scale))
     month = games.step(wishes(games, industry=build(0, M)))
     assert month.reward[0, 0] == pytest.approx(min(1.0, 550.0 / scale))
 
 
-def test_note_000_punished_debt() -> None:
+def test_the_legacy_reward_punishes_debt() -> None:
     """From 600, an M of 2100 leaves a debt of 1500, half of the credit line: 250 of 500."""
     poor = replace(INDUSTRY, cash=600.0)
     games = flat(replace(legacy_rules(3000.0), trades=(poor, COUNCIL)))
@@ -230,7 +230,7 @@ def test_note_000_punished_debt() -> None:
     assert month.reward[0, 0] * 3000.0 == pytest.approx(550.0 - 250.0)
 
 
-def test_note_000_without_its_fault_counts_the_months_that_are_left() -> None:
+def test_the_legacy_reward_without_its_fault_counts_the_months_that_are_left() -> None:
     """Begun in the last of three months an S never operates; in the first it does for two."""
     for late, first, last in ((True, 12, 12), (False, 2, 0)):
         rules = make_rules(reward="legacy", months=3, late_build_npv=late)

@@ -38,7 +38,10 @@ def test_agents_are_a_number_or_names() -> None:
         ({"credit": -1.0}, "credit: expected at least 0, got -1.0"),
         ({"months": 0}, "months: expected more than 0, got 0"),
         ({"reward": "nvp"}, "reward: 'nvp' is not one of npv, legacy"),
-        ({"reward": "legacy", "scale": 1000.0}, "scale: note 000 knew 500, 2000, 3000, got 1000"),
+        (
+            {"reward": "legacy", "scale": 1000.0},
+            "scale: expected one of 500, 2000, 3000 with reward=legacy, got 1000",
+        ),
     ],
 )
 def test_wrong_rules_are_refused(options: dict[str, Any], said: str) -> None:
@@ -47,7 +50,7 @@ def test_wrong_rules_are_refused(options: dict[str, Any], said: str) -> None:
 
 
 @pytest.mark.parametrize("scale", [500.0, 2_000.0, 3_000.0])
-def test_note_000_has_its_scales_and_faults(scale: float) -> None:
+def test_the_legacy_reward_has_its_scales_and_faults(scale: float) -> None:
     rules = legacy_rules(scale)
     assert (rules.reward, rules.scale) == ("legacy", scale)
     assert rules.late_build_npv

@@ -446,13 +446,13 @@ def test_reports_are_plain_data() -> None:
     json.dumps(report.to_dict(), allow_nan=False)
 
 
-# --- note 004 -------------------------------------------------------------------------------------
+# --- the reward of measured throughput ------------------------------------------------------------
 
 
-def test_the_notes_own_figures_are_those_of_an_empty_metric_store() -> None:
+def test_the_original_figures_are_those_of_an_empty_metric_store() -> None:
     """0.1 requests a second and 0.3 · 2 s, the program's fallback: 0.1 − 0.5 · 0.6/2 = −0.05,
-    0.3 · sigmoid(−1.4) = 0.0593, tanh(−0.7 · 0.05 − 0.0593) = −0.094, as the note's log has it, and
-    0.1/0.05 − 0.1 · 0.6/6 = 1.99, as it expects."""
+    0.3 · sigmoid(−1.4) = 0.0593, tanh(−0.7 · 0.05 − 0.0593) = −0.094, as the original log has it,
+    and 0.1/0.05 − 0.1 · 0.6/6 = 1.99, as it expects."""
     at = cold_start_metrics(BEFORE, 1)
     assert at[:, 0].tolist() == pytest.approx([0.1, 0.6, 0.0])
     found, memory = compute_reward(BEFORE, *at, initial_state(1))
@@ -467,7 +467,7 @@ def test_the_notes_own_figures_are_those_of_an_empty_metric_store() -> None:
 
 
 def test_a_cold_start_is_one_reward_whatever_is_chosen() -> None:
-    options = {"setting": "note-004", "reward": "note-004", "note": "before", "requests": 30}
+    options = {"setting": "light-load", "reward": "throughput", "version": "before", "requests": 30}
     rewards = []
     for unpaid in (0, 10):
         envs = vector_env(2, cold_start=True, unpaid=unpaid, **options)
@@ -481,7 +481,7 @@ def test_a_cold_start_is_one_reward_whatever_is_chosen() -> None:
         vector_env(1, unpaid=-1, **options)
 
 
-def test_the_preset_before_has_the_notes_own_values() -> None:
+def test_the_preset_before_has_the_original_values() -> None:
     config = preset("router-collapse")
     options = named_values(config.envs.options, "envs.options")
     assert config.explore.entropy_coef == 0.15
@@ -489,7 +489,7 @@ def test_the_preset_before_has_the_notes_own_values() -> None:
     assert config.region.kl_coef == 0.0
     assert (config.region.clip, config.region.epochs) == (0.15, 8)
     assert options == {
-        "setting": "note-004", "reward": "note-004", "note": "before", "cold_start": True,
+        "setting": "light-load", "reward": "throughput", "version": "before", "cold_start": True,
     }  # fmt: skip
     envs = vector_env(1, **options)
     envs.reset(0)
@@ -517,7 +517,7 @@ def test_the_penalty_on_late_tokens_by_hand(latency: float, penalty: float) -> N
     assert instant.total_reward[0] == pytest.approx(expected)
     softer, _ = compute_reward(replace(BEFORE, latency_penalty_scale=0.5), *at, initial_state(1))
     assert softer.latency_threshold_penalty[0] == pytest.approx(penalty / 10.0)
-    assert softer.total_reward[0] == found.total_reward[0]  # the note's reward does not subtract it
+    assert softer.total_reward[0] == found.total_reward[0]  # `hybrid` does not subtract it
 
 
 def test_the_legacy_reward_of_changes_by_hand() -> None:
@@ -540,8 +540,8 @@ def test_a_target_that_follows_leaves_nothing_to_gain_by_it() -> None:
     assert found.absolute_score[0] == pytest.approx(1.0)
 
 
-def test_the_notes_reward_in_an_environment_and_its_columns() -> None:
-    envs = vector_env(2, setting="note-004", reward="note-004", note="before", requests=30)
+def test_the_throughput_reward_in_an_environment_and_its_columns() -> None:
+    envs = vector_env(2, setting="light-load", reward="throughput", version="before", requests=30)
     envs.reset(0)
     total = np.zeros(2)
     for _ in range(30):
@@ -552,14 +552,21 @@ def test_the_notes_reward_in_an_environment_and_its_columns() -> None:
     assert told["action_replica_0"].tolist() == [1.0, 0.0]
     assert told["action_replica_3"].tolist() == [0.0, 1.0]
     assert {"absolute_score", "delta_score", "logistic_penalty"} <= set(told)
-    with pytest.raises(InputError, match="note"):
-        vector_env(1, note="befor")
-    legacy = vector_env(1, setting="note-004", mode="instant", latency_penalty_scale=1.5)
+    with pytest.raises(InputError, match="version: 'befor' is not one of before, after"):
+        vector_env(1, version="befor")
+    legacy = vector_env(1, setting="light-load", mode="instant", latency_penalty_scale=1.5)
     assert (legacy.reward_rules.mode, legacy.reward_rules.latency_penalty_scale) == ("instant", 1.5)
 
 
+def test_the_names_of_version_0_1_mean_the_same() -> None:
+    old = vector_env(1, setting="note-004", reward="note-004", note="before")
+    new = vector_env(1, setting="light-load", reward="throughput", version="before")
+    assert (old.setting, old.reward_kind) == (new.setting, new.reward_kind)
+    assert old.reward_rules == new.reward_rules == BEFORE
+
+
 def test_the_parts_of_a_reward_that_version_0_1_stored_are_read() -> None:
-    envs = vector_env(2, setting="note-004", reward="note-004", requests=30)
+    envs = vector_env(2, setting="light-load", reward="throughput", requests=30)
     envs.reset(0)
     envs.step(np.array([0, 3]))
     arrays, data = envs.save()

@@ -78,7 +78,7 @@ def test_who_has_few_actions_loses_none() -> None:
     assert same.action.tolist() == [2]
 
 
-def test_the_logged_kl_of_note_000_is_arithmetic() -> None:
+def test_a_k3_of_five_is_arithmetic_where_five_actions_are_known() -> None:
     """Uniform among 42 of which the update knows five: ratio 42/5, whatever was learned.
 
     k3 = r − 1 − log r = 8.4 − 1 − 2.128 = 5.272, and 8.4 is outside of any clip range.

@@ -16,11 +16,11 @@ import pytest
 
 from keel.cli import main
 from keel.cli.environments import resolve
-from keel.cli.note_flags import (
+from keel.cli.legacy_flags import (
     ALIASES,
     AMBIGUOUS,
     IN_CONTEXT,
-    NOTE_REWARD,
+    REWARD_PARAMETERS,
     SWITCHES,
     settle,
     take,
@@ -178,9 +178,9 @@ COMMANDS = [
         {
             "env": "serving",
             "envs.options": {
-                "setting": "note-004",
-                "reward": "note-004",
-                "note": "after",
+                "setting": "light-load",
+                "reward": "throughput",
+                "version": "after",
                 "replicas": 4,
                 "latency_threshold": 6.0,
                 "latency_penalty_scale": 0.5,
@@ -288,7 +288,7 @@ def test_tags_end_at_the_next_flag() -> None:
 
 # --- one by one -----------------------------------------------------------------------------------
 
-NOTE_004 = ("serving", "--preset", "router-collapse")
+COLLAPSE = ("serving", "--preset", "router-collapse")
 
 
 @pytest.mark.parametrize(
@@ -311,10 +311,10 @@ NOTE_004 = ("serving", "--preset", "router-collapse")
             {"demos.control": "fixed"},
         ),
         (("CartPole-v1", "--demos.path", "x", "--adaptive_bc_coef"), {"demos.control": "adaptive"}),
-        ((*NOTE_004, "--enable_dynamic_temperature"), {"explore.pulses": True}),
-        ((*NOTE_004, "--enable_dynamic_temperature=false"), {"explore.pulses": False}),
+        ((*COLLAPSE, "--enable_dynamic_temperature"), {"explore.pulses": True}),
+        ((*COLLAPSE, "--enable_dynamic_temperature=false"), {"explore.pulses": False}),
         (("CartPole-v1", "--enable_decoupled_ac"), {"network.kind": "decoupled"}),
-        ((*NOTE_004, "--enable_decoupled_ac", "false"), {"network.kind": "auto"}),
+        ((*COLLAPSE, "--enable_decoupled_ac", "false"), {"network.kind": "auto"}),
         (("language", "--actor_lr", "1e-6", "--cliprange", "0.1", "--ent_coef", "0.001"),
          {"region.learning_rate": 1e-6, "region.clip": 0.1, "region.entropy_coef": 0.001}),
     ],
@@ -329,7 +329,7 @@ def test_a_notes_name_sets_its_setting(
 
 
 @pytest.mark.parametrize("scale", [500.0, 2000.0, 3000.0])
-def test_the_scale_of_note_000_divides_the_rewards_of_land(
+def test_a_legacy_scale_divides_the_rewards_of_land(
     scale: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["land", "--reward_scale", f"{scale:g}", "--actor_lr", "5e-5", "--ent_coef", "0.08"]
@@ -340,9 +340,9 @@ def test_the_scale_of_note_000_divides_the_rewards_of_land(
     assert found["explore.entropy_coef"]["value"] == 0.08
 
 
-@pytest.mark.parametrize("flag", [*NOTE_REWARD, *AMBIGUOUS])
+@pytest.mark.parametrize("flag", [*REWARD_PARAMETERS, *AMBIGUOUS])
 @pytest.mark.parametrize("version", ["before", "after"])
-def test_parameters_of_note_004s_reward_go_with_its_presets(flag: str, version: str) -> None:
+def test_parameters_of_the_throughput_reward_go_with_its_presets(flag: str, version: str) -> None:
     """Into `envs.options`, beside those of the preset, and from there into the reward."""
     from keel.apps.serving.vector import vector_env
 
@@ -383,7 +383,7 @@ def test_code_that_a_file_names_is_not_trusted_for_a_notes_flag(
 def test_a_named_preset_goes_before_that_of_the_scheduler(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = [*NOTE_004, "--global_scheduler_config_type", "ppo_modular"]
+    words = [*COLLAPSE, "--global_scheduler_config_type", "ppo_modular"]
     found = in_force(capsys, "train", *words)
     assert found["explore.pulse_interval"]["source"] == "preset router-collapse"
 
@@ -404,7 +404,7 @@ def test_ambiguous_names_are_unknown_without_the_note(
     [
         (
             "serving --throughput_target 0.05",
-            "--throughput_target: a parameter of note 004's reward, which is not in use; begin "
+            "--throughput_target: a parameter of the throughput reward, which is not in use; begin "
             "with keel train serving --preset router-rebalanced",
         ),
         (
@@ -475,13 +475,14 @@ def test_one_learning_rate_twice_is_one(capsys: pytest.CaptureFixture[str]) -> N
     [
         (
             ("CartPole-v1", "--group_norm", "true"),
-            "keel: --group_norm true normalizes advantages over the whole batch, as in note 001 "
+            "keel: --group_norm true normalizes advantages over the whole batch "
             "(--advantage.normalize global)",
         ),
         (
-            (*NOTE_004, "--latency_penalty_scale", "5"),
-            "keel: --latency_penalty_scale scales env/latency_threshold_penalty, which note 004's "
-            'reward logs and does not subtract; --envs.options "…,mode=instant" or mode=delta does',
+            (*COLLAPSE, "--latency_penalty_scale", "5"),
+            "keel: --latency_penalty_scale scales env/latency_threshold_penalty, which the "
+            'throughput reward logs and does not subtract; --envs.options "…,mode=instant" or '
+            "mode=delta does",
         ),
     ],
 )
@@ -502,7 +503,7 @@ def test_the_legacy_reward_has_nothing_to_tell(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize("ask", ["--help", "--help-all"])
 def test_the_notes_names_are_hidden(ask: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) if ask == "--help-all" else nullcontext():
-        main(["train", *NOTE_004, ask, "--alpha", "0.1"])
+        main(["train", *COLLAPSE, ask, "--alpha", "0.1"])
     words = capsys.readouterr().out.replace("│", " ").split()
     hidden = {*ALIASES, *SWITCHES, *IN_CONTEXT, "--group-norm", "--normalize-advantage"}
     assert not hidden & {word.rstrip(",") for word in words}

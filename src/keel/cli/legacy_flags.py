@@ -1,4 +1,4 @@
-"""Flags by the names of the five practitioner's notes, and of verl: hidden aliases of settings.
+"""Flags by the names of other trainers and of earlier scripts: hidden aliases of settings.
 
 Most are another name of one setting (`ALIASES`, `LANGUAGE_ALIASES`). The others need more than a
 name: a value that reads otherwise (`--normalize_advantage true`), a setting that is one of
@@ -85,7 +85,7 @@ LANGUAGE_ALIASES = {
 """Other names of settings of `keel train language`."""
 
 PREFIX = "--p-p-o-global-scheduler-modular-config-"
-"""What note 004's program puts before the names of its settings."""
+"""Prefix of settings of the scheduler in Vidur's PPO router."""
 SWITCHES = {
     "--adaptive-bc-coef": (("--demos.control", "adaptive"), ("--demos.control", "fixed")),
     "--enable-dynamic-temperature": (("--explore.pulses",), ("--explore.no-pulses",)),
@@ -96,14 +96,16 @@ NORMALIZE, GROUP_NORM = "--normalize-advantage", "--group-norm"
 SCHEDULER, REPLICAS = "--global-scheduler-config-type", "--cluster-config-num-replicas"
 ACTOR_RATE, CRITIC_RATE, REWARD_SCALE = "--actor-lr", "--critic-lr", "--reward-scale"
 LATENCY_SCALE = "--latency-penalty-scale"
-NOTE_REWARD = (
+REWARD_PARAMETERS = (
     "--throughput-target", "--absolute-weight", "--delta-weight", "--latency-threshold",
     LATENCY_SCALE, "--load-balance-penalty",
 )  # fmt: skip
-"""Parameters of note 004's reward, which are options of the environment `serving`."""
+"""Parameters of the reward `throughput`, which are options of the environment `serving`."""
+THROUGHPUT = ("throughput", "note-004")
+"""Names of that reward, now and in version 0.1."""
 AMBIGUOUS = ("--alpha", "--kappa", "--sigma")
-"""Those of them that could be anything elsewhere: without that reward nobody knows them."""
-IN_CONTEXT = (ACTOR_RATE, CRITIC_RATE, REWARD_SCALE, REPLICAS, *NOTE_REWARD, *AMBIGUOUS)
+"""Parameters of that reward whose names are too general: unknown flags without it."""
+IN_CONTEXT = (ACTOR_RATE, CRITIC_RATE, REWARD_SCALE, REPLICAS, *REWARD_PARAMETERS, *AMBIGUOUS)
 """Flags whose meaning depends on the other settings."""
 
 
@@ -183,7 +185,7 @@ def take(
 
 
 def take_tags(args: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
-    """Return the tags of note 001's `--tags A B C`, for `keel compare`, and the other words.
+    """Return the tags of `--tags A B C`, for `keel compare`, and the other words.
 
     Args:
         args: Words of the command line.
@@ -201,7 +203,7 @@ def take_tags(args: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
 
 
 def shown(flag: str) -> str:
-    """Return a flag as the notes write it, with underscores."""
+    """Return a flag with underscores, as earlier scripts write it."""
     return f"--{flag[2:].replace('-', '_')}"
 
 
@@ -230,7 +232,7 @@ def _number(flag: str, value: str) -> float:
 
 
 def _name_preset(words: list[str]) -> list[str]:
-    """Replace note 004's kind of scheduler by the preset of its router, unless one is named."""
+    """Replace the kind of scheduler by the preset of its router, unless one is named."""
     kind, words = take(words, SCHEDULER)
     if kind is None:
         return words
@@ -243,10 +245,10 @@ def _name_preset(words: list[str]) -> list[str]:
 
 
 def _name_normalization(words: list[str]) -> list[str]:
-    """Replace SB3's `--normalize_advantage true` and note 001's `--group_norm` by a method.
+    """Replace SB3's `--normalize_advantage true` and the flag `--group_norm` by a method.
 
-    The note normalizes over the whole batch with `--group_norm=true` and within groups with
-    `--group_norm=false`: its comments and tags agree, the name of the flag does not.
+    The scripts that had the flag normalize over the whole batch with `--group_norm=true` and within
+    groups with `--group_norm=false`: their comments and tags agree, the name of the flag does not.
     """
     method, words = take(words, NORMALIZE, default="true")
     grouped, words = take(words, GROUP_NORM, default="true")
@@ -261,7 +263,7 @@ def _name_normalization(words: list[str]) -> list[str]:
         method = "global" if _truth(GROUP_NORM, grouped) else "group"
         reach = "over the whole batch" if method == "global" else "within groups"
         _tell(
-            f"{shown(GROUP_NORM)} {grouped} normalizes advantages {reach}, as in note 001 "
+            f"{shown(GROUP_NORM)} {grouped} normalizes advantages {reach} "
             f"(--advantage.normalize {method})"
         )
     return words if method is None else [*words, "--advantage.normalize", method]
@@ -290,25 +292,25 @@ def _learning_rates(given: Mapping[str, str], rest: list[str], config: Config) -
 def _environment_options(
     given: Mapping[str, str], config: Config
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return changes of `envs.options`, and words that nobody knows without note 004's reward."""
+    """Return changes of `envs.options`, and flags that only the reward `throughput` knows."""
     changes: dict[str, Any] = {}
     unknown: list[str] = []
     options = named_values(config.envs.options, OPTIONS)
-    by_note = config.env == "serving" and options.get("reward") == "note-004"
+    by_throughput = config.env == "serving" and options.get("reward") in THROUGHPUT
     for flag, value in given.items():
         if flag == REWARD_SCALE:
             changes["scale"] = _reward_scale(value, config)
         elif flag == REPLICAS:
             changes["replicas"] = _replicas(value, config)
-        elif flag in AMBIGUOUS and not by_note:
+        elif flag in AMBIGUOUS and not by_throughput:
             unknown += [flag, value]
-        elif flag in (*NOTE_REWARD, *AMBIGUOUS):
-            changes[flag[2:].replace("-", "_")] = _parameter(flag, value, by_note)
+        elif flag in (*REWARD_PARAMETERS, *AMBIGUOUS):
+            changes[flag[2:].replace("-", "_")] = _parameter(flag, value, by_throughput)
     mode = options.get("mode", "hybrid")
     if LATENCY_SCALE in given and mode == "hybrid":
         _tell(
-            f"{shown(LATENCY_SCALE)} scales env/latency_threshold_penalty, which note 004's reward "
-            'logs and does not subtract; --envs.options "…,mode=instant" or mode=delta does'
+            f"{shown(LATENCY_SCALE)} scales env/latency_threshold_penalty, which the throughput "
+            'reward logs and does not subtract; --envs.options "…,mode=instant" or mode=delta does'
         )
     return changes, unknown
 
@@ -330,10 +332,10 @@ def _replicas(value: str, config: Config) -> int:
     return int(value)
 
 
-def _parameter(flag: str, value: str, by_note: bool) -> float:
-    if not by_note:
+def _parameter(flag: str, value: str, by_throughput: bool) -> float:
+    if not by_throughput:
         raise InputError(
-            f"{shown(flag)}: a parameter of note 004's reward, which is not in use; begin with "
+            f"{shown(flag)}: a parameter of the throughput reward, which is not in use; begin with "
             "keel train serving --preset router-rebalanced"
         )
     return _number(flag, value)

@@ -1,4 +1,4 @@
-"""The switches of note 001: groups, the KL that stops an update, the clip that follows it."""
+"""Groups of advantages, the KL that stops an update, the clip that follows it."""
 
 from __future__ import annotations
 

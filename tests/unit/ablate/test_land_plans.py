@@ -1,4 +1,4 @@
-"""The variants of note 000's plans are what their names say."""
+"""The variants of the plans on land are what their names say."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def land_options(config: Config) -> dict[str, object]:
     return dict(named_values(config.envs.options, OPTIONS))
 
 
-def test_the_note_s_scales_are_shared_by_all() -> None:
+def test_the_original_scales_are_shared_by_all() -> None:
     base = PLAN.base
     assert PLAN.seeds == (100, 101, 102, 103, 104)
     assert (base.rollout_steps, base.advantage.normalize) == (20, "none")

@@ -1,8 +1,8 @@
-"""Note 004's router: what makes a largest share of 73 to 77 %, and what exploration does to it.
+"""A router that collapses: what makes a largest share of 73 to 77 %, and what exploration does.
 
-`python -m benchmarks.serving note` and `explore` call it. One factor is changed at a time, from the
-preset `router-collapse`, and measured as the note's log has it: how often the commonest replica was
-chosen in a rollout. Runs are kept in memory only; finished seeds are never run twice.
+`python -m benchmarks.serving collapse` and `explore` call it. One factor is changed at a time, from
+the preset `router-collapse`, and measured as the original log has it: how often the commonest
+replica was chosen in a rollout. Runs are kept in memory only; finished seeds are never run twice.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from keel.presets import preset
 from keel.training.loop import train
 
 BEFORE, AFTER = "router-collapse", "router-rebalanced"
-NOTE_SHARE = (0.73, 0.77)
-"""Between these the note's largest share is."""
+COLLAPSED_SHARE = (0.73, 0.77)
+"""Range of the largest share in the original log."""
 METRICS = {
     "reward": "env/total_reward",
     "delta": "env/delta_score",
@@ -59,7 +59,7 @@ def _bonus(coef: float) -> dict[str, dict[str, float]]:
 
 
 VARIANTS = {
-    "the preset": Variant("nothing: the note's own values"),
+    "the preset": Variant("nothing: the original values"),
     "bonus 0.002": Variant("the entropy bonus: 0.002, the program's flag", settings=_bonus(0.002)),
     "bonus 0": Variant("the entropy bonus: none, or one without gradient", settings=_bonus(0.0)),
     "measured": Variant(
@@ -85,8 +85,8 @@ VARIANTS = {
         settings={"advantage": {"gamma": 0.2}},
     ),
 }
-"""What could make the note's largest share."""
-EVEN = Variant("the note's cure", start=AFTER)
+"""What could make the largest share."""
+EVEN = Variant("the proposed cure", start=AFTER)
 
 
 EXPLORATION = {
@@ -123,7 +123,7 @@ def run_variant(variant: Variant, seed: int) -> dict[str, float]:
     rows = [step.metrics for step in train(configure(variant, seed))]
     shares = np.array([row["rollout/action_share_max"] for row in rows])
     late = rows[3 * len(rows) // 4 :]
-    inside = (shares >= NOTE_SHARE[0]) & (shares <= NOTE_SHARE[1])
+    inside = (shares >= COLLAPSED_SHARE[0]) & (shares <= COLLAPSED_SHARE[1])
     summary = {
         "share": float(shares[3 * len(rows) // 4 :].mean()),
         "largest": float(shares.max()),
@@ -149,22 +149,22 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
-def note_table(told: Mapping[str, Any]) -> list[str]:
-    """Return the table of note 004 before and after, a row for each seed, beside round robin."""
+def collapse_table(told: Mapping[str, Any]) -> list[str]:
+    """Return the table of the router before and after, a row for each seed, beside round robin."""
     lines = [
         "| run | shares of the replicas | total reward | delta | entropy | clipped | pulses "
         "| mean end to end |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
     ]
     for name, label in (("the preset", "before"), ("after", "after")):
-        for seed, x in told["note"].get(name, {}).items():
+        for seed, x in told["collapse"].get(name, {}).items():
             shares = " / ".join(f"{x[f'replica_{r}']:.0%}" for r in range(4))
             lines.append(
                 f"| {label}, seed {seed} | {shares} | {x['reward']:+.3f} | {x['delta']:.4f} "
                 f"| {x['entropy']:.2f} | {x['clip']:.3f} | {x['pulses']:.0f} "
                 f"| {x['latency']:.2f} s |"
             )
-    even, room = told["note_round_robin"], told["note_headroom"]
+    even, room = told["collapse_round_robin"], told["collapse_headroom"]
     lines.append(f"| round robin | 25% / 25% / 25% / 25% | | | | | | {even['end_to_end']:.2f} s |")
     return [
         *lines,
