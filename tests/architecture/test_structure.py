@@ -35,6 +35,7 @@ MAY_IMPORT = {
         "look",
         "printing",
         "processes",
+        "templates",
         "training",
         "envs",
         "imports",
@@ -59,11 +60,11 @@ MAY_IMPORT = {
     "presets": BASE | {"config"},
     "explain": MATHEMATICS | {"look"},
     "integrations": MATHEMATICS | {"tracking"},
-    "compare": MATHEMATICS | {"config", "tracking", "look", "printing"},
+    "compare": MATHEMATICS | {"config", "tracking", "look", "printing", "templates"},
     "ablate": WHOLE,
     "tune": WHOLE,
     "bench": WHOLE,
-    "apps": WHOLE | {"look"},
+    "apps": WHOLE | {"look", "templates"},
     "cli": WHOLE | {"explain", "compare", "ablate", "tune", "bench", "apps", "look", "printing"},
 }
 """Data flows left to right: what stands on the left may be imported by what stands on the right."""

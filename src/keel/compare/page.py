@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -16,30 +16,13 @@ from keel.compare.picture import VERDICTS, band, color_of
 from keel.compare.tables import Table, signed
 from keel.compare.verdict import percent
 from keel.functional import performance_profile
-from keel.look import INK, PALE
+from keel.templates import Markup, Templates, join, style
 from keel.tracking.files import write_file
 
 Sections = Sequence[tuple[str, Table]]
 """Titles and tables."""
 
-STYLE = f"""
-body {{ font: 15px/1.5 system-ui, sans-serif; color: {INK}; margin: 0 auto; max-width: 1120px;
-  padding: 24px; }}
-h1, .sub, .card, .notes {{ overflow-wrap: anywhere; }}
-h1 {{ font-size: 24px; margin: 0 0 4px; }} h2 {{ font-size: 18px; margin: 32px 0 8px; }}
-.sub {{ color: #52606d; margin: 0 0 20px; }}
-.cards {{ display: flex; flex-wrap: wrap; gap: 14px; }}
-.card {{ border: 1px solid {PALE}; border-left: 6px solid var(--c); border-radius: 6px;
-  padding: 12px 16px; flex: 1 1 320px; }}
-.card b {{ color: var(--c); font-size: 18px; }} .card p {{ margin: 4px 0 0; }}
-.wide {{ overflow-x: auto; }} .figure {{ min-width: 680px; }}
-table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 8px 0; }}
-th, td {{ padding: 5px 14px 5px 0; text-align: right; border-bottom: 1px solid {PALE};
-  white-space: nowrap; }}
-th:first-child, td:first-child {{ text-align: left; white-space: normal; min-width: 130px;
-  overflow-wrap: anywhere; }} th {{ font-weight: 600; }}
-.notes {{ color: #52606d; }}
-"""
+HTML = Templates(__package__, "comparison.html")
 
 
 def write_page(comparison: Comparison, path: Path, sections: Sections = ()) -> None:
@@ -49,56 +32,68 @@ def write_page(comparison: Comparison, path: Path, sections: Sections = ()) -> N
 
 def page(comparison: Comparison, sections: Sections = ()) -> str:
     """Return the page as HTML; everything that comes from outside is escaped."""
-    first, *variants = (escape(group.name) for group in comparison.groups)
-    names = f"{', '.join(variants)} against {first}" if variants else first
-    parts = [
-        "<!doctype html><html lang=en><meta charset=utf-8>",
-        "<meta name=viewport content='width=device-width'>",
-        f"<title>{names}</title><style>{STYLE}</style>",
-        f"<h1>{names}</h1><p class=sub>{escape(tables.title(comparison))}</p>",
-        f"<div class=cards>{''.join(map(_card, comparison.pairs))}</div>",
-        *(f"<h2>{escape(title)}</h2>{_table(table)}" for title, table in sections),
-        "<h2>What was earned</h2>",
-        _table(tables.scores(comparison)),
-        *(_figures(comparison, task, first=i == 0) for i, task in enumerate(comparison.tasks)),
-        "<h2>What it cost</h2>",
-        _table(tables.costs(comparison)),
-        *map(_changes, comparison.pairs),
-        _notes(comparison),
-        "</html>",
-    ]
-    return "\n".join(parts)
-
-
-def _card(pair: Pair) -> str:
-    reasons = "<br>".join(map(escape, pair.verdict.reasons))
-    return (
-        f"<div class=card style='--c:{VERDICTS[pair.verdict.decision]}'>"
-        f"{escape(pair.variant)} against {escape(pair.baseline)}<br>"
-        f"<b>{pair.verdict.decision}</b> · {escape(signed(pair.effect.estimate))}"
-        f"<p>{reasons}</p>"
-        f"<p>better in {percent(float(pair.better.estimate))} of pairs of runs</p></div>"
+    first, *variants = (group.name for group in comparison.groups)
+    changes = (_changes(pair) for pair in comparison.pairs)
+    return HTML.fill(
+        "page",
+        names=f"{', '.join(variants)} against {first}" if variants else first,
+        style=style(__package__, "comparison.css"),
+        title=tables.title(comparison),
+        cards=join(map(_card, comparison.pairs)),
+        sections=_lines(_section(title, _table(table)) for title, table in sections),
+        scores=_table(tables.scores(comparison)),
+        figures=_lines(
+            _figures(comparison, task, first=i == 0) for i, task in enumerate(comparison.tasks)
+        ),
+        costs=_table(tables.costs(comparison)),
+        changes=_lines(changes),
+        notes=join(
+            HTML.fill("note", text=note) for note in (*comparison.notes, _rules(comparison))
+        ),
     )
 
 
-def _table(table: Table) -> str:
-    head = "".join(f"<th>{escape(x)}</th>" for x in table.columns)
-    rows = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in table.rows
+def _lines(parts: Iterable[Markup]) -> Markup:
+    return join(Markup(f"{part}\n") for part in parts)
+
+
+def _section(title: str, content: Markup) -> Markup:
+    return HTML.fill("section", title=title, content=content)
+
+
+def _card(pair: Pair) -> Markup:
+    return HTML.fill(
+        "card",
+        color=VERDICTS[pair.verdict.decision],
+        variant=pair.variant,
+        baseline=pair.baseline,
+        decision=pair.verdict.decision,
+        effect=signed(pair.effect.estimate),
+        reasons=join(pair.verdict.reasons, "<br>"),
+        better=percent(float(pair.better.estimate)),
     )
-    return f"<div class=wide><table><tr>{head}</tr>{rows}</table></div>"
 
 
-def _changes(pair: Pair) -> str:
+def _table(table: Table) -> Markup:
+    return HTML.fill(
+        "table",
+        head=join(HTML.fill("head", text=x) for x in table.columns),
+        rows=join(
+            HTML.fill("row", cells=join(HTML.fill("cell", text=cell) for cell in row))
+            for row in table.rows
+        ),
+    )
+
+
+def _changes(pair: Pair) -> Markup:
     if not pair.changes:
-        return ""
-    heading = f"<h2>What differs: {escape(pair.variant)}</h2>"
-    return heading + _table(tables.changes(pair))
+        return Markup()
+    return _section(f"What differs: {pair.variant}", _table(tables.changes(pair)))
 
 
-def _notes(comparison: Comparison) -> str:
+def _rules(comparison: Comparison) -> str:
     limits = comparison.criteria
-    rules = (
+    return (
         f"keep: the {limits.confidence:.0%} interval of the change lies above 0 (of several "
         "variants: and p after Holm's correction is small enough). Slightly worse: it lies below "
         f"0, and the drop is up to {limits.drop:.0%}. Roll back: the drop is over that, or numbers "
@@ -106,11 +101,9 @@ def _notes(comparison: Comparison) -> str:
         "Otherwise the two are not distinguishable. Interval: Yuen and Welch's, of interquartile "
         "means."
     )
-    lines = "".join(f"<li>{escape(note)}</li>" for note in (*comparison.notes, rules))
-    return f"<h2>How to read it</h2><ul class=notes>{lines}</ul>"
 
 
-def _figures(comparison: Comparison, task: str, *, first: bool) -> str:
+def _figures(comparison: Comparison, task: str, *, first: bool) -> Markup:
     """Draw curves and profile of a task; the plotting library is in the page once."""
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots
@@ -151,14 +144,13 @@ def _figures(comparison: Comparison, task: str, *, first: bool) -> str:
     figure.update_yaxes(title=escape(comparison.curve_metric), col=1)
     figure.update_xaxes(title="score τ", col=2)
     figure.update_yaxes(title="share of runs above τ", range=[-0.02, 1.05], col=2)
-    heading = f"<h2>{escape(task or 'curves')}</h2>"
     plot: str = figure.to_html(
         full_html=False,
         include_plotlyjs=first,
         div_id=f"task-{comparison.tasks.index(task)}",
         config={"responsive": True},
     )
-    return f"{heading}<div class=wide><div class=figure>{plot}</div></div>"
+    return _section(task or "curves", HTML.fill("figure", plot=Markup(plot)))
 
 
 def _faint(color: str) -> str:

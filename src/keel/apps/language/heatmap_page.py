@@ -12,7 +12,6 @@ import hashlib
 import math
 import unicodedata
 from collections.abc import Iterator
-from html import escape
 from itertools import islice
 from typing import NamedTuple
 
@@ -27,7 +26,9 @@ from keel.apps.language.heatmap_style import (
     ONE_WAY,
     style,
 )
+from keel.templates import Markup, Templates, as_markup, join
 
+HTML = Templates(__package__, "heatmap.html")
 BEFORE, AFTER = 24, 16
 """Characters of context around a token in the table."""
 
@@ -81,34 +82,26 @@ def page(table: TokenTable, *, max_tokens: int) -> str:
     rows = page_rows(table, max_tokens)
     measures = [m for m in SHOWN if getattr(table, m.field) is not None]
     sheet = style([m.kind for m in measures])
-    title = f"{plain(table.run)} · step {table.step:,}"
-    picks = "".join(
-        f"<input type=radio name=measure class=pick id=m{i}{' checked' * (i == 0)}>"
-        for i in range(len(measures))
-    )
     scales = [_scale(getattr(table, m.field), table.weight) for m in measures]
-    bodies = (_completion(table, row, measures, scales) for row in rows)
-    return "\n".join(
-        [
-            "<!doctype html><html lang=en><meta charset=utf-8>",
-            f'<meta http-equiv=Content-Security-Policy content="{_policy(sheet)}">',
-            "<meta name=viewport content='width=device-width'>",
-            f"<title>{title}</title><style>{sheet}</style>",
-            f"{picks}<main><h1>{title}</h1>",
-            "<p class=sub>What one update did, token by token: point at one for its numbers</p>",
-            f"<div class=cards>{''.join(_cards(table))}</div>",
-            _chooser(table, measures, scales),
-            *bodies,
-            _left_out(table, rows),
-            _recorder(table, [m for m in measures if m.field in MEASURES], set(rows)),
-            "</main></html>",
-        ]
+    recorded = [m for m in measures if m.field in MEASURES]
+    return HTML.fill(
+        "page",
+        digest=base64.b64encode(hashlib.sha256(sheet.encode()).digest()).decode(),
+        title=join([plain(table.run), f" · step {table.step:,}"]),
+        sheet=sheet,
+        picks=join(HTML.fill("pick" if i else "first_pick", index=i) for i in range(len(measures))),
+        cards=join(_cards(table)),
+        labels=join(HTML.fill("label", index=i, title=m.title) for i, m in enumerate(measures)),
+        legends=join(_legends(table, measures, scales)),
+        completions=join((_completion(table, row, measures, scales) for row in rows), "\n"),
+        left_out=_left_out(table, rows),
+        recorder=_recorder(table, recorded, set(rows)),
     )
 
 
-def plain(text: str) -> str:
+def plain(text: str) -> Markup:
     """Escape text for HTML; characters that would act instead of being seen are spelled out."""
-    return escape("".join(map(_visible, text)))
+    return as_markup("".join(map(_visible, text)))
 
 
 def number(x: float) -> str:
@@ -136,18 +129,13 @@ def _visible(letter: str) -> str:
     return letter
 
 
-def _policy(sheet: str) -> str:
-    digest = base64.b64encode(hashlib.sha256(sheet.encode()).digest()).decode()
-    return f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-
-
 def _scale(x: Array, weight: Array) -> float:
     """Return the largest size of a finite value that counts."""
     sizes = np.abs(x[(weight > 0) & np.isfinite(x)])
     return float(sizes.max()) if sizes.size else 0.0
 
 
-def _cards(table: TokenTable) -> Iterator[str]:
+def _cards(table: TokenTable) -> Iterator[Markup]:
     counted = table.weight > 0
     texts = sum(map(len, table.tokens))
     trained = int(counted.sum())
@@ -171,18 +159,14 @@ def _cards(table: TokenTable) -> Iterator[str]:
         yield _card("clipped", f"{total(table.clipped, table.weight).per_token:.1%}", "of tokens")
 
 
-def _card(title: str, value: str, below: str) -> str:
-    return f"<div class=card><span>{title}</span><b>{value}</b><small>{below}</small></div>"
+def _card(title: str, value: str, below: str) -> Markup:
+    return HTML.fill("card", title=title, value=value, below=below)
 
 
-def _chooser(table: TokenTable, measures: list[Measure], scales: list[float]) -> str:
-    labels = "".join(f"<label for=m{i}>{m.title}</label>" for i, m in enumerate(measures))
-    legends = "".join(
-        f"<div class='legend l{i}'>{_legend(m, top, _has_broken(table, m))}"
-        f"<span class=meaning>{m.meaning}</span></div>"
-        for i, (m, top) in enumerate(zip(measures, scales, strict=True))
-    )
-    return f"<nav><div class=labels>{labels}</div>{legends}</nav>"
+def _legends(table: TokenTable, measures: list[Measure], scales: list[float]) -> Iterator[Markup]:
+    for i, (m, top) in enumerate(zip(measures, scales, strict=True)):
+        scale = _legend(m, top, _has_broken(table, m))
+        yield HTML.fill("legend", index=i, scale=scale, meaning=m.meaning)
 
 
 def _has_broken(table: TokenTable, measure: Measure) -> bool:
@@ -190,53 +174,53 @@ def _has_broken(table: TokenTable, measure: Measure) -> bool:
     return bool((~np.isfinite(x[table.weight > 0])).any())
 
 
-def _legend(measure: Measure, top: float, broken: bool) -> str:
+def _legend(measure: Measure, top: float, broken: bool) -> Markup:
     kind = measure.kind
-    if kind == "flag":
-        parts = "<i class=flag1>clipped</i><i class=flag0>not</i><i class=off>masked</i>"
-    elif kind == "mask":
-        parts = "<i class=mask1>trained on</i><i class=off>masked</i>"
+    if kind in ("flag", "mask"):
+        scale = HTML.fill(kind)
     else:
         steps = LEVELS[kind]
         first = -steps if kind == BOTH_WAYS else 0
-        swatches = "".join(f"<i class={_swatch(kind, n)}></i>" for n in range(first, steps + 1))
-        unit = UNITS.get(measure.field, "")
-        ends = (number(-top) if first else "0", f"{number(top)} {unit}".strip() + ", root scale")
-        parts = f"<em>{ends[0]}</em><span class=strip>{swatches}</span><em>{ends[1]}</em>"
-        parts += "<i class=off>masked</i>"
+        scale = HTML.fill(
+            "strip",
+            low=number(-top) if first else "0",
+            swatches=join(
+                HTML.fill("swatch", name=_swatch(kind, n), text="") for n in range(first, steps + 1)
+            ),
+            high=f"{number(top)} {UNITS.get(measure.field, '')}".strip() + ", root scale",
+        )
     if broken:
-        parts += f"<i class={NOT_FINITE}>not finite</i>"
-    return f"<span class=scale>{parts}</span>"
+        return join([scale, HTML.fill("swatch", name=NOT_FINITE, text="not finite")])
+    return scale
 
 
 def _swatch(kind: str, size: int) -> str:
     return f"{kind}{'m' if size < 0 else ''}{abs(size)}"
 
 
-def _completion(table: TokenTable, row: int, measures: list[Measure], scales: list[float]) -> str:
+def _completion(
+    table: TokenTable, row: int, measures: list[Measure], scales: list[float]
+) -> Markup:
     texts, counted = table.tokens[row], table.weight[row] > 0
     kl = total(table.kl_old_new[row : row + 1], table.weight[row : row + 1])
-    spans = "".join(
-        _token(table, row, position, measures, scales) for position in range(len(texts))
-    )
-    padding = table.weight.shape[1] - len(texts)
-    if padding:
-        spans += f"<span class='t off'>{padding} × padding</span>"
-    facts = [
-        f"reward <b>{number(float(table.reward[row]))}</b>",
-        f"{int(counted.sum())} tokens trained on",
-        f"KL {number(kl.per_sequence)} nats, {number(kl.per_token)} a token",
-    ]
-    return (
-        f"<section><div class=head><h2>Completion {row + 1}</h2>"
-        f"<p class=facts>{' · '.join(facts)}</p></div>"
-        f"<p class=prompt>{plain(table.prompts[row])}</p><p class=text>{spans}</p></section>"
+    tokens = [_token(table, row, position, measures, scales) for position in range(len(texts))]
+    if padding := table.weight.shape[1] - len(texts):
+        tokens.append(HTML.fill("padding", count=padding))
+    return HTML.fill(
+        "completion",
+        number=row + 1,
+        reward=number(float(table.reward[row])),
+        trained=int(counted.sum()),
+        kl=number(kl.per_sequence),
+        kl_token=number(kl.per_token),
+        prompt=plain(table.prompts[row]),
+        tokens=join(tokens),
     )
 
 
 def _token(
     table: TokenTable, row: int, position: int, measures: list[Measure], scales: list[float]
-) -> str:
+) -> Markup:
     text = table.tokens[row][position]
     lines = [f"{_printable(text)}   completion {row + 1}, token {position + 1}"]
     for m in measures[:-1]:
@@ -250,12 +234,14 @@ def _token(
     else:
         classes = ["off"]
         lines.append("masked: not trained on")
-    tooltip = "&#10;".join(plain(line) for line in lines)
-    breaks = "<br>" * min(text.count("\n"), 2)
-    mark = " ".join(["t", *filter(None, classes)])
-    return (
-        f'<span class="{mark}" id=t{row}-{position} data-told="{tooltip}">'
-        f"{plain(_printable(text))}</span>{breaks}"
+    return HTML.fill(
+        "token",
+        classes=" ".join(["t", *filter(None, classes)]),
+        row=row,
+        position=position,
+        tooltip=join(map(plain, lines), "&#10;"),
+        text=plain(_printable(text)),
+        breaks=Markup("<br>" * min(text.count("\n"), 2)),
     )
 
 
@@ -278,9 +264,10 @@ def _value(measure: Measure, x: float) -> str:
     return number(float(x))
 
 
-def _column(measure: Measure) -> str:
-    unit = UNITS.get(measure.field)
-    return f"{measure.title}<small>{unit}</small>" if unit else measure.title
+def _column(measure: Measure) -> Markup:
+    if unit := UNITS.get(measure.field):
+        return HTML.fill("column", title=measure.title, unit=unit)
+    return as_markup(measure.title)
 
 
 def _printable(text: str) -> str:
@@ -292,40 +279,37 @@ def _printable(text: str) -> str:
     return text.replace("\n", "↵").replace("\t", "⇥")
 
 
-def _left_out(table: TokenTable, rows: list[int]) -> str:
-    missing = len(table.tokens) - len(rows)
+def _left_out(table: TokenTable, rows: list[int]) -> Markup:
+    missing, count = len(table.tokens) - len(rows), len(table.tokens)
     if not missing:
-        return ""
-    return (
-        f"<p class='sub rest'>{missing:,} of {len(table.tokens):,} completions are left out, "
-        "those with the least KL; totals and the table below include them.</p>"
-    )
+        return Markup()
+    return HTML.fill("left_out", missing=f"{missing:,}", total=f"{count:,}")
 
 
-def _recorder(table: TokenTable, measures: list[Measure], rows: set[int]) -> str:
+def _recorder(table: TokenTable, measures: list[Measure], rows: set[int]) -> Markup:
     """Return the flight recorder: the tokens that carry the KL."""
     top = peaks(table)
-    heading = "<section><h2>Flight recorder: the tokens that carry the most KL</h2>"
     if not top:
-        return f"{heading}<p class=sub>No token carries any KL: nothing moved.</p></section>"
+        return HTML.fill("nothing_moved")
     columns = ["", "completion", "token in its context", "share", *map(_column, measures)]
-    head = "".join(f"<th>{name}</th>" for name in columns)
-    body = "".join(_line(table, i, peak, measures, rows) for i, peak in enumerate(top, 1))
     carried = sum(peak.share for peak in top if np.isfinite(peak.share))
-    note = (
-        f"These {len(top)} of {int((table.weight > 0).sum()):,} tokens carry {carried:.0%} of it."
-    )
-    return (
-        f"{heading}<p class=sub>{note}</p>"
-        f"<div class=wide><table><tr>{head}</tr>{body}</table></div></section>"
+    return HTML.fill(
+        "recorder",
+        shown=len(top),
+        total=f"{int((table.weight > 0).sum()):,}",
+        carried=f"{carried:.0%}",
+        head=join(HTML.fill("head", text=name) for name in columns),
+        rows=join(_line(table, i, peak, measures, rows) for i, peak in enumerate(top, 1)),
     )
 
 
-def _line(table: TokenTable, rank: int, peak: Peak, measures: list[Measure], rows: set[int]) -> str:
+def _line(
+    table: TokenTable, rank: int, peak: Peak, measures: list[Measure], rows: set[int]
+) -> Markup:
     row, position, share = peak
-    where = f"{row + 1}, token {position + 1}"
+    where: str = f"{row + 1}, token {position + 1}"
     if row in rows:
-        where = f"<a href=#t{row}-{position}>{where}</a>"
+        where = HTML.fill("link", row=row, position=position, text=where)
     cells = [
         str(rank),
         where,
@@ -333,12 +317,13 @@ def _line(table: TokenTable, rank: int, peak: Peak, measures: list[Measure], row
         "–" if np.isnan(share) else f"{share:.1%}",
         *(_value(m, getattr(table, m.field)[row, position]) for m in measures),
     ]
-    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+    return HTML.fill("row", cells=join(HTML.fill("cell", text=cell) for cell in cells))
 
 
-def _context(table: TokenTable, row: int, position: int) -> str:
+def _context(table: TokenTable, row: int, position: int) -> Markup:
     texts = table.tokens[row]
     before = table.prompts[row] + "".join(islice(texts, position))
     after = "".join(islice(texts, position + 1, None))
     left, right = (plain(part.replace("\n", "↵")) for part in (before[-BEFORE:], after[:AFTER]))
-    return f"<q><span>{left}</span><mark>{plain(_printable(texts[position]))}</mark>{right}</q>"
+    token = plain(_printable(texts[position]))
+    return HTML.fill("context", left=left, token=token, right=right)
