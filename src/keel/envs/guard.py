@@ -63,6 +63,11 @@ class Guarded:
         return self.envs.action_space
 
     @property
+    def declared_spaces(self) -> tuple[tuple[gymnasium.Space[Any], gymnasium.Space[Any]], ...]:
+        """Spaces as the environment itself declares them (`keel.envs.space_data.Interface`)."""
+        return getattr(self.envs, "declared_spaces", ())
+
+    @property
     def backend(self) -> str:
         return self.envs.backend
 

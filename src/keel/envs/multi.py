@@ -58,7 +58,10 @@ class ParallelEnvs:
         num_envs = self.num_envs
         self.agents: tuple[str, ...] = tuple(map(str, first.possible_agents))
         names = self._names = list(first.possible_agents)
-        self._plan = _plan([(first.observation_space(x), first.action_space(x)) for x in names])
+        self.declared_spaces = tuple(
+            (first.observation_space(x), first.action_space(x)) for x in names
+        )
+        self._plan = plan_agents(self.declared_spaces)
         self.action_space = self._plan.action
         self._at_work = 0
         self._watch = Watch(self._place, timeout)
@@ -135,7 +138,7 @@ class ParallelEnvs:
         """Step one environment into `[A]` arrays; return whether its episode is over."""
         env, alive = self._envs[index], self._alive[index].copy()
         actions = {
-            name: self._plan.actions[a].encode(self._plan.cut(a, action[a]))[0]
+            name: self._plan.actions[a].encode(self._plan.cut(a, action[a : a + 1]))[0]
             for a, name in enumerate(self._names)
             if alive[a]
         }
@@ -167,7 +170,7 @@ class ParallelEnvs:
             except BadStepError as error:
                 raise BadStepError(f"environment {index}, {name}: {error}") from error
             for key, x in rows.items():
-                _fit(x, parts[key])
+                self._plan.fit(x[None], np.asarray(parts[key])[None])
             if MASK in self._obs:
                 mask = self._obs[MASK][index, a]
                 mask[:] = self._plan.choices(a)
@@ -185,22 +188,8 @@ class ParallelEnvs:
             except BadStepError as error:
                 raise BadStepError(f"environment {index}: {error}") from error
         if MASK in self._obs:
-            self._open_masks(self._obs[MASK][index], raw_obs)
-
-    def _open_masks(self, mask: np.ndarray, raw_obs: Mapping[Any, Any]) -> None:
-        """Leave every agent a choice in `mask`, `[A, width]`.
-
-        Dead agents get every choice, since none of it is kept. Agents that may do nothing (in a
-        game of turns, those that wait) get a single one, so that the policy is certain there:
-        nothing to learn from, no entropy and no KL.
-        """
-        blocked = ~mask.any(-1)
-        if not blocked.any():
-            return
-        present = np.array([name in raw_obs for name in self._names])
-        mask[blocked & ~present] = True
-        for a in np.flatnonzero(blocked & present):
-            mask[a, self._plan.actions[a].first_choices] = True
+            present = np.array([name in raw_obs for name in self._names])
+            self._plan.open_masks(self._obs[MASK][index], present)
 
     def _blank(self) -> Obs:
         lead = (self.num_envs, len(self.agents))
@@ -254,7 +243,7 @@ def as_parallel(env: Any, quiet: bool = False) -> ParallelEnv:
     return turn_based_aec_to_parallel(env)
 
 
-class _Plan(NamedTuple):
+class AgentsPlan(NamedTuple):
     """Spaces of all agents, and the one space that holds them."""
 
     layouts: list[ObsLayout]
@@ -274,13 +263,42 @@ class _Plan(NamedTuple):
         """Return the actions that this agent has, `[width]` bool."""
         return np.arange(self.width) < self.actions[agent].choices
 
+    @staticmethod
+    def fit(target: np.ndarray, source: np.ndarray) -> None:
+        """Write `source` `[N, …]` into the beginning of `target`; the rest stays 0."""
+        if target.shape == source.shape:
+            target[...] = source
+        else:
+            target[:, : source.shape[1]] = source
+
+    def open_masks(self, mask: np.ndarray, present: np.ndarray) -> None:
+        """Leave every agent a choice.
+
+        Dead agents get every choice, since none of it is kept. Agents that may do nothing (in a
+        game of turns, those that wait) get a single one, so that the policy is certain there:
+        nothing to learn from, no entropy and no KL.
+
+        Args:
+            mask: `[A, width]`, changed in place.
+            present: `[A]`, whether an agent observes something.
+        """
+        blocked = ~mask.any(-1)
+        mask[blocked & ~present] = True
+        for a in np.flatnonzero(blocked & present):
+            mask[a, self.actions[a].first_choices] = True
+
     def cut(self, agent: int, action: np.ndarray) -> np.ndarray:
-        """Return the action of one agent `[1, …]`, without the padding of a vector."""
+        """Return the actions of one agent `[N, …]`, without the padding of a vector."""
         shape = self.actions[agent].space.shape or ()
-        return np.asarray(action)[None, : shape[0]] if shape else np.asarray(action)[None]
+        return action[:, : shape[0]] if shape else action
 
 
-def _plan(agent_spaces: Sequence[tuple[Space[Any], Space[Any]]]) -> _Plan:
+def plan_agents(agent_spaces: Sequence[tuple[Space[Any], Space[Any]]]) -> AgentsPlan:
+    """Return the layout that holds what all agents observe and do.
+
+    Args:
+        agent_spaces: of observations and actions of each agent, as the environment declares them.
+    """
     layouts = [observation_layout(observed, matrices=True) for observed, _ in agent_spaces]
     actions = [action_layout(action_space) for _, action_space in agent_spaces]
     keys = [field.key for field in layouts[0].fields if field.key != MASK]
@@ -299,7 +317,7 @@ def _plan(agent_spaces: Sequence[tuple[Space[Any], Space[Any]]]) -> _Plan:
     width = max(layout.choices for layout in actions)
     masks_given = any(field.key == MASK for layout in layouts for field in layout.fields)
     choices_differ = len({layout.choices for layout in actions}) > 1
-    return _Plan(layouts, actions, observation, action, width, masks_given or choices_differ)
+    return AgentsPlan(layouts, actions, observation, action, width, masks_given or choices_differ)
 
 
 def _widest(key: str, layouts: Sequence[ObsLayout]) -> Space[Any]:
@@ -347,11 +365,3 @@ def _widest_action(agent_spaces: Sequence[Space[Any]]) -> Space[Any]:
         f"agents act in different spaces: {', '.join(sorted({str(x) for x in agent_spaces}))}; "
         "Discrete ones may differ in size, others must be of one shape"
     )
-
-
-def _fit(target: np.ndarray, source: np.ndarray) -> None:
-    """Write `source` into the beginning of `target`; the rest stays 0."""
-    if target.shape == source.shape:
-        target[...] = source
-    else:
-        target[: len(source)] = source

@@ -69,8 +69,10 @@ class PoolEnvs:
         self._obs = {key[4:] or "obs": i for i, key in enumerate(keys) if key.startswith("obs")}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # bounds of a Box, cast by Gymnasium, not by the user
-            self._layout = observation_layout(_repair_bounds(self._pool.observation_space))
+            observation = _repair_bounds(self._pool.observation_space)
+            self._layout = observation_layout(observation)
             space = self._pool.action_space
+        self.declared_spaces = ((observation, space),)
         self._actions = action_layout(space, np.dtype(self._pool._spec._action_spec[-1][0]))
         self._ids = np.arange(num_envs, dtype=np.int32)
         self.observation_space = self._layout.space

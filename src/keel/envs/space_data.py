@@ -31,11 +31,15 @@ class Interface:
     """whether the environment says which actions are legal"""
     encoding: int = ENCODING
     """how observations become numbers (`keel.keys.ENCODING`)"""
+    declared: tuple[tuple[Space[Any], Space[Any]], ...] = ()
+    """spaces of observations and actions as the environment itself declares them, of each agent;
+    empty where the environment speaks Keel's layout by itself, and in older checkpoints"""
 
     @classmethod
     def of(cls, envs: Envs, *, masked: bool, encoding: int = ENCODING) -> Interface:
         """Return the interface of environments that are there."""
-        return cls(envs.observation_space, envs.action_space, tuple(envs.agents), masked, encoding)
+        agents, declared = tuple(envs.agents), getattr(envs, "declared_spaces", ())
+        return cls(envs.observation_space, envs.action_space, agents, masked, encoding, declared)
 
     def to_data(self) -> dict[str, Any]:
         """Return it as numbers and texts, for a checkpoint."""
@@ -45,6 +49,7 @@ class Interface:
             "agents": list(self.agents),
             "masked": self.masked,
             "encoding": self.encoding,
+            "declared": [[space_to_data(space) for space in pair] for pair in self.declared],
         }
 
     @classmethod
@@ -58,8 +63,14 @@ class Interface:
                 tuple(map(str, data["agents"])),
                 bool(data["masked"]),
                 check_encoding(encoding),
+                tuple(
+                    (space_from_data(observation), space_from_data(action))
+                    for observation, action in data.get("declared", ())
+                ),
             )
-        except (KeyError, TypeError, AttributeError) as error:
+        except InputError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"spaces: expected what a checkpoint holds, got {data!r}") from error
 
 
@@ -83,16 +94,18 @@ def describe_space(space: Space[Any]) -> str:
 
 
 def space_to_data(space: Space[Any]) -> dict[str, Any]:
-    """Return a space, as `keel.envs` lays it out, as numbers and texts.
+    """Return a space as numbers and texts.
 
     Args:
-        space: a Box, Discrete, MultiDiscrete or MultiBinary, or a Dict of those.
+        space: a Box, Discrete, MultiDiscrete or MultiBinary, or a Dict or Tuple of those.
     """
     if isinstance(space, spaces.Dict):
         return {
             "kind": "Dict",
             "parts": {key: space_to_data(part) for key, part in space.items()},
         }
+    if isinstance(space, spaces.Tuple):
+        return {"kind": "Tuple", "parts": [space_to_data(part) for part in space.spaces]}
     if isinstance(space, spaces.Box):
         return {
             "kind": "Box",
@@ -102,9 +115,10 @@ def space_to_data(space: Space[Any]) -> dict[str, Any]:
             "high": _bounds(space.high, np.max),
         }
     if isinstance(space, spaces.Discrete):
-        return {"kind": "Discrete", "n": int(space.n)}
+        return {"kind": "Discrete", "n": int(space.n)} | _start(space)
     if isinstance(space, spaces.MultiDiscrete):
-        return {"kind": "MultiDiscrete", "nvec": space.nvec.reshape(-1).tolist()}
+        dtype = {} if space.dtype == np.int64 else {"dtype": str(space.dtype)}
+        return {"kind": "MultiDiscrete", "nvec": space.nvec.tolist()} | _start(space) | dtype
     if isinstance(space, spaces.MultiBinary):
         return {"kind": "MultiBinary", "shape": list(space.shape)}
     raise UnsupportedSpaceError(f"{space} cannot be written as data")
@@ -123,17 +137,25 @@ def _from_data(data: Mapping[str, Any]) -> Space[Any]:
     if kind == "Dict":
         parts = ((str(key), _from_data(part)) for key, part in data["parts"].items())
         return spaces.Dict(OrderedDict(parts))  # a plain dict would be sorted
+    if kind == "Tuple":
+        return spaces.Tuple([_from_data(part) for part in data["parts"]])
     if kind == "Box":
         shape, dtype = tuple(data["shape"]), np.dtype(data["dtype"])
         low, high = (_array(data[name], shape, dtype) for name in ("low", "high"))
         return spaces.Box(low, high, shape, dtype.type)
     if kind == "Discrete":
-        return spaces.Discrete(data["n"])
+        return spaces.Discrete(data["n"], start=data.get("start", 0))
     if kind == "MultiDiscrete":
-        return spaces.MultiDiscrete(data["nvec"])
+        dtype = np.dtype(data.get("dtype", np.int64)).type
+        return spaces.MultiDiscrete(data["nvec"], dtype, start=data.get("start"))
     if kind == "MultiBinary":
         return spaces.MultiBinary(data["shape"])
     raise ValueError(kind)
+
+
+def _start(space: spaces.Discrete | spaces.MultiDiscrete) -> dict[str, Any]:
+    """Return where a space counts from, unless that is 0."""
+    return {"start": np.asarray(space.start).tolist()} if np.any(space.start) else {}
 
 
 def _bounds(bound: np.ndarray, outermost: Any) -> float | int | list[Any]:

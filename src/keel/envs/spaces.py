@@ -113,7 +113,7 @@ class ObsLayout:
         """Return an observation of the environment, with leading axes `lead`, as `Obs`."""
         if self.plain:
             return {"obs": self.fields[0].read(raw, lead)}
-        return {field.key: field.read(self._pick(raw, field), lead) for field in self.fields}
+        return {field.key: field.read(self.pick(raw, field), lead) for field in self.fields}
 
     def store(self, out: Obs, row: int, raw: Any) -> None:
         """Write one environment's observation into row `row` of `out`."""
@@ -121,9 +121,9 @@ class ObsLayout:
             self.fields[0].store(out["obs"], row, raw)
             return
         for field in self.fields:
-            field.store(out[field.key], row, self._pick(raw, field))
+            field.store(out[field.key], row, self.pick(raw, field))
 
-    def _pick(self, raw: Any, field: Field) -> Any:
+    def pick(self, raw: Any, field: Field) -> Any:
         """Return the part of an observation that a field describes."""
         part = raw
         try:

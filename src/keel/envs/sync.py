@@ -48,6 +48,7 @@ class SyncEnvs:
             self._lanes = Lanes(envs, layout, self._buffers, autoreset)
         self._episodes = Episodes(num_envs)
         self._watch = Watch(self._lanes.place, timeout)
+        self.declared_spaces = ((first.observation_space, first.action_space),)
         self.observation_space, self.action_space = layout.space, self._actions.space
 
     def reset(self, seed: int) -> Obs:

@@ -38,6 +38,7 @@ class VectorEnvs:
         self._mode = AutoresetMode(venv.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self._layout = observation_layout(venv.single_observation_space)
         self._actions = action_layout(venv.single_action_space)
+        self.declared_spaces = ((venv.single_observation_space, venv.single_action_space),)
         self.num_envs = venv.num_envs
         self.observation_space = self._layout.space
         self.action_space = self._actions.space

@@ -84,6 +84,7 @@ class AsyncEnvs:
             layout = observation_layout(model.observation_space)
             self._actions = action_layout(model.action_space)
             warn_of_masks(model, self._actions.choices)
+            self.declared_spaces = ((model.observation_space, model.action_space),)
         finally:
             close_and_warn([model], timeout)
         self.num_envs, self.autoreset, self.restarts = num_envs, autoreset, 0

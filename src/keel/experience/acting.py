@@ -1,4 +1,4 @@
-"""The actor on the hot path: observations in, policy outputs out, as numpy arrays.
+"""Acting: observations in, policy outputs (`make_actor`) or actions (`ActionSelector`) out.
 
 A small MLP is run by the loops that also train it (`keel.kernels.mlp`): at eight environments
 that takes a twentieth of torch's time, which is all overhead there. Everything else goes through
@@ -15,7 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from keel.distributions.sampling import Array
+from keel.distributions.sampling import Array, draw_noise, mode, sample, to_env
+from keel.envs import ObsNormalizer
+from keel.keys import EPISODE_STARTS, MASK
 from keel.networks.actor_critic import Outputs, SeparateActorCritic
 from keel.networks.agent import Agent
 from keel.types import Tree
@@ -168,3 +170,47 @@ def initial_hidden_state(agent: Agent, rows: int) -> dict[str, Array]:
     return {
         key: np.zeros((rows, size), np.float32) for key, size in agent.hidden_state_sizes.items()
     }
+
+
+class ActionSelector:
+    """The one way to act with a frozen policy: normalize, run the network, take the mode or draw.
+
+    Args:
+        agent: distribution and network of the policy.
+        params: `[G, P]`; they must not change while the selector is in use.
+        normalizer: of observations; None leaves them raw.
+    """
+
+    def __init__(self, agent: Agent, params: Tensor, normalizer: ObsNormalizer | None) -> None:
+        self._agent, self._normalizer = agent, normalizer
+        self._act = make_actor(agent, params)
+
+    def __call__(
+        self,
+        obs: Obs,
+        lead: tuple[int, ...],
+        hidden_state: Mapping[str, Array],
+        episode_starts: Array,
+        rng: np.random.Generator | None = None,
+    ) -> tuple[Array, dict[str, Array]]:
+        """Return actions `[*lead, …]` in the environment's units, and the next hidden states.
+
+        Args:
+            obs: `[*lead, …]` each, raw, with the mask if there is one.
+            lead: `(N,)`, or `(N, A)` with several agents.
+            hidden_state: `[N, H]` each; empty where nothing is recurrent.
+            episode_starts: `[N]` bool, rows whose hidden state begins anew.
+            rng: draws actions; None takes the likeliest ones.
+        """
+        dist = self._agent.dist
+        normalized = obs if self._normalizer is None else self._normalizer.apply(dict(obs))
+        mask = normalized.get(MASK)
+        if hidden_state:
+            normalized = {**normalized, **hidden_state, EPISODE_STARTS: episode_starts}
+        output = np.zeros((*lead, dist.outputs), np.float32)
+        hidden_state = self._act(normalized, output).hidden_state or {}
+        if rng is None:
+            action = mode(dist, output, mask)
+        else:
+            action = sample(dist, output, mask, 1.0, draw_noise(dist, lead, rng))
+        return to_env(dist, action), dict(hidden_state)

@@ -15,12 +15,9 @@ import numpy as np
 from torch import Tensor
 
 from keel.config import Config, options
-from keel.distributions.sampling import draw_noise, mode, sample, to_env
 from keel.envs import AtariOptions, Envs, ObsNormalizer, Step, lead, time_limit
-from keel.experience.acting import initial_hidden_state, make_actor
-from keel.keys import MASK
+from keel.experience.acting import ActionSelector, initial_hidden_state
 from keel.networks.agent import Agent
-from keel.networks.recurrent import EPISODE_STARTS
 from keel.training.signals import stop_requested
 
 LONGEST_EPISODE = 27_000
@@ -98,11 +95,10 @@ def evaluate(
             with its return up to then, in `Score.cut`, and with an `EvaluationWarning`.
     """
     tally = _Tally(envs, quota=-(-episodes // envs.num_envs), limit=max_episode_steps)
-    rng = np.random.default_rng(seed)
-    act = make_actor(agent, params)
+    rng = None if deterministic else np.random.default_rng(seed)
+    select = ActionSelector(agent, params, normalizer)
     obs = envs.reset(seed)
     rows = lead(envs)
-    output = np.zeros((*rows, agent.dist.outputs), np.float32)
     hidden_state = initial_hidden_state(agent, envs.num_envs)
     episode_starts = np.ones(envs.num_envs, bool)
     resets = 0
@@ -115,17 +111,8 @@ def evaluate(
             hidden_state = initial_hidden_state(agent, envs.num_envs)
             episode_starts = np.ones(envs.num_envs, bool)
             tally.begin()
-        normalized = obs if normalizer is None else normalizer.apply(obs)
-        mask = normalized.get(MASK)
-        if hidden_state:
-            normalized = {**normalized, **hidden_state, EPISODE_STARTS: episode_starts}
-        hidden_state = act(normalized, output).hidden_state or {}
-        if deterministic:
-            action = mode(agent.dist, output, mask)
-        else:
-            noise = draw_noise(agent.dist, rows, rng)
-            action = sample(agent.dist, output, mask, 1.0, noise)
-        step = envs.step(to_env(agent.dist, action))
+        action, hidden_state = select(obs, rows, hidden_state, episode_starts, rng)
+        step = envs.step(action)
         obs, episode_starts = step.obs, step.ignored
         if envs.autoreset == "same_step":
             episode_starts = episode_starts | step.terminated | step.truncated

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ import numpy as np
 from torch import Tensor
 
 from keel.config import Config, from_dict, to_dict
+from keel.distributions.sampling import Array
 from keel.envs import Envs, ObsNormalizer, RewardNormalizer
 from keel.envs.space_data import Interface, describe_space
+from keel.envs.translate import Translator
 from keel.errors import InputError, KeelError
+from keel.experience.acting import ActionSelector, initial_hidden_state
 from keel.keys import FIRST_ENCODING, MASK
 from keel.networks.agent import Agent
 from keel.tracking.config_file import read_config
@@ -42,19 +46,102 @@ class Policy:
     """of the checkpoint"""
     path: Path
     """the run: the folder of its seed"""
-    observation_space: gymnasium.Space[Any]
-    """of one environment, as `keel.envs` lays it out"""
-    action_space: gymnasium.Space[Any]
-    masked: bool
-    """whether the environment says which actions are legal"""
+    interface: Interface
+    """spaces, agents and masks of the environment it was trained in"""
     reward_scale: float = 1.0
     """what rewards were divided by in training"""
     trust_code: bool = False
     """whether code that the run's file names may be imported"""
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+    """draws actions, unless `act` is given another one"""
+
+    @property
+    def observation_space(self) -> gymnasium.Space[Any]:
+        """Space of one observation, as `keel.envs` lays it out."""
+        return self.interface.observation_space
+
+    @property
+    def action_space(self) -> gymnasium.Space[Any]:
+        """Space of one action, as `keel.envs` lays it out."""
+        return self.interface.action_space
+
+    @property
+    def masked(self) -> bool:
+        """Whether the environment says which actions are legal."""
+        return self.interface.masked
+
+    def act(
+        self,
+        obs: Any,
+        state: Mapping[str, Array] | None = None,
+        deterministic: bool = True,
+        *,
+        mask: Any = None,
+        episode_starts: Any = None,
+        rng: np.random.Generator | None = None,
+    ) -> tuple[Any, dict[str, Array] | None]:
+        """Return actions for one or many observations, and the state to act with next.
+
+        Observations are normalized as in training, actions come in the environment's units: scaled,
+        clipped to its bounds, in its shapes and dtypes. One observation gives one action, a batch
+        of N with a leading axis gives N. Of several agents, observations by name (as PettingZoo
+        gives them) give actions by name, arrays `[A, …]` or `[N, A, …]` give arrays.
+
+        Only recurrent policies have a state; it is None for all others. Pass the one that came with
+        the last action, and None when an episode begins; in a batch where only some episodes begin
+        anew, say which by `episode_starts`.
+
+        Args:
+            obs: as the environment gives it.
+            state: the second result of the last call; None begins all episodes.
+            deterministic: take the likeliest action in place of a sample.
+            mask: the legal actions, where the environment gives them beside the observation.
+            episode_starts: `[N]` bool, which rows begin an episode; by default none, or all
+                without a state.
+            rng: draws samples; by default `rng` of the policy, which `keel.load(seed=…)` seeds.
+
+        Examples:
+            >>> import tempfile
+            >>> import gymnasium, keel
+            >>> env = gymnasium.make("CartPole-v1")
+            >>> with tempfile.TemporaryDirectory() as runs:
+            ...     run = keel.train("CartPole-v1", runs=runs, total_steps=512, episodes=1)
+            ...     policy = keel.load(run.path)
+            >>> obs, _ = env.reset(seed=0)
+            >>> action, state = policy.act(obs)
+            >>> env.action_space.contains(action), state
+            (True, None)
+        """
+        rows = self._translator.read(obs, mask)
+        count = rows.lead[0]
+        hidden_state = dict(state or initial_hidden_state(self.agent, count))
+        held = {key: len(x) for key, x in hidden_state.items() if len(x) != count}
+        if held or set(hidden_state) != set(self.agent.hidden_state_sizes):
+            raise InputError(
+                f"state: is not that of {count} observations of this policy; pass what the last "
+                "act returned, or None where episodes begin"
+            )
+        starts = np.full(count, state is None)
+        if episode_starts is not None:
+            said = np.asarray(episode_starts, bool).reshape(-1)
+            if len(said) != count:
+                raise InputError(f"episode_starts: expected {count}, got {len(said)}")
+            starts |= said
+        drawn_by = None if deterministic else rng or self.rng
+        action, hidden_state = self._select(rows.obs, rows.lead, hidden_state, starts, drawn_by)
+        return self._translator.write(action, rows), hidden_state or None
+
+    @cached_property
+    def _translator(self) -> Translator:
+        return Translator(self.interface)
+
+    @cached_property
+    def _select(self) -> ActionSelector:
+        return ActionSelector(self.agent, self.params, self.normalizer)
 
 
 def open_policy(
-    path: Path, checkpoint: str | int | None = None, *, trust_code: bool = False
+    path: Path, checkpoint: str | int | None = None, *, trust_code: bool = False, seed: int = 0
 ) -> Policy:
     """Open the policy of a run at a checkpoint: "best", "last" or a step.
 
@@ -63,10 +150,13 @@ def open_policy(
     from before checkpoints did so needs it.
 
     Args:
-        path: the folder of the run.
+        path: the folder of the run, or that of one of its checkpoints.
         checkpoint: "best", "last", a step, or None.
         trust_code: let environments be made by code that the run's file names.
+        seed: of the actions that are sampled.
     """
+    if checkpoint is None and path.resolve().parent.name == CHECKPOINTS:
+        path, checkpoint = path.resolve().parent.parent, path.name
     path = find_run(path)
     config = from_dict(read_config(path))
     loaded = load_checkpoint(path, checkpoint)
@@ -87,11 +177,10 @@ def open_policy(
         config=config,
         step=loaded.step,
         path=path,
-        observation_space=interface.observation_space,
-        action_space=interface.action_space,
-        masked=interface.masked,
+        interface=interface,
         reward_scale=_reward_scale(config, loaded, len(interface.agents)),
         trust_code=trust_code,
+        rng=np.random.default_rng(seed),
     )
 
 

@@ -14,6 +14,7 @@ from gymnasium import spaces
 from keel.config import Config, Network
 from keel.distributions.sampling import mode, to_env
 from keel.envs import MissingExtraError, ObsNormalizer
+from keel.envs.space_data import Interface
 from keel.errors import InputError
 from keel.keys import EPISODE_STARTS
 from keel.networks.build import build_agent
@@ -59,9 +60,7 @@ def policy(name: str) -> Policy:
         config=Config(),
         step=7,
         path=Path("runs/toy/seed-0"),
-        observation_space=observation,
-        action_space=action,
-        masked=masked,
+        interface=Interface(observation, action, (), masked),
     )
 
 
@@ -144,10 +143,8 @@ def test_parts_of_an_observation_may_be_called_like_parts_of_the_file(
     network = Network(hidden=(8,), recurrent=memory, recurrent_size=4)
     agent = build_agent(observation, spaces.Discrete(3), network, seed=0)
     normalizer = ObsNormalizer.for_space(observation)
-    original = Policy(
-        agent, agent.initial, normalizer, Config(), 7, tmp_path, observation,
-        spaces.Discrete(3), masked=False,
-    )  # fmt: skip
+    interface = Interface(observation, spaces.Discrete(3), (), masked=False)
+    original = Policy(agent, agent.initial, normalizer, Config(), 7, tmp_path, interface)
     written = export_onnx(original, tmp_path / "policy.onnx")
     name = key if key == "a.b" else f"obs/{key}"
     assert written.inputs == (name, "x", *(["memory"] if memory == "actor" else []))

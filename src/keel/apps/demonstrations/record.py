@@ -11,13 +11,10 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from keel.config import Config
-from keel.distributions.sampling import draw_noise, mode, sample, to_env
 from keel.envs import Envs, make_envs
 from keel.errors import InputError, KeelError
-from keel.experience.acting import initial_hidden_state, make_actor
+from keel.experience.acting import ActionSelector, initial_hidden_state
 from keel.experience.demo_files import Demos
-from keel.keys import MASK
-from keel.networks.recurrent import EPISODE_STARTS
 from keel.training.policy import Policy, make_for
 
 Array = NDArray[Any]
@@ -48,25 +45,15 @@ def record_policy(
         seed: Seed of the environment and of the sampled actions.
     """
     agent = policy.agent
-    act_with = make_actor(agent, policy.params)
-    output = np.zeros((1, agent.dist.outputs), np.float32)
-    rng = np.random.default_rng(seed)
+    select = ActionSelector(agent, policy.params, policy.normalizer)
+    rng = None if deterministic else np.random.default_rng(seed)
     hidden_state: dict[str, Array] = {}
 
     def act(obs: dict[str, Array], first: bool) -> Array:
         nonlocal hidden_state
-        inputs = obs if policy.normalizer is None else policy.normalizer.apply(obs)
-        mask = inputs.get(MASK)
-        if agent.recurrent:
-            hidden_state = initial_hidden_state(agent, 1) if first else hidden_state
-            inputs = {**inputs, **hidden_state, EPISODE_STARTS: np.array([first])}
-        hidden_state = act_with(inputs, output).hidden_state or {}
-        if deterministic:
-            action = mode(agent.dist, output, mask)
-        else:
-            noise = draw_noise(agent.dist, (1,), rng)
-            action = sample(agent.dist, output, mask, 1.0, noise)
-        return to_env(agent.dist, action)
+        before = initial_hidden_state(agent, 1) if first else hidden_state
+        action, hidden_state = select(obs, (1,), before, np.array([first]), rng)
+        return action
 
     env_name = env or policy.config.env
     envs = make_for(policy, 1, seed, env)

@@ -10,10 +10,8 @@ from keel.apps.land.games import Games
 from keel.apps.land.rules import Rules, make_rules
 from keel.apps.land.vector import observation_dict
 from keel.config import options
-from keel.distributions.sampling import draw_noise, mode, sample
 from keel.errors import InputError
-from keel.experience.acting import make_actor
-from keel.keys import MASK
+from keel.experience.acting import ActionSelector
 from keel.training.policy import Policy
 
 
@@ -31,16 +29,10 @@ def trained_player(policy: Policy, *, deterministic: bool = True) -> Player:
         policy: Of a run on `land`.
         deterministic: Take the likeliest actions instead of sampling.
     """
-    act, dist = make_actor(policy.agent, policy.params), policy.agent.dist
+    select = ActionSelector(policy.agent, policy.params, policy.normalizer)
 
     def choose(games: Games, rng: np.random.Generator) -> Array:
-        obs = observation_dict(games)
-        normalized = obs if policy.normalizer is None else policy.normalizer.apply(obs)
-        output = np.zeros((games.count, games.rules.agents, dist.outputs), np.float32)
-        act(normalized, output)
-        if deterministic:
-            return mode(dist, output, obs[MASK])
-        noise = draw_noise(dist, output.shape[:2], rng)
-        return sample(dist, output, obs[MASK], 1.0, noise)
+        lead, starts = (games.count, games.rules.agents), np.zeros(games.count, bool)
+        return select(observation_dict(games), lead, {}, starts, None if deterministic else rng)[0]
 
     return choose
