@@ -12,10 +12,11 @@ import pytest
 import yaml
 
 from keel.cli import main
-from keel.cli.live import print_line
-from keel.cli.render import PipedConsole, simple_table
+from keel.cli.render import simple_table
 from keel.printing import printable
 from keel.tracking import list_runs
+from keel.tracking.live import print_line
+from keel.tracking.progress import PipedConsole
 
 RED = "\x1b[31m"
 

@@ -153,7 +153,7 @@ def _train(plan: Plan, tasks: list[Task], options: Ablate) -> bool:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     from keel.ablate import Job, at_once, failure_lines, remove_untrained, run_jobs
-    from keel.cli.render import PipedConsole
+    from keel.tracking.progress import PipedConsole
 
     console = PipedConsole(stderr=True)
     remaining = [task for task in tasks if task.state != "finished"]
@@ -255,7 +255,8 @@ def _sections(tables: list[Watched], stops: Mapping[str, str]) -> list[tuple[str
 def _print_sections(sections: list[tuple[str, Table]]) -> None:
     from rich.text import Text
 
-    from keel.cli.render import PipedConsole, simple_table
+    from keel.cli.render import simple_table
+    from keel.tracking.progress import PipedConsole
 
     console = PipedConsole(highlight=False)
     if not console.is_terminal:

@@ -119,7 +119,7 @@ def _print(result: Result) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from keel.cli.render import PipedConsole
+    from keel.tracking.progress import PipedConsole
 
     settings = result.settings
     console = PipedConsole(highlight=False)

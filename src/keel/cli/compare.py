@@ -126,9 +126,10 @@ def print_comparison(comparison: Comparison) -> None:
     """Print tables, verdicts, differences of the configurations, and notes."""
     from rich.text import Text
 
-    from keel.cli.render import PipedConsole, simple_table
+    from keel.cli.render import simple_table
     from keel.compare import tables
     from keel.compare.verdict import percent
+    from keel.tracking.progress import PipedConsole
 
     console = PipedConsole(highlight=False)
     console.print(Text(tables.title(comparison), style="bold"))

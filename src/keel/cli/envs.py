@@ -80,7 +80,8 @@ def _row(entry: Entry) -> dict[str, Any]:
 
 
 def _print_table(rows: Sequence[dict[str, Any]]) -> None:
-    from keel.cli.render import PipedConsole, simple_table
+    from keel.cli.render import simple_table
+    from keel.tracking.progress import PipedConsole
 
     def needs(row: dict[str, Any]) -> str:
         return "ready" if row["ready"] else f'pip install "keel-rl[{row["extra"]}]"'

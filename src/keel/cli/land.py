@@ -12,9 +12,9 @@ import tyro
 from tyro.conf import Positional, arg
 
 from keel.cli.arguments import read_options
-from keel.cli.progress import WorkProgress
 from keel.cli.strict_json import print_json
 from keel.errors import InputError
+from keel.tracking.progress import WorkProgress
 
 if TYPE_CHECKING:
     from keel.apps.land import Report, Rules
@@ -125,7 +125,8 @@ def _draw(chosen: Land, rules: Rules, player: Player, seed: int) -> None:
 
 
 def _table(reports: list[Report], best: float | None) -> None:
-    from keel.cli.render import PipedConsole, simple_table
+    from keel.cli.render import simple_table
+    from keel.tracking.progress import PipedConsole
 
     console = PipedConsole(highlight=False)
     names = list(reports[0].npv)

@@ -67,7 +67,8 @@ def _list(options: List) -> int:
     if options.json:
         print_json(rows)
         return 0
-    from keel.cli.render import PipedConsole, simple_table
+    from keel.cli.render import simple_table
+    from keel.tracking.progress import PipedConsole
 
     titles = ("name", "trains", "algorithm", "what is known of it")
     cells = [tuple(str(row[key]) for key in ("name", "trains", "algo", "note")) for row in rows]

@@ -4,45 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, ConsoleOptions, RenderableType
 from rich.padding import Padding
-from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from keel.printing import printable
+from keel.tracking.progress import PipedConsole
 
 if TYPE_CHECKING:
     from keel.explain import Explanation, Table
 
 NUMERIC = {"", *"0123456789−±∞–"}
-
-
-class PipedConsole(Console):
-    """A console for text from outside: what could steer the terminal is written out.
-
-    Square brackets and names of emoji are text as well, not rich's markup: they may stand in the
-    name of a folder. A closed pipe is left to `keel.cli`, where rich would exit with status 1.
-    """
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**{"markup": False, "emoji": False, **options})
-
-    def render(
-        self, renderable: RenderableType, options: ConsoleOptions | None = None
-    ) -> Iterable[Segment]:
-        """Render to segments; rich's own control codes are segments of another kind."""
-        for segment in super().render(renderable, options):
-            if segment.control is None:
-                segment = segment._replace(text=printable(segment.text))
-            yield segment
-
-    def on_broken_pipe(self) -> None:
-        """Raise the error, so that the caller sees it."""
-        raise BrokenPipeError
 
 
 def simple_table(

@@ -100,7 +100,8 @@ def _describe(info: RunInfo) -> dict[str, Any]:
 def _print_table(rows: list[dict[str, Any]]) -> None:
     from rich.text import Text
 
-    from keel.cli.render import PipedConsole, simple_table
+    from keel.cli.render import simple_table
+    from keel.tracking.progress import PipedConsole
 
     table_rows: list[tuple[str | Text, ...]] = []
     for row in rows:

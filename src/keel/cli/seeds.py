@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keel.ablate.jobs import Job, at_once, failure_lines, run_jobs
-from keel.cli.render import PipedConsole
 from keel.errors import KeelError
 from keel.tracking.directory import run_name
+from keel.tracking.progress import PipedConsole
 
 if TYPE_CHECKING:
     from keel.cli.environments import Train

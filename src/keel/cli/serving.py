@@ -11,9 +11,9 @@ import tyro
 from tyro.conf import Positional, arg
 
 from keel.cli.arguments import read_options
-from keel.cli.progress import WorkProgress
 from keel.cli.strict_json import print_json
 from keel.errors import InputError, check_choice
+from keel.tracking.progress import WorkProgress
 
 if TYPE_CHECKING:
     from keel.apps.serving import Report, Scorer, Setting, Workload
@@ -128,7 +128,7 @@ def _replay(options: Replay) -> int:
     if options.json:
         print_json(fidelity.to_dict())
         return 0
-    from keel.cli.render import PipedConsole
+    from keel.tracking.progress import PipedConsole
 
     console = PipedConsole(highlight=False)
     console.print(
@@ -308,7 +308,8 @@ def _caption(count: int) -> str:
 
 
 def _table(reports: dict[str, list[Report]]) -> Any:
-    from keel.cli.render import PipedConsole, simple_table
+    from keel.cli.render import simple_table
+    from keel.tracking.progress import PipedConsole
 
     console = PipedConsole(highlight=False)
     heads = ["", "e2e", "p99", "TTFT", "p99", "SLO", "cached", "share", "lost"]

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from keel.cli.kinds import grammar_for
-from keel.cli.live import NOT_STARTED, Display, print_health, print_line
-from keel.cli.progress import is_interactive
-from keel.cli.render import PipedConsole
 from keel.cli.settings import Grammar, prepare
 from keel.tracking.health import Breach
+from keel.tracking.live import NOT_STARTED, Display, print_health, print_line
+from keel.tracking.progress import PipedConsole, is_interactive
 
 if TYPE_CHECKING:
     from keel.training.persist import Progress

@@ -21,7 +21,7 @@ from keel.cli.legacy_flags import translate_train
 from keel.errors import InputError, KeelError
 
 if TYPE_CHECKING:
-    from keel.cli.render import PipedConsole
+    from keel.tracking.progress import PipedConsole
     from keel.tune import TrialResult, Tuning
 
 SHOWN = 8
@@ -108,7 +108,7 @@ def _search(tuning: Tuning, args: list[str], options: Tune) -> None:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     from keel.ablate import Job, at_once, run_jobs
-    from keel.cli.render import PipedConsole
+    from keel.tracking.progress import PipedConsole
     from keel.tune import best_of, end_of, open_study, take_over
 
     console = PipedConsole(stderr=True)
@@ -221,7 +221,8 @@ def _plain(result: TrialResult) -> dict[str, Any]:
 
 
 def _print_table(results: list[TrialResult]) -> None:
-    from keel.cli.render import PipedConsole, simple_table
+    from keel.cli.render import simple_table
+    from keel.tracking.progress import PipedConsole
 
     names = list(dict.fromkeys(name for x in results for name in x.settings))
     rows = []

@@ -15,12 +15,11 @@ from rich.text import Text
 from keel import cli
 from keel.apps.language.config import Language, Sample, decoding
 from keel.cli.language import _text
-from keel.cli.live import Display, OutputError, plain_line, print_health
-from keel.cli.progress import ResizableLive
-from keel.cli.render import PipedConsole
 from keel.config import Config
 from keel.errors import EstimatorWarning
 from keel.tracking.health import find_breaches
+from keel.tracking.live import Display, OutputError, plain_line, print_health
+from keel.tracking.progress import PipedConsole, ResizableLive
 
 METRICS = {"rollout/return_mean": 12.0, "train/kl_step": 0.01, "train/max_kl": 0.05}
 
@@ -119,7 +118,7 @@ def test_breaches_are_shown_live_in_two_lines_at_most() -> None:
 
 
 def test_a_log_says_once_what_goes_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("keel.cli.live.PLAIN_SECONDS", 0.0)
+    monkeypatch.setattr("keel.tracking.live.PLAIN_SECONDS", 0.0)
     console = PipedConsole(file=io.StringIO(), width=200)
     with Display(Config(), "x", console, quiet=False) as display:
         for steps in range(512, 512 * 7, 512):

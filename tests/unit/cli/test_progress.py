@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from keel.cli import main
-from keel.cli.progress import PLAIN_SECONDS, WorkProgress, is_interactive
 from keel.errors import InputError
+from keel.tracking.progress import PLAIN_SECONDS, WorkProgress, is_interactive
 
 TRACE_HEADER = "arrived_at,num_prefill_tokens,num_decode_tokens\n"
 

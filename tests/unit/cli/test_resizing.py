@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 from rich.console import Console
-from keel.cli.live import Display
+from keel.tracking.live import Display
 from keel.config import Config
 console, seen = Console(), Path(sys.argv[1])
 metrics = {"rollout/return_mean": 12.0, "train/kl_step": 0.01, "train/max_kl": 0.05}

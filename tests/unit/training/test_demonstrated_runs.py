@@ -15,9 +15,9 @@ from keel import presets
 from keel.apps.demonstrations import record_function, save_demos
 from keel.apps.demonstrations.experts import lean_away
 from keel.cli import main
-from keel.cli.live import plain_line
 from keel.config import Config, Demonstrations, check
 from keel.errors import InputError
+from keel.tracking.live import plain_line
 from keel.training.environments import EnvironmentSource
 from keel.training.loop import train
 from keel.training.runner import resume, start

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from keel.cli import main
-from keel.cli.render import PipedConsole
 from keel.cli.tune import _report_failures
 from keel.config import from_dict
 from keel.errors import InputError, KeelError
+from keel.tracking.progress import PipedConsole
 from keel.tune import (
     DEFAULT,
     Range,

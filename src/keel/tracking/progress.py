@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
+
+from keel.printing import printable
 
 PLAIN_SECONDS = 5.0
 """Seconds between two plain lines."""
@@ -33,6 +36,30 @@ def is_interactive(console: Console) -> bool:
     only_colors = "FORCE_COLOR" in os.environ and not console.file.isatty()
     can_move = console.is_interactive and not console.is_dumb_terminal
     return can_move and not in_ci and not only_colors
+
+
+class PipedConsole(Console):
+    """A console for text from outside: what could steer the terminal is written out.
+
+    Square brackets and names of emoji are text as well, not rich's markup: they may stand in the
+    name of a folder. A closed pipe is left to `keel.cli`, where rich would exit with status 1.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"markup": False, "emoji": False, **options})
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Render to segments; rich's own control codes are segments of another kind."""
+        for segment in super().render(renderable, options):
+            if segment.control is None:
+                segment = segment._replace(text=printable(segment.text))
+            yield segment
+
+    def on_broken_pipe(self) -> None:
+        """Raise the error, so that the caller sees it."""
+        raise BrokenPipeError
 
 
 class Trimmed:

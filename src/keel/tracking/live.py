@@ -13,9 +13,9 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from keel.cli.progress import ResizableLive, is_interactive
 from keel.errors import InputError
 from keel.tracking.health import Breach, Health
+from keel.tracking.progress import ResizableLive, is_interactive
 
 BARS = "▁▂▃▄▅▆▇█"
 PLAIN_SECONDS = 5.0
