@@ -17,12 +17,14 @@ os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 if TYPE_CHECKING:
     from keel import errors, explain, functional
+    from keel.compare.api import compare_runs
     from keel.config import Config
     from keel.config.registries import ADVANTAGES, CONTROLLERS, LOSSES, NETWORKS
     from keel.controllers.controllers import AdaptiveKLController, FixedKLController
     from keel.errors import EstimatorWarning, InputError, KeelError, ShapeError
-    from keel.training.api import train
-    from keel.training.runner import resume
+    from keel.training.api import check_env, evaluate, iterate, load, resume, train
+    from keel.training.policy import Policy
+    from keel.training.run import Run
 
     register_loss = LOSSES.register
     register_network = NETWORKS.register
@@ -43,8 +45,15 @@ _NAMES = {
     "FixedKLController": "keel.controllers.controllers",
     "InputError": "keel.errors",
     "KeelError": "keel.errors",
+    "Policy": "keel.training.policy",
+    "Run": "keel.training.run",
     "ShapeError": "keel.errors",
-    "resume": "keel.training.runner",
+    "check_env": "keel.training.api",
+    "compare_runs": "keel.compare.api",
+    "evaluate": "keel.training.api",
+    "iterate": "keel.training.api",
+    "load": "keel.training.api",
+    "resume": "keel.training.api",
     "train": "keel.training.api",
 }
 
@@ -55,11 +64,18 @@ __all__ = [
     "FixedKLController",
     "InputError",
     "KeelError",
+    "Policy",
+    "Run",
     "ShapeError",
     "__version__",
+    "check_env",
+    "compare_runs",
     "errors",
+    "evaluate",
     "explain",
     "functional",
+    "iterate",
+    "load",
     "register_advantage",
     "register_controller",
     "register_loss",

@@ -1,4 +1,7 @@
-"""The one resolver of names written as `module:attribute`.
+"""The one resolver of names written as `module:attribute`, and of objects passed from Python.
+
+What stands at the top level of a module is named by its import path. Any other object has a name
+that holds in this process alone, `object:NAME`: no other process can find it again.
 
 Nothing here decides whether code may be run: `keel.trust` does, before a name gets here.
 """
@@ -9,6 +12,7 @@ import importlib
 import importlib.machinery
 import inspect
 import re
+import secrets
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -20,6 +24,52 @@ from keel.errors import InputError
 
 REFERENCE = re.compile(r"(?P<module>[^\s:,]+):(?P<attribute>[^\s:,]+)")
 """`module:attribute`, or `module:Name-v0`, which Gymnasium reads as an id of its registry."""
+
+OBJECT = "object:"
+"""Prefix of names of objects that were passed from Python and have no import path."""
+_objects: dict[str, Any] = {}
+"""Objects of this process by their names."""
+
+
+def name_of(value: Any) -> str:
+    """Return the text that stands for a function, a class or another object in a configuration.
+
+    Args:
+        value: named by its import path if it stands at the top level of a module; lambdas,
+            closures, instances and what the script itself defines by `object:NAME`.
+
+    Examples:
+        >>> from collections import OrderedDict
+        >>> name_of(OrderedDict)
+        'collections:OrderedDict'
+        >>> name_of(lambda: None).startswith("object:lambda_")
+        True
+    """
+    module, name = (str(getattr(value, key, "")) for key in ("__module__", "__qualname__"))
+    found = getattr(sys.modules.get(module), name, None) if name.isidentifier() else None
+    if found is value and module != "__main__":
+        return f"{module}:{name}"
+    for known, other in _objects.items():
+        if other is value:
+            return known
+    label = re.sub(r"\W", "", (name or type(value).__name__).rpartition(".")[2])
+    return bind(f"{OBJECT}{label}_{secrets.token_hex(4)}", value)
+
+
+def bind(name: str, value: Any) -> str:
+    """Let `object:NAME` mean an object in this process; returns the name.
+
+    Args:
+        name: that a configuration has.
+        value: what it means.
+    """
+    _objects[name] = value
+    return name
+
+
+def is_object(name: str) -> bool:
+    """Return whether a name stands for an object that was passed from Python."""
+    return name.startswith(OBJECT)
 
 
 class ImportFailed(InputError):
@@ -57,8 +107,17 @@ def import_attribute(name: str) -> Any:
     """Import the object that `module:attribute` names.
 
     Raises:
-        ImportFailed: the module or the attribute does not exist.
+        ImportFailed: the module or the attribute does not exist, or it was an object of a process
+            that has ended.
     """
+    if name in _objects:
+        return _objects[name]
+    if is_object(name):
+        raise ImportFailed(
+            f"{name}: was passed from Python and has no import path; pass it again "
+            "(keel.resume(RUN, env=…), keel.evaluate(RUN, env=…)), or begin a run with a class or "
+            "a function at the top level of a module"
+        )
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise ImportFailed(f"{name}: expected module:attribute")

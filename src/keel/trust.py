@@ -26,11 +26,11 @@ from typing import Any, NamedTuple
 
 from keel.config import named_values
 from keel.errors import InputError
-from keel.imports import module_origin
+from keel.imports import is_object, module_origin
 from keel.printing import printable
 from keel.registry import is_local, not_importable, texts, was_passed
 
-ENVIRONMENT = ("env", "envs.options")
+ENVIRONMENT = ("env", "envs.options", "envs.wrappers")
 """Fields whose code runs when environments are made."""
 NETWORK = ("network.kind",)
 """Fields whose code runs when a policy is opened."""
@@ -49,6 +49,8 @@ OWN_FUNCTIONS = ("task", "keel.ablate.groups:by_environment")
 PETTINGZOO = re.compile(r"(pettingzoo\.\w+|mpe2)\.\w+_v\d+:(parallel_env|env)")
 CODE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_][\w./-]*")
 """A value of an environment's option that names code, by its form."""
+WRAPPERS = "gymnasium.wrappers:"
+"""Beginning of the names of Gymnasium's own wrappers."""
 SECRET = "secret"
 
 
@@ -237,8 +239,11 @@ def _package_in_registry(name: str) -> str | None:
 def _references(config: Mapping[str, Any]) -> Iterator[Reference]:
     options = str(_at(config, "envs", "options"))
     env = str(config.get("env") or "")
-    if not is_registered(env):
+    if not (is_object(env) or is_registered(env)):
         yield Reference("env", env, options)
+    for wrapper in _at(config, "envs", "wrappers"):
+        if not (is_object(str(wrapper)) or str(wrapper).startswith(WRAPPERS)):
+            yield Reference("envs.wrappers", str(wrapper))
     for value in texts_in(named_values(options, "envs.options")):
         if CODE.fullmatch(value):
             yield Reference("envs.options", value)

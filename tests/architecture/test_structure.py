@@ -31,6 +31,7 @@ MAY_IMPORT = {
         "errors",
         "functional",
         "cli",
+        "compare",
         "config",
         "look",
         "printing",

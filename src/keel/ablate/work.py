@@ -21,7 +21,7 @@ from keel.tracking.directory import has_trained
 from keel.tracking.files import write_file
 from keel.tracking.reader import last_step
 from keel.tracking.resume import allowed
-from keel.training.environments import make_like
+from keel.training.environments import make_run_envs
 from keel.training.runner import MAY_CHANGE
 from keel.trust import code_in
 
@@ -115,7 +115,7 @@ def check_code(tasks: Iterable[Task]) -> None:
     for advantage in {config.advantage for config in configs}:
         group_function(advantage)
     for config in {(c.env, c.envs, c.atari): c for c in configs}.values():
-        make_like(config, 1).close()
+        make_run_envs(config, 1).close()
 
 
 def remove_untrained(tasks: Iterable[Task]) -> None:

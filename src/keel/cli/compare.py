@@ -13,7 +13,7 @@ from tyro.conf import Positional, arg
 
 from keel.cli.arguments import read_options
 from keel.cli.legacy_flags import take_tags
-from keel.errors import InputError, check_choice
+from keel.errors import InputError
 from keel.printing import printable
 
 if TYPE_CHECKING:
@@ -66,21 +66,21 @@ def run(args: Sequence[str]) -> int:
         options = _by_tag(options, tags)
     if not options.runs:
         raise InputError("compare what? keel compare runs/A runs/B")
-    from keel.compare import Criteria, as_json, compare, load_runs
+    from keel.compare import as_json
+    from keel.compare.api import compare_runs
 
-    mapping = dict(_pair(assignment) for assignment in options.map)
-    runs = load_runs(options.runs, by=options.by, metric=options.metric, mapping=mapping)
-    for tag in tags:
-        check_choice("--tags", tag, dict.fromkeys(run.group for run in runs))
-    runs = [run for run in runs if not tags or run.group in tags]
-    comparison = compare(
-        runs,
+    comparison = compare_runs(
+        *options.runs,
+        by=options.by,
+        groups=tags,
         baseline=options.baseline,
         metric=options.metric,
         steps=options.steps,
         tail=options.tail,
         threshold=options.threshold,
-        criteria=Criteria(options.drop, options.slowdown),
+        drop=options.drop,
+        slowdown=options.slowdown,
+        mapping=dict(_pair(assignment) for assignment in options.map),
     )
     if options.json:
         print(json.dumps(as_json(comparison), allow_nan=False))  # noqa: T201

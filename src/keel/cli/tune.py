@@ -95,12 +95,12 @@ def run(args: Sequence[str]) -> int:
 def _check(tuning: Tuning) -> None:
     """Refuse what cannot be trained before anything is made."""
     from keel.experience.targets import group_function
-    from keel.training.environments import make_like
+    from keel.training.environments import make_run_envs
     from keel.tune.study import check_space
 
     check_space(tuning)
     group_function(tuning.base.advantage)
-    make_like(tuning.base, 1).close()
+    make_run_envs(tuning.base, 1).close()
 
 
 def _search(tuning: Tuning, args: list[str], options: Tune) -> None:

@@ -98,6 +98,12 @@ class Comparison:
     notes: tuple[str, ...]
     """what the reader has to know: runs cut short, estimates in place of exact values"""
 
+    def __str__(self) -> str:
+        """Return tables, verdicts and notes as plain text."""
+        from keel.compare.tables import text
+
+        return text(self)
+
 
 def compare(
     runs: Sequence[Run],

@@ -123,3 +123,29 @@ def _steps(count: int, total: int, steps: float) -> str:
     if not count:
         return f"none of {total}"
     return number(steps) if count == total else f"{number(steps)} ({count} of {total})"
+
+
+def text(comparison: Comparison) -> str:
+    """Return the whole comparison as plain text."""
+    parts = [title(comparison), *(_aligned(x) for x in (scores(comparison), costs(comparison)))]
+    for pair in comparison.pairs:
+        better = percent(float(pair.better.estimate))
+        reasons = (*pair.verdict.reasons, f"better in {better} of pairs of runs")
+        verdict = f"{pair.variant} against {pair.baseline}: {pair.verdict.decision}"
+        parts.append("\n".join([verdict, *(f"  {reason}" for reason in reasons)]))
+        if pair.changes:
+            parts.append(_aligned(changes(pair)))
+    return "\n\n".join([*parts, *comparison.notes])
+
+
+def _aligned(table: Table) -> str:
+    """Return a table with columns of spaces, the first to the left."""
+    lines = [table.columns, *table.rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if at == 0 else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )

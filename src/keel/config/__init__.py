@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from keel.config.checks import check
 from keel.config.demos import Demonstrations
+from keel.config.leaves import nested
 from keel.config.options import named_values
 from keel.config.reading import (
     MINARI,
@@ -58,6 +59,7 @@ __all__ = [
     "load",
     "merged",
     "named_values",
+    "nested",
     "options",
     "parse_yaml",
     "read",

@@ -50,7 +50,6 @@ def check(config: Config) -> None:
         "explore.pulse_interval": config.explore.pulse_interval,
         "explore.pulse_magnitude": config.explore.pulse_magnitude,
         "faults.reward_gain": config.faults.reward_gain,
-        "evaluation.episodes": config.evaluation.episodes,
         "checkpoints.every": config.checkpoints.every,
         "checkpoints.keep": config.checkpoints.keep,
     }

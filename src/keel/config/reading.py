@@ -34,6 +34,7 @@ def to_dict(config: Config) -> dict[str, Any]:
     """As plain data, for YAML."""
     plain = dataclasses.asdict(config)
     plain["network"]["hidden"] = list(config.network.hidden)
+    plain["envs"]["wrappers"] = list(config.envs.wrappers)
     return plain
 
 
@@ -129,7 +130,7 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
         return _choice(typing.get_args(hint), value, name)
     if origin is tuple:
         if isinstance(value, list | tuple):
-            return tuple(_convert(int, item, name) for item in value)
+            return tuple(_convert(typing.get_args(hint)[0], item, name) for item in value)
     elif hint is bool:
         if isinstance(value, bool):
             return value
@@ -200,6 +201,8 @@ def _number(value: Any) -> float | int | None:
 
 
 def _name(hint: Any) -> str:
+    if hint == tuple[str, ...]:
+        return "a list of texts"
     return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(
         hint, "a list of whole numbers"
     )

@@ -12,7 +12,7 @@ class Evaluation:
     every: int = 0
     """Agent steps between evaluations; 0: only at the end."""
     episodes: int = 10
-    """Episodes per evaluation."""
+    """Episodes per evaluation; 0: no evaluations at all."""
     deterministic: bool = True
     """Take the likeliest action, in place of sampling."""
     max_episode_steps: int = 0

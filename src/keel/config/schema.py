@@ -39,6 +39,8 @@ class Envs:
     """Seconds after which a silent worker counts as hung."""
     options: str = ""
     """Constructor options: name=value, separated by commas; or nested, 'a={"b": [1, 2]}'."""
+    wrappers: tuple[str, ...] = ()
+    """Wrappers of each environment as module:attribute, the innermost first."""
 
 
 @dataclass(frozen=True)

@@ -153,8 +153,9 @@ def make_envs(
     native_maker, maker = native(env_id), named_maker(env_id, request.kwargs)
     if native_maker is not None:
         envs = _native(native_maker, backend, request)
-    elif maker is not None and _kind(maker, request) == "parallel":
-        envs = _parallel(maker, backend, request)
+    elif maker is not None and (kind := _kind(maker, request)) != "gymnasium":
+        make = _parallel if kind == "parallel" else _made_vector
+        envs = make(maker, backend, request)
     else:
         request = replace(request, maker=maker)
         envs = _auto(request) if backend == "auto" else _make(backend, request)
@@ -211,6 +212,15 @@ def _parallel(maker: Maker, backend: str, request: _Request) -> Envs:
             raise InputError(f"backend: {request.env_id} has no vector form; use sync")
         make = partial(_make_one, maker, request.kwargs)
         return ParallelEnvs(make, request.num_envs, request.timeout)
+
+
+def _made_vector(maker: Maker, backend: str, request: _Request) -> Envs:
+    """Take a vector environment of Gymnasium with as many environments as it has."""
+    check_choice("backend", backend, ("auto", "vector"))
+    if request.wrappers or request.autoreset == "same_step":
+        raise InputError(f"wrappers, autoreset: {request.env_id} is a vector environment already")
+    with constructor_of(request.env_id):
+        return VectorEnvs(maker.make(**request.kwargs), timeout=request.timeout)
 
 
 def _kind(maker: Maker, request: _Request) -> str:

@@ -12,10 +12,11 @@ from typing import Any, Literal, NamedTuple
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import VectorEnv
 
 from keel.envs.faults import EnvError
 from keel.errors import InputError
-from keel.imports import ImportFailed, import_attribute, import_module
+from keel.imports import ImportFailed, import_attribute, import_module, is_object
 
 VECTOR = "vector_env"
 """Function of a module that makes many copies at once, `(num_envs, …) -> Envs`."""
@@ -47,7 +48,7 @@ def find_maker(name: str, kwargs: Mapping[str, Any]) -> Maker:
     if _is_standard(module):
         raise EnvError(_refusal(name, f"{module!r} is a module of Python's standard library"))
     try:
-        imported = import_module(module, name)
+        imported = None if is_object(name) else import_module(module, name)
         make = import_attribute(name)
     except ImportFailed as error:
         raise EnvError(str(error)) from error
@@ -85,19 +86,26 @@ def check_maker(
         pass  # an extension class does not tell its signature
 
 
-def check_made(name: str, env: Any) -> Literal["gymnasium", "parallel"]:
+Kind = Literal["gymnasium", "vector", "parallel"]
+
+
+def check_made(name: str, env: Any) -> Kind:
     """Return which kind of environment was made; an `EnvError` if it is none that Keel takes."""
     if isinstance(env, gymnasium.Env):
         return "gymnasium"
+    if isinstance(env, VectorEnv):
+        return "vector"
     if hasattr(env, "possible_agents"):
         return "parallel"
     raise EnvError(_refusal(name, f"it gave a {type(env).__name__}"))
 
 
-def kind_of(maker: Maker, kwargs: Mapping[str, Any]) -> Literal["gymnasium", "parallel"]:
+def kind_of(maker: Maker, kwargs: Mapping[str, Any]) -> Kind:
     """Return what `maker` makes; a function is called once to see."""
     make = maker.make
     if isinstance(make, type):
+        if issubclass(make, VectorEnv):
+            return "vector"
         return "gymnasium" if issubclass(make, gymnasium.Env) else "parallel"
     if maker.make_many is not None:
         return "parallel"

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from keel.envs.faults import EnvHungError
 from keel.envs.lanes import Env
 from keel.envs.watchdog import Spot, Watch, close_and_warn
+from keel.imports import is_object
 
 SLOW_STEP = 1e-3
 """Seconds: if even the shortest step takes longer, the way to another process (0.1 ms) pays."""
@@ -64,6 +65,9 @@ def step_time(
         return StepTime(False, "its steps are fast on any machine")
     if str(entry_point).startswith(SLOW):
         return StepTime(True, "it draws an image in every step")
+    if is_object(env_id):  # its name will never come again
+        seconds = measure(make, timeout)
+        return StepTime((seconds or 0.0) > SLOW_STEP, "measured now")
     path = _path(env_id, entry_point, kwargs)
     seconds, source = _read(path), f"measured once, and kept in {path}"
     if seconds is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from keel.algorithms.accelerate import StepChoice, choose_step
@@ -51,15 +52,20 @@ def initial_hparams(config: Config) -> HyperParams:
     )
 
 
-def scheduled(hparams: HyperParams, steps: int, config: Config) -> HyperParams:
-    """The hyperparameters of this iteration: schedules follow environment steps."""
+def scheduled(
+    hparams: HyperParams, steps: int, set_by_hand: Collection[str], config: Config
+) -> HyperParams:
+    """Return the values of an iteration: schedules follow environment steps, and leave alone what
+    was set by hand."""
     left = max(0.0, 1.0 - steps / config.total_steps)
     end = config.natural.max_kl_end
-    if config.algo == "trpo" and end is not None:
+    if config.algo == "trpo" and end is not None and "max_kl" not in set_by_hand:
         hparams = replace(
             hparams, max_kl=min(hparams.max_kl, _planned_bound(config, end, 1.0 - left))
         )
     if config.region.schedule == "constant" or config.region.adaptive_rate:
+        return hparams
+    if "learning_rate" in set_by_hand:
         return hparams
     return replace(hparams, learning_rate=config.region.learning_rate * left)
 

@@ -25,10 +25,11 @@ from keel.experience.demos import DemoDataset, sample_demos
 from keel.experience.faults import broken
 from keel.experience.rollout import Rollout
 from keel.experience.targets import compute_targets
+from keel.imports import import_function
 from keel.keys import MASK
 from keel.networks.agent import Agent
 from keel.tracking.catalogue.imitation import DOMINATES
-from keel.training.checkpoint import check_same
+from keel.training.checkpoint import Checkpoint, check_same, check_shapes
 from keel.training.evaluation import evaluate, longest_episode
 from keel.training.seeding import Seeds
 from keel.training.shift import Shift, shift
@@ -141,7 +142,7 @@ class EnvironmentSource:
         config = self.config
         if self._evaluators is None:
             number = min(config.evaluation.episodes, EVALUATION_ENVS)
-            self._evaluators = make_like(config, number, self.seeds.evaluation)
+            self._evaluators = make_run_envs(config, number, self.seeds.evaluation)
         return evaluate(
             self.agent,
             params,
@@ -214,6 +215,20 @@ class EnvironmentSource:
         )
         seed = np.random.SeedSequence((self.seeds.envs, data["steps"])).generate_state(1)[0]
         collector.begin(self.envs.reset(int(seed)))
+
+    def warm_start(self, checkpoint: Checkpoint) -> Tensor:
+        """Return the weights of another run on the same spaces; its normalizers are taken over."""
+        what, agent = f"start_from: {checkpoint.path}", self.agent
+        check_same(f"{what}: the spaces", checkpoint.data["spaces"], describe_spaces(self.envs))
+        check_shapes(f"{what}: its weights", checkpoint.weights, agent.named(agent.initial.cpu()))
+        obs = arrays(checkpoint.tensors, "obs_normalizer/")
+        if self.obs_normalizer is not None and obs:
+            self.obs_normalizer = self.obs_normalizer.restore(obs)
+        reward = arrays(checkpoint.tensors, "reward_normalizer/")
+        if self.reward_normalizer is not None and reward:  # the critic counts in its units
+            total = self.reward_normalizer.total
+            self.reward_normalizer = self.reward_normalizer.restore({**reward, "total": total})
+        return checkpoint.tensors["opt_state/params"]
 
     def weights(self, params: Tensor) -> dict[str, Tensor]:
         """Return the parameters by name."""
@@ -356,8 +371,15 @@ def describe_spaces(envs: Envs | Interface) -> dict[str, str]:
     }
 
 
-def make_like(config: Config, num: int, seed: int = 0, **atari: Any) -> Envs:
-    """Make environments as those of a run; `atari` changes how games are shown."""
+def make_run_envs(config: Config, num: int, seed: int = 0, **atari: Any) -> Envs:
+    """Make environments as those of a run.
+
+    Args:
+        config: of the run.
+        num: how many; a vector environment that was passed from Python has its own number.
+        seed: of those that are seeded when they are made.
+        **atari: changes of how games are shown.
+    """
     return make_envs(
         config.env,
         num,
@@ -366,5 +388,6 @@ def make_like(config: Config, num: int, seed: int = 0, **atari: Any) -> Envs:
         guard=config.envs.guard,
         timeout=config.envs.timeout,
         env_kwargs=options(config),
+        wrappers=[import_function(name, ("an environment",)) for name in config.envs.wrappers],
         atari=replace(atari_options(config), **atari),
     )

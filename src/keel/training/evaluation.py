@@ -43,12 +43,27 @@ class Score(NamedTuple):
     cut: int = 0
     """episodes that did not end in time; their returns are those up to the cut"""
 
+    @property
+    def mean(self) -> float:
+        """Mean return."""
+        return float(np.mean(self.returns))
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the returns."""
+        return float(np.std(self.returns))
+
+    def __str__(self) -> str:
+        """Return one line: mean, deviation, number of episodes."""
+        cut = f", {self.cut} of them cut" if self.cut else ""
+        return f"return {self.mean:,.2f} ± {self.std:,.2f} ({len(self.returns)} episodes{cut})"
+
     def metrics(self) -> dict[str, float]:
         """Return the metrics under the names of the registry."""
         return {
             **{f"eval/return_mean/{agent}": float(np.mean(x)) for agent, x in self.agents.items()},
-            "eval/return_mean": float(np.mean(self.returns)),
-            "eval/return_std": float(np.std(self.returns)),
+            "eval/return_mean": self.mean,
+            "eval/return_std": self.std,
             "eval/length_mean": float(np.mean(self.lengths)),
             "eval/episodes": float(len(self.returns)),
             "eval/episodes_cut": float(self.cut),

@@ -44,8 +44,8 @@ class RunKind:
     """with absolute paths, so that the run can be opened from anywhere"""
     title: Callable[[Any], str]
     """the environment or the task, as names of runs begin"""
-    open: Callable[[Any], Session]
-    """of a new run"""
+    open: Callable[[Any, Checkpoint | None], Session]
+    """of a new run: configuration, checkpoint whose weights it begins with"""
     reopen: Callable[[Any, Path, Checkpoint | None], Session]
     """of an interrupted run: configuration, folder, checkpoint"""
 
@@ -65,10 +65,12 @@ def _base(settings: Mapping[str, Any], name: str | None) -> Any:
     return preset_for(str(settings["env"]), str(settings.get("algo", "ppo")))[1]
 
 
-def _open(config: Any) -> Session:
+def _open(config: Any, start_from: Checkpoint | None) -> Session:
+    from keel.keys import ENCODING
+    from keel.training.reopen import saved_encoding
     from keel.training.session import open_session
 
-    return open_session(config)
+    return open_session(config, ENCODING if start_from is None else saved_encoding(start_from))
 
 
 def _reopen(config: Any, path: Path, checkpoint: Checkpoint | None) -> Session:

@@ -11,6 +11,7 @@ from typing import Any
 from keel.config import Config, check
 from keel.controllers.controllers import Outcome
 from keel.experience.batch import Experience
+from keel.training.hyperparams import apply_changes
 from keel.training.session import Session, initial_state, open_session
 from keel.training.state import TrainState
 from keel.types import AlgorithmState, HyperParams, UpdateReport
@@ -44,6 +45,8 @@ def train(config: Config) -> Generator[Iteration, None, TrainState]:
 def run(session: Session, state: TrainState) -> Generator[Iteration, None, TrainState]:
     """Iterate from `state` until the configured number of steps."""
     while state.steps < session.config.total_steps:
+        state = apply_changes(state, session.config, session.changes)
+        session.changes.clear()
         state, report, metrics = iterate(session, state)
         yield Iteration(state, report, metrics, session)
     return state
@@ -54,7 +57,7 @@ def iterate(
 ) -> tuple[TrainState, UpdateReport, dict[str, float]]:
     """One iteration: collect, learn, certify, adapt."""
     source, batch = session.source, session.config.batch
-    hparams = session.schedule(state.hparams, state.steps)
+    hparams = session.schedule(state.hparams, state.steps, state.set_by_hand)
     started = time.perf_counter()
     experience = source.collect(state.opt_state.params, hparams)
     updated, report = session.algorithm.update(
@@ -75,6 +78,7 @@ def iterate(
         kl_exact_max=max(state.kl_exact_max, report.kl_exact.max().item()),
         best_return=state.best_return,
         seconds=state.seconds + ended - started,
+        set_by_hand=state.set_by_hand,
     )
     metrics = {
         **experience.metrics,

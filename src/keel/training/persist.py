@@ -18,11 +18,13 @@ from typing import Any
 from safetensors.torch import save_file
 
 from keel.envs.watchdog import FAILED, before_abrupt_exit
+from keel.tracking.config_file import read_config
 from keel.tracking.directory import METRICS, RunDirectory
 from keel.tracking.sinks import Sinks, open_sinks
 from keel.tracking.writer import MetricsWriter, last_record
 from keel.training.checkpoint import mark_best
 from keel.training.evaluation import EvaluationStopped
+from keel.training.hyperparams import check_changes
 from keel.trust_region.numeric import NumericError
 
 FAULT = "fault.safetensors"
@@ -44,6 +46,18 @@ class Progress:
     def steps(self) -> int:
         """Number of agent steps so far."""
         return int(self.iteration.steps)
+
+    def set(self, **values: float) -> None:
+        """Set hyperparameters, in force from the next update on.
+
+        They are recorded in the metrics and in the next checkpoint. Schedules leave alone what was
+        set by hand; adaptive rules go on from it.
+
+        Args:
+            **values: any of learning_rate, clip, entropy_coef, max_kl.
+        """
+        session = self.iteration.session
+        session.changes.update(check_changes(session.config, values))
 
 
 Watch = Callable[[Progress], None]
@@ -72,7 +86,9 @@ SCORE = "eval/return_mean"
 def owes_evaluation(run: Path, step: int) -> bool:
     """Return whether `step`, at which a run ended, was never evaluated: stopped or killed in it."""
     line = last_record(run / METRICS)
-    return line is not None and line["step"] == step and SCORE not in line
+    if line is None or line["step"] != step or SCORE in line:
+        return False
+    return bool(read_config(run).get("evaluation", {}).get("episodes", 1))
 
 
 def persist(
@@ -214,6 +230,8 @@ class _Recorder:
 
     def _is_due(self, steps: int) -> bool:
         """Return whether the iteration that ended here is evaluated; the same when resumed."""
+        if getattr(self.config.evaluation, "episodes", 1) == 0:
+            return False
         every: int = self.config.evaluation.every
         is_interval = every > 0 and steps // every > (steps - self.config.batch) // every
         return bool(is_interval or steps >= self.config.total_steps)

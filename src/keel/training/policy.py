@@ -21,12 +21,18 @@ from keel.envs.space_data import Interface, describe_space
 from keel.envs.translate import Translator
 from keel.errors import InputError, KeelError
 from keel.experience.acting import ActionSelector, initial_hidden_state
+from keel.imports import is_object
 from keel.keys import FIRST_ENCODING, MASK
 from keel.networks.agent import Agent
 from keel.tracking.config_file import read_config
 from keel.tracking.directory import CHECKPOINTS, find_run
 from keel.training.checkpoint import Checkpoint, check_same, check_shapes, load
-from keel.training.environments import EVALUATION_ENVS, INTERFACE, describe_spaces, make_like
+from keel.training.environments import (
+    EVALUATION_ENVS,
+    INTERFACE,
+    describe_spaces,
+    make_run_envs,
+)
 from keel.training.evaluation import Score, evaluate, longest_episode
 from keel.training.session import agent_for, use_threads
 from keel.training.state import arrays
@@ -105,7 +111,7 @@ class Policy:
             >>> import gymnasium, keel
             >>> env = gymnasium.make("CartPole-v1")
             >>> with tempfile.TemporaryDirectory() as runs:
-            ...     run = keel.train("CartPole-v1", runs=runs, total_steps=512, episodes=1)
+            ...     run = keel.train("CartPole-v1", runs=runs, total_steps=512, rollout_steps=256)
             ...     policy = keel.load(run.path)
             >>> obs, _ = env.reset(seed=0)
             >>> action, state = policy.act(obs)
@@ -155,9 +161,7 @@ def open_policy(
         trust_code: let environments be made by code that the run's file names.
         seed: of the actions that are sampled.
     """
-    if checkpoint is None and path.resolve().parent.name == CHECKPOINTS:
-        path, checkpoint = path.resolve().parent.parent, path.name
-    path = find_run(path)
+    path, checkpoint = locate(path, checkpoint)
     config = from_dict(read_config(path))
     loaded = load_checkpoint(path, checkpoint)
     interface = _interface(config, loaded, path, trust_code)
@@ -189,7 +193,7 @@ def _interface(config: Config, checkpoint: Checkpoint, path: Path, trust_code: b
     if INTERFACE in checkpoint.data:
         return Interface.from_data(checkpoint.data[INTERFACE])
     require_trust(to_dict(config), path, trust_code, fields=ENVIRONMENT)
-    envs = make_like(config, 1)
+    envs = make_run_envs(config, 1)
     try:
         interface = Interface.of(envs, masked=MASK in envs.reset(0), encoding=FIRST_ENCODING)
     finally:
@@ -214,6 +218,7 @@ def evaluate_policy(
     deterministic: bool = True,
     seed: int = 0,
     max_episode_steps: int = 0,
+    env: str | None = None,
 ) -> Score:
     """Play `episodes` whole episodes in new environments; depends on policy and seed alone.
 
@@ -223,13 +228,16 @@ def evaluate_policy(
         deterministic: take the mode in place of a sample.
         seed: of environments and actions.
         max_episode_steps: where an episode that does not end is cut; 0: as the run evaluated.
+        env: another environment than the run's own, named by the user.
     """
     if episodes < 1:
         raise InputError(f"episodes: expected at least 1, got {episodes}")
     if max_episode_steps < 0:
         raise InputError(f"max_episode_steps: expected 0 or more, got {max_episode_steps}")
     check_seed(seed)
-    envs = make_for(policy, min(episodes, EVALUATION_ENVS), seed)
+    envs = make_for(policy, min(episodes, EVALUATION_ENVS), seed, env)
+    if env is not None:  # its own time limit holds
+        policy = replace(policy, config=replace(policy.config, env=env))
     try:
         return run_episodes(policy, envs, episodes, deterministic, seed, max_episode_steps)
     finally:
@@ -258,6 +266,19 @@ def run_episodes(
     if not score.returns or not all(map(math.isfinite, score.returns)):
         raise KeelError(f"{policy.config.env}: no episode ended with a finite return")
     return score
+
+
+def locate(path: Path, checkpoint: str | int | None = None) -> tuple[Path, str | int | None]:
+    """Return the folder of a run's seed, and which checkpoint is meant.
+
+    Args:
+        path: a run, the folder above it if that has one seed, or the folder of a checkpoint.
+        checkpoint: "best", "last", a step or None.
+    """
+    folder = path.resolve()
+    if checkpoint is None and folder.parent.name == CHECKPOINTS:
+        return find_run(folder.parent.parent), folder.name
+    return find_run(path), checkpoint
 
 
 def load_checkpoint(path: Path, checkpoint: str | int | None) -> Checkpoint:
@@ -291,10 +312,13 @@ def make_for(policy: Policy, num: int, seed: int = 0, env: str | None = None) ->
         seed: of those that are seeded when they are made.
         env: another environment than the run's own, named by the user.
     """
-    config = policy.config if env is None else replace(policy.config, env=env)
+    config = policy.config
+    if env is not None:
+        own = replace(config.envs, backend="auto" if is_object(env) else config.envs.backend)
+        config = replace(config, env=env, envs=own)
     check_trusted(policy, typed=() if env is None else (env,))
     use_threads(policy.config, policy.agent)
-    envs = make_like(config, num, seed)
+    envs = make_run_envs(config, num, seed)
     check_spaces(policy, envs, config.env)
     return envs
 

@@ -35,6 +35,7 @@ def start(
     evaluating: Watch | None = None,
     announce: Callable[[Mapping[str, object]], None] | None = None,
     on_progress: ProgressCallback | None = None,
+    start_from: Checkpoint | None = None,
 ) -> Generator[Progress, None, TrainState]:
     """Train into a new run directory; nothing is created unless the source can be opened.
 
@@ -46,13 +47,17 @@ def start(
         announce: called with what was decided when everything is ready; if it raises, no run is
             left behind.
         on_progress: called with metrics of work before the first update, or after the last.
+        start_from: weights and normalizers to begin with, of another run.
     """
     kind = kind_of(config.env)
     kind.check(config)
     require_sinks(config.sinks)
     config = kind.anchored(config)
-    session = kind.open(config)
+    session = kind.open(config, start_from)
     try:
+        state = initial_state(session)
+        if start_from is not None:
+            state = _warm_start(session, state, start_from)
         directory = RunDirectory.create(
             root,
             name or run_name(kind.title(config), config.algo, root),
@@ -66,7 +71,7 @@ def start(
         session.source.close()
         raise
     remember(asdict(config))
-    return close_at_exit(_begin(session, directory, evaluating, on_progress))
+    return close_at_exit(_begin(session, state, directory, evaluating, on_progress))
 
 
 def resume(
@@ -113,7 +118,8 @@ def resume(
         directory.close("failed")
         raise
     if state is None:
-        return close_at_exit(_begin(session, directory, evaluating, on_progress))
+        fresh = initial_state(session)
+        return close_at_exit(_begin(session, fresh, directory, evaluating, on_progress))
     return close_at_exit(_drive(session, state, directory, evaluating, on_progress))
 
 
@@ -159,15 +165,23 @@ def _load_for_resume(path: Path, total_steps: int) -> Checkpoint | None:
     return checkpoint
 
 
+def _warm_start(session: Session, state: TrainState, checkpoint: Checkpoint) -> TrainState:
+    """Return the first state of a run with the weights of another; the rest begins anew."""
+    params = session.source.warm_start(checkpoint).to(state.opt_state.params.device, copy=True)
+    session.choices["start_from"] = str(checkpoint.path.resolve())
+    return state.replace(opt_state=state.opt_state._replace(params=params))
+
+
 def _begin(
     session: Session,
+    state: TrainState,
     directory: RunDirectory,
     evaluating: Watch | None,
     on_progress: ProgressCallback | None,
 ) -> Generator[Progress, None, TrainState]:
     """Prepare the source, then go on as every run does; what fails on the way ends the run."""
     try:
-        state = session.source.prepare(initial_state(session), on_progress)
+        state = session.source.prepare(state, on_progress)
     except BaseException as error:
         session.source.close()
         directory.close("stopped" if isinstance(error, KeyboardInterrupt) else "failed")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -41,7 +41,7 @@ from keel.training.builder import (
     scheduled,
     step_choice,
 )
-from keel.training.environments import EnvironmentSource, make_like
+from keel.training.environments import EnvironmentSource, make_run_envs
 from keel.training.seeding import Seeds, derive_seeds
 from keel.training.source import ExperienceSource
 from keel.training.state import TrainState
@@ -61,13 +61,16 @@ class Session:
     source: ExperienceSource
     algorithm: Algorithm
     controllers: tuple[Controller, ...]
-    schedule: Callable[[HyperParams, int], HyperParams]
-    """values of an iteration, from those that controllers left and the steps so far"""
+    schedule: Callable[[HyperParams, int, Collection[str]], HyperParams]
+    """values of an iteration, from those that controllers left, the steps so far, and the names of
+    values that were set by hand"""
     initial_hparams: HyperParams
     shuffle: torch.Generator
     """of minibatches"""
     choices: dict[str, object]
     """what was decided automatically: backend, compile, threads, device"""
+    changes: dict[str, float] = field(default_factory=dict)
+    """hyperparameters to be set before the next iteration"""
 
     @property
     def agent(self) -> Agent:
@@ -85,8 +88,10 @@ def open_session(config: Config, encoding: int = ENCODING) -> Session:
     seeds = derive_seeds(config.seed)
     find_device(config.device)
     group_function(config.advantage)  # whether there is one, before anything is made
-    envs = make_like(config, config.envs.num, seeds.envs)
+    envs = make_run_envs(config, config.envs.num, seeds.envs)
     try:
+        if envs.num_envs != config.envs.num:
+            raise InputError(f"envs.num: is {config.envs.num}, {config.env} has {envs.num_envs}")
         return _open(config, envs, seeds, encoding)
     except BaseException:
         envs.close()

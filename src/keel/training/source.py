@@ -10,6 +10,7 @@ from torch import Tensor
 
 from keel.experience.batch import Experience
 from keel.networks.agent import Agent
+from keel.training.checkpoint import Checkpoint
 from keel.training.state import TrainState
 from keel.types import HyperParams, UpdateReport
 
@@ -65,6 +66,10 @@ class ExperienceSource(Protocol):
 
     def load_state_dict(self, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` returned; entries of others are passed over."""
+
+    def warm_start(self, checkpoint: Checkpoint) -> Tensor:
+        """Return the parameters `[G, P]` of another run's checkpoint, for a new run to begin with;
+        an error where they do not fit."""
 
     def weights(self, params: Tensor) -> dict[str, Tensor]:
         """Return the parameters by name, as a checkpoint holds them for acting."""

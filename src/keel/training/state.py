@@ -29,6 +29,8 @@ class TrainState:
     best_return: float = -float("inf")
     """of any evaluation"""
     seconds: float = 0.0
+    set_by_hand: tuple[str, ...] = ()
+    """hyperparameters that were set between iterations: schedules leave them alone"""
 
     def replace(self, **changes: Any) -> TrainState:
         """A copy with some fields changed."""
@@ -48,6 +50,7 @@ def pack(state: TrainState, shuffle: torch.Generator) -> tuple[dict[str, Tensor]
         "kl_exact_max": state.kl_exact_max,
         "best_return": state.best_return,
         "seconds": state.seconds,
+        "set_by_hand": list(state.set_by_hand),
     }
     return tensors, data
 
@@ -80,6 +83,7 @@ def unpack(
         kl_exact_max=data["kl_exact_max"],
         best_return=data["best_return"],
         seconds=data["seconds"],
+        set_by_hand=tuple(data.get("set_by_hand", ())),
     )
 
 

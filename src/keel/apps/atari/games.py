@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from keel.envs import Envs, Obs, Step
-from keel.training.environments import make_like
+from keel.training.environments import make_run_envs
 from keel.training.evaluation import Score
 from keel.training.policy import Policy, check_trusted
 from keel.training.video import Camera, check_video_path, record_video
@@ -78,9 +78,9 @@ def record_game_video(
     check_video_path(path)
     check_trusted(policy)
     skip, envs = policy.config.atari.frame_skip, replace(policy.config.envs, backend="ale")
-    policy_envs = make_like(replace(policy.config, envs=envs), 1, seed, sticky=0.0)
+    policy_envs = make_run_envs(replace(policy.config, envs=envs), 1, seed, sticky=0.0)
     unguarded = replace(policy.config, envs=replace(envs, guard=False))  # nothing learns from it
-    color_envs = make_like(unguarded, 1, seed, sticky=0.0, colour=True)
+    color_envs = make_run_envs(unguarded, 1, seed, sticky=0.0, colour=True)
     envs_pair = PairedEnvs(policy_envs, color_envs)
     camera = Camera(envs_pair, lambda _: envs_pair.image, rate=FRAMES / skip)
     return record_video(policy, path, deterministic=deterministic, seed=seed, camera=camera)

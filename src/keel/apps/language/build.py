@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -133,9 +134,11 @@ def build_controllers(config: Language) -> tuple[Controller, ...]:
     return (ProportionalPenalty(kl.target, kl.horizon, config.batch, kl.low, kl.high),)
 
 
-def _scheduled(hparams: HyperParams, steps: int, config: Language) -> HyperParams:
+def _scheduled(
+    hparams: HyperParams, steps: int, set_by_hand: Collection[str], config: Language
+) -> HyperParams:
     """Return the values of an iteration; the schedule follows completions."""
-    if config.region.schedule == "constant":
+    if config.region.schedule == "constant" or "learning_rate" in set_by_hand:
         return hparams
     left = max(0.0, 1.0 - steps / config.total_steps)
     return replace(hparams, learning_rate=config.region.learning_rate * left)

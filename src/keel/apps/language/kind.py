@@ -20,7 +20,7 @@ def _base(settings: Mapping[str, Any], name: str | None) -> Language:
     return preset_for(str(settings.get("task", Language().task)), settings.get("algo"))
 
 
-def _open(config: Language) -> Session:
+def _open(config: Language, start_from: Checkpoint | None = None) -> Session:
     from keel.apps.language.build import open_session
 
     return open_session(config)

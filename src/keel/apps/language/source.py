@@ -29,11 +29,13 @@ from keel.apps.language.tasks import Example, Task, held_out, prompts, true_scor
 from keel.apps.language.tokenizer import encode
 from keel.apps.language.tools import ToolLoop
 from keel.distributions.vocabulary import HEAD
+from keel.errors import InputError
 from keel.experience.batch import Batch, Experience, Targets, chunks
 from keel.experience.completions import Completions, Sampling, complete
 from keel.functional import kl_reward
 from keel.losses.token import IMPORTANCE, REFERENCE, REFERENCE_HEAD, REFERENCE_HIDDEN
 from keel.networks.causal_lm import TokenAgent
+from keel.training.checkpoint import Checkpoint
 from keel.training.seeding import Seeds
 from keel.training.source import Metrics, ProgressCallback, Saved
 from keel.training.state import TrainState
@@ -303,6 +305,12 @@ class PromptSource:
         )
         self.passes, self.spent = data["passes"], data["spent"]
         self.warm_up, self.updates = data["warm_up"], data["iteration"]
+
+    def warm_start(self, checkpoint: Checkpoint) -> Tensor:
+        """Raise: a model's folder says more than its parameters."""
+        raise InputError(
+            f"start_from: a run on tokens begins with a model; give model.path {checkpoint.path}"
+        )
 
     def weights(self, params: Tensor) -> dict[str, Tensor]:
         """Return nothing: the model's own files hold the weights."""

@@ -1,0 +1,70 @@
+"""Settings by the last part of their name, where only one has it: `max_kl` for `region.max_kl`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from keel.config.renamed import rename_settings
+from keel.config.schema import Config
+from keel.errors import InputError, similar
+
+
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings in their sections.
+
+    Args:
+        settings: values by section (`region={"max_kl": 0.02}`), by their whole name
+            (`{"region.max_kl": 0.02}`), or by a last part that only one setting has (`max_kl=…`).
+
+    Raises:
+        InputError: several settings end so, or none does.
+
+    Examples:
+        >>> nested({"max_kl": 0.02, "seed": 1, "region": {"clip": 0.1}})
+        {'region': {'max_kl': 0.02, 'clip': 0.1}, 'seed': 1}
+    """
+    top = {field.name: field for field in dataclasses.fields(Config)}
+    whole: dict[str, Any] = {}
+    for key, value in rename_settings(settings).items():
+        section, dot, leaf = key.partition(".")
+        if not dot and key not in top:
+            section, leaf = _place(key, top)
+        if not leaf and not isinstance(value, Mapping):
+            whole[section] = value
+            continue
+        part = whole.setdefault(section, {})
+        inside = dict(value) if isinstance(value, Mapping) and not leaf else {leaf: value}
+        twice = part.keys() & inside.keys()
+        if twice:
+            raise InputError(f"{section}.{min(twice)}: is given twice")
+        part.update(inside)
+    return whole
+
+
+def _place(leaf: str, top: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the section of a setting that is named without it."""
+    known = leaves()
+    sections = known.get(leaf, [])
+    if len(sections) == 1:
+        return sections[0], leaf
+    if sections:
+        names = ", ".join(f"{section}.{leaf}" for section in sections)
+        raise InputError(
+            f"{leaf}: may be {names}; say which, for example {sections[0]}={{{leaf!r}: …}}"
+        )
+    near = similar(leaf, [*known, *top])
+    hint = "" if not near else ".".join((*known.get(near[0], [])[:1], near[0]))
+    raise InputError(f"unknown setting {leaf}" + (f"; did you mean {hint}?" if hint else ""))
+
+
+def leaves() -> dict[str, list[str]]:
+    """Return the sections that have a setting of each name."""
+    sections: dict[str, list[str]] = {}
+    for field in dataclasses.fields(Config):
+        value = getattr(Config(), field.name)
+        if dataclasses.is_dataclass(value):
+            for inner in dataclasses.fields(value):
+                sections.setdefault(inner.name, []).append(field.name)
+    return sections

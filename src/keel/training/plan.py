@@ -1,0 +1,134 @@
+"""From what `keel.train` is called with to a run that can begin; nothing is made yet."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from keel.config import Config, from_dict, nested, read, to_dict
+from keel.envs import EnvWarning
+from keel.envs.objects import GivenEnv, given_env
+from keel.errors import InputError
+from keel.imports import OBJECT, bind, import_attribute, is_object, name_of
+from keel.presets import preset, preset_for
+from keel.tracking.config_file import warn_if_changed
+from keel.tracking.directory import run_name
+from keel.training.persist import Progress
+from keel.training.policy import load_checkpoint, locate
+from keel.training.runner import start
+from keel.trust import require_trust, texts_in
+
+Begin = Callable[..., Generator[Progress, None, Any]]
+"""Starts a run, with the options of `keel.training.runner.start`."""
+
+
+def plan(
+    env: Any,
+    file: str | Path | None,
+    runs: str | Path,
+    name: str | None,
+    preset_name: str | None,
+    start_from: str | Path | None,
+    trust_code: bool,
+    wrappers: Sequence[Any],
+    settings: Mapping[str, Any],
+) -> tuple[Config, Begin]:
+    """Return the configuration of a training, and what begins it.
+
+    Args:
+        env: as for `keel.train`, like all that follows.
+        file: its settings.
+        runs: the folder of all runs.
+        name: of the run.
+        preset_name: settings to start from.
+        start_from: a run to take weights from.
+        trust_code: import code that the file names.
+        wrappers: of each environment.
+        settings: as they were passed.
+    """
+    stored = read(Path(file)) if file is not None else {}
+    env = stored.get("env") if env is None else env
+    if env is None or env == "":
+        raise InputError("train: which environment? Give env, or a config file that names one")
+    given, passed = given_env(env), nested(settings)
+    if wrappers:
+        names = [name_of(wrapper) for wrapper in wrappers]
+        passed["envs"] = {**passed.get("envs", {}), "wrappers": names}
+    algo = str(passed.get("algo", stored.get("algo", "ppo")))
+    base = preset(preset_name) if preset_name else preset_for(given.name, algo)[1]
+    from_file = from_dict({**stored, "env": given.name}, base)
+    config = from_dict({**passed, "env": given.name}, from_file)
+    config = _with_given(config, given, _asked_num(stored, passed))
+    if file is not None:
+        warn_if_changed(Path(file))
+        require_trust(to_dict(config), file, trust_code, typed=[given.name, *texts_in(passed)])
+
+    def begin(**options: Any) -> Generator[Progress, None, Any]:
+        label = given.name
+        if is_object(label):  # without the number that tells it from others of its name
+            label = label.removeprefix(OBJECT).rpartition("_")[0]
+        chosen = name or run_name(label, config.algo, Path(runs))
+        source = None if start_from is None else load_checkpoint(*locate(Path(start_from)))
+        return start(config, Path(runs), chosen, start_from=source, **options)
+
+    return config, begin
+
+
+def bind_again(config: Config, env: Any, wrappers: Sequence[Any], path: Path) -> None:
+    """Let a run's names of objects mean what is passed now.
+
+    Args:
+        config: of the run.
+        env: its environment, or None.
+        wrappers: its wrappers, or nothing.
+        path: the run, for errors.
+    """
+    pairs = [] if env is None else [("env", config.env, given_env(env).name)]
+    if wrappers:
+        stored = config.envs.wrappers
+        if len(wrappers) != len(stored):
+            raise InputError(f"wrappers: {path} has {len(stored)}, {len(wrappers)} were passed")
+        pairs += [("wrappers", a, name_of(b)) for a, b in zip(stored, wrappers, strict=True)]
+    for what, before, now in pairs:
+        if is_object(before):
+            bind(before, import_attribute(now))
+        elif before != now:
+            raise InputError(f"{what}: {path} was trained with {before}, not with {now}")
+
+
+def _asked_num(stored: Mapping[str, Any], passed: Mapping[str, Any]) -> int | None:
+    """Return the number of environments that file or arguments ask for, None if neither does."""
+    for settings in (passed, stored):
+        section = settings.get("envs")
+        if isinstance(section, Mapping) and "num" in section:
+            return int(section["num"])
+    return None
+
+
+def _with_given(config: Config, given: GivenEnv, asked: int | None) -> Config:
+    """Return the configuration with as many environments as an instance allows."""
+    if given.num is not None:
+        if asked not in (None, given.num):
+            raise InputError(f"envs.num: is {asked}, the vector environment has {given.num}")
+        config = replace(config, envs=replace(config.envs, num=given.num))
+    if given.copies:
+        return config
+    if given.num is None and (asked or 1) > 1:
+        raise InputError(
+            f"envs.num: is {asked}, and the environment cannot be copied; pass a callable that "
+            "makes one (env=lambda: …)"
+        )
+    warnings.warn(
+        "env: cannot be copied, so there are no evaluations beside training, and no more than the "
+        "environments that were passed; pass a callable that makes one (env=lambda: …)",
+        EnvWarning,
+        stacklevel=4,
+    )
+    return replace(
+        config,
+        envs=replace(config.envs, num=given.num or 1),
+        evaluation=replace(config.evaluation, episodes=0),
+    )
