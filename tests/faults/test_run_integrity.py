@@ -118,7 +118,7 @@ def test_training_with_such_a_file_says_so(run, tmp_path):
     with pytest.warns(RunWarning, match="not as Keel wrote it"):
         assert main(argv) == 0
     with pytest.warns(RunWarning, match="not as Keel wrote it"):
-        keel.train(config=run / "config.yaml", runs=tmp_path / "runs", total_steps=64).close()
+        keel.iterate(config=run / "config.yaml", runs=tmp_path / "runs", total_steps=64).close()
 
 
 def test_a_resumed_run_has_a_config_that_fits_its_seal(run):

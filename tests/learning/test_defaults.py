@@ -16,5 +16,5 @@ def test_the_defaults_learn_to_balance_two_poles(seed: int, tmp_path: Path) -> N
     """Return above 1,000 after 51,200 steps; a random policy has 50, version 0.1's defaults 110."""
     env = "InvertedDoublePendulum-v5"
     assert preset_for(env)[0] == "default"
-    *_, last = keel.train(env, runs=tmp_path, seed=seed, total_steps=51_200)
+    *_, last = keel.iterate(env, runs=tmp_path, seed=seed, total_steps=51_200)
     assert last.metrics["eval/return_mean"] >= 1_000.0

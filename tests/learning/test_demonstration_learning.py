@@ -14,7 +14,7 @@ SPARSE = "keel.apps.demonstrations.sparse:MountainCarSparse-v0"
 
 
 def score(tmp_path: Path, env: str, name: str, **settings: Any) -> float:
-    *_, last = keel.train(env, runs=tmp_path, name=name, **settings)
+    *_, last = keel.iterate(env, runs=tmp_path, name=name, **settings)
     state = last.iteration.state
     assert state.kl_exact_max <= 0.05
     return float(last.metrics["eval/return_mean"])

@@ -18,6 +18,7 @@ from keel.envs.faults import EnvError, EnvWarning, constructor_of
 from keel.envs.guard import Guarded
 from keel.envs.lanes import Env
 from keel.envs.makers import Maker, check_made, kind_of, spec_of
+from keel.envs.mujoco import hear_mujoco
 from keel.envs.multi import ParallelEnvs
 from keel.envs.names import atari_game, find_spec, named_maker, native, unknown
 from keel.envs.pool import PoolEnvs, import_envpool
@@ -50,7 +51,7 @@ class EnvFactory:
 
     def __call__(self) -> Env:
         if str(self.spec.entry_point).startswith("gymnasium.envs.mujoco"):
-            _hear_mujoco()
+            hear_mujoco()
         # the guard and the lanes check what Gymnasium's passive checker would, in every step
         env: Env = gymnasium.make(self.spec, disable_env_checker=True, **self.kwargs)
         for wrapper in self.wrappers:
@@ -380,21 +381,6 @@ def _is_slow(request: _Request) -> bool:
     if step.is_slow:
         _warn(request, f"{step.reason}: worker processes step it; envs.backend decides otherwise")
     return step.is_slow
-
-
-def _hear_mujoco() -> None:
-    """Turn MuJoCo's warnings, which it writes to MUJOCO_LOG.TXT, into warnings of Python."""
-    try:
-        import mujoco  # type: ignore[import-untyped]
-    except ImportError:
-        return  # Gymnasium will say so
-    if mujoco.get_mju_user_warning() is None:
-        mujoco.set_mju_user_warning(_warn_mujoco)
-
-
-def _warn_mujoco(text: str) -> None:
-    if "deprecated" not in text:  # the model files are Gymnasium's
-        warnings.warn(f"MuJoCo: {text}", EnvWarning, stacklevel=2)
 
 
 def _warn(request: _Request, message: str) -> None:

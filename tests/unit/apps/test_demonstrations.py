@@ -160,7 +160,7 @@ def test_continuous_actions_are_recorded_in_the_environments_units():
 @pytest.mark.parametrize("memory", ["none", "both"])
 def test_a_run_is_recorded(tmp_path: Path, memory: str):
     settings = {"total_steps": 2048, "rollout_steps": 64, "network": {"memory": memory}}
-    *_, last = keel.train(
+    last = keel.train(
         "CartPole-v1",
         runs=tmp_path,
         region={"minibatch": 64},
@@ -178,7 +178,7 @@ def test_a_run_is_recorded(tmp_path: Path, memory: str):
 
 def test_a_gaussian_is_recorded_as_the_environment_takes_it(tmp_path: Path):
     """A wide policy draws beyond the bounds nearly always; what is recorded must fit."""
-    *_, last = keel.train(
+    last = keel.train(
         "Pendulum-v1",
         runs=tmp_path,
         total_steps=512,
@@ -194,7 +194,7 @@ def test_a_gaussian_is_recorded_as_the_environment_takes_it(tmp_path: Path):
 
 
 def test_a_run_shows_what_it_can_where_rewards_are_others(tmp_path: Path):
-    *_, last = keel.train(
+    last = keel.train(
         "MountainCar-v0",
         runs=tmp_path,
         total_steps=512,

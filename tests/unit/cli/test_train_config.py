@@ -108,10 +108,10 @@ def test_language_that_is_typed_goes_before_the_file(
 def test_python_takes_the_environment_of_a_file_too(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("keel.training.api.start", lambda config, *_: config)
-    trained: Any = keel.train(config=file, seed=3)
+    monkeypatch.setattr("keel.training.plan.start", lambda config, *_, **__: (x for x in [config]))
+    (trained,) = keel.iterate(config=file, seed=3)
     assert (trained.env, trained.seed, trained.total_steps) == ("Pendulum-v1", 3, 4096)
-    trained = keel.train("Acrobot-v1", config=file)
+    (trained,) = keel.iterate("Acrobot-v1", config=file)
     assert (trained.env, trained.total_steps) == ("Acrobot-v1", 4096)
     with pytest.raises(InputError, match="which environment"):
         keel.train()

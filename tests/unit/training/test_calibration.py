@@ -50,7 +50,7 @@ def test_shares_and_coverage_by_hand():
 
 def test_the_picture_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     settings = {"critic": {"kind": "hl_gauss"}, "total_steps": 2048, "evaluation": {"episodes": 2}}
-    *_, last = keel.train("CartPole-v1", runs=tmp_path, **settings)
+    last = keel.train("CartPole-v1", runs=tmp_path, **settings)
     found = measure_calibration(open_policy(last.path), steps=200)
     assert found.predicted.shape == (len(found.realised), 32)
     picture = tmp_path / "forecast.png"
@@ -61,6 +61,6 @@ def test_the_picture_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_a_scalar_critic_has_no_forecast(tmp_path: Path):
     settings = {"total_steps": 2048, "evaluation": {"episodes": 2}}
-    *_, last = keel.train("CartPole-v1", runs=tmp_path, **settings)
+    last = keel.train("CartPole-v1", runs=tmp_path, **settings)
     with pytest.raises(InputError, match="knows the mean only"):
         measure_calibration(open_policy(last.path))

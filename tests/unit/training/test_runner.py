@@ -245,7 +245,7 @@ def test_nothing_is_created_for_an_environment_that_does_not_exist(tmp_path: Pat
 def test_training_from_python_in_five_lines(tmp_path: Path) -> None:
     steps = [
         progress.steps
-        for progress in keel.train(
+        for progress in keel.iterate(
             "CartPole-v1",
             runs=tmp_path,
             total_steps=1024,
@@ -379,7 +379,7 @@ def test_a_loop_that_a_program_leaves_open_is_closed_at_exit(tmp_path: Path) -> 
     """Its checkpoint is saved and the lock is given back, without a word on stderr."""
     script = (
         "import keel\n"
-        "loop = keel.train('CartPole-v1', total_steps=4096, name='left')\n"
+        "loop = keel.iterate('CartPole-v1', total_steps=4096, name='left')\n"
         "print(next(loop).steps)\n"
     )
     done = subprocess.run(
