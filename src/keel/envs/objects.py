@@ -94,9 +94,10 @@ class Instance:
         try:
             return copy.deepcopy(self._env)
         except Exception:
-            if not isinstance(self._env, gymnasium.Env) or self._env.spec is None:
+            spec = self._env.spec if isinstance(self._env, gymnasium.Env) else None
+            if spec is None:
                 raise
-            return gymnasium.make(self._env.spec)
+            return gymnasium.make(spec)
 
 
 class _Lent(gymnasium.Wrapper):
@@ -104,9 +105,10 @@ class _Lent(gymnasium.Wrapper):
 
     def __init__(self, env: Any, source: Instance) -> None:
         super().__init__(env)
-        self._source = source
+        self._source, self._own_spec = source, env.unwrapped.spec
 
     def close(self) -> None:
+        self.unwrapped.spec = self._own_spec  # `gymnasium.make` has written another one
         self._source.in_use = False
 
 
