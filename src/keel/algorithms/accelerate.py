@@ -15,6 +15,7 @@ from keel.algorithms.optimizer import Step, make_step
 from keel.errors import InputError
 from keel.losses.ppo import Objective
 from keel.networks.agent import Agent
+from keel.networks.own import OwnActorCritic
 from keel.networks.pointer import PointerActorCritic
 
 COMPILE_PAYS = 12_000
@@ -71,9 +72,12 @@ def choose_step(
         compile_setting: `auto`, `on` or `off`.
         planned_steps: number of steps that the run will take.
     """
-    ragged = isinstance(agent.network, PointerActorCritic)
+    ragged = isinstance(agent.network, PointerActorCritic | OwnActorCritic)
     if ragged and compile_setting == "on":
-        raise InputError("compile: a network of items has no fixed shapes; leave it at auto")
+        raise InputError(
+            "compile: the shapes inside of this network are not fixed, or not known; leave it at "
+            "auto"
+        )
     reason = (
         dense_critic.obstacle(agent, objective)
         if isinstance(objective, CriticObjective)

@@ -27,10 +27,10 @@ LOSSES: Registry[Callable[..., Any]] = Registry(
 NETWORKS: Registry[Callable[..., Any]] = Registry(
     "network.kind",
     {
-        "mlp": "keel.networks.build:build_mlp",
-        "cnn": "keel.networks.build:build_cnn",
-        "decoupled": "keel.networks.build:build_decoupled",
-        "pointer": "keel.networks.build:build_pointer",
+        "mlp": "keel.networks.kinds:build_mlp",
+        "cnn": "keel.networks.kinds:build_cnn",
+        "decoupled": "keel.networks.kinds:build_decoupled",
+        "pointer": "keel.networks.kinds:build_pointer",
     },
     keywords=("auto",),
 )

@@ -19,7 +19,7 @@ from keel.distributions.sampling import Array, draw_noise, mode, sample, to_env
 from keel.envs import ObsNormalizer
 from keel.keys import EPISODE_STARTS, MASK
 from keel.networks.actor_critic import Outputs, SeparateActorCritic
-from keel.networks.agent import Agent
+from keel.networks.agent import Agent, load_weights
 from keel.types import Tree
 
 Obs = Mapping[str, Array]
@@ -130,11 +130,7 @@ def _loaded(agent: Agent, params: Tensor) -> Callable[[Tree], Outputs]:
     if agent.groups > 1:
         return lambda obs: agent.outputs(params, obs)
     network = copy.deepcopy(agent.network)
-    parameters = dict(network.named_parameters())
-    with torch.no_grad():
-        for name, x in agent.layout.unflatten(params[0]).items():
-            if name in parameters:  # the critic's units are none of the network's
-                parameters[name].copy_(x)
+    load_weights(network, agent.layout.unflatten(params[0]))
     return network
 
 

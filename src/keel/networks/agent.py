@@ -19,9 +19,10 @@ from keel.distributions.actions import Dist
 from keel.errors import InputError
 from keel.keys import MASK
 from keel.networks import popart
-from keel.networks.actor_critic import CNN, Outputs, Part, SeparateActorCritic
+from keel.networks.actor_critic import Outputs, Part, SeparateActorCritic
 from keel.networks.critics import Critic, Scalar
 from keel.networks.multi_input import SeparateJoined
+from keel.networks.own import OwnActorCritic
 from keel.networks.pointer import FEATURES, ITEMS, LEGAL, PointerActorCritic
 from keel.networks.recurrent import CRITIC_HIDDEN_STATE, EPISODE_STARTS
 from keel.types import Tree
@@ -117,10 +118,7 @@ class Agent:
         """`[A]`: the row of the matrix that each agent acts with"""
         self.row_names = tuple(row_names)
         """`[G]`, where there are several"""
-        everything = dict(network.named_parameters())
-        # what is frozen beside adapters stays in the module; a network that was here before is
-        # frozen as a whole, and learns as a whole
-        parameters = {k: p for k, p in everything.items() if p.requires_grad} or everything
+        parameters = _parameters_of(network)
         if self.critic.normalized:
             parameters[popart.NAME] = nn.Parameter(torch.tensor(popart.FRESH))
         self.layout = Layout(tuple(parameters), tuple(p.shape for p in parameters.values()))
@@ -146,7 +144,7 @@ class Agent:
     @property
     def sees_pixels(self) -> bool:
         """Whether convolutions look at images."""
-        return any(isinstance(part, CNN) for part in self.network.modules())
+        return any(isinstance(part, nn.Conv2d) for part in self.network.modules())
 
     @property
     def workers(self) -> int:
@@ -171,7 +169,7 @@ class Agent:
         if self.groups == 1:
             return self._one(params[0], obs, part)
         params = self.of_agents(params)
-        if isinstance(self.network, PointerActorCritic | SeparateJoined):
+        if isinstance(self.network, PointerActorCritic | SeparateJoined | OwnActorCritic):
             return self._one_by_one(params, obs, part)
         if isinstance(self.network, SeparateActorCritic):
             return self._stacked(params, obs, part)
@@ -214,7 +212,7 @@ class Agent:
 
     def outputs_of(self, tree: Tree, obs: Tree, part: Part = "both") -> Outputs:
         """Run the network with parameters by name; a part that is not asked for needs none."""
-        if isinstance(self.network, SeparateActorCritic | PointerActorCritic):
+        if isinstance(self.network, SeparateActorCritic | PointerActorCritic | OwnActorCritic):
             return self.network.pure(tree, obs, part)
         tree = {name: x for name, x in tree.items() if name != popart.NAME}
         result: Outputs = torch.func.functional_call(self.network, tree, (obs, part))
@@ -267,6 +265,8 @@ class Agent:
         if isinstance(self.network, PointerActorCritic):
             return self.network.critic_view(obs)
         tree = self.layout.unflatten(params[0].detach())
+        if isinstance(self.network, OwnActorCritic):
+            return self.network.critic_view(tree, obs)
         trunk = {k.removeprefix("trunk."): x for k, x in tree.items() if k.startswith("trunk.")}
         with torch.no_grad():
             encoder = getattr(self.network, "critic_encoder", self.network.encoder)
@@ -281,6 +281,8 @@ class Agent:
     def critic_outputs(self, own: Tensor, inputs: Tree) -> Tensor:
         """Return outputs `[*lead, Q]` of the critic's parameters `[1, C]`, on `critic_inputs`."""
         named = self.critic_layout.unflatten(own[0])
+        if isinstance(self.network, OwnActorCritic):
+            return self.network.critic_outputs(named, inputs)
         tree = {k.removeprefix("critic."): x for k, x in named.items() if k != popart.NAME}
         arguments: list[Tensor | None] = [
             inputs[key] for key in (FEATURES, ITEMS, LEGAL) if key in inputs
@@ -326,6 +328,34 @@ class Agent:
         assert policy is not None
         assert value is not None
         return Evaluation(self.dist.params(policy, obs.get(MASK), temperature), value)
+
+
+def load_weights(network: nn.Module, weights: Tree) -> None:
+    """Copy parameters by name into a network; the critic's units, which no network has, are left.
+
+    Args:
+        network: of an agent.
+        weights: by the names of the agent's layout.
+    """
+    if isinstance(network, OwnActorCritic):
+        network.load(weights)
+        return
+    parameters = dict(network.named_parameters())
+    with torch.no_grad():
+        for name, x in weights.items():
+            if name in parameters:
+                parameters[name].copy_(x)
+
+
+def _parameters_of(network: nn.Module) -> dict[str, Tensor]:
+    """Return what the matrix holds of a network, by name."""
+    if isinstance(network, OwnActorCritic):
+        held = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+        return {weight.name: held[weight.path] for weight in network.weights}
+    everything: dict[str, Tensor] = dict(network.named_parameters())
+    # what is frozen beside adapters stays in the module; a network that was here before is
+    # frozen as a whole, and learns as a whole
+    return {k: p for k, p in everything.items() if p.requires_grad} or everything
 
 
 def _where_the_critic_begins(layout: Layout) -> int:

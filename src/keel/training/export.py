@@ -33,7 +33,7 @@ from keel.distributions.sampling import mode, to_env
 from keel.envs import MissingExtraError
 from keel.errors import InputError, KeelError
 from keel.keys import MASK
-from keel.networks.popart import NAME as UNITS
+from keel.networks.agent import load_weights
 from keel.networks.recurrent import ACTOR_HIDDEN_STATE, EPISODE_STARTS, RecurrentActorCritic
 from keel.training.policy import Policy
 from keel.types import Tree
@@ -191,8 +191,7 @@ class Deployed(nn.Module):
 
 def _load_network(policy: Policy) -> nn.Module:
     network = copy.deepcopy(policy.agent.network).cpu().eval()
-    weights = policy.agent.layout.unflatten(policy.params[0])
-    network.load_state_dict({k: x for k, x in weights.items() if k != UNITS})
+    load_weights(network, policy.agent.layout.unflatten(policy.params[0]))
     return network
 
 
