@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from keel.algorithms.optimizer import Step
+from keel.errors import InputError
 from keel.experience.batch import Batch, chunks, in_order
 from keel.functional import aggregate, denominator
 from keel.losses.ppo import Statistics
@@ -106,6 +107,15 @@ class CriticFit:
                 "train/non_finite_gradients": float((~size.isfinite()).sum().item()),
                 "train/epochs": float(self.epochs),
             },
+        )
+
+
+def require_critic(agent: Agent) -> None:
+    """Raise unless the agent has parameters that the value alone depends on."""
+    if agent.critic_from == agent.initial.shape[1]:
+        raise InputError(
+            "network: TRPO fits the critic apart, and no parameter here is the value's alone; give "
+            "the value layers of its own, or use --algo ppo"
         )
 
 

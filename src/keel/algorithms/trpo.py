@@ -11,9 +11,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from keel.algorithms.critic import CriticFit
+from keel.algorithms.critic import CriticFit, require_critic
 from keel.algorithms.optimizer import Step, initial_opt_state
-from keel.errors import InputError
 from keel.experience.batch import Batch, Experience, chunks, take, take_rows
 from keel.functional import conjugate_gradient, line_search, policy_ratio
 from keel.functional.natural import ConjugateGradient, LineSearch
@@ -66,11 +65,7 @@ class TRPO:
 
     def init(self) -> OptimizerState:
         """Return the optimizer; Adam's state is the critic's: the policy's part stays 0."""
-        if self.agent.critic_from == self.agent.initial.shape[1]:
-            raise InputError(
-                "network: TRPO fits the critic apart, and no parameter here is the value's alone; "
-                "give the value layers of its own, or use --algo ppo"
-            )
+        require_critic(self.agent)
         return initial_opt_state(self.agent.initial)
 
     def update(

@@ -153,7 +153,9 @@ def _pluggable(hint: Any) -> Pluggable | None:
 def _entries(pluggable: Pluggable, hint: Any, value: Any, name: str) -> Any:
     """Return what names entries of a registry as text: one, or several in a list."""
     several = typing.get_args(hint)[0] is not str
-    parts = value if isinstance(value, list | tuple) else [value]
+    parts = list(value) if isinstance(value, list | tuple) else [value]
+    if several:
+        parts = [x for part in parts for x in (texts(part) if isinstance(part, str) else [part])]
     if not several and len(parts) != 1:
         raise InputError(f"{name}: expected one, got {describe(value)}")
     named: list[str] = []
@@ -162,8 +164,7 @@ def _entries(pluggable: Pluggable, hint: Any, value: Any, name: str) -> Any:
             raise InputError(
                 f"{name}: expected a name, module:attribute or a function, got {describe(part)}"
             )
-        text = _one_line(pluggable.registry.text(part), name)
-        named += texts(text) if several else [text]
+        named.append(_one_line(pluggable.registry.text(part), name))
     return tuple(named) if several else named[0]
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import inspect
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+from typing import Any
 
 from keel.algorithms.accelerate import StepChoice, choose_step
 from keel.algorithms.critic import CriticFit, CriticObjective
@@ -13,6 +15,7 @@ from keel.algorithms.popart import PopArt
 from keel.algorithms.ppo import PPO
 from keel.algorithms.trpo import TRPO
 from keel.config import Config
+from keel.config.registries import CONTROLLERS
 from keel.controllers.bandit import TemperatureLadder
 from keel.controllers.controllers import (
     AdaptiveClip,
@@ -24,9 +27,11 @@ from keel.controllers.controllers import (
     TemperaturePulses,
 )
 from keel.controllers.demos import CloningTrust, LossBalance
+from keel.errors import InputError
 from keel.losses.demos import Limit
 from keel.losses.ppo import Objective
 from keel.networks.agent import Agent
+from keel.registry import texts
 from keel.trust_region.certify import Algorithm, Certified
 from keel.types import HyperParams
 
@@ -184,56 +189,117 @@ def _limit(config: Config) -> Limit | None:
 
 
 def build_controllers(config: Config) -> tuple[Controller, ...]:
-    """The adaptive rules that are switched on."""
+    """The adaptive rules that are switched on, and those of the user's own."""
     region, explore = config.region, config.explore
-    chosen: list[Controller] = []
-    if region.adaptive_kl and region.target_kl is not None:
-        chosen.append(AdaptivePenalty(region.target_kl))
-    if region.adaptive_rate and region.target_kl is not None:
-        chosen.append(AdaptiveRate(region.target_kl))
-    if region.adaptive_clip and region.target_kl is not None:
-        chosen.append(AdaptiveClip(region.target_kl, initial_hparams(config).clip_high))
-    stabilizer = config.stabilizer
-    if config.algo == "trpo" and stabilizer.ls_fail_threshold:
-        chosen.append(
-            Stabilizer(
-                max_kl=region.max_kl,
-                damping=config.natural.damping,
-                threshold=stabilizer.ls_fail_threshold,
-                max_kl_decay=stabilizer.max_kl_decay,
-                min_max_kl=stabilizer.min_max_kl,
-                damping_growth=stabilizer.damping_growth,
-                max_damping=stabilizer.max_damping,
-                min_gain=stabilizer.min_gain,
-                recovery=stabilizer.recovery,
-            )
-        )
-    chosen += _cloning_controllers(config)
-    if explore.entropy_decay < 1.0:
-        chosen.append(Decay("entropy_coef", explore.entropy_decay, explore.entropy_coef_min))
-    if explore.pulses:
-        chosen.append(
-            TemperaturePulses(
-                explore.pulse_interval,
-                explore.pulse_magnitude,
-                explore.stagnation_threshold,
-                explore.stagnation_memory,
-            )
-        )
-    if explore.hierarchical:
-        chosen.append(TemperatureLadder(explore.pulse_interval, explore.pulse_magnitude))
-    return tuple(chosen)
+    aims = region.target_kl is not None
+    switched_on = {
+        "adaptive_kl": region.adaptive_kl and aims,
+        "adaptive_rate": region.adaptive_rate and aims,
+        "adaptive_clip": region.adaptive_clip and aims,
+        "stabilizer": config.algo == "trpo" and config.stabilizer.ls_fail_threshold > 0,
+        "demos": bool(config.demos.path) and config.demos.control != "fixed",
+        "entropy_decay": explore.entropy_decay < 1.0,
+        "pulses": explore.pulses,
+        "hierarchical": explore.hierarchical,
+    }
+    own = [CONTROLLERS.get(name)(config) for name, on in switched_on.items() if on]
+    return (*own, *(make_controller(name) for name in texts(config.controllers)))
 
 
-def _cloning_controllers(config: Config) -> list[Controller]:
+def make_controller(name: str) -> Controller:
+    """Return a controller of the user's own, or what the class or function of that name makes.
+
+    Args:
+        name: a registered name, or `module:attribute`.
+    """
+    entry: Any = CONTROLLERS.get(name)
+    if isinstance(entry, type) or not callable(getattr(entry, "init", None)):
+        try:
+            inspect.signature(entry).bind()
+        except TypeError as error:
+            raise InputError(
+                f"controllers: {name}: expected a controller, or what makes one without arguments "
+                f"({error})"
+            ) from error
+        entry = entry()
+    if not (callable(entry) and callable(getattr(entry, "init", None))):
+        raise InputError(
+            f"controllers: {name}: expected init() and __call__(state, outcome, hparams), got "
+            f"{type(entry).__name__}"
+        )
+    state = entry.init()
+    if not isinstance(state, Mapping) or not all(isinstance(key, str) for key in state):
+        raise InputError(
+            f"controllers: {name}: init() must give numbers by name, got {type(state).__name__}"
+        )
+    return entry  # type: ignore[no-any-return]
+
+
+def adaptive_kl(config: Config) -> Controller:
+    """Steer the KL penalty towards `region.target_kl`."""
+    return AdaptivePenalty(_target(config))
+
+
+def adaptive_rate(config: Config) -> Controller:
+    """Steer the learning rate towards `region.target_kl`."""
+    return AdaptiveRate(_target(config))
+
+
+def adaptive_clip(config: Config) -> Controller:
+    """Steer the clip towards `region.target_kl`."""
+    return AdaptiveClip(_target(config), initial_hparams(config).clip_high)
+
+
+def stabilizer(config: Config) -> Controller:
+    """Tighten the trust region after line searches that failed."""
+    settings = config.stabilizer
+    return Stabilizer(
+        max_kl=config.region.max_kl,
+        damping=config.natural.damping,
+        threshold=settings.ls_fail_threshold,
+        max_kl_decay=settings.max_kl_decay,
+        min_max_kl=settings.min_max_kl,
+        damping_growth=settings.damping_growth,
+        max_damping=settings.max_damping,
+        min_gain=settings.min_gain,
+        recovery=settings.recovery,
+    )
+
+
+def demos(config: Config) -> Controller:
+    """Weigh demonstrations beside the reward."""
     cloning = config.demos
-    if not cloning.path or cloning.control == "fixed":
-        return []
     if cloning.control == "decay":
-        return [Decay("bc_coef", cloning.decay, cloning.coef_min)]
+        return Decay("bc_coef", cloning.decay, cloning.coef_min)
     if cloning.steer == "gradient":
-        return [CloningTrust(cloning.coef, cloning.coef_min)]
-    return [LossBalance(cloning.coef, cloning.max_ratio, cloning.coef_min)]
+        return CloningTrust(cloning.coef, cloning.coef_min)
+    return LossBalance(cloning.coef, cloning.max_ratio, cloning.coef_min)
+
+
+def entropy_decay(config: Config) -> Controller:
+    """Lower the entropy bonus by a factor."""
+    return Decay("entropy_coef", config.explore.entropy_decay, config.explore.entropy_coef_min)
+
+
+def pulses(config: Config) -> Controller:
+    """Raise the temperature in pulses."""
+    explore = config.explore
+    return TemperaturePulses(
+        explore.pulse_interval,
+        explore.pulse_magnitude,
+        explore.stagnation_threshold,
+        explore.stagnation_memory,
+    )
+
+
+def hierarchical(config: Config) -> Controller:
+    """Choose the temperature of blocks of updates by their returns."""
+    return TemperatureLadder(config.explore.pulse_interval, config.explore.pulse_magnitude)
+
+
+def _target(config: Config) -> float:
+    assert config.region.target_kl is not None
+    return config.region.target_kl
 
 
 def _surrogate(config: Config) -> str:
