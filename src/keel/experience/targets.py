@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from keel.config import Advantage
+from keel.config.registries import ADVANTAGES
 from keel.errors import InputError
 from keel.experience.batch import Targets
 from keel.experience.faults import interleaved
@@ -46,7 +48,10 @@ def compute_targets(
     """
     outputs = _outputs(agent, params, rollout, value)
     values = outputs.map(lambda raw: agent.value_of(params, raw))
-    raw = _gae(rollout, values, config.gamma, config.lam, interleaved if interleave else gae)
+    if config.estimator == "gae":
+        raw = _gae(rollout, values, config.gamma, config.lam, interleaved if interleave else gae)
+    else:
+        raw = _estimate(rollout, values, config)
     group = group_of(rollout, config)
     scaled = normalize(
         raw.advantage,
@@ -155,6 +160,48 @@ def _gae(
         lam=lam,
         weight=rollout.weight,
     )
+
+
+def _estimate(rollout: Rollout, values: _CriticOutputs, config: Advantage) -> Advantages:
+    """Call an estimator of the user's own, with those of these arguments that it names.
+
+    `reward`, `value`, `terminated`, `truncated`, `weight` (0 for rows that do not count) and
+    `final_value` (of what follows each row, were its episode to go on) are `[T, N]`, of several
+    agents `[T, N, A]`; `last_value`, after the last row, is `[N]`; `gamma` and `lam` are numbers.
+    It returns advantages and value targets, `[T, N]` each; rows of weight 0 may hold anything.
+    """
+    function: Callable[..., Any] = ADVANTAGES.get(config.estimator)
+    given = {
+        "reward": rollout.reward,
+        "value": values.rows,
+        "last_value": values.last,
+        "terminated": rollout.terminated,
+        "truncated": rollout.truncated,
+        "final_value": values.final,
+        "weight": rollout.weight,
+        "gamma": config.gamma,
+        "lam": config.lam,
+    }
+    names = inspect.signature(function).parameters.values()
+    if not any(name.kind is name.VAR_KEYWORD for name in names):
+        given = {name.name: given[name.name] for name in names if name.name in given}
+    try:
+        inspect.signature(function).bind(**given)
+    except TypeError as error:
+        raise InputError(f"advantage.estimator {config.estimator}: {error}") from error
+    result = function(**given)
+    shape = rollout.reward.shape
+    if (
+        not isinstance(result, tuple)
+        or len(result) != 2
+        or not all(isinstance(x, Tensor) and x.shape == shape for x in result)
+    ):
+        raise InputError(
+            f"advantage.estimator {config.estimator}: expected (advantage, target), two tensors "
+            f"{list(shape)}"
+        )
+    counts = rollout.weight > 0
+    return Advantages(*(torch.where(counts, x, 0.0) for x in result))
 
 
 def _sampled(

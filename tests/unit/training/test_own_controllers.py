@@ -34,6 +34,7 @@ class Steps:
         return {"updates": updates}, replace(hparams, entropy_coef=self.rate * updates)
 
 ready = Steps(0.5)
+other = Steps(0.1)
 
 def made():
     return Steps(0.25)
@@ -98,8 +99,8 @@ def test_from_the_command_line_and_a_file(here: Path) -> None:
     assert stored(here) == names
     lines = read_metrics(here / "runs" / "mine" / "seed-0")
     assert lines["train/entropy_coef"][-1] == pytest.approx(0.5)
-    (here / "mine.yaml").write_text("env: CartPole-v1\ncontrollers: [own_parts:made]\n")
-    with pytest.raises(UntrustedCodeError, match="controllers own_parts:made"):
+    (here / "mine.yaml").write_text("env: CartPole-v1\ncontrollers: [own_parts:other]\n")
+    with pytest.raises(UntrustedCodeError, match="controllers own_parts:other"):
         train(config="mine.yaml", runs=here / "runs")
     given = {**GIVEN, "trust_code": True, "runs": here / "runs"}
     assert finish(train(config="mine.yaml", **given)).iteration.state.controllers
