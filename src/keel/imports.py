@@ -8,6 +8,7 @@ Nothing here decides whether code may be run: `keel.trust` does, before a name g
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.machinery
 import inspect
@@ -35,8 +36,8 @@ def name_of(value: Any) -> str:
     """Return the text that stands for a function, a class or another object in a configuration.
 
     Args:
-        value: named by its import path if it stands at the top level of a module; lambdas,
-            closures, instances and what the script itself defines by `object:NAME`.
+        value: named by its import path, if it has one; else by `object:NAME`. In this process the
+            name means the very object.
 
     Examples:
         >>> from collections import OrderedDict
@@ -45,19 +46,55 @@ def name_of(value: Any) -> str:
         >>> name_of(lambda: None).startswith("object:lambda_")
         True
     """
-    module, name = (str(getattr(value, key, "")) for key in ("__module__", "__qualname__"))
-    found = getattr(sys.modules.get(module), name, None) if name.isidentifier() else None
-    if found is value and module != "__main__":
-        return f"{module}:{name}"
     for known, other in _objects.items():
         if other is value:
             return known
-    label = re.sub(r"\W", "", (name or type(value).__name__).rpartition(".")[2])
+    path = reference(value)
+    if path is not None:
+        return bind(path, value)
+    name = str(getattr(value, "__qualname__", "") or type(value).__name__)
+    label = re.sub(r"\W", "", name.rpartition(".")[2])
     return bind(f"{OBJECT}{label}_{secrets.token_hex(4)}", value)
 
 
+def reference(value: Any) -> str | None:
+    """Return the import path `module:attribute` of a class or a function.
+
+    None for what has none: lambdas, functions within functions, partials, instances; and for what
+    a script defines that would do its work again when it is imported.
+
+    Examples:
+        >>> import math
+        >>> reference(math.sin), reference(lambda: 0)
+        ('math:sin', None)
+    """
+    name = getattr(value, "__qualname__", None)
+    module = getattr(value, "__module__", None)
+    if not (isinstance(name, str) and isinstance(module, str) and name.isidentifier()):
+        return None
+    if getattr(sys.modules.get(module), name, None) is not value:
+        return None
+    if module == "__main__":
+        module = _script_module() or ""
+    return f"{module}:{name}" if module else None
+
+
+def _script_module() -> str | None:
+    """Return the name under which the running script can be imported without running its work."""
+    main = sys.modules["__main__"]
+    if main.__spec__ is not None:  # python -m package.module
+        return main.__spec__.name
+    path = Path(getattr(main, "__file__", None) or "")
+    if path.suffix != ".py" or not path.stem.isidentifier():
+        return None
+    if str(path.resolve().parent) not in (str(Path(place).resolve()) for place in sys.path):
+        return None
+    tests = (node.test for node in ast.parse(path.read_bytes()).body if isinstance(node, ast.If))
+    return path.stem if any("__name__" in ast.unparse(test) for test in tests) else None
+
+
 def bind(name: str, value: Any) -> str:
-    """Let `object:NAME` mean an object in this process; returns the name.
+    """Let a name mean an object in this process; returns the name.
 
     Args:
         name: that a configuration has.
@@ -70,6 +107,20 @@ def bind(name: str, value: Any) -> str:
 def is_object(name: str) -> bool:
     """Return whether a name stands for an object that was passed from Python."""
     return name.startswith(OBJECT)
+
+
+def was_passed(name: str) -> bool:
+    """Return whether a name stands for an object that was passed in this process."""
+    return name in _objects
+
+
+def not_importable(name: str) -> str:
+    """Return why an object without an import path cannot be had, and what to do."""
+    return (
+        f"{name}: was passed from Python and has no import path, so no other process can load it; "
+        "pass it again (keel.resume(RUN, env=…), keel.evaluate(RUN, env=…)), or begin a run with a "
+        "class or a function at the top level of a module"
+    )
 
 
 class ImportFailed(InputError):
@@ -113,11 +164,7 @@ def import_attribute(name: str) -> Any:
     if name in _objects:
         return _objects[name]
     if is_object(name):
-        raise ImportFailed(
-            f"{name}: was passed from Python and has no import path; pass it again "
-            "(keel.resume(RUN, env=…), keel.evaluate(RUN, env=…)), or begin a run with a class or "
-            "a function at the top level of a module"
-        )
+        raise ImportFailed(not_importable(name))
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise ImportFailed(f"{name}: expected module:attribute")

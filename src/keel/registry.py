@@ -7,24 +7,21 @@ process only. Nothing here decides whether code may be imported: `keel.trust` do
 
 from __future__ import annotations
 
-import ast
-import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Generic, TypeVar
-from uuid import uuid4
 
 from keel.errors import InputError, similar
-from keel.imports import REFERENCE, ImportFailed, import_attribute
+from keel.imports import (
+    REFERENCE,
+    ImportFailed,
+    import_attribute,
+    is_object,
+    name_of,
+    reference,
+)
 
 T = TypeVar("T")
 Entry = TypeVar("Entry")
-
-LOCAL = "<"
-"""The first letter of names that hold in this process only: no name on the command line has it."""
-_passed: dict[str, Any] = {}
-"""Objects that were passed from Python, by the text that stands for them in settings."""
 
 
 class Registry(Generic[T]):
@@ -84,12 +81,8 @@ class Registry(Generic[T]):
             entry = import_attribute(self._builtin[value])
         elif value in self._entries:
             entry = self._entries[value]
-        elif value in _passed:
-            entry = _passed[value]
         else:
             self.check(value)
-            if is_local(value):
-                raise InputError(f"{self.field}: {not_importable(value)}")
             try:
                 entry = import_attribute(value)
             except ImportFailed as error:
@@ -98,7 +91,7 @@ class Registry(Generic[T]):
 
     def check(self, value: str) -> None:
         """Raise an `InputError` for a text that can be no entry; nothing is imported."""
-        if value in self.names() or REFERENCE.fullmatch(value) or is_local(value):
+        if value in self.names() or REFERENCE.fullmatch(value) or is_object(value):
             return
         near = similar(value, self.names())
         hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -112,7 +105,7 @@ class Registry(Generic[T]):
         """
         name = value if isinstance(value, str) else self._name_of(value)
         if name is None or (name in self._entries and reference(self._entries[name])):
-            return passed(value if name is None else self._entries[name])
+            return name_of(value if name is None else self._entries[name])
         return name
 
     @property
@@ -126,83 +119,6 @@ class Registry(Generic[T]):
                 return name
         path = reference(value)
         return next((name for name, own in self._builtin.items() if own == path), None)
-
-
-def passed(value: Any) -> str:
-    """Return a text that stands for an object passed from Python, by its import path if it has one.
-
-    The object itself is what the text means in this process; nothing is imported again.
-    """
-    for text, known in _passed.items():
-        if known is value:
-            return text
-    text = reference(value) or f"{LOCAL}{_describe(value)} {uuid4().hex[:8]}>"
-    _passed[text] = value
-    return text
-
-
-def was_passed(text: str) -> bool:
-    """Return whether an object that was passed in this process is what a text stands for."""
-    return text in _passed
-
-
-def is_local(text: str) -> bool:
-    """Return whether a text stands for an object without an import path."""
-    return text.startswith(LOCAL)
-
-
-def not_importable(text: str) -> str:
-    """Return why an object without an import path cannot be had, and what to do."""
-    return (
-        f"{text} was passed from Python and has no import path, so that no other process can load "
-        "it; define it at the top level of a module and pass that"
-    )
-
-
-def reference(value: Any) -> str | None:
-    """Return the import path `module:attribute` of a class or a function.
-
-    None for what has none: lambdas, functions within functions, partials, instances; and for what
-    a script defines that would do its work again when it is imported.
-
-    Examples:
-        >>> import math
-        >>> reference(math.sin), reference(lambda: 0)
-        ('math:sin', None)
-    """
-    name = getattr(value, "__qualname__", None)
-    module = getattr(value, "__module__", None)
-    if not (isinstance(name, str) and isinstance(module, str) and name.isidentifier()):
-        return None
-    if getattr(sys.modules.get(module), name, None) is not value:
-        return None
-    if module == "__main__":
-        module = _script_module() or ""
-    return f"{module}:{name}" if module else None
-
-
-def _script_module() -> str | None:
-    """Return the name under which the running script can be imported without running its work."""
-    main = sys.modules["__main__"]
-    if main.__spec__ is not None:  # python -m package.module
-        return main.__spec__.name
-    path = Path(getattr(main, "__file__", None) or "")
-    if path.suffix != ".py" or not path.stem.isidentifier():
-        return None
-    if str(path.resolve().parent) not in (str(Path(place).resolve()) for place in sys.path):
-        return None
-    tests = (node.test for node in ast.parse(path.read_bytes()).body if isinstance(node, ast.If))
-    return path.stem if any("__name__" in ast.unparse(test) for test in tests) else None
-
-
-def _describe(value: Any) -> str:
-    """Return kind and place of an object, in few words."""
-    name = getattr(value, "__qualname__", None) or type(value).__qualname__
-    code = getattr(value, "__code__", None)
-    words = name.rpartition(".")[2]
-    if code is not None:
-        words = f"{words} of {Path(code.co_filename).name}"
-    return re.sub(r"[^\w. ]", "", words)
 
 
 def texts(value: Any) -> Iterator[str]:

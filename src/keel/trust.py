@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 
 from keel.config import named_values
 from keel.errors import InputError
-from keel.imports import is_object, module_origin
+from keel.imports import is_object, module_origin, not_importable, was_passed
 from keel.printing import printable
-from keel.registry import is_local, not_importable, texts, was_passed
+from keel.registry import texts
 
 ENVIRONMENT = ("env", "envs.options", "envs.wrappers")
 """Fields whose code runs when environments are made."""
@@ -83,7 +83,7 @@ def code_in(config: Mapping[str, Any]) -> list[Reference]:
     Args:
         config: settings as plain data, of a run on environments or on tokens.
     """
-    return [reference for reference in _references(config) if not is_local(reference.name)]
+    return [reference for reference in _references(config) if not is_object(reference.name)]
 
 
 def require_importable(config: Mapping[str, Any], source: Path | str) -> None:
@@ -94,7 +94,7 @@ def require_importable(config: Mapping[str, Any], source: Path | str) -> None:
         source: the run that they come from.
     """
     for reference in _references(config):
-        if is_local(reference.name):
+        if is_object(reference.name) and not was_passed(reference.name):
             raise InputError(f"{source}: {reference.field} {not_importable(reference.name)}")
 
 
@@ -250,7 +250,7 @@ def _references(config: Mapping[str, Any]) -> Iterator[Reference]:
     for field in PLUGGED:
         part, dot, name = field.rpartition(".")
         for named in texts(_at(config, part, name) if dot else config.get(name)):
-            if (":" in named or is_local(named)) and named not in OWN_FUNCTIONS:
+            if (":" in named or is_object(named)) and named not in OWN_FUNCTIONS:
                 yield Reference(field, named)
 
 

@@ -28,7 +28,10 @@ from keel.trust import (
 
 FOREIGN = {
     "env": "toys:Env",
-    "envs": {"options": "level=3, teacher=other.toys:Teacher-v0"},
+    "envs": {
+        "options": "level=3, teacher=other.toys:Teacher-v0",
+        "wrappers": ["toys:Wrapper"],
+    },
     "network": {"kind": "toys:make"},
     "region": {"loss": "toys:loss"},
     "controllers": ["toys:one", "mine, toys:two"],
@@ -49,6 +52,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_field_that_names_code_is_listed() -> None:
     assert [str(reference) for reference in code_in(FOREIGN)] == [
         "env toys:Env (level=3, teacher=other.toys:Teacher-v0)",
+        "envs.wrappers toys:Wrapper",
         "envs.options other.toys:Teacher-v0",
         "network.kind toys:make",
         "region.loss toys:loss",
@@ -196,6 +200,7 @@ def test_trust_is_given_by_the_flag_or_by_typing_the_name() -> None:
     typed = {
         "env": "toys:Env",
         "envs.options": "level=3, teacher=other.toys:Teacher-v0",
+        "envs.wrappers": "toys:Wrapper",
         "network.kind": "toys:make",
         "region.loss": "toys:loss",
         "controllers": "toys:one,toys:two",

@@ -15,7 +15,7 @@ from keel.controllers.controllers import Outcome, State
 from keel.errors import InputError
 from keel.tracking.config_file import read_config
 from keel.tracking.reader import read_metrics
-from keel.training.api import train
+from keel.training.api import iterate
 from keel.training.checkpoint import load
 from keel.training.runner import resume
 from keel.trust import UntrustedCodeError
@@ -61,7 +61,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def learn(here: Path, *controllers: Any, **changes: Any) -> Any:
     given = {**GIVEN, **changes, "controllers": list(controllers)}
-    return finish(train("CartPole-v1", runs=here / "runs", name="mine", **given))
+    return finish(iterate("CartPole-v1", runs=here / "runs", name="mine", **given))
 
 
 def stored(here: Path) -> Any:
@@ -101,12 +101,14 @@ def test_from_the_command_line_and_a_file(here: Path) -> None:
     assert lines["train/entropy_coef"][-1] == pytest.approx(0.5)
     (here / "mine.yaml").write_text("env: CartPole-v1\ncontrollers: [own_parts:other]\n")
     with pytest.raises(UntrustedCodeError, match="controllers own_parts:other"):
-        train(config="mine.yaml", runs=here / "runs")
+        iterate(config="mine.yaml", runs=here / "runs")
     given = {**GIVEN, "trust_code": True, "runs": here / "runs"}
-    assert finish(train(config="mine.yaml", **given)).iteration.state.controllers
+    assert finish(iterate(config="mine.yaml", **given)).iteration.state.controllers
 
 
-def test_an_object_without_a_path_trains_and_is_not_resumed(here: Path) -> None:
+def test_an_object_without_a_path_trains_and_is_not_resumed(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Local:
         def init(self) -> State:
             return {}
@@ -118,7 +120,8 @@ def test_an_object_without_a_path_trains_and_is_not_resumed(here: Path) -> None:
 
     last = learn(here, Local())
     assert last.iteration.state.hparams.entropy_coef == 0.125
-    with pytest.raises(InputError, match=r"controllers <Local \w+> was passed from Python"):
+    forget(monkeypatch)
+    with pytest.raises(InputError, match=r"controllers object:Local_\w+: was passed from Python"):
         resume(here / "runs" / "mine")
 
 

@@ -23,7 +23,7 @@ from keel.networks.agent import Agent
 from keel.networks.build import build_agent
 from keel.tracking.config_file import read_config
 from keel.tracking.reader import read_metrics
-from keel.training.api import train
+from keel.training.api import iterate
 from keel.training.builder import build_objective, initial_hparams
 from keel.training.runner import resume
 from keel.training.session import open_session
@@ -154,7 +154,7 @@ def test_a_loss_that_averages_is_told_what_to_give(here: Path) -> None:
         match=r"region.loss averaged: expected a loss per element, a tensor \[32\], "
         r"got \[\]; averaging is Keel's",
     ):
-        finish(train("CartPole-v1", runs=here / "runs", **with_loss(imported().averaged)))
+        finish(iterate("CartPole-v1", runs=here / "runs", **with_loss(imported().averaged)))
 
 
 def test_from_python_it_takes_torchs_way_and_is_stored_by_path(
@@ -163,7 +163,7 @@ def test_from_python_it_takes_torchs_way_and_is_stored_by_path(
     session = open_session(from_dict(with_loss(imported().squared)))
     session.source.close()
     assert dense.obstacle(session.agent, session.algorithm.objective)  # type: ignore[arg-type]
-    finish(train("CartPole-v1", runs=here / "runs", name="mine", **with_loss(imported().squared)))
+    finish(iterate("CartPole-v1", runs=here / "runs", name="mine", **with_loss(imported().squared)))
     assert stored(here) == "own_parts:squared"
     assert imported().CALLS[0] == pytest.approx(0.2)
     forget(monkeypatch)
@@ -175,16 +175,16 @@ def test_from_python_it_takes_torchs_way_and_is_stored_by_path(
 
 def test_a_registered_name_is_stored_by_path(here: Path) -> None:
     keel.register_loss("of_mine")(imported().squared)
-    finish(train("CartPole-v1", runs=here / "runs", name="mine", **with_loss("of_mine")))
+    finish(iterate("CartPole-v1", runs=here / "runs", name="mine", **with_loss("of_mine")))
     assert stored(here) == "own_parts:squared"
 
 
 def test_from_a_file_it_needs_trust(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "settings.yaml").write_text("env: CartPole-v1\nregion:\n  loss: own_parts:squared\n")
     with pytest.raises(UntrustedCodeError, match=r"region\.loss own_parts:squared"):
-        train(config="settings.yaml", runs=here / "runs")
+        iterate(config="settings.yaml", runs=here / "runs")
     passed = {**SMALL, "trust_code": True, "runs": here / "runs", "name": "mine"}
-    finish(train(config="settings.yaml", **passed))
+    finish(iterate(config="settings.yaml", **passed))
     assert stored(here) == "own_parts:squared"
 
 
@@ -212,14 +212,17 @@ def test_a_missing_function_is_told_with_its_setting(
 
 
 @pytest.mark.parametrize("kind", ["lambda", "local"])
-def test_what_has_no_import_path_trains_and_is_not_resumed(here: Path, kind: str) -> None:
+def test_what_has_no_import_path_trains_and_is_not_resumed(
+    here: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def local(ratio: torch.Tensor, advantage: torch.Tensor, hparams: Any) -> Surrogate:
         return Surrogate(-ratio * advantage, torch.zeros_like(ratio, dtype=torch.bool))
 
     loss = imported().make() if kind == "lambda" else local
-    finish(train("CartPole-v1", runs=here / "runs", name="mine", **with_loss(loss)))
-    assert stored(here).startswith(f"<{kind}")
-    with pytest.raises(InputError, match=rf"region.loss <{kind} of .*no import path.*top level"):
+    finish(iterate("CartPole-v1", runs=here / "runs", name="mine", **with_loss(loss)))
+    assert stored(here).startswith(f"object:{kind}_")
+    forget(monkeypatch)
+    with pytest.raises(InputError, match=rf"region.loss object:{kind}_.*no import path.*top level"):
         resume(here / "runs" / "mine")
 
 

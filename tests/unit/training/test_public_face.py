@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 import keel
+from keel import imports
 from keel.envs import EnvError, EnvWarning
 from keel.errors import InputError
 from keel.tracking.directory import read_record
@@ -162,11 +163,14 @@ def test_another_process_finds_what_has_an_import_path_and_asks_for_the_rest() -
     lines = done.stdout.splitlines()
     assert [lines[i] for i in (0, 1, 4, 5)] == ["10.0", "None", "20.0", "20.0"]
     for line in lines[2:4]:
-        assert "was passed from Python and has no import path; pass it again" in line
+        assert "was passed from Python and has no import path, so no other process" in line
     assert "was trained with face_toys:Five, not with object:lambda_" in lines[6]
 
 
-def test_code_that_a_file_names_as_a_wrapper_needs_trust(tmp_path: Path) -> None:
+def test_code_that_a_file_names_as_a_wrapper_needs_trust(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(imports, "_objects", {})  # nothing was passed in this process
     file = tmp_path / "settings.yaml"
     file.write_text("env: CartPole-v1\nenvs: {wrappers: [face_toys:Double]}\n")
     with pytest.raises(InputError, match=r"envs\.wrappers face_toys:Double.*trust_code=True"):

@@ -101,8 +101,8 @@ class PromptSource:
     @property
     def pad(self) -> int:
         """The token that means nothing."""
-        own = self.tokenizer.pad_token_id
-        return int(self.eos if own is None else own)
+        pad = self.tokenizer.pad_token_id
+        return self.eos if pad is None else int(pad)
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text, and nothing added."""
@@ -224,10 +224,6 @@ class PromptSource:
             value = torch.where(weight > 0, raw[..., 0], 0.0)
             return token_targets(config, score, weight, penalty, value, baseline), raw
 
-        def later(now: Tensor) -> Targets:
-            computed, raw = targets(now)
-            return Targets(computed.advantage, computed.target, raw)
-
         own, values = targets(params)
         metrics = {
             **completion_metrics(self, asked, texts, completions, score, valid, scores),
@@ -238,7 +234,7 @@ class PromptSource:
         }
         return Experience(
             batch=batch._replace(advantage=own.advantage, target=own.target, old_value=values),
-            targets=later,
+            targets=lambda now: _as_targets(*targets(now)),
             temperature=hparams.temperature,
             metrics=metrics,
             signals={
@@ -321,7 +317,7 @@ class PromptSource:
         return model_files(self.agent, self.tokenizer, params)
 
     def close(self) -> None:
-        """Release nothing: rewards end their processes themselves."""
+        """Release nothing."""
 
     def _looks(self) -> list[Example]:
         return held_out(self.task, self.config.evaluation.prompts)
@@ -397,5 +393,8 @@ class PromptSource:
         """Return tokens through the model: once to sample, once for the reference and the
         certificate each, three times for every epoch of learning."""
         size = float(completions.attention.sum().item())
-        config = self.config
-        return size * (2.0 + (config.kl.place != "none") + 3.0 * config.region.epochs)
+        return size * (2.0 + (self.config.kl.place != "none") + 3.0 * self.config.region.epochs)
+
+
+def _as_targets(targets: TokenTargets, raw: Tensor) -> Targets:
+    return Targets(targets.advantage, targets.target, raw)
