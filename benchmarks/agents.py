@@ -16,14 +16,11 @@ import torch
 
 from benchmarks.timing import Comparison, compare
 from keel.algorithms.optimizer import Step, StepResult, make_step
-from keel.algorithms.ppo import PPO
 from keel.config import from_dict
-from keel.experience.batch import Rows, Targets, of_members, rows_of
-from keel.experience.targets import compute_targets
-from keel.losses.ppo import Batch
+from keel.losses.ppo import Objective
 from keel.networks.agent import Agent
 from keel.presets import preset_for
-from keel.training.session import Session, initial_state, open_session
+from keel.training.session import initial_state, open_session
 from keel.types import OptimizerState
 
 TABLE = Path(__file__).resolve().parents[1] / "docs" / "data" / "agents.md"
@@ -44,37 +41,23 @@ class Sides:
             },
             preset_for("simple_spread")[1],
         )
-        self.session: Session = open_session(config)
-        state = initial_state(self.session)
-        self.agent, self.opt_state = self.session.agent, state.opt_state
+        session = open_session(config)
+        state = initial_state(session)
+        self.agent, self.opt_state = session.agent, state.opt_state
         self.hparams = state.hparams.tensor()
-        collected = self.session.collector.collect(
-            state.opt_state.params, 1.0, state.obs_normalizer
-        )
-        rollout = collected.rollout
-        rows = rows_of(rollout)
-        learned, _ = compute_targets(self.agent, state.opt_state.params, rollout, config.advantage)
+        self.together = session.source.collect(state.opt_state.params, state.hparams).batch
+        session.source.close()
+        self.alone = [self.together.of_members((a,)) for a in range(len(self.agent.members))]
         generator = torch.Generator().manual_seed(0)
-        self.index = torch.randperm(rows.count, generator=generator)[:minibatch]
+        self.index = torch.randperm(self.together.rows, generator=generator)[:minibatch]
         self.real = torch.ones(minibatch)
-        self.session.envs.close()
-        self.together = _batch(rows, learned)
-        self.alone = [
-            _batch(*of_members(rows, learned, (a,))) for a in range(len(self.agent.members))
-        ]
-        region = self.session.region.region
-        assert isinstance(region, PPO)
+        objective, norm = session.algorithm.objective, config.region.max_grad_norm
+        assert isinstance(objective, Objective)
 
-        def step(agent: Agent, axis: int | None) -> Step:
-            return make_step(
-                agent,
-                region.objective,
-                group_axis=axis,
-                max_grad_norm=region.max_grad_norm,
-                compiled=compiled,
-            )
+        def step(agent: Agent) -> Step:
+            return make_step(agent, objective, max_grad_norm=norm, compiled=compiled)
 
-        self._batched, self._single = step(self.agent, 1), step(self.agent.alone(), None)
+        self._batched, self._single = step(self.agent), step(self.agent.alone())
 
     def batched(self) -> StepResult:
         """All agents in one pass."""
@@ -97,19 +80,6 @@ class Sides:
             )
             for a, batch in enumerate(self.alone)
         ]
-
-
-def _batch(rows: Rows, learned: Targets) -> Batch:
-    return Batch(
-        obs=rows.obs,
-        behavior=rows.behavior,
-        action=rows.action,
-        log_prob=rows.log_prob,
-        advantage=learned.advantage,
-        target=learned.target,
-        old_value=learned.raw,
-        weight=rows.weight,
-    )
 
 
 def measure(agents: int, minibatch: int, repeats: int, compiled: bool) -> Comparison:

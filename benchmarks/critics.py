@@ -49,7 +49,7 @@ def main() -> None:
         typical = statistics.median(seconds)
         print(f"{name:<16} {1e3 * typical:7.1f} ms an iteration, {typical / plain - 1:+.1%}")
     for session in sessions.values():
-        session.envs.close()
+        session.source.close()
 
 
 if __name__ == "__main__":

@@ -11,17 +11,23 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from keel.experience.batch import Batch, Experience
 from keel.functional import k1, k2, k3
+from keel.losses.ppo import Objective
+from keel.losses.token import TokenObjective
+from keel.networks.agent import Agent
 from keel.presets import preset_for
 from keel.training.loop import iterate
 from keel.training.session import initial_state, open_session
+from keel.trust_region.certify import Algorithm
 from keel.trust_region.measure import measure
+from keel.types import AlgorithmState, HyperParams, OptimizerState, UpdateReport
 
 SIZES = (64, 256, 0)
 """Rows that are averaged; 0: the whole rollout."""
@@ -29,30 +35,43 @@ ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2,
 LEARNED, FRESH = "learned from", "fresh"
 
 
+@dataclass(frozen=True)
 class Watched:
-    """A region that looks at every update when it is done."""
+    """An algorithm that looks at every update when it is done."""
 
-    def __init__(self, region: Any, seen: Callable[..., None]) -> None:
-        self._region, self._seen = region, seen
+    algorithm: Algorithm
+    seen: Callable[[Agent, Tensor, Batch], None]
 
-    def init(self, agent: Any) -> Any:
-        """As the region."""
-        return self._region.init(agent)
+    @property
+    def agent(self) -> Agent:
+        """As the algorithm's."""
+        return self.algorithm.agent
 
-    def update(self, agent: Any, state: Any, rows: Any, *rest: Any) -> Any:
-        """As the region, then look."""
-        after, report = self._region.update(agent, state, rows, *rest)
-        self._seen(agent, after.params, rows)
+    @property
+    def objective(self) -> Objective | TokenObjective:
+        """As the algorithm's."""
+        return self.algorithm.objective
+
+    def init(self) -> OptimizerState:
+        """As the algorithm."""
+        return self.algorithm.init()
+
+    def update(
+        self, state: AlgorithmState, experience: Experience, hparams: HyperParams
+    ) -> tuple[AlgorithmState, UpdateReport]:
+        """As the algorithm, then look."""
+        after, report = self.algorithm.update(state, experience, hparams)
+        self.seen(self.agent, after.opt_state.params, experience.batch)
         return after, report
 
 
-def relative(agent: Any, params: Tensor, rows: Any, rng: torch.Generator) -> dict[Any, Tensor]:
+def relative(agent: Agent, params: Tensor, rows: Batch, rng: torch.Generator) -> dict[Any, Tensor]:
     """Estimate / exact − 1 of every chunk of rows, by (estimator, actions, size)."""
     exact = measure(agent, params, rows, 1.0).kl.double()
     mean, log_std = rows.behavior["mean"], rows.behavior["log_std"]
     noise = torch.randn(mean.shape, generator=rng)
     drawn = mean + log_std.exp() * noise
-    fresh = replace(rows, action=drawn, log_prob=agent.dist.log_prob(rows.behavior, drawn))
+    fresh = rows._replace(action=drawn, log_prob=agent.dist.log_prob(rows.behavior, drawn))
     found = {}
     order = torch.randperm(len(exact), generator=rng)
     for kind, data in ((LEARNED, rows), (FRESH, fresh)):
@@ -81,15 +100,15 @@ def main() -> None:
     session = open_session(config)
     rng = torch.Generator().manual_seed(options.seed)
     tables: list[dict[Any, Tensor]] = []
-    session.region = Watched(  # type: ignore[assignment]
-        session.region, lambda *seen: tables.append(relative(*seen, rng))
+    session.algorithm = Watched(
+        session.algorithm, lambda *seen: tables.append(relative(*seen, rng))
     )
     state = initial_state(session)
     try:
         while state.steps < config.total_steps:
             state, _, _ = iterate(session, state)
     finally:
-        session.envs.close()
+        session.source.close()
     exact = torch.cat([table.pop("exact") for table in tables])
     below = int((exact < 0.0).sum())
     print(

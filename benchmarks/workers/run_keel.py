@@ -64,7 +64,7 @@ def price(session, loop, iterations: int) -> dict[str, float]:
 
         return wrapper
 
-    guard = session.envs
+    guard = session.source.envs
     guard.envs.step = timed("bare", guard.envs.step)
     guard.step = timed("guarded", guard.step)
     certify, begin = 0.0, time.perf_counter()
@@ -85,7 +85,7 @@ if __name__ == "__main__":
     clock.tick()
     overhead = price(session, loop, max(2, work.iterations // 4)) if work.mode == "steady" else {}
     loop.close()
-    session.envs.close()
+    session.source.close()
     choices = {key: session.choices[key] for key in ("backend", "compile", "threads")}
     answer(
         clock,

@@ -64,7 +64,7 @@ def main() -> None:
     """Serve requests until standard input ends."""
     import torch
 
-    import keel.apps.language.runner
+    import keel.apps.language.kind
     import keel.cli.evaluate
     import keel.cli.train
     import keel.training.runner  # noqa: F401

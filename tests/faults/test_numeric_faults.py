@@ -20,17 +20,19 @@ from keel.algorithms.ppo import PPO
 from keel.config import Advantage, Config, from_dict
 from keel.envs import BadStepError, make_envs
 from keel.errors import InputError
-from keel.experience.batch import minibatches, rows_of
+from keel.experience.batch import Batch, Experience, Targets, minibatches
 from keel.experience.targets import compute_targets
 from keel.functional import aggregate, gae, normalize
-from keel.losses.ppo import Batch, Objective
+from keel.losses.ppo import Objective
+from keel.training.environments import EnvironmentSource
 from keel.training.loop import train
 from keel.training.persist import FAULT
 from keel.training.runner import start
-from keel.training.session import initial_state, open_session
+from keel.training.session import Session, initial_state, open_session
+from keel.trust_region.certify import Certified
 from keel.trust_region.gate import check_replay
 from keel.trust_region.numeric import BAD_STEPS, NumericError
-from keel.types import OptimizerState
+from keel.types import AlgorithmState, OptimizerState
 
 
 class Numbers(gymnasium.Env[Any, Any]):
@@ -74,6 +76,11 @@ def tiny(env: str = "keel/HugeRewards-v0", **more: Any) -> Config:
     return from_dict(more, from_dict(base))
 
 
+def source_of(session: Session) -> EnvironmentSource:
+    assert isinstance(session.source, EnvironmentSource)
+    return session.source
+
+
 @pytest.mark.parametrize("activation", ["tanh", "gelu"])  # the compiled step, and autograd's
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_batch(
     activation: str, tmp_path: Path
@@ -100,14 +107,12 @@ def test_outputs_that_are_not_finite_are_told_as_such() -> None:
         state = initial_state(session)
         params = state.opt_state.params.clone()
         params[:, session.agent.policy_columns] *= 1e30
-        collected = session.collector.collect(params, 1.0, None)
-
+        rollout = source_of(session).collector.collect(params, 1.0, None)
         params[0, session.agent.layout.slice_of("actor.layers.1.bias")] = torch.nan
-        rows = rows_of(collected.rollout)
         with pytest.raises(NumericError, match="the policy's output is not finite"):
-            check_replay(session.agent, params, rows, 1.0, enforce=True)
+            check_replay(session.agent, params, rollout.batch(), 1.0, enforce=True)
     finally:
-        session.envs.close()
+        session.source.close()
 
 
 def test_gradients_that_are_not_finite_are_skipped_counted_and_then_stop() -> None:
@@ -115,12 +120,19 @@ def test_gradients_that_are_not_finite_are_skipped_counted_and_then_stop() -> No
     session = open_session(tiny("CartPole-v1", region={"epochs": 8}))
     try:
         state = initial_state(session)
-        rollout = session.collector.collect(state.opt_state.params, 1.0, None).rollout
+        certified = session.algorithm
+        assert isinstance(certified, Certified)
+        assert isinstance(certified.algorithm, PPO)
+        whole_step = certified.algorithm.step
+        rollout = source_of(session).collector.collect(state.opt_state.params, 1.0, None)
 
-        rows = rows_of(rollout)
-
-        def targets(params: torch.Tensor) -> Any:
+        def targets(params: torch.Tensor) -> Targets:
             return compute_targets(session.agent, params, rollout, Advantage())[0]
+
+        learned = targets(state.opt_state.params)
+        batch = rollout.batch()._replace(
+            advantage=learned.advantage, target=learned.target, old_value=learned.raw
+        )
 
         def broken_every(n: int) -> Any:
             taken = 0
@@ -128,7 +140,7 @@ def test_gradients_that_are_not_finite_are_skipped_counted_and_then_stop() -> No
             def step(opt_state: OptimizerState, *rest: Any) -> StepResult:
                 nonlocal taken
                 taken += 1
-                result = session.step(opt_state, *rest)
+                result = whole_step(opt_state, *rest)
                 if taken % n:
                     return result
                 bad = torch.full((1,), math.nan)
@@ -136,27 +148,18 @@ def test_gradients_that_are_not_finite_are_skipped_counted_and_then_stop() -> No
 
             return step
 
-        region = PPO(epochs=8, minibatch=64)
-
         def update(n: int) -> Any:
-            generator = torch.Generator().manual_seed(0)
-            return region.update(
-                session.agent,
-                state.opt_state,
-                rows,
-                targets,
-                state.hparams,
-                generator,
-                broken_every(n),
-            )
+            before = AlgorithmState(state.opt_state, torch.Generator().manual_seed(0))
+            algorithm = PPO(session.agent, broken_every(n), epochs=8, minibatch=64)
+            return algorithm.update(before, Experience(batch, targets), state.hparams)
 
         after, report = update(2)
         assert report.metrics["train/non_finite_gradients"] == 8.0
-        assert torch.isfinite(after.params).all()
+        assert torch.isfinite(after.opt_state.params).all()
         with pytest.raises(NumericError, match=f"none applied: {BAD_STEPS}"):
             update(1)
     finally:
-        session.envs.close()
+        session.source.close()
 
 
 def test_a_log_ratio_that_overflows_is_bounded_and_reported() -> None:
@@ -256,9 +259,9 @@ def test_only_a_truncated_episode_is_bootstrapped() -> None:
 def test_the_eager_step_skips_what_is_not_finite_as_well() -> None:
     """Fault 24, for what is not stepped by compiled loops."""
     session = open_session(tiny("CartPole-v1"))
-    session.envs.close()
+    session.source.close()
     agent = session.agent
-    step = make_step(agent, Objective(), group_axis=None, max_grad_norm=0.5, compiled=False)
+    step = make_step(agent, Objective(), max_grad_norm=0.5)
 
     rows = Batch(
         obs={"obs": torch.randn(4, 4)},
