@@ -72,7 +72,7 @@ def relative(agent: Agent, params: Tensor, rows: Batch, rng: torch.Generator) ->
     noise = torch.randn(mean.shape, generator=rng)
     drawn = mean + log_std.exp() * noise
     fresh = rows._replace(action=drawn, log_prob=agent.dist.log_prob(rows.behavior, drawn))
-    found = {}
+    found: dict[Any, Tensor] = {}
     order = torch.randperm(len(exact), generator=rng)
     for kind, data in ((LEARNED, rows), (FRESH, fresh)):
         new = measure(agent, params, data, 1.0).ratio.raw_log_ratio.double()
@@ -101,7 +101,8 @@ def main() -> None:
     rng = torch.Generator().manual_seed(options.seed)
     tables: list[dict[Any, Tensor]] = []
     session.algorithm = Watched(
-        session.algorithm, lambda *seen: tables.append(relative(*seen, rng))
+        session.algorithm,
+        lambda agent, params, batch: tables.append(relative(agent, params, batch, rng)),
     )
     state = initial_state(session)
     try:

@@ -7,11 +7,13 @@ from types import SimpleNamespace
 
 from common import Clock, answer, job
 
+from keel.apps.language.build import open_session
 from keel.apps.language.config import from_dict
-from keel.apps.language.loop import initial_state, run
-from keel.apps.language.session import Session, open_session
+from keel.apps.language.source import PromptSource
 from keel.apps.language.tasks import Example
 from keel.apps.language.tokenizer import build_tokenizer
+from keel.training.loop import run
+from keel.training.session import Session, initial_state
 
 CHARACTERS = string.digits + string.ascii_letters
 
@@ -34,7 +36,7 @@ class Noise:
         return float(ord(completion[:1] or "0") % 2)
 
 
-class Endless(Session):
+class Endless(PromptSource):
     """Completions that only end when they are long enough, as the peer's do."""
 
     @property
@@ -69,7 +71,9 @@ def endless(work: SimpleNamespace, language: SimpleNamespace) -> Session:
     )
     task = Noise("noise", language.prompt_tokens, work.rollout_steps, alphabet)
     session = open_session(config, task, build_tokenizer(alphabet, ()))
-    return Endless(**vars(session))
+    reference = session.agent.initial.clone()
+    session.source = Endless(**{**vars(session.source), "reference": reference})
+    return session
 
 
 if __name__ == "__main__":

@@ -66,6 +66,14 @@ ALGORITHMS = {
     "algorithms/happo": ["test_many_agents.py", DEFAULTS],
     "algorithms/popart": ["test_popart.py"],
     "algorithms/accelerate": ["test_accelerate.py"],
+    "experience/batch": [
+        "test_micro_batches.py",
+        "test_kl_metrics.py",
+        "test_many_agents.py",
+        "test_ppo.py",
+        "test_dense.py",
+        "test_imitation.py",
+    ],
     "algorithms/optimizer": [
         "test_micro_batches.py",
         "test_without_adam.py",

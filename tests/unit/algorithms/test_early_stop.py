@@ -52,10 +52,17 @@ def update(
 ) -> tuple[OptimizerState, UpdateReport]:
     """Two minibatches an epoch, from parameters, moments and step counts of 0."""
     setting = build((8,) if groups == 1 else (8, groups), groups)
-    chosen = {"epochs": epochs, "minibatch": 4, "early_stop": early_stop, "target_kl": target_kl}
+    algorithm = PPO(
+        setting.agent,
+        step,
+        epochs=epochs,
+        minibatch=4,
+        early_stop=early_stop,
+        target_kl=target_kl,
+        gate=False,
+    )
     opt_state = OptimizerState(*map(torch.zeros_like, setting.opt_state))
-    still = Setting(setting.agent, setting.batch, opt_state)
-    return still.update(PPO(setting.agent, step, gate=False, **chosen), HyperParams())
+    return Setting(setting.agent, setting.batch, opt_state).update(algorithm, HyperParams())
 
 
 def steps_taken(opt_state: OptimizerState) -> list[float]:
