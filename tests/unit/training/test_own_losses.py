@@ -163,6 +163,7 @@ def test_from_python_it_takes_torchs_way_and_is_stored_by_path(
     session = open_session(from_dict(with_loss(imported().squared)))
     session.source.close()
     assert dense.obstacle(session.agent, session.algorithm.objective)  # type: ignore[arg-type]
+    assert session.choices["optimizer_step"] == "torch (the surrogate is own_parts:squared)"
     finish(iterate("CartPole-v1", runs=here / "runs", name="mine", **with_loss(imported().squared)))
     assert stored(here) == "own_parts:squared"
     assert imported().CALLS[0] == pytest.approx(0.2)
