@@ -48,11 +48,11 @@ def compare_runs(
         >>> import tempfile
         >>> import keel
         >>> with tempfile.TemporaryDirectory() as runs:
-        ...     small = dict(runs=runs, total_steps=256, rollout_steps=128)
+        ...     small = dict(runs=runs, total_steps=256, num=2, rollout_steps=64)
         ...     old = keel.train("CartPole-v1", name="old", **small)
         ...     new = keel.train("CartPole-v1", name="new", clip=0.1, **small)
         ...     comparison = keel.compare_runs(old, new)
-        >>> print(comparison)
+        >>> print(comparison)  # doctest: +ELLIPSIS
         CartPole-v1: eval/return_mean over the last steps up to 256
         ...
         new against old: not distinguishable

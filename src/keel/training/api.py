@@ -76,7 +76,7 @@ def train(
         >>> import tempfile
         >>> import keel
         >>> with tempfile.TemporaryDirectory() as runs:
-        ...     run = keel.train("CartPole-v1", runs=runs, total_steps=256, rollout_steps=128)
+        ...     run = keel.train("CartPole-v1", runs=runs, total_steps=256, num=2, rollout_steps=64)
         ...     run.metrics.step.tolist()
         [128, 256]
     """
@@ -119,7 +119,7 @@ def iterate(
         >>> import tempfile
         >>> import keel
         >>> with tempfile.TemporaryDirectory() as runs:
-        ...     for iteration in keel.iterate("CartPole-v1", runs=runs, rollout_steps=128):
+        ...     for iteration in keel.iterate("CartPole-v1", runs=runs, num=2, rollout_steps=64):
         ...         iteration.set(learning_rate=1e-4)
         ...         if iteration.steps >= 256:
         ...             break
@@ -157,7 +157,7 @@ def resume(
         >>> import tempfile
         >>> import keel
         >>> with tempfile.TemporaryDirectory() as runs:
-        ...     small = dict(runs=runs, rollout_steps=64, minibatch=32)
+        ...     small = dict(runs=runs, num=1, rollout_steps=64, minibatch=32)
         ...     run = keel.train("CartPole-v1", total_steps=64, **small)
         ...     keel.resume(run, total_steps=128).metrics.step.tolist()
         [64, 128]
