@@ -30,7 +30,7 @@ FOREIGN = {
     "env": "toys:Env",
     "envs": {
         "options": "level=3, teacher=other.toys:Teacher-v0",
-        "wrappers": ["toys:Wrapper"],
+        "wrappers": ["gymnasium.wrappers:ClipReward", "toys:Wrap"],
     },
     "network": {"kind": "toys:make"},
     "region": {"loss": "toys:loss"},
@@ -52,7 +52,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_field_that_names_code_is_listed() -> None:
     assert [str(reference) for reference in code_in(FOREIGN)] == [
         "env toys:Env (level=3, teacher=other.toys:Teacher-v0)",
-        "envs.wrappers toys:Wrapper",
+        "envs.wrappers toys:Wrap",
         "envs.options other.toys:Teacher-v0",
         "network.kind toys:make",
         "region.loss toys:loss",
@@ -200,7 +200,7 @@ def test_trust_is_given_by_the_flag_or_by_typing_the_name() -> None:
     typed = {
         "env": "toys:Env",
         "envs.options": "level=3, teacher=other.toys:Teacher-v0",
-        "envs.wrappers": "toys:Wrapper",
+        "envs.wrappers": "toys:Wrap",
         "network.kind": "toys:make",
         "region.loss": "toys:loss",
         "controllers": "toys:one,toys:two",

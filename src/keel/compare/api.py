@@ -48,10 +48,10 @@ def compare_runs(
         >>> import tempfile
         >>> import keel
         >>> with tempfile.TemporaryDirectory() as runs:
-        ...     small = dict(runs=runs, total_steps=256, num=2, rollout_steps=64)
+        ...     small = dict(runs=runs, total_steps=256, num=2, rollout_steps=64, minibatch=64)
         ...     old = keel.train("CartPole-v1", name="old", **small)
         ...     new = keel.train("CartPole-v1", name="new", clip=0.1, **small)
-        ...     comparison = keel.compare_runs(old, new)
+        ...     comparison = keel.compare_runs(old, new, slowdown=1e9)
         >>> print(comparison)  # doctest: +ELLIPSIS
         CartPole-v1: eval/return_mean over the last steps up to 256
         ...

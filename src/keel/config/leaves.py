@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from keel.config.reading import FIRST
 from keel.config.renamed import rename_settings
 from keel.config.schema import Config
 from keel.errors import InputError, similar
@@ -32,8 +33,10 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
         if not dot and key not in top:
             section, leaf = _place(key, top)
         if not leaf and not isinstance(value, Mapping):
-            whole[section] = value
-            continue
+            if section not in FIRST:
+                whole[section] = value
+                continue
+            leaf = FIRST[section]
         part = whole.setdefault(section, {})
         inside = dict(value) if isinstance(value, Mapping) and not leaf else {leaf: value}
         twice = part.keys() & inside.keys()

@@ -76,7 +76,8 @@ def train(
         >>> import tempfile
         >>> import keel
         >>> with tempfile.TemporaryDirectory() as runs:
-        ...     run = keel.train("CartPole-v1", runs=runs, total_steps=256, num=2, rollout_steps=64)
+        ...     small = dict(num=2, rollout_steps=64, minibatch=64)
+        ...     run = keel.train("CartPole-v1", runs=runs, total_steps=256, **small)
         ...     run.metrics.step.tolist()
         [128, 256]
     """
@@ -119,7 +120,8 @@ def iterate(
         >>> import tempfile
         >>> import keel
         >>> with tempfile.TemporaryDirectory() as runs:
-        ...     for iteration in keel.iterate("CartPole-v1", runs=runs, num=2, rollout_steps=64):
+        ...     small = dict(num=2, rollout_steps=64, minibatch=64)
+        ...     for iteration in keel.iterate("CartPole-v1", runs=runs, **small):
         ...         iteration.set(learning_rate=1e-4)
         ...         if iteration.steps >= 256:
         ...             break

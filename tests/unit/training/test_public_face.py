@@ -18,6 +18,7 @@ import yaml
 
 import keel
 from keel import imports
+from keel.config import nested
 from keel.envs import EnvError, EnvWarning
 from keel.errors import InputError
 from keel.tracking.directory import read_record
@@ -82,7 +83,7 @@ def test_environments_of_every_kind_train_and_are_evaluated(kind: str) -> None:
         assert run.evaluate(2).returns == [paid[kind]] * 2
         assert keel.evaluate(run, env=lambda: face_toys.Five(2.0), episodes=1).mean == 10.0
     stored = {"class": "face_toys:Five", "function": "face_toys:make_five", "id": "CartPole-v1"}
-    assert config_of(run)["env"].startswith(stored.get(kind, "object:"))
+    assert config_of(run)["env"].startswith(stored.get(kind, "<"))
     assert keel.resume(run, total_steps=96).metrics.step.tolist() == [32, 64, 96]
 
 
@@ -185,6 +186,10 @@ def test_settings_by_their_last_name() -> None:
     config = config_of(run)
     region = config["region"]
     assert (region["max_kl"], region["clip"], config["advantage"]["lam"]) == (0.02, 0.1, 0.9)
+
+
+def test_what_stands_for_a_section_goes_with_settings_of_it() -> None:
+    assert nested({"network": "mlp", "hidden": [4]}) == {"network": {"kind": "mlp", "hidden": [4]}}
 
 
 @pytest.mark.parametrize(
