@@ -14,6 +14,7 @@ import inspect
 import json
 import pkgutil
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -157,3 +158,28 @@ def test_the_names_of_the_notes_are_hidden_flags() -> None:
     for row in rows:
         old, new = (f"--{name.replace('_', '-')}" for name in row)
         assert new in (ALIASES.get(old), LANGUAGE_ALIASES.get(old)), old
+
+
+def _blocks() -> Iterator[tuple[str, list[str]]]:
+    """Yield what the reference shows: a name, and the members that are picked of it."""
+    block = re.compile(r"^::: (\S+)$(?:\n    options:\n      members: \[(.+)\]$)?", re.MULTILINE)
+    for page in sorted((ROOT / "docs" / "reference").glob("*.md")):
+        for match in block.finditer(page.read_text(encoding="utf-8")):
+            yield match[1], match[2].split(", ") if match[2] else []
+
+
+@pytest.mark.parametrize(("name", "members"), _blocks())
+def test_the_reference_shows_public_names_only(name: str, members: list[str]) -> None:
+    """Packages by their `__all__`, modules by what their package exports, and single names."""
+    parent, _, last = name.rpartition(".")
+    package = importlib.import_module(parent or name)
+    if name not in MODULES:
+        assert hasattr(package, last)
+        assert not last.startswith("_")
+        return
+    module = importlib.import_module(name)
+    if hasattr(module, "__all__") or last in package.__all__:
+        return
+    own = [x for x, y in vars(module).items() if getattr(y, "__module__", "") == name]
+    assert {*members} <= {*own}
+    assert {x for x in members or own if not x.startswith("_")} <= {*package.__all__}

@@ -1,6 +1,7 @@
 """Every command line of the five notes, as printed, and what it comes to in Keel.
 
-Note 000 and note 003 print no command; their settings are tried one by one below.
+The notes are those of docs/origins/the-five-notes.md. Notes 000 and 003 print no command; their
+settings are tried one by one below.
 """
 
 from __future__ import annotations
