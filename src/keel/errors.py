@@ -42,7 +42,13 @@ def similar(value: str, options: Iterable[str], limit: int = 1) -> list[str]:
 
 
 def check_choice(what: str, value: str, options: Iterable[str]) -> str:
-    """Return `value` if it is one of `options`, else raise an `InputError` with a suggestion."""
+    """Return `value` if it is one of `options`, else raise an `InputError` with a suggestion.
+
+    Args:
+        what: Name of the value in the error.
+        value: Value to check.
+        options: Allowed values.
+    """
     choices = list(options)
     if value in choices:
         return value

@@ -3,7 +3,7 @@
 MASK = "action_mask"
 """bool `[…, K]`: what is legal."""
 GROUP = "group"
-"""What an environment may say in its info about every row: the group it belongs to, from 0."""
+"""Key in an environment's info: the group of every row, from 0."""
 AGENT = "agent"
 """int64 `[N, A]`: the number of each of several agents."""
 STATE = "state"

@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 
 _LIMIT: list[int] = []
-"""How many threads a forked process has until it sets their number itself."""
+"""Number of threads of a forked process until it sets their number itself."""
 
 
 def set_threads(count: int) -> None:
@@ -52,7 +52,13 @@ def _alone_after_fork() -> None:
 def parallel_map(
     function: Callable[[Piece], Result], pieces: Sequence[Piece], workers: int
 ) -> list[Result]:
-    """Apply the function to every piece, results in order; it must not change what others read."""
+    """Apply the function to every piece, results in order; it must not change what others read.
+
+    Args:
+        function: Function of a piece.
+        pieces: Pieces of work.
+        workers: Number of threads.
+    """
     if workers < 2 or len(pieces) < 2:
         return [function(piece) for piece in pieces]
     learning = torch.is_grad_enabled()  # of this thread, and not of others

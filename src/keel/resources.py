@@ -30,7 +30,13 @@ def free_bytes() -> int | None:
 
 
 def expect_memory(what: str, needed: float, hint: str) -> None:
-    """Refuse, before anything is allocated, what this machine cannot hold."""
+    """Refuse, before anything is allocated, what this machine cannot hold.
+
+    Args:
+        what: Name of the allocation.
+        needed: Bytes.
+        hint: Advice in the error.
+    """
     free = free_bytes()
     if free is not None and needed > free:
         raise InputError(

@@ -70,7 +70,7 @@ class Reference(NamedTuple):
     name: str
     """`module:attribute`, or `module:Name-v0`"""
     options: str = ""
-    """what an environment is made with"""
+    """Options that an environment is made with."""
 
     def __str__(self) -> str:
         options = f" ({_short(self.options)})" if self.options else ""

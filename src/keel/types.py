@@ -24,9 +24,9 @@ class HyperParams:
     temperature: float = 1.0
     max_kl: float = 0.05
     damping: float = 0.1
-    """of TRPO's Fisher matrix"""
+    """Damping of TRPO's Fisher matrix."""
     bc_coef: float = 0.0
-    """of the loss on demonstrations"""
+    """Coefficient of the loss on demonstrations."""
     critic_factor: float = 1.0
     """the critic's learning rate over the policy's"""
 
@@ -39,7 +39,7 @@ HPARAM_INDEX: Mapping[str, int] = {f.name: i for i, f in enumerate(fields(HyperP
 
 
 POLICY = torch.tensor([True, False])
-"""Which of `OptimizerState.steps` is the policy's."""
+"""Mask of `OptimizerState.steps`: the policy's."""
 
 
 class OptimizerState(NamedTuple):
@@ -53,13 +53,13 @@ class OptimizerState(NamedTuple):
 
 @dataclass(frozen=True)
 class AlgorithmState:
-    """Everything that an algorithm remembers between two updates."""
+    """State of an algorithm between two updates."""
 
     opt_state: OptimizerState
     rng: torch.Generator
     """source of its shuffling, which advances in place"""
     updates: int = 0
-    """that were made"""
+    """Number of updates that were made."""
 
 
 @dataclass(frozen=True)

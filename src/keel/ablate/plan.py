@@ -40,7 +40,7 @@ LAST = -1
 
 @dataclass(frozen=True)
 class Cell:
-    """One variant."""
+    """A variant: a name and its settings."""
 
     name: str
     settings: Mapping[str, Any]
@@ -62,7 +62,7 @@ class Watch:
     """Metrics that a plan shows beside the returns."""
 
     metrics: Mapping[str, str]
-    """by the titles of their columns"""
+    """Metrics to show, by the titles of their columns."""
     updates: tuple[int, ...]
     """after which; -1 is the last"""
     expected: Mapping[str, Any] = field(default_factory=dict)

@@ -26,7 +26,7 @@ class Watched:
     update: int
     titles: tuple[str, ...]
     rows: Mapping[str, tuple[float, ...]]
-    """of every cell; NaN for what no run has written"""
+    """Values of every cell; NaN for what no run has written."""
     expected: tuple[str, ...] = ()
     """values that were predicted; empty if there are none"""
 

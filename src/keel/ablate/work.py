@@ -31,7 +31,7 @@ PLANS = "plan"
 
 @dataclass(frozen=True)
 class Task:
-    """One run of a cell."""
+    """A run of a cell."""
 
     cell: str
     seed: int

@@ -29,17 +29,17 @@ class Result:
     ours: float
     peer: float
     ratio: float
-    """how many times faster ours is: the median of the pairs"""
+    """Speed of ours over that of the peer: the median of the pairs."""
     repeats: int
     floor: float | None
-    """what the environment and the network's arithmetic alone would allow; not of `tokens`"""
+    """Rate that the environment and the network's arithmetic alone would allow; not of `tokens`."""
     ours_peak_mb: float
     peer_peak_mb: float
     peer_threads: int
     settings: dict[str, Any]
     versions: dict[str, dict[str, str]]
     choices: dict[str, Any]
-    """what ours chose by itself: backend, compile, threads"""
+    """Choices that ours made by itself: backend, compile, threads."""
     floor_details: dict[str, Any]
     overhead: dict[str, float]
     """shares of our iterations: `certify` (exact KL, its metrics) and `guard`"""

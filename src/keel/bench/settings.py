@@ -36,9 +36,9 @@ class Language:
     group: int = 8
     """answers to a prompt; together they are the `num_envs` sequences of a batch"""
     prompt_tokens: int = 16
-    """of every prompt; every answer has `rollout_steps`"""
+    """Tokens of every prompt; every answer has `rollout_steps`."""
     beta: float = 0.01
-    """of the KL to the reference, which is the model as it was at first"""
+    """Coefficient of the KL to the reference, which is the model as it was at first."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Settings:
     max_grad_norm: float = 0.5
     seed: int = 0
     threads: int = 0
-    """of the network's arithmetic; 0: what the library chooses (ours)"""
+    """Threads of the network's arithmetic; 0: the choice of the library (ours)."""
     compile: Literal["auto", "on", "off"] = "auto"
     """ours only"""
     backend: Backend = "auto"
@@ -81,7 +81,7 @@ class Settings:
     cg_iters: int = 15
     damping: float = 0.1
     language: Language | None = None
-    """of `tokens`, whose algorithm is GRPO"""
+    """Settings of `tokens`, with the algorithm GRPO."""
     mode: Mode = "steady"
     turn: int = 0
     """iterations until it is the other side's turn; 0: it runs alone"""

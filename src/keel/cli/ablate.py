@@ -46,7 +46,7 @@ class Ablate:
     seeds: tuple[int, ...] = ()
     """In place of the plan's; 0 1 2 if there is none."""
     runs: Annotated[Path, arg(metavar="DIR")] = Path("runs")
-    """Where runs are kept."""
+    """Folder of the runs."""
     name: str | None = None
     """The folder of this ablation in DIR; by default the plan's name."""
     at_once: int | None = None

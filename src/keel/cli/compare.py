@@ -33,11 +33,11 @@ class Compare:
     runs: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN|FOLDER|CSV|EVENTS|LABEL=PATH …")]
     """Runs, or folders of runs, of Keel, SB3, CleanRL or RLlib; LABEL=PATH names a group."""
     by: Annotated[str, arg(metavar="name|tag|FIELD")] = "name"
-    """What makes a group: the run's name, its tag, or a setting such as region.max_log_ratio."""
+    """Key of a group: the run's name, its tag, or a setting such as region.max_log_ratio."""
     baseline: Annotated[str | None, arg(metavar="GROUP")] = None
     """The group all others are compared with; by default the first."""
     metric: Annotated[str | None, arg(metavar="METRIC")] = None
-    """By default eval/return_mean where every run ends with one, else rollout/return_mean."""
+    """Metric to compare; default: eval/return_mean if every run ends with it, else rollout/…."""
     steps: int | None = None
     """Compare up to this step; by default up to the end of the shortest run."""
     tail: float = 0.1
@@ -49,7 +49,7 @@ class Compare:
     slowdown: float = 2.0
     """Roll back if slower by more than this factor."""
     map: Annotated[tuple[str, ...], arg(metavar="METRIC=COLUMN …")] = ()
-    """What the columns of a CSV are: step=timesteps rollout/return_mean=reward."""
+    """Meaning of the columns of a CSV: step=timesteps rollout/return_mean=reward."""
     png: Annotated[Path | None, arg(metavar="FILE.png")] = None
     """Draw the comparison."""
     html: Annotated[Path | None, arg(metavar="FILE.html")] = None

@@ -40,7 +40,7 @@ class Train:
     config_file: Annotated[Path | None, arg(name="config", metavar="FILE.yaml")] = None
     """A YAML file of settings; flags go before it, it goes before the preset."""
     runs: Path = Path("runs")
-    """Where runs are kept."""
+    """Folder of the runs."""
     name: str | None = None
     """Name of the run; by default environment, algorithm and time."""
     seeds: tuple[int, ...] = ()
@@ -136,7 +136,7 @@ def _help(words: list[str]) -> str:
 
 
 def on_top(base: Config, args: list[str], prog: str) -> Train:
-    """The options, on top of a configuration."""
+    """Return the options on top of a configuration."""
     options = read_options(Train, args, prog, Train(env=base.env, config=base))
     return dataclasses.replace(options, config=dataclasses.replace(options.config, env=options.env))
 
@@ -151,7 +151,7 @@ def _opening(config: Config, choices: Mapping[str, object], terminal: bool) -> l
 
 
 def never_compiled(algo: str) -> bool:
-    """Whether numba has nothing on disk yet for the loops that an algorithm needs."""
+    """Return whether no compiled kernels of an algorithm are on disk yet."""
     kernels = "natural" if algo == "trpo" else "mlp"
     return next(cache_folder().rglob(f"{kernels}.*.nbi"), None) is None
 

@@ -40,7 +40,7 @@ class Evaluate:
     seed: int = 0
     """Random seed of environments and actions."""
     checkpoint: Annotated[str | None, arg(metavar="best|last|STEP")] = None
-    """Which checkpoint; by default the best, or the last where there is no best."""
+    """Checkpoint to evaluate; by default the best, or the last where there is no best."""
     video: Annotated[Path | None, arg(metavar="FILE.gif|FILE.mp4")] = None
     """Video of one more episode; .mp4 needs the extra keel-rl[video]."""
     calibration: Annotated[Path | None, arg(metavar="FILE.png")] = None

@@ -24,9 +24,9 @@ class KL:
     """
 
     p: Annotated[Positional[str], arg(metavar="P")] = "0.8,0.2"
-    """What the world follows: probabilities separated by commas, such as 0.8,0.2 or 1/2,1/2."""
+    """True distribution: probabilities separated by commas, such as 0.8,0.2 or 1/2,1/2."""
     q: Annotated[Positional[str], arg(metavar="Q")] = "0.7,0.3"
-    """What is believed, over the same outcomes."""
+    """Believed distribution, over the same outcomes."""
     gaussian: Annotated[tuple[str, str] | None, arg(metavar="MU,SIGMA MU,SIGMA")] = None
     """Compare two Gaussians in place of P and Q."""
     logits: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -83,7 +83,7 @@ class SequenceKL:
     names: Annotated[str | None, arg(metavar="A,B,…")] = None
     """The tokens; by default their positions."""
     terms: Literal["log-ratio", "kl"] = "log-ratio"
-    """What the terms are: log-ratios, or the exact KL at each token."""
+    """Kind of the terms: log-ratios, or the exact KL at each token."""
     output: Answer = field(default_factory=Output)
 
     def explain(self) -> Explanation:
@@ -157,7 +157,7 @@ class Estimators:
     actions: int = 6
     """Actions of the random softmax policies."""
     policies: int = 16
-    """How many of them."""
+    """Number of policies."""
     seed: int = 0
     """Seed of those policies."""
     output: Answer = field(default_factory=Output)

@@ -12,7 +12,7 @@ from tyro.conf import arg
 
 @dataclass(frozen=True)
 class Output:
-    """How to answer."""
+    """Form of the answer."""
 
     plot: Annotated[Path | None, arg(metavar="FILE.png")] = None
     """Draw a picture into FILE (.png, .svg or .pdf)."""

@@ -21,9 +21,9 @@ class Clip:
     """
 
     ratio: float = 2.0
-    """How much likelier the new policy makes the action."""
+    """Probability of the action under the new policy over that under the old."""
     advantage: float = 1.0
-    """How much better than expected the action was."""
+    """Advantage of the action: its return minus the expected one."""
     clip: float = 0.2
     """ε: the ratio is clipped to 1 − ε … 1 + ε."""
     clip_high: float | None = None
@@ -198,7 +198,7 @@ class Advantage:
     lam: float = 0.95
     """λ: 0 looks one step ahead, 1 to the end."""
     end: Literal["terminated", "truncated", "running"] = "terminated"
-    """How the trajectory ends."""
+    """End of the trajectory."""
     output: Answer = field(default_factory=Output)
 
     def explain(self) -> Explanation:

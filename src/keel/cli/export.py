@@ -30,7 +30,7 @@ class Export:
     onnx: Annotated[Path, arg(metavar="FILE.onnx")]
     """The file to write."""
     checkpoint: Annotated[str | None, arg(metavar="best|last|STEP")] = None
-    """Which checkpoint; by default the best, or the last where there is no best."""
+    """Checkpoint to export; by default the best, or the last where there is no best."""
     trust_code: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Import code that the run's file names, also from outside of Keel; it can do anything."""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False

@@ -34,7 +34,7 @@ class Land:
     run: Annotated[Positional[Path | None], arg(metavar="RUN")] = None
     """The folder of a run on `land`."""
     maps: int = 20
-    """How many maps."""
+    """Number of maps."""
     variant: str = "full"
     """Variant of the game where no run says it: full or small."""
     baselines: tuple[str, ...] = ("wait", "random", "greedy-npv", "greedy-roi")

@@ -39,7 +39,7 @@ class TrainLanguage:
     config_file: Annotated[Path | None, arg(name="config", metavar="FILE.yaml")] = None
     """A YAML file of settings; flags go before it, it goes before the preset."""
     runs: Path = Path("runs")
-    """Where runs are kept."""
+    """Folder of the runs."""
     name: str | None = None
     """Name of the run; by default task, algorithm and time."""
     seeds: tuple[int, ...] = ()

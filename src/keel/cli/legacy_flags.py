@@ -170,7 +170,7 @@ def take(
         flag: With hyphens.
         default: The value of the flag alone; None: it needs one.
     """
-    found, rest, at = None, [], 0
+    value, rest, at = None, [], 0
     while at < len(words):
         if _spelled(words[at]) != flag:
             rest.append(words[at])
@@ -178,10 +178,10 @@ def take(
             continue
         alone = at + 1 == len(words) or words[at + 1].startswith("--")
         if alone and default is None:
-            raise InputError(f"{shown(flag)}: expected a value")
-        found = default if alone else words[at + 1]
+            raise InputError(f"{spell(flag)}: expected a value")
+        value = default if alone else words[at + 1]
         at += 1 if alone else 2
-    return found, rest
+    return value, rest
 
 
 def take_tags(args: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
@@ -202,7 +202,7 @@ def take_tags(args: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
     return tuple(tags), rest
 
 
-def shown(flag: str) -> str:
+def spell(flag: str) -> str:
     """Return a flag with underscores, as earlier scripts write it."""
     return f"--{flag[2:].replace('-', '_')}"
 
@@ -217,7 +217,7 @@ def _without_prefix(word: str) -> str:
 
 def _truth(flag: str, value: str) -> bool:
     if value.lower() not in ("true", "false"):
-        raise InputError(f"{shown(flag)}: expected true or false, got {value!r}")
+        raise InputError(f"{spell(flag)}: expected true or false, got {value!r}")
     return value.lower() == "true"
 
 
@@ -227,7 +227,7 @@ def _number(flag: str, value: str) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise InputError(f"{shown(flag)}: expected a number, got {value!r}")
+        raise InputError(f"{spell(flag)}: expected a number, got {value!r}")
     return number
 
 
@@ -238,7 +238,7 @@ def _name_preset(words: list[str]) -> list[str]:
         return words
     if kind != "ppo_modular":
         raise InputError(
-            f"{shown(SCHEDULER)}: only ppo_modular is trained, got {kind!r}; heuristics are judged "
+            f"{spell(SCHEDULER)}: only ppo_modular is trained, got {kind!r}; heuristics are judged "
             "by keel serving judge"
         )
     return words if "--preset" in words else [*words, "--preset", "router-rebalanced"]
@@ -257,13 +257,13 @@ def _name_normalization(words: list[str]) -> list[str]:
     if grouped is not None:
         if method not in (None, "batch"):
             raise InputError(
-                f"{shown(GROUP_NORM)}: {shown(NORMALIZE)} asks for {method!r}; say one of them, "
+                f"{spell(GROUP_NORM)}: {spell(NORMALIZE)} asks for {method!r}; say one of them, "
                 "or --advantage.normalize none|batch|group|robust"
             )
         method = "global" if _truth(GROUP_NORM, grouped) else "group"
         reach = "over the whole batch" if method == "global" else "within groups"
-        _tell(
-            f"{shown(GROUP_NORM)} {grouped} normalizes advantages {reach} "
+        _warn(
+            f"{spell(GROUP_NORM)} {grouped} normalizes advantages {reach} "
             f"(--advantage.normalize {method})"
         )
     return words if method is None else [*words, "--advantage.normalize", method]
@@ -275,14 +275,14 @@ def _learning_rates(given: Mapping[str, str], rest: list[str], config: Config) -
     if config.algo == "trpo":
         if actor is not None:
             raise InputError(
-                f"{shown(ACTOR_RATE)}: the step of TRPO's policy has no learning rate, --max_kl "
+                f"{spell(ACTOR_RATE)}: the step of TRPO's policy has no learning rate, --max_kl "
                 "bounds it; --critic_lr is the critic's"
             )
         return [] if critic is None else ["--region.learning-rate", critic]
     other, twice = config.region.learning_rate, "--region.learning-rate" in rest
     if actor is not None and twice and other != _number(ACTOR_RATE, actor):
         raise InputError(
-            f"{shown(ACTOR_RATE)}: {actor}, but --region.learning-rate is set to {other:g} as "
+            f"{spell(ACTOR_RATE)}: {actor}, but --region.learning-rate is set to {other:g} as "
             "well; say one of them"
         )
     words = [] if actor is None else ["--region.learning-rate", actor]
@@ -308,8 +308,8 @@ def _environment_options(
             changes[flag[2:].replace("-", "_")] = _parameter(flag, value, by_throughput)
     mode = options.get("mode", "hybrid")
     if LATENCY_SCALE in given and mode == "hybrid":
-        _tell(
-            f"{shown(LATENCY_SCALE)} scales env/latency_threshold_penalty, which the throughput "
+        _warn(
+            f"{spell(LATENCY_SCALE)} scales env/latency_threshold_penalty, which the throughput "
             'reward logs and does not subtract; --envs.options "…,mode=instant" or mode=delta does'
         )
     return changes, unknown
@@ -318,7 +318,7 @@ def _environment_options(
 def _reward_scale(value: str, config: Config) -> float:
     if config.env != "land":
         raise InputError(
-            f"{shown(REWARD_SCALE)}: only land divides its rewards by a number; on {config.env} "
+            f"{spell(REWARD_SCALE)}: only land divides its rewards by a number; on {config.env} "
             "use --envs.normalize-reward, which divides by the deviation of the return"
         )
     return _number(REWARD_SCALE, value)
@@ -326,20 +326,20 @@ def _reward_scale(value: str, config: Config) -> float:
 
 def _replicas(value: str, config: Config) -> int:
     if config.env != "serving":
-        raise InputError(f"{shown(REPLICAS)}: belongs to serving, this is {config.env}")
+        raise InputError(f"{spell(REPLICAS)}: belongs to serving, this is {config.env}")
     if not value.isdecimal():
-        raise InputError(f"{shown(REPLICAS)}: expected a whole number, got {value!r}")
+        raise InputError(f"{spell(REPLICAS)}: expected a whole number, got {value!r}")
     return int(value)
 
 
 def _parameter(flag: str, value: str, by_throughput: bool) -> float:
     if not by_throughput:
         raise InputError(
-            f"{shown(flag)}: a parameter of the throughput reward, which is not in use; begin with "
+            f"{spell(flag)}: a parameter of the throughput reward, which is not in use; begin with "
             "keel train serving --preset router-rebalanced"
         )
     return _number(flag, value)
 
 
-def _tell(line: str) -> None:
+def _warn(line: str) -> None:
     print(f"keel: {line}", file=sys.stderr)  # noqa: T201

@@ -38,7 +38,7 @@ class Route:
     checkpoint: Annotated[str | None, arg(metavar="best|last|STEP")] = None
     """Checkpoint of the run; by default the best, or the last where there is no best."""
     host: str = "127.0.0.1"
-    """Where to listen: by default this machine alone can ask."""
+    """Address to listen on; by default for this machine alone."""
     port: int = 8080
     """0: any that is free."""
     reference: str = "least-by-speed"

@@ -28,7 +28,7 @@ class List:
     """List the runs of a folder, oldest first."""
 
     runs: Annotated[Path, arg(metavar="DIR")] = Path("runs")
-    """Where runs are kept."""
+    """Folder of the runs."""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print one JSON list in place of a table."""
 

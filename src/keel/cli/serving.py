@@ -59,7 +59,7 @@ class Headroom:
     requests: int = 1_000
     """Requests of each trace that is drawn, or the first of a file."""
     seeds: int = 20
-    """How many traces are drawn."""
+    """Number of traces to draw."""
     png: Annotated[Path | None, arg(metavar="DIR")] = None
     """Draw timelines and latencies of the first trace into this folder."""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -84,11 +84,11 @@ class Judge:
     model: str | None = None
     """The model and device of the replicas; the setting's own if it is not given."""
     replicas: int = 4
-    """How many: a router works for any number."""
+    """Number of replicas: a router works for any."""
     requests: int = 1_000
     """Requests of each trace."""
     seeds: int = 20
-    """How many traces."""
+    """Number of traces."""
     clairvoyant: bool = True
     """Also evaluate clairvoyant routers, which takes longer than all others together."""
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False

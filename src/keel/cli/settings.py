@@ -37,12 +37,12 @@ class Resolved(NamedTuple):
 
     @property
     def settings(self) -> list[Setting]:
-        """Every setting in force."""
+        """Return every setting in force."""
         return settings_of(self.options.config, self.layers)
 
 
 class Grammar(NamedTuple):
-    """What the command line says and shows of one kind of run."""
+    """Settings, help and summaries of one kind of run."""
 
     presets: Callable[[], list[str]]
     translate: Callable[[Sequence[str]], list[str]]
@@ -60,7 +60,7 @@ class Grammar(NamedTuple):
     """lines that say that training begins: of a configuration, what was decided automatically, and
     whether there is a terminal"""
     progress_line: Callable[[Any, dict[str, float]], str]
-    """of work before the first update, or after the last"""
+    """Line for work before the first update, or after the last."""
     draw: Callable[[Path, Any], list[tuple[str, Path]]]
     """draws pictures of a run: what they are, and where"""
     summary: Callable[[Any], dict[str, Any]]
@@ -70,7 +70,7 @@ class Grammar(NamedTuple):
     evaluate: Callable[[Any], tuple[dict[str, Any], str]]
     """evaluates with the options of `keel evaluate`: the result, and the same as text"""
     unit: str = "nats"
-    """of the exact KL"""
+    """Unit of the exact KL."""
 
 
 def prepare(words: list[str], grammar: Grammar, typed: Sequence[str] | None = None) -> Any:

@@ -132,7 +132,7 @@ def finish(
     quiet: bool,
     breaches: list[Breach],
 ) -> None:
-    """Pictures, what was learned, and a summary of the trust region."""
+    """Draw pictures, and print the return and a summary of the trust region."""
     session, state = newest.iteration.session, newest.iteration.state
     pictures = grammar.draw(newest.path, session.config)
     result = summary(newest, grammar, breaches)

@@ -41,11 +41,11 @@ class Tune:
     env: Annotated[Positional[str], arg(metavar="ENV")]
     """A Gymnasium id, or an alias."""
     trials: int = 20
-    """How many to finish, pruned ones included."""
+    """Number of trials to finish, pruned ones included."""
     search: Annotated[tuple[str, ...], arg(metavar="FIELD=LOW..HIGH[:log]|FIELD=A,B …")] = ()
-    """What to search; by default what matters most for PPO."""
+    """Settings to search; by default those that matter most for PPO."""
     runs: Annotated[Path, arg(metavar="DIR")] = Path("runs")
-    """Where runs are kept."""
+    """Folder of the runs."""
     name: str | None = None
     """The folder of the study in DIR; by default tune-ENV."""
     at_once: int | None = None

@@ -20,7 +20,13 @@ RETURN, EVALUATION = "rollout/return_mean", "eval/return_mean"
 
 
 def horizon(runs: Sequence[Run], metric: str, max_steps: int | None = None) -> int:
-    """Return the last step that all runs have reached: nothing beyond it can be compared."""
+    """Return the last step that all runs have reached: nothing beyond it can be compared.
+
+    Args:
+        runs: Runs to compare.
+        metric: Name of the metric.
+        max_steps: Upper limit.
+    """
     ends = []
     for run in runs:
         steps, values = finite_values(run, metric)
@@ -42,6 +48,11 @@ def on_grid(run: Run, metric: str, grid: Values) -> Values:
     """Return the mean of a metric in each part of a run, `[POINTS]`; empty parts keep the last.
 
     Means, not interpolation: CleanRL logs single episodes, whose noise a picked point would keep.
+
+    Args:
+        run: A run.
+        metric: Name of the metric.
+        grid: Ends of the parts, `[POINTS]`.
     """
     import numpy as np
 
@@ -57,7 +68,14 @@ def on_grid(run: Run, metric: str, grid: Values) -> Values:
 
 
 def final_score(run: Run, metric: str, end: int, tail: float) -> float:
-    """Return the mean of the metric over the last `tail` of the run, else its last value."""
+    """Return the mean of the metric over the last `tail` of the run, else its last value.
+
+    Args:
+        run: A run.
+        metric: Name of the metric.
+        end: Last step to count.
+        tail: Share of the run that is averaged.
+    """
     steps, values = finite_values(run, metric)
     before = steps <= end
     in_tail = before & (steps > (1.0 - tail) * end)

@@ -57,8 +57,8 @@ class Group:
     curves: dict[str, Values] = field(repr=False)
     """`[runs, grid]` by task"""
     iqm: Interval
-    """of the scores, their mean below five runs; with several tasks, the mean over tasks of
-    score / |baseline|"""
+    """Interquartile mean of the scores, their mean below five runs; with several tasks, the mean
+    over tasks of score / |baseline|."""
     auc: dict[str, float]
     """mean of the curve up to the horizon, by task: its interquartile mean over runs"""
     reached: dict[str, tuple[int, float]]
@@ -80,7 +80,7 @@ class Pair:
     better: Interval
     """probability of improvement"""
     changes: dict[str, tuple[str, str]]
-    """of the configuration"""
+    """Fields of the configuration that differ, with both values."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Comparison:
     pairs: tuple[Pair, ...]
     criteria: Criteria
     notes: tuple[str, ...]
-    """what the reader has to know: runs cut short, estimates in place of exact values"""
+    """Remarks for the reader: runs cut short, estimates in place of exact values."""
 
     def __str__(self) -> str:
         """Return tables, verdicts and notes as plain text."""

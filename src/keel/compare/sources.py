@@ -30,7 +30,7 @@ NEEDED = (
     "time/seconds",
     "time/steps_per_second",
 )
-"""What a comparison reads of a run, beside the metric it is about."""
+"""Metrics that a comparison reads beside the one it is about."""
 CLEANRL = re.compile(r"(?P<env>.+)__(?P<name>.+)__(?P<seed>\d+)__\d+")
 IGNORED = {"seed", "tag", "log", "threads"}
 """Fields of a configuration in which runs of one group may differ."""
@@ -38,7 +38,7 @@ IGNORED = {"seed", "tag", "log", "threads"}
 
 @dataclass(frozen=True)
 class Run:
-    """One run, ready to be compared."""
+    """A run, ready to be compared."""
 
     path: Path
     group: str

@@ -24,7 +24,7 @@ class Stability:
     rollbacks: float
     worst_kl: float
     worst_share: float
-    """of the bound in force"""
+    """Largest KL as a share of the bound in force."""
     kl_is_exact: bool
 
 

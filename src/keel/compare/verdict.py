@@ -49,7 +49,7 @@ class Effect:
     p_holm: float = math.nan
     """after Holm's correction for `variants`"""
     variants: int = 1
-    """that were tested against the same baseline"""
+    """Number of variants that were tested against the same baseline."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,12 @@ def difference(
     """Return the mean over tasks of (variant − baseline) / |baseline|, or of the difference itself.
 
     A baseline of exactly 0 has no size: there the variant's own counts, and the change is ±100 %.
+
+    Args:
+        baseline: Scores `[runs]` of each task.
+        variant: Scores `[runs]` of each task, in the same order.
+        confidence: Coverage of the interval.
+        relative: Divide by the baseline.
     """
     return t_interval(*_parts(baseline, variant, relative=relative), confidence=confidence)
 
@@ -145,7 +151,14 @@ def _seeds_needed(estimate: float, reach: float, seeds: int, variants: int = 1) 
 def decide(
     effect: Effect, baseline: Problems, variant: Problems, criteria: Criteria | None = None
 ) -> Verdict:
-    """Decide on a variant; scores count only as far as their interval lets them."""
+    """Decide on a variant; scores count only as far as their interval lets them.
+
+    Args:
+        effect: Difference of the scores.
+        baseline: Numeric problems of the baseline.
+        variant: Numeric problems of the variant.
+        criteria: Limits; None: the default ones.
+    """
     limits = criteria or Criteria()
     problems = list(_problems(baseline, variant, limits))
     score = _score(effect, limits)

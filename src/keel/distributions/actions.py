@@ -35,26 +35,47 @@ class Dist(Protocol):
 
     @property
     def exact(self) -> bool:
-        """Whether `kl` has a closed form; certification refuses where it has none."""
+        """True if `kl` has a closed form; certification refuses where it has none."""
 
     @property
     def exact_entropy(self) -> bool:
-        """Whether `entropy` has a closed form, or is an estimate."""
+        """True if `entropy` has a closed form, False if it is an estimate."""
 
     def params(self, output: Tensor, mask: Tensor | None, temperature: float | Tensor) -> Tree:
-        """Return the parameters from the network's `output`, with mask and temperature in."""
+        """Return the parameters from the network's `output`, with mask and temperature in.
+
+        Args:
+            output: Output of the network, `[*lead, K]`.
+            mask: bool: legal choices; None: all.
+            temperature: Divisor of the logits.
+        """
 
     def log_prob(self, params: Tree, action: Tensor) -> Tensor:
-        """Return log π of actions, `[*lead]`."""
+        """Return log π of actions, `[*lead]`.
+
+        Args:
+            params: Parameters, as `params` returns them.
+            action: Actions, `[*lead]` or `[*lead, D]`.
+        """
 
     def entropy(self, params: Tree) -> Tensor:
         """Return the entropy in nats, `[*lead]`."""
 
     def kl(self, p: Tree, q: Tree) -> Tensor:
-        """Return KL(p‖q) in nats, `[*lead]`."""
+        """Return KL(p‖q) in nats, `[*lead]`.
+
+        Args:
+            p: Parameters of the first distribution.
+            q: Parameters of the second.
+        """
 
     def fisher(self, params: Tree, tangent: Tree) -> Tree:
-        """Multiply `tangent` by the Fisher matrix at `params`."""
+        """Multiply `tangent` by the Fisher matrix at `params`.
+
+        Args:
+            params: Parameters.
+            tangent: Tangent of the parameters, of their shapes.
+        """
 
 
 def _tempered(output: Tensor, mask: Tensor | None, temperature: float | Tensor) -> Tensor:
@@ -80,7 +101,7 @@ class Categorical:
 
     @property
     def outputs(self) -> int:
-        """One logit per action."""
+        """Number of logits: one per action."""
         return self.n
 
     def params(self, output: Tensor, mask: Tensor | None, temperature: float | Tensor) -> Tree:
@@ -116,7 +137,7 @@ class MultiCategorical:
 
     @property
     def outputs(self) -> int:
-        """All logits side by side."""
+        """Number of logits of all choices."""
         return sum(self.sizes)
 
     def _parts(self, logits: Tensor) -> tuple[Tensor, ...]:
@@ -164,7 +185,7 @@ class Bernoulli:
 
     @property
     def outputs(self) -> int:
-        """One logit per switch."""
+        """Number of logits: one per switch."""
         return self.n
 
     def params(self, output: Tensor, mask: Tensor | None, temperature: float | Tensor) -> Tree:
@@ -209,7 +230,7 @@ class Gaussian:
 
     @property
     def outputs(self) -> int:
-        """Means and log-stds side by side."""
+        """Number of means and log-stds."""
         return 2 * self.dim
 
     def params(self, output: Tensor, mask: Tensor | None, temperature: float | Tensor) -> Tree:
@@ -254,12 +275,12 @@ class SquashedGaussian:
 
     @property
     def base(self) -> Gaussian:
-        """The distribution before squashing."""
+        """Distribution before squashing."""
         return Gaussian(len(self.low))
 
     @property
     def outputs(self) -> int:
-        """Means and log-stds side by side."""
+        """Number of means and log-stds."""
         return self.base.outputs
 
     def params(self, output: Tensor, mask: Tensor | None, temperature: float | Tensor) -> Tree:

@@ -21,7 +21,7 @@ HIDDEN, HEAD = "hidden", "head"
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """One of `n` tokens. Parameters are `hidden` `[*lead, H]` and `head` `[n, H]`."""
+    """Distribution over `n` tokens. Parameters are `hidden` `[*lead, H]` and `head` `[n, H]`."""
 
     n: int
     width: int
@@ -32,40 +32,39 @@ class Vocabulary:
 
     @property
     def outputs(self) -> int:
-        """The width of a hidden state."""
+        """Width of a hidden state."""
         return self.width
 
     def params(self, output: Tensor, mask: Tensor | None, temperature: float | Tensor) -> Tree:
-        """Hidden states; a temperature divides the logits, and so it may divide them."""
+        """Return the hidden states over the temperature, which divides the logits so."""
         return {HIDDEN: output / temperature}
 
     def log_prob(self, params: Tree, action: Tensor) -> Tensor:
-        """Of tokens `[*lead]`."""
+        """Return log π of tokens `[*lead]`."""
         return self.both(params, action)[0]
 
     def entropy(self, params: Tree) -> Tensor:
-        """Over the whole vocabulary."""
+        """Return the entropy over the whole vocabulary, `[*lead]`."""
         hidden = params[HIDDEN]
         anything = hidden.new_zeros(hidden.shape[:-1]).long()
         return self.both(params, anything)[1]
 
     def both(self, params: Tree, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-prob and entropy in one pass over the vocabulary."""
-        found = vocabulary_log_prob(
+        """Return log-prob and entropy, `[*lead]` each, in one pass over the vocabulary."""
+        tokens = vocabulary_log_prob(
             params[HIDDEN], params[HEAD], action.long(), max_elements=self.max_elements
         )
-        return found.log_prob, found.entropy
+        return tokens.log_prob, tokens.entropy
 
     def kl(self, p: Tree, q: Tree) -> Tensor:
-        """Exact, over the whole vocabulary."""
+        """Return the exact KL(p‖q) over the whole vocabulary, `[*lead]`."""
         return vocabulary_kl(p[HIDDEN], p[HEAD], q[HIDDEN], q[HEAD], max_elements=self.max_elements)
 
     def compare(self, p: Tree, q: Tree, action: Tensor) -> TokenComparison:
-        """Both KLs, and the log-prob and entropy of q, in one pass over the vocabulary; without
-        gradients."""
+        """Return both KLs, and log-prob and entropy of q, in one pass, without gradients."""
         sides = p[HIDDEN], p[HEAD], q[HIDDEN], q[HEAD]
         return vocabulary_comparison(*sides, action.long(), max_elements=self.max_elements)
 
     def fisher(self, params: Tree, tangent: Tree) -> Tree:
-        """Not needed by any first-order region; a natural step would need it."""
+        """Raise an `InputError`: natural steps are not offered for tokens."""
         raise InputError("a vocabulary: TRPO steps are not offered for tokens; use PPO or GRPO")

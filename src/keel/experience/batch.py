@@ -26,9 +26,9 @@ class DemoBatch(NamedTuple):
     """Demonstrated steps `[R, …]` that an update imitates, one beside every row of its rollout."""
 
     obs: Tree
-    """as the network sees them"""
+    """Observations, as the network sees them."""
     action: Tensor
-    """as the distribution takes it"""
+    """Actions, as the distribution takes them."""
     weight: Tensor
     """`[R]`: what −log π is multiplied by"""
     real: Tensor
@@ -67,7 +67,7 @@ class Batch(NamedTuple):
     """parameters of the distribution that the actions came from"""
     action: Tensor
     log_prob: Tensor
-    """of `action` under `behavior`"""
+    """Log-probability of `action` under `behavior`."""
     weight: Tensor
     """0 for rows that do not exist: autoreset rows, dead agents, tool text, padding"""
     group_axis: int | None = None
@@ -75,7 +75,7 @@ class Batch(NamedTuple):
     advantage: Tensor = EMPTY
     """scaled as configured"""
     target: Tensor = EMPTY
-    """of the critic, in units of reward; in the critic's own inside of an update"""
+    """Target of the critic, in units of reward; in the critic's own inside of an update."""
     old_value: Tensor = EMPTY
     """the critic's raw outputs before the update, `[R, *rest, Q]`"""
     demos: DemoBatch | None = None
@@ -83,7 +83,7 @@ class Batch(NamedTuple):
     sampled: Sampled | None = None
     """None: as the update has it"""
     constants: Mapping[str, Tensor] = {}
-    """what all rows share: the head that hidden states of `behavior` were read with"""
+    """Tensors that all rows share: the head for the hidden states of `behavior`."""
 
     @property
     def rows(self) -> int:
@@ -92,7 +92,7 @@ class Batch(NamedTuple):
 
     @property
     def old_policy(self) -> Tree:
-        """The policy that sampled, as its distribution takes it."""
+        """Parameters of the distribution that sampled."""
         return {**self.behavior, **self.constants}
 
     def as_sampled(self) -> Batch:
@@ -194,19 +194,19 @@ class Experience:
     targets: TargetFunction
     """for updates that recompute advantages between their epochs"""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """of the collection and the targets"""
+    """Metrics of the collection and the targets."""
     signals: Mapping[str, float] = field(default_factory=dict)
-    """what controllers are told of it beside the update's report: fields of `Outcome`"""
+    """Input of the controllers beside the update's report: fields of `Outcome`."""
     counts: Mapping[str, float] = field(default_factory=dict)
-    """how much there is of what is told per second, such as tokens"""
+    """Amounts that are reported per second, such as tokens."""
     agents: tuple[str, ...] = ()
     """names of several agents"""
     temperature: float = 1.0
-    """of the policy that acts next"""
+    """Temperature of the policy that acts next."""
     detail: Any = None
-    """what the source itself needs again after the update"""
+    """Data that the source needs again after the update."""
     seconds: float = 0.0
-    """that sampling took"""
+    """Seconds that sampling took."""
 
     def by_critic(self, params: Tensor) -> Batch:
         """Return the batch with targets by the critic at other parameters."""
@@ -224,6 +224,10 @@ def take_rows(x: Tensor, index: Tensor) -> Tensor:
     """Return `x[index]`, but whole rows at a time: for images that is twenty times faster.
 
     Images `[R, C, H, W]` that lie with their channels last are left so.
+
+    Args:
+        x: `[R, …]`.
+        index: Row numbers, `[B]`.
     """
     if x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last):
         return x.permute(0, 2, 3, 1).index_select(0, index).permute(0, 3, 1, 2)
@@ -231,7 +235,12 @@ def take_rows(x: Tensor, index: Tensor) -> Tensor:
 
 
 def wiped(x: Tensor, counts: Tensor) -> Tensor:
-    """Replace numbers that are not finite in observations of rows that do not count."""
+    """Replace numbers that are not finite in observations of rows that do not count.
+
+    Args:
+        x: Observations, `[*lead, …]`.
+        counts: bool `[*lead]`: rows that count.
+    """
     if not x.is_floating_point() or x.shape[: counts.ndim] != counts.shape:
         return x  # integers are always numbers; a hidden state belongs to no single row
     counts = counts.reshape(*counts.shape, *[1] * (x.ndim - counts.ndim))
@@ -241,7 +250,13 @@ def wiped(x: Tensor, counts: Tensor) -> Tensor:
 def minibatches(
     rows: int, size: int, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Iterate over shuffled rows: pairs of row numbers `[size]` and 1/0 for real or padding."""
+    """Iterate over shuffled rows: pairs of row numbers `[size]` and 1/0 for real or padding.
+
+    Args:
+        rows: Number of rows.
+        size: Rows of a minibatch.
+        generator: Random generator of the order.
+    """
     return in_order(torch.randperm(rows, generator=generator), size)
 
 
@@ -250,6 +265,10 @@ def in_order(order: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
 
     The remainder is used, not dropped: it is padded with row 0 at weight 0, so that a compiled step
     sees one shape only.
+
+    Args:
+        order: Row numbers, `[R]`.
+        size: Rows of a minibatch.
     """
     real = torch.ones(size)
     for start in range(0, len(order), size):

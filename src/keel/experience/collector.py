@@ -29,7 +29,7 @@ class Collector:
     agent: Agent
     steps: int
     obs: Obs
-    """what the policy sees next, `[N, …]`, raw"""
+    """Next observations, `[N, …]`, raw."""
     rng: np.random.Generator
     hidden_state: dict[str, Array] = field(default_factory=dict)
     """recurrent states, `[N, H]` each"""

@@ -26,13 +26,13 @@ COMPACT = 0.75
 cache, so it is done in few, large steps."""
 
 Insert = Callable[[int, list[int]], Sequence[int] | None]
-"""Called with a row and all it has written so far, after every token of it that may end a call;
-what a tool answers is inserted, None inserts nothing."""
+"""Callback with a row and its tokens so far, after every token that may end a call; the tokens it
+returns are inserted, None inserts nothing."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn."""
+    """Settings for drawing tokens."""
 
     max_new_tokens: int = 48
     temperature: float = 1.0
@@ -53,7 +53,7 @@ class Sampling:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether nothing is left to chance."""
+        """True if the likeliest token is always taken."""
         return self.temperature == 0.0
 
 
@@ -78,17 +78,17 @@ class Completions(NamedTuple):
 
     @property
     def completion_mask(self) -> Tensor:
-        """1.0 for everything that stands in a completion, tool text included."""
+        """Mask `[R, L]`: 1.0 for all tokens of a completion, tool text included."""
         return self.attention[:, -self.response_mask.shape[1] :].to(self.response_mask.dtype)
 
     @property
     def action(self) -> Tensor:
-        """`[R, L]`: the completions alone."""
+        """Tokens of the completions alone, `[R, L]`."""
         return self.tokens[:, -self.response_mask.shape[1] :]
 
     @property
     def obs(self) -> Tree:
-        """What the model sees when it is asked again."""
+        """Observations for evaluating the tokens again."""
         return {TOKENS: self.tokens, ATTENTION: self.attention, RESPONSE_MASK: self.response_mask}
 
     def batch(self, **more: Tensor) -> Batch:
@@ -103,7 +103,12 @@ class Completions(NamedTuple):
 
 
 def pad_left(prompts: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
-    """Tokens `[B, P]`, and bool `[B, P]` where there are any."""
+    """Return tokens `[B, P]`, padded at the left, and their attention, bool `[B, P]`.
+
+    Args:
+        prompts: Tokens of B prompts, none of them empty.
+        pad: Token of the padding.
+    """
     if not prompts or not all(prompts):
         raise InputError("prompts: expected at least one, and none of them empty")
     width = max(map(len, prompts))
@@ -129,7 +134,20 @@ def complete(
     call_end: int | None = None,
     insert: Insert | None = None,
 ) -> Completions:
-    """`group` completions of every prompt; after the token `call_end`, `insert` is asked."""
+    """Sample completions of every prompt, `R` = B × `group` rows.
+
+    Args:
+        agent: Model.
+        params: Parameters, `[1, P]`.
+        prompts: Tokens of B prompts.
+        sampling: Settings for drawing tokens.
+        rng: Random generator.
+        group: Completions of each prompt.
+        eos: Token that ends a completion.
+        pad: Token of the padding.
+        call_end: Token that ends a tool call, after which `insert` is called.
+        insert: Returns the tokens of the tool's answer.
+    """
     device = params.device
     tokens, attention = (x.to(device) for x in pad_left(prompts, pad))
     tree = agent.layout.unflatten(params[0])
@@ -152,10 +170,10 @@ def complete(
         if not going or t + 1 == length:
             break
         if going <= COMPACT * len(on):
-            kept = on.nonzero()[:, 0]
-            decoder.keep(kept)
-            alive, on = alive[kept], on[kept]
-            drawn = _Drawn(*(x[kept] for x in drawn))
+            going_rows = on.nonzero()[:, 0]
+            decoder.keep(going_rows)
+            alive, on = alive[going_rows], on[going_rows]
+            drawn = _Drawn(*(x[going_rows] for x in drawn))
         hidden = decoder.step(drawn.token)
     return buffer.finish(
         tokens.repeat_interleave(group, 0), attention.repeat_interleave(group, 0), eos
@@ -163,15 +181,15 @@ def complete(
 
 
 class _Drawn(NamedTuple):
-    """One token for every row."""
+    """Token for every row in the decoder."""
 
     token: Tensor
     log_prob: Tensor
     sampler_log_prob: Tensor
     hidden: Tensor
-    """divided by the temperature"""
+    """Hidden states, divided by the temperature."""
     log_p: Tensor
-    """of every token, `[B, V]`"""
+    """Log-probabilities of every token, `[B, V]`."""
 
 
 def _draw(hidden: Tensor, head: Tensor, sampling: Sampling, rng: torch.Generator) -> _Drawn:
@@ -193,9 +211,14 @@ def _draw(hidden: Tensor, head: Tensor, sampling: Sampling, rng: torch.Generator
 
 
 def truncated(log_p: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
-    """Log-probs `[B, V]` of the likeliest alone, normalized again; −inf for the others.
+    """Return log-probs `[B, V]` of the likeliest tokens, normalized again; −inf for the others.
 
     The token that carries the sum over `top_p` still belongs to them, so one always does.
+
+    Args:
+        log_p: Log-probs, `[B, V]`.
+        top_k: Number of tokens to keep; 0: all.
+        top_p: Share of the probability to keep.
     """
     if not (0 < top_k < log_p.shape[1]) and top_p >= 1.0:
         return log_p
@@ -204,12 +227,12 @@ def truncated(log_p: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
     out = before >= top_p
     if top_k:
         out |= torch.arange(log_p.shape[1], device=log_p.device) >= top_k
-    kept = torch.where(out, -torch.inf, ordered).log_softmax(-1)
-    return torch.full_like(log_p, -torch.inf).scatter(1, place, kept)
+    truncated_log_p = torch.where(out, -torch.inf, ordered).log_softmax(-1)
+    return torch.full_like(log_p, -torch.inf).scatter(1, place, truncated_log_p)
 
 
 class _Buffer:
-    """Where completions are written down, by their own row numbers."""
+    """Buffer of completions, by their own row numbers."""
 
     def __init__(self, rows: int, length: int, head: Tensor, hidden: Tensor, pad: int) -> None:
         self.rows, self.pad = rows, pad
@@ -224,7 +247,7 @@ class _Buffer:
         self.forced: dict[int, list[int]] = {}
 
     def store(self, t: int, alive: Tensor, on: Tensor, drawn: _Drawn) -> _Drawn:
-        """Note what rows that go on have drawn, or what they are given; returns what counts."""
+        """Store the tokens of rows that go on, drawn or inserted; return what counts."""
         own, rows = on, alive[on]
         if self.forced:
             token, own = self._given(alive, on, drawn.token)
@@ -255,15 +278,15 @@ class _Buffer:
             if answer:
                 self.forced[row] = list(answer)
 
-    def finish(self, prompt: Tensor, seen: Tensor, eos: int) -> Completions:
-        """Everything, without the columns that nobody reached."""
+    def finish(self, prompt: Tensor, attention: Tensor, eos: int) -> Completions:
+        """Return the completions without the columns that no row reached."""
         length = max(1, int(self.completion_mask.any(0).sum()))
         cut = slice(0, length)
         last = self.completion_mask.sum(1) - 1
         ended = self.tokens.gather(1, last.clamp(min=0)[:, None])[:, 0] == eos
         return Completions(
             tokens=torch.cat([prompt, self.tokens[:, cut]], 1),
-            attention=torch.cat([seen, self.completion_mask[:, cut]], 1),
+            attention=torch.cat([attention, self.completion_mask[:, cut]], 1),
             response_mask=self.response_mask[:, cut],
             log_prob=self.log_prob[:, cut],
             sampler_log_prob=self.sampled[:, cut],

@@ -108,7 +108,12 @@ def joined(parts: Sequence[Demos]) -> Demos:
 
 
 def save_demos(demos: Demos, path: Path) -> None:
-    """Write demonstrations into a new folder: completely, or not at all."""
+    """Write demonstrations into a new folder: completely, or not at all.
+
+    Args:
+        demos: Demonstrations.
+        path: Folder, which must not exist.
+    """
     if path.exists():
         raise InputError(f"{path}: exists already; choose another --out")
     check_whole(demos, str(path))
@@ -133,7 +138,11 @@ def save_demos(demos: Demos, path: Path) -> None:
 
 
 def load_demos(path: Path) -> Demos:
-    """Read a folder of demonstrations; what does not fit together is named."""
+    """Read a folder of demonstrations; what does not fit together is named.
+
+    Args:
+        path: Folder that `save_demos` wrote.
+    """
     try:
         record = json.loads((path / RECORD).read_text(encoding="utf-8"))
         arrays = load_file(path / TENSORS)
@@ -165,7 +174,12 @@ def load_demos(path: Path) -> Demos:
 
 
 def check_whole(demos: Demos, where: str) -> None:
-    """Raise unless there is something, all of one length, finite, in whole episodes."""
+    """Raise unless there is something, all of one length, finite, in whole episodes.
+
+    Args:
+        demos: Demonstrations.
+        where: Name of the demonstrations in an error.
+    """
     if not demos.obs:
         raise InputError(f"{where}: no observations in it")
     arrays = {f"obs/{key}": x for key, x in demos.obs.items()}
@@ -198,7 +212,14 @@ def check_whole(demos: Demos, where: str) -> None:
 def check_fits(
     demos: Demos, observation: spaces.Space[Any], action: spaces.Space[Any], where: str
 ) -> None:
-    """Raise unless a policy of these spaces could have made these observations and actions."""
+    """Raise unless a policy of these spaces could have made these observations and actions.
+
+    Args:
+        demos: Demonstrations.
+        observation: Observation space of the policy.
+        action: Action space of the policy.
+        where: Name of the demonstrations in an error.
+    """
     parts = observation.spaces if isinstance(observation, spaces.Dict) else {"obs": observation}
     for key, space in parts.items():
         if key not in demos.obs:

@@ -29,7 +29,12 @@ CHUNK, CHUNK_PIXELS = 4096, 512
 
 
 def open_demos(name: str, episodes: int | None = None) -> Demos:
-    """Open the demonstrations of a folder, or of minari:ID; all of their episodes, or the first."""
+    """Open the demonstrations of a folder, or of minari:ID; all of their episodes, or the first.
+
+    Args:
+        name: Folder, or `minari:ID`.
+        episodes: Number of episodes to read, from the first on; None: all.
+    """
     if name.startswith(MINARI):
         return from_minari(name.removeprefix(MINARI), episodes)
     demos = load_demos(Path(name))
@@ -42,7 +47,7 @@ def open_demos(name: str, episodes: int | None = None) -> Demos:
 
 @dataclass(frozen=True)
 class DemoDataset:
-    """All demonstrated steps, ready to be sampled from."""
+    """Demonstrated steps, ready to be sampled from."""
 
     obs: Obs
     """`[n, …]` raw"""

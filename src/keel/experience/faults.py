@@ -17,7 +17,12 @@ from keel.networks.agent import Agent
 
 
 def broken(rollout: Rollout, faults: Faults) -> Rollout:
-    """Return the rollout as a program with these faults would learn from it."""
+    """Return the rollout as a program with these faults would learn from it.
+
+    Args:
+        rollout: Rollout as it was sampled.
+        faults: Faults to inject.
+    """
     if faults.reward_gain != 1.0:
         rollout = replace(rollout, reward=rollout.reward * faults.reward_gain)
     if MASK not in rollout.obs:
@@ -85,7 +90,19 @@ def interleaved(
     lam: float | Tensor,
     weight: Tensor,
 ) -> Advantages:
-    """Compute GAE of `[T, N, A]` as if agents acted in turn in one episode `[T·A, N]`."""
+    """Compute GAE of `[T, N, A]` as if agents acted in turn in one episode `[T·A, N]`.
+
+    Args:
+        reward: `[T, N, A]`.
+        value: `[T, N, A]`.
+        last: Values of the last observations, `[N, A]`.
+        terminated: bool `[T, N, A]`.
+        truncated: bool `[T, N, A]`.
+        final: Values of final observations, `[T, N, A]`.
+        gamma: Discount factor.
+        lam: λ of GAE.
+        weight: 1.0 for rows that count, `[T, N, A]`.
+    """
     agents = reward.shape[2]
 
     def line(x: Tensor) -> Tensor:

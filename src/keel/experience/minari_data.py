@@ -12,7 +12,12 @@ from keel.experience.demo_files import Demos, check_whole
 
 
 def from_minari(dataset: str, episodes: int | None = None) -> Demos:
-    """Read the first `episodes`, or all, of a data set that is on this machine."""
+    """Read the first `episodes`, or all, of a data set that is on this machine.
+
+    Args:
+        dataset: Id of the data set.
+        episodes: Number of episodes to read, from the first on; None: all.
+    """
     minari = import_extra("minari", "minari")
     try:
         data = minari.load_dataset(dataset)

@@ -32,7 +32,12 @@ def estimate_kl(log_p: Tensor, log_q: Tensor) -> list[Estimate]:
 
 
 def estimate_from(name: str, values: Tensor) -> Estimate:
-    """Return the mean of `values` `[N]` with its standard error, which is NaN for one value."""
+    """Return the mean of `values` `[N]` with its standard error, which is NaN for one value.
+
+    Args:
+        name: Name of the estimator.
+        values: Samples, `[N]`.
+    """
     count = values.shape[0]
     error = values.std().item() / math.sqrt(count) if count > 1 else math.nan
     return Estimate(name, values.mean().item(), error, (values < 0).double().mean().item())

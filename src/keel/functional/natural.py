@@ -241,7 +241,7 @@ def conjugate_gradient(
 
 
 class Trial(NamedTuple):
-    """One step length of a line search, with what it measured."""
+    """A step length of a line search, and its measurements."""
 
     fraction: float
     improvement: float
@@ -254,9 +254,9 @@ class LineSearch(NamedTuple):
 
     accepted: bool
     fraction: float
-    """of the full step; 0 when rejected"""
+    """Accepted share of the full step; 0 when rejected."""
     kl: float
-    """of the accepted step; NaN when rejected"""
+    """KL of the accepted step; NaN when rejected."""
     improvement: float
     """actual, of the accepted step; NaN when rejected"""
     predicted: float

@@ -26,7 +26,7 @@ class Moments(NamedTuple):
 
     @property
     def variance(self) -> Tensor:
-        """The population variance; 1 before anything was seen, so that dividing is harmless."""
+        """Population variance; 1 before the first sample, so that dividing is harmless."""
         return torch.where(self.weight > 0, self.deviations / self.weight.clamp(min=1e-300), 1.0)
 
 

@@ -31,7 +31,7 @@ class TokenLogProb(NamedTuple):
 
     log_prob: Tensor
     entropy: Tensor
-    """of the whole distribution, in nats"""
+    """Entropy of the whole distribution, in nats."""
 
 
 def vocabulary_log_prob(
@@ -175,7 +175,7 @@ class TokenComparison(NamedTuple):
     log_prob: Tensor
     """log q(token)"""
     entropy: Tensor
-    """of q"""
+    """Entropy of q, in nats."""
 
 
 @torch.no_grad()

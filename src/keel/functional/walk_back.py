@@ -28,7 +28,7 @@ class WalkBack(NamedTuple):
     """The share of a step that may be kept, per group: `[G]` each."""
 
     fraction: Tensor
-    """of the step, from 1 (all of it) to 0 (none: roll back)"""
+    """Share of the step to take, from 1 (all of it) to 0 (none: roll back)."""
     kl: Tensor
     """measured at `fraction`; 0 after a roll-back"""
     requested: Tensor

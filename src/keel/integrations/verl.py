@@ -63,7 +63,7 @@ MODES: Mapping[str, Reduction] = {
 }
 """verl's `loss_agg_mode`, as `functional.aggregate` calls it."""
 KL_FORMS = ("k1", "k2", "k3", "ratio_k3", "straight_through")
-"""With the prefix, names for `kl_penalty` (in the reward) and `kl_loss_type` (in the loss)."""
+"""Names, behind the prefix, for `kl_penalty` (in the reward) and `kl_loss_type` (in the loss)."""
 
 
 class Terms(NamedTuple):

@@ -47,7 +47,7 @@ def return_slope(raw, target, share, coefficient, returns):
 
 @compiled
 def quantile_row(q, target, kappa, weight):
-    """Quantile Huber (`functional.value.quantile_huber`) of one row."""
+    """Compute the quantile Huber loss (`functional.value.quantile_huber`) of one row."""
     count = q.size
     loss = 0.0
     for j in range(count):
@@ -122,7 +122,7 @@ def encode(target, reach, gaussian, aim):
 
 @compiled
 def histogram_row(raw, aim, weight):
-    """Cross-entropy of one row; its gradient at the logits is softmax − aim."""
+    """Compute the cross-entropy of one row; its gradient at the logits is softmax − aim."""
     count = raw.size
     largest = raw[0]
     for j in range(1, count):

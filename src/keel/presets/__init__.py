@@ -20,7 +20,7 @@ RENAMED = {
 
 
 def names() -> list[str]:
-    """All presets."""
+    """Return the names of all presets."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
@@ -35,12 +35,17 @@ def path_of(name: str) -> Path:
 
 
 def preset(name: str) -> Config:
-    """A preset by its name."""
+    """Return a preset by its name."""
     return load(path_of(name))
 
 
 def preset_for(env: str, algo: str = "ppo") -> tuple[str, Config]:
-    """The preset of an environment for an algorithm, or that algorithm's default."""
+    """Return the preset of an environment for an algorithm, or that algorithm's default.
+
+    Args:
+        env: Name of the environment.
+        algo: Name of the algorithm.
+    """
     stem = NAMED.get(env, env.split("/")[-1])
     for candidate in (stem, stem.rsplit("-v", 1)[0]):
         name = candidate if algo == "ppo" else f"{candidate.lower()}-{algo}"

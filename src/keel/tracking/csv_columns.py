@@ -40,7 +40,7 @@ class Columns(NamedTuple):
     comment: str
     """the first line, if it begins with #"""
     damage: list[str]
-    """what was dropped, and where"""
+    """Lines that were dropped."""
 
 
 class _Block(NamedTuple):

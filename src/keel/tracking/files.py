@@ -30,7 +30,13 @@ def write_synced(path: Path, data: bytes, hook: Hook = _nothing) -> None:
 
 
 def replace_file(path: Path, data: bytes, hook: Hook = _nothing) -> None:
-    """Put `data` in the place of `path`: a reader sees the old bytes or the new, never a mix."""
+    """Put `data` in the place of `path`: a reader sees the old bytes or the new, never a mix.
+
+    Args:
+        path: File to replace.
+        data: New bytes.
+        hook: Called with the name of each step; for tests.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
     try:

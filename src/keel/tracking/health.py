@@ -55,7 +55,7 @@ class Breach:
     mean_over: int
     """number of updates that `value` is the mean of; 0 if it is that of one update"""
     note: str
-    """where the range comes from, and what it means"""
+    """Source of the range, and its meaning."""
 
     @property
     def source(self) -> str:
@@ -148,7 +148,7 @@ def find_breaches(
 
 @dataclass
 class _Watched:
-    """One metric with its recent values and breaches."""
+    """A metric with its recent values and breaches."""
 
     entry: Metric
     breached_updates: int = 0

@@ -17,7 +17,7 @@ from keel.tracking.reader import last_values
 
 @dataclass(frozen=True)
 class RunInfo:
-    """One line of `keel runs list`."""
+    """A line of `keel runs list`."""
 
     path: Path
     name: str
@@ -27,7 +27,7 @@ class RunInfo:
     """running, finished, stopped, failed, crashed, or unreadable"""
     created: str
     step: int | None
-    """of the last metrics; None before the first"""
+    """Step of the last metrics; None before the first."""
     return_mean: float
     """the last known; NaN before the first episode ended"""
     problem: str = ""

@@ -1,4 +1,4 @@
-"""One process per run: a file that its process keeps locked (`flock`) and that names it.
+"""Lock of a run for one process: a file that its process keeps locked (`flock`) and that names it.
 
 The system frees the lock when the process ends, however it does. Where there is no `flock`
 (Windows), the file names the process and keeps nobody out.

@@ -9,7 +9,7 @@ from keel.tracking.errors import RunError
 
 
 class Change(NamedTuple):
-    """One field of a config, before and now; `ABSENT` where it did not or does not exist."""
+    """A field of a config, before and now; `ABSENT` where it did not or does not exist."""
 
     field: str
     before: Any

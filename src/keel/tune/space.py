@@ -23,7 +23,7 @@ class Range:
 
     @property
     def whole(self) -> bool:
-        """Whether the range holds only whole numbers."""
+        """True if the range holds whole numbers only."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
 

@@ -58,7 +58,7 @@ class TrialResult:
 
     @property
     def allowed(self) -> bool:
-        """Whether the trial kept to the trust region."""
+        """True if the trial kept to the trust region."""
         return self.state == "complete" and self.violations <= ALLOWED
 
 

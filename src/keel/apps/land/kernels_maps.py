@@ -72,10 +72,10 @@ def draw_maps(games, seeds, rows, columns, agents, world):
             near = math.exp(-hub / 2.5)
             water = course[0] + course[1] * math.sin(x / course[2] + course[3])
             river = abs(y - water) < 0.5
-            worth = near + 0.15 * noise(stream) - (0.15 if river else 0.0)
+            value = near + 0.15 * noise(stream) - (0.15 if river else 0.0)
             world.hub[game, parcel] = hub
             world.river[game, parcel] = river
-            world.price[game, parcel] = CHEAP + (DEAR - CHEAP) * min(1.0, max(0.0, worth)) ** 1.3
+            world.price[game, parcel] = CHEAP + (DEAR - CHEAP) * min(1.0, max(0.0, value)) ** 1.3
             world.zone[game, parcel] = ZONE * uniform(stream)
             good[parcel] = near + 0.12 * noise(stream)
         for parcel in range(parcels):

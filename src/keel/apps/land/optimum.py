@@ -38,7 +38,7 @@ class Optimum:
 
     seed: int
     npv: float
-    """of all developers together, in thousands"""
+    """Net present value of all developers together, in thousands."""
     bound: float
     """upper bound on the net present value of any plan"""
     gap: float
@@ -235,7 +235,12 @@ def find_optimum(seed: int, rules: Rules = SMALL, seconds: float = 60.0) -> Opti
 
 
 def replay(optimum: Optimum, rules: Rules = SMALL) -> float:
-    """Play an optimal plan in the game and return the total net present value, in thousands."""
+    """Play an optimal plan in the game and return the total net present value, in thousands.
+
+    Args:
+        optimum: Plan, from `find_optimum`.
+        rules: Rules of the game.
+    """
     games = Games(rules, 1)
     games.begin([0], [optimum.seed])
     total, discount = 0.0, 1.0

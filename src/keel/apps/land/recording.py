@@ -36,7 +36,7 @@ class GameRecord:
 
     rules: Rules
     world: World
-    """with a leading axis of 1"""
+    """Map of the game, with a leading axis of 1."""
     seed: int
     snapshots: list[Snapshot] = field(default_factory=list)
     discounted_flow: Array = field(init=False)

@@ -26,7 +26,7 @@ class Report:
     maps: tuple[int, ...]
     """their seeds"""
     npv: dict[str, float]
-    """of each developer: exact, whatever the rewards were"""
+    """Net present value of each developer: exact, whatever the rewards were."""
     npv_by_map: dict[str, tuple[float, ...]]
     total: float
     """net present value of all developers together"""
@@ -34,7 +34,7 @@ class Report:
     welfare: float
     """mean net present value × (1 − Gini), as Sen (1976) has it: what is shared counts for more"""
     gini: float
-    """of the developers' net present values, where a loss counts as 0"""
+    """Gini coefficient of the developers' net present values; a loss counts as 0."""
     sizes: dict[str, float]
     """shares of S, M and L among all buildings"""
     sizes_by_level: dict[str, dict[str, float]]
@@ -125,7 +125,12 @@ def _by_name(rules: Rules, values: Array) -> dict[str, float]:
 
 
 def net_present_value(months: Sequence[Month], rules: Rules) -> Array:
-    """Return the net present value of whole games with their terminal value, `[E, A]`."""
+    """Return the net present value of whole games with their terminal value, `[E, A]`.
+
+    Args:
+        months: Months of the games, in their order.
+        rules: Rules of the game.
+    """
     total = np.zeros_like(months[0].flow)
     for k, month in enumerate(months):
         total += rules.gamma**k * (month.flow + rules.gamma * month.terminal_value)

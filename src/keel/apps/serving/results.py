@@ -41,7 +41,7 @@ class Report:
     requests: int
     ttft: LatencySummary
     tpot: LatencySummary
-    """of requests with at least two tokens"""
+    """Time per output token, of requests with at least two tokens."""
     end_to_end: LatencySummary
     slo: float
     """share of all requests, lost ones included, that met the objective"""

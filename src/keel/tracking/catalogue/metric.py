@@ -18,19 +18,19 @@ class Alias(NamedTuple):
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric: what it is, how it is combined, where it is healthy, what others call it."""
+    """A metric: meaning, reduction, healthy range, and its names in other libraries."""
 
     name: str
     formula: str
     meaning: str
     """one sentence, including in what it differs from its aliases"""
     reduction: str
-    """how rows, minibatches and agents are combined"""
+    """Reduction over rows, minibatches and agents."""
     unit: str = "1"
     healthy: tuple[float | None, float | None] | None = None
     """lowest and highest healthy value; None where there is no such end"""
     healthy_note: str = ""
-    """who says so, a colon, and what it means; `keel.tracking.health` shows the first"""
+    """Source of the range, a colon, and the meaning; `keel.tracking.health` shows the first."""
     aliases: Mapping[str, tuple[Alias, ...]] = field(default_factory=dict, hash=False)
     at_most: str = ""
     """metric that holds the highest healthy value, where it is there"""

@@ -104,7 +104,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, connections: Connections, make: Callable[[], asyncio.Protocol]) -> None:
         self._all, self._make = connections, make
         self._timer: asyncio.TimerHandle | None = None
-        self._busy = self._heard = False
+        self._busy = self._receiving = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -118,7 +118,7 @@ class Connection(asyncio.Protocol):
         self._inner.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        self._heard = True
+        self._receiving = True
         if not self._busy and self._timer is None:
             self._wait_for_headers()
         self._inner.data_received(data)
@@ -144,7 +144,7 @@ class Connection(asyncio.Protocol):
 
     def end_request(self) -> None:
         """Note that the answer is on its way: the next byte begins another request."""
-        self._busy = self._heard = False
+        self._busy = self._receiving = False
 
     def _wait_for_headers(self) -> None:
         loop = asyncio.get_running_loop()
@@ -157,7 +157,7 @@ class Connection(asyncio.Protocol):
 
     def _give_up(self) -> None:
         self._all.count("slow_headers_total")
-        if self._heard and not self._transport.is_closing():
+        if self._receiving and not self._transport.is_closing():
             self._transport.write(raw_error(408, "the headers took too long (--header-seconds)"))
         self._transport.close()
 

@@ -244,13 +244,13 @@ class Forwarder:
         try:
             await response.prepare(call.request)
             while chunk:
-                asked = time.monotonic()
+                requested_at = time.monotonic()
                 if timed is not None:
-                    timed.stream(chunk, asked, waited)
+                    timed.stream(chunk, requested_at, waited)
                 await response.write(chunk)
-                asked = time.monotonic()
+                requested_at = time.monotonic()
                 chunk = await _next(answer)
-                waited = time.monotonic() - asked
+                waited = time.monotonic() - requested_at
             if answer.status < 500:
                 backend.record.answer()
             await response.write_eof()
