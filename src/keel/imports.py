@@ -186,7 +186,20 @@ def import_function(name: str, takes: Sequence[str] = ()) -> Callable[..., Any]:
     Raises:
         InputError: It is no function, or cannot be called so.
     """
-    function = import_attribute(name)
+    return as_function(import_attribute(name), name, takes)
+
+
+def as_function(function: Any, name: str, takes: Sequence[str] = ()) -> Callable[..., Any]:
+    """Return `function`, if it is one that can be called with what it takes.
+
+    Args:
+        function: Any object.
+        name: What to call it in an error.
+        takes: What it is called with, one description an argument; nothing is checked without.
+
+    Raises:
+        InputError: It is no function, or cannot be called so.
+    """
     if not callable(function):
         raise InputError(f"{name}: is no function")
     if takes:

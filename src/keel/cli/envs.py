@@ -57,11 +57,13 @@ def _language_tasks() -> list[Entry]:
     """Return the tasks of `keel train language`, as entries beside the environments."""
     import importlib.util
 
-    from keel.apps.language.tasks import TASKS
+    from keel.apps.language.registries import TASKS
     from keel.envs.catalog import Entry
 
     ready = importlib.util.find_spec("transformers") is not None
-    return [Entry(f"language --task {x}", "language task", "language", ready) for x in TASKS]
+    return [
+        Entry(f"language --task {x}", "language task", "language", ready) for x in TASKS.names()
+    ]
 
 
 def _row(entry: Entry) -> dict[str, Any]:

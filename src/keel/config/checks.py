@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Any
 
 from keel.config.options import OPTIONS, named_values
-from keel.config.registries import ADVANTAGES, CONTROLLERS, LOSSES, NETWORKS
+from keel.config.registries import ADVANTAGES, CONTROLLERS, GROUPS, LOSSES, NETWORKS
 from keel.config.schema import SINKS, Config
 from keel.config.values import describe
 from keel.errors import InputError, check_choice
@@ -87,10 +87,6 @@ def check(config: Config) -> None:
         raise InputError(f"region.clip: expected a number between 0 and 1, got {region.clip}")
     if region.adaptive_clip and region.clip is None:
         raise InputError("region.adaptive_clip: needs region.clip")
-    if config.advantage.group and ":" not in config.advantage.group:
-        raise InputError(
-            f"advantage.group: expected module:function, got {config.advantage.group!r}"
-        )
     if region.dual_clip is not None and (region.clip is None or region.symmetric):
         raise InputError("region.dual_clip: goes with PPO's own clip (region.clip, not symmetric)")
     if region.minibatch > config.batch:
@@ -127,6 +123,8 @@ def _check_entries(config: Config) -> None:
     NETWORKS.check(config.network.kind)
     LOSSES.check(region.loss)
     ADVANTAGES.check(advantage.estimator)
+    if advantage.group:
+        GROUPS.check(advantage.group)
     if region.loss == "sequence":
         raise InputError("region.loss: sequence is of runs on tokens; these are single actions")
     if region.loss not in ("clip", "symmetric") and region.symmetric:

@@ -21,7 +21,6 @@ from keel.config.renamed import rename_settings
 from keel.config.schema import Config
 from keel.config.values import describe, parse_yaml, read_text
 from keel.errors import InputError, similar
-from keel.registry import texts
 
 T = TypeVar("T")
 FIRST = {"network": "kind", "advantage": "estimator"}
@@ -155,7 +154,7 @@ def _entries(pluggable: Pluggable, hint: Any, value: Any, name: str) -> Any:
     several = typing.get_args(hint)[0] is not str
     parts = list(value) if isinstance(value, list | tuple) else [value]
     if several:
-        parts = [x for part in parts for x in (texts(part) if isinstance(part, str) else [part])]
+        parts = [x for part in parts for x in (_commas(part) if isinstance(part, str) else [part])]
     if not several and len(parts) != 1:
         raise InputError(f"{name}: expected one, got {describe(value)}")
     named: list[str] = []
@@ -164,8 +163,14 @@ def _entries(pluggable: Pluggable, hint: Any, value: Any, name: str) -> Any:
             raise InputError(
                 f"{name}: expected a name, module:attribute or a function, got {describe(part)}"
             )
-        named.append(_one_line(pluggable.registry.text(part), name))
+        entry, star, weight = part.partition("*") if isinstance(part, str) else (part, "", "")
+        entry = entry.strip() if isinstance(entry, str) else entry
+        named.append(_one_line(f"{pluggable.registry.text(entry)}{star}{weight}", name))
     return tuple(named) if several else named[0]
+
+
+def _commas(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _choice(options: tuple[str, ...], value: Any, name: str) -> str:

@@ -57,6 +57,9 @@ ADVANTAGES: Registry[Callable[..., Any]] = Registry(
 )
 """Estimators of advantages of environments: rewards and values to advantages and targets."""
 
+GROUPS: Registry[Callable[..., Any]] = Registry("advantage.group")
+"""Functions of observations to the groups that advantages are normalized in."""
+
 
 class Pluggable(NamedTuple):
     """Annotation of a setting that names an entry of a registry, or several."""
@@ -67,6 +70,7 @@ class Pluggable(NamedTuple):
 Loss = Annotated[str, Pluggable(LOSSES), arg(metavar=LOSSES.choices)]
 NetworkKind = Annotated[str, Pluggable(NETWORKS), arg(metavar=NETWORKS.choices)]
 Estimator = Annotated[str, Pluggable(ADVANTAGES), arg(metavar=ADVANTAGES.choices)]
+Group = Annotated[str, Pluggable(GROUPS), arg(metavar=GROUPS.choices)]
 Controllers = Annotated[
     tuple[str, ...], Pluggable(CONTROLLERS), arg(metavar="[NAME|module:attribute …]")
 ]

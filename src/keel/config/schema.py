@@ -12,7 +12,7 @@ from typing import Literal
 from tyro.conf import Suppress
 
 from keel.config.demos import Demonstrations
-from keel.config.registries import Controllers, Estimator, Loss, NetworkKind
+from keel.config.registries import Controllers, Estimator, Group, Loss, NetworkKind
 from keel.config.results import Checkpoints, Evaluation
 
 Backend = Literal["auto", "vector", "sync", "async", "envpool", "ale"]
@@ -148,7 +148,7 @@ class Advantage:
     normalize: Literal["none", "batch", "global", "group", "robust"] = "batch"
     """Centre and scale advantages over the rollout: `batch` (or `global`) by mean and standard
     deviation, `robust` by median and quartiles, `group` within groups of rows."""
-    group: str = ""
+    group: Group = ""
     """Where groups come from: "" takes info["group"]; module:function is called with the
     observations, a dictionary of arrays `[T, N, …]`, and gives whole numbers `[T, N]`."""
     clamp: float | None = None

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from keel.config import Advantage
-from keel.config.registries import ADVANTAGES
+from keel.config.registries import ADVANTAGES, GROUPS
 from keel.errors import InputError
 from keel.experience.batch import Targets
 from keel.experience.faults import interleaved
 from keel.experience.rollout import Rollout
 from keel.functional import Advantages, gae, normalize
-from keel.imports import import_function
+from keel.imports import as_function
 from keel.keys import GROUP
 from keel.networks import popart
 from keel.networks.agent import Agent
@@ -85,8 +85,9 @@ def group_function(config: Advantage) -> Callable[..., Any] | None:
     """
     if not config.group or config.normalize not in ("group", "robust"):
         return None
+    function = GROUPS.get(config.group)
     try:
-        return import_function(config.group, takes=["the observations"])
+        return as_function(function, config.group, takes=["the observations"])
     except InputError as error:
         raise InputError(f"advantage.group: {error}") from error
 

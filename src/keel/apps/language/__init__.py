@@ -24,7 +24,9 @@ def train_language(
     """
     from keel.apps.language.config import from_dict
     from keel.apps.language.presets import preset_for
+    from keel.apps.language.registries import TASKS
     from keel.training.runner import start
 
-    base = preset_for(str(settings.get("task", "lookup")), settings.get("algo"))
+    task = TASKS.text(settings.get("task", "lookup"))
+    base = preset_for(task, settings.get("algo"))
     return start(from_dict(settings, base), Path(runs), name)

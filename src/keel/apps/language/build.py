@@ -186,11 +186,12 @@ def build_rewards(config: Language, task: Task, longest: int) -> Rewards:
     settings = config.reward
     functions: dict[str, Any] = {"task": task.verify}
     weights: dict[str, float] = {}
-    named = [part.strip() for part in settings.functions.split(",") if part.strip()]
+    named = [x.strip() for part in settings.functions for x in part.split(",") if x.strip()]
     if named:
         functions = {}
         for part in named:
             name, star, weight = part.partition("*")
+            name = name.strip()
             label = name.rpartition(":")[2]
             functions[label] = task.verify if name == "task" else load_function(name)
             try:

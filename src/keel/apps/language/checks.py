@@ -6,11 +6,13 @@ import math
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from keel.apps.language.registries import REWARDS, TASKS
 from keel.config import named_values
 from keel.config.checks import check_numbers
 from keel.config.registries import LOSSES
 from keel.config.schema import SINKS
 from keel.errors import InputError, check_choice
+from keel.registry import texts
 
 if TYPE_CHECKING:
     from keel.apps.language.config import Language
@@ -34,6 +36,9 @@ def check(config: Language) -> None:
     for name in config.sinks:
         check_choice("log", name, SINKS)
     named_values(config.task_options, "task_options")
+    TASKS.check(config.task)
+    for name in texts(config.reward.functions):
+        REWARDS.check(name)
     LOSSES.check(config.region.loss)
     if config.region.form != "token" and config.region.loss != "clip":
         raise InputError(

@@ -14,7 +14,9 @@ from typing import Any, Literal
 from tyro.conf import Suppress
 
 from keel.apps.language.checks import check
+from keel.apps.language.registries import RewardNames, TaskName
 from keel.config import Checkpoints, describe, merged, named_values
+from keel.config.reading import with_import_paths
 from keel.config.registries import Loss
 from keel.errors import InputError
 
@@ -178,9 +180,9 @@ class Advantage:
 class Reward:
     """Who says how good a completion is."""
 
-    functions: str = ""
-    """`module:function`, separated by commas, in place of the task's verifier; each may carry a
-    weight, `mine:length*0.2`."""
+    functions: RewardNames = ()
+    """`module:function` of your own, in place of the task's verifier; each may carry a weight,
+    `mine:length*0.2`."""
     timeout: float | None = None
     """Seconds a function has for one completion; without, it runs inside of this process."""
     max_failures: float = 0.2
@@ -224,8 +226,8 @@ class Language:
     """A whole run."""
 
     env: Suppress[str] = "language"
-    task: str = "lookup"
-    """sort, reverse, addition, countdown, parity, lookup, sort-flawed."""
+    task: TaskName = "lookup"
+    """What is to be learned; `module:attribute`: a task of your own."""
     task_options: str = ""
     """What the task is made with: name=value, separated by commas."""
     algo: Algo = "grpo"
@@ -321,6 +323,7 @@ def to_dict(config: Language) -> dict[str, Any]:
 
 def anchored(config: Language) -> Language:
     """Return `config` with the absolute path of its model, so that a run can be opened anywhere."""
+    config = with_import_paths(config)
     if not config.model.path:
         return config
     model = replace(config.model, path=str(Path(config.model.path).expanduser().resolve()))

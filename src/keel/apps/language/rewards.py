@@ -25,9 +25,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from keel.apps.language.registries import REWARDS
 from keel.apps.language.tasks.protocol import Example
 from keel.errors import InputError, KeelError, check_choice
-from keel.imports import import_function
+from keel.imports import as_function, import_function
+from keel.registry import is_local, was_passed
 
 RewardFunction = Callable[[Example, str], float]
 Floats = NDArray[np.float64]
@@ -348,10 +350,13 @@ def _serve(pipe: Connection, calls: Sequence[Call], timeout: float) -> None:
 
 
 def load_function(name: str) -> Callable[[Any, str], Any]:
-    """Import the reward function or the tool that `module:function` names, and check its arguments.
+    """Return the reward function or the tool of a name or `module:function`; check its arguments.
 
     It must take two; modules of the working directory count.
     """
+    takes = ["an example (a tool: its data)", "a text"]
+    if name in REWARDS.names() or is_local(name) or was_passed(name):
+        return as_function(REWARDS.get(name), name, takes)
     if not re.fullmatch(r"[\w.]+:\w+", name):
         raise InputError(f"{name}: expected module:function, such as my_rewards:right")
-    return import_function(name, takes=["an example (a tool: its data)", "a text"])
+    return import_function(name, takes=takes)

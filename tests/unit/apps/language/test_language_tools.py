@@ -309,7 +309,7 @@ def test_a_saved_tokenizer_is_the_same(tokenizer: Any, tmp_path: Path, beside: s
         encode(again, "é")
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", TASKS.names())
 @pytest.mark.parametrize("wide", [False, True])
 def test_tasks_are_written_in_the_alphabet_and_have_room(tokenizer: Any, name: str, wide: bool):
     options: dict[str, dict[str, Any]] = {

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
-from keel.apps.language.tasks.addition import Addition
-from keel.apps.language.tasks.countdown import Countdown
-from keel.apps.language.tasks.lookup import Lookup
-from keel.apps.language.tasks.parity import Parity
+from keel.apps.language.registries import TASKS
 from keel.apps.language.tasks.protocol import (
     CHARACTERS,
     TAGS,
@@ -19,9 +17,6 @@ from keel.apps.language.tasks.protocol import (
     ToolTask,
     true_score,
 )
-from keel.apps.language.tasks.reverse import Reverse
-from keel.apps.language.tasks.sort import Sort
-from keel.apps.language.tasks.sort_flawed import FlawedSort
 from keel.apps.language.tasks.streams import (
     held_out,
     is_held_out,
@@ -29,7 +24,7 @@ from keel.apps.language.tasks.streams import (
     segments,
     warmup_data,
 )
-from keel.errors import check_choice
+from keel.errors import InputError, check_choice
 
 __all__ = [
     "CHARACTERS",
@@ -48,10 +43,8 @@ __all__ = [
     "warmup_data",
 ]
 
-TASKS: Mapping[str, Callable[..., Task]] = {
-    kind.name: kind for kind in (Sort, FlawedSort, Reverse, Addition, Countdown, Parity, Lookup)
-}
-"""Constructors of tasks, by name."""
+METHODS = ("name", "max_new_tokens", "stop", "example", "verify")
+"""What a task must have."""
 
 
 def task_named(name: str, /, **options: Any) -> Task:
@@ -61,8 +54,26 @@ def task_named(name: str, /, **options: Any) -> Task:
         >>> task_named("lookup", hops=2).max_new_tokens
         27
     """
-    make = TASKS[check_choice("task", name, TASKS)]
-    fields = [field.name for field in dataclasses.fields(make)]  # type: ignore[arg-type]
-    for option in options:
-        check_choice(f"option of task {name}", option, fields)
+    entry = TASKS.get(name)
+    is_task = not isinstance(entry, type) and hasattr(entry, "verify")
+    if is_task and options:
+        raise InputError(f"task_options: task {name} is made already; it takes none")
+    task = entry if is_task else _made(name, entry, options)
+    missing = [method for method in METHODS if not hasattr(task, method)]
+    if missing:
+        raise InputError(
+            f"task {name}: expected {', '.join(METHODS)}; {type(task).__name__} has no {missing[0]}"
+        )
+    return task  # type: ignore[no-any-return]
+
+
+def _made(name: str, make: Any, options: Mapping[str, Any]) -> Any:
+    if dataclasses.is_dataclass(make):
+        fields = [field.name for field in dataclasses.fields(make)]
+        for option in options:
+            check_choice(f"option of task {name}", option, fields)
+    try:
+        inspect.signature(make).bind(**options)
+    except TypeError as error:
+        raise InputError(f"task {name}: expected a task, or what makes one ({error})") from error
     return make(**options)
