@@ -29,7 +29,6 @@ from keel.apps.language.registries import REWARDS
 from keel.apps.language.tasks.protocol import Example
 from keel.errors import InputError, KeelError, check_choice
 from keel.imports import as_function, import_function
-from keel.registry import is_local, was_passed
 
 RewardFunction = Callable[[Example, str], float]
 Floats = NDArray[np.float64]
@@ -355,7 +354,7 @@ def load_function(name: str) -> Callable[[Any, str], Any]:
     It must take two; modules of the working directory count.
     """
     takes = ["an example (a tool: its data)", "a text"]
-    if name in REWARDS.names() or is_local(name) or was_passed(name):
+    if name in REWARDS.names():
         return as_function(REWARDS.get(name), name, takes)
     if not re.fullmatch(r"[\w.]+:\w+", name):
         raise InputError(f"{name}: expected module:function, such as my_rewards:right")

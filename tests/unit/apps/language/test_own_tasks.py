@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from keel import registry
+from keel import imports
 from keel.apps.language import train_language
+from keel.apps.language.build import build_rewards
 from keel.apps.language.config import Language, from_dict, to_dict
 from keel.apps.language.registries import REWARDS, TASKS
 from keel.apps.language.rewards import load_function
-from keel.apps.language.session import build_rewards
 from keel.apps.language.tasks import Example, task_named
 from keel.cli import main
 from keel.errors import InputError
@@ -70,7 +70,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KEEL_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    monkeypatch.setattr(registry, "_passed", {})
+    monkeypatch.setattr(imports, "_objects", {})
     monkeypatch.delitem(sys.modules, "own_tasks", raising=False)
     return tmp_path
 
