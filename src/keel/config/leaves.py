@@ -11,6 +11,9 @@ from keel.config.renamed import rename_settings
 from keel.config.schema import Config
 from keel.errors import InputError, similar
 
+MEANT = {"loss": "region"}
+"""Sections of names that several have, and by which one of them is meant: `loss` is PPO's."""
+
 
 def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings in their sections.
@@ -50,8 +53,8 @@ def _place(leaf: str, top: Mapping[str, Any]) -> tuple[str, str]:
     """Return the section of a setting that is named without it."""
     known = leaves()
     sections = known.get(leaf, [])
-    if len(sections) == 1:
-        return sections[0], leaf
+    if len(sections) == 1 or leaf in MEANT:
+        return MEANT.get(leaf, sections[0]), leaf
     if sections:
         names = ", ".join(f"{section}.{leaf}" for section in sections)
         raise InputError(

@@ -12,7 +12,7 @@ from own_toys import TINY, finish, forget, imported, train_by_command, write_mod
 import keel
 from keel.algorithms import dense
 from keel.cli import main
-from keel.config import Network, from_dict
+from keel.config import Network, from_dict, nested
 from keel.config.registries import LOSSES
 from keel.errors import InputError, ShapeError
 from keel.experience.batch import Batch, Tree
@@ -225,6 +225,12 @@ def test_what_has_no_import_path_trains_and_is_not_resumed(
     forget(monkeypatch)
     with pytest.raises(InputError, match=rf"region.loss object:{kind}_.*no import path.*top level"):
         resume(here / "runs" / "mine")
+
+
+def test_by_its_last_name_it_is_the_loss_of_the_region(here: Path) -> None:
+    assert nested({"loss": "unclipped"}) == {"region": {"loss": "unclipped"}}
+    with pytest.raises(InputError, match=r"^kind: may be network\.kind, critic\.kind"):
+        nested({"kind": "mlp"})
 
 
 def test_help_lists_the_names(capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,6 +71,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KEEL_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setattr(imports, "_objects", {})
+    for entries in (TASKS, REWARDS):
+        monkeypatch.setattr(entries, "_entries", {})
     monkeypatch.delitem(sys.modules, "own_tasks", raising=False)
     return tmp_path
 
