@@ -16,7 +16,6 @@ import pytest
 import yaml
 
 from keel import resume
-from keel.apps.language import runner as language
 from keel.apps.language.config import from_dict as language_config
 from keel.cli import main
 from keel.config import from_dict
@@ -24,6 +23,7 @@ from keel.errors import InputError
 from keel.tracking.config_file import CONFIG, dump_config, read_config
 from keel.training.api import train
 from keel.training.policy import evaluate_policy, open_policy
+from keel.training.runner import resume as resume_run
 from keel.training.runner import start
 from keel.trust import UntrustedCodeError
 
@@ -93,7 +93,7 @@ def cartpole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    (*_, last) = language.start(language_config(TOKENS), tmp_path_factory.mktemp("runs"), "words")
+    (*_, last) = start(language_config(TOKENS), tmp_path_factory.mktemp("runs"), "words")
     return last.path
 
 
@@ -324,9 +324,9 @@ def test_a_downloaded_file_of_a_run_on_tokens_executes_nothing(
 def test_trusted_rewards_are_imported(tokens: Path, canary: Path) -> None:
     run = downloaded(tokens, REWARDS["reward function"], canary)
     with pytest.raises(UntrustedCodeError):
-        language.resume(run)
+        resume_run(run)
     assert not canary.exists()
-    language.resume(run, trust_code=True).close()
+    resume_run(run, trust_code=True).close()
     assert canary.exists()
 
 
