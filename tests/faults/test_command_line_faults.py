@@ -199,7 +199,7 @@ def test_a_run_whose_output_nobody_reads_ends_with_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sys, "stdout", FullStream())
-    monkeypatch.setattr("keel.cli.train._announce", lambda config: None)
+    monkeypatch.setattr("keel.cli.train._announce", lambda *_: None)
     assert main(["train", "CartPole-v1", "--runs", str(tmp_path)]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1

@@ -68,7 +68,7 @@ def both(
     opt_state: OptimizerState | None = None,
 ) -> None:
     """Take three steps with each, and compare everything."""
-    assert dense.fits(agent, objective)
+    assert dense.obstacle(agent, objective) == ""
     by_hand = dense.make_dense_step(agent, objective, max_grad_norm=0.5)
     by_autograd = make_step(agent, objective, max_grad_norm=0.5)
     index = torch.arange(MINIBATCH) + 4
@@ -302,24 +302,26 @@ def test_a_log_std_at_its_bound_has_no_gradient() -> None:
 
 
 @pytest.mark.parametrize(
-    "objective",
+    ("objective", "reason"),
     [
-        Objective(surrogate="unclipped"),
-        Objective(penalize=True),
-        Objective(dual_clip=3.0),
-        Objective(value_clip=0.2),
-        Objective(entropy_floor=0.5),
+        (Objective(surrogate="unclipped"), "the surrogate is unclipped"),
+        (Objective(penalize=True), "the loss has a KL penalty"),
+        (Objective(dual_clip=3.0), "region.dual_clip is set"),
+        (Objective(value_clip=0.2), "region.value_clip is set"),
+        (Objective(entropy_floor=0.5), "explore.entropy_floor is set"),
     ],
 )
-def test_other_objectives_are_left_to_autograd(objective: Objective) -> None:
-    assert not dense.fits(agent_for("discrete"), objective)
+def test_other_objectives_are_left_to_autograd(objective: Objective, reason: str) -> None:
+    assert dense.obstacle(agent_for("discrete"), objective) == reason
 
 
 def test_other_networks_are_left_to_autograd() -> None:
-    assert not dense.fits(agent_for("discrete", activation="gelu"), Objective())
-    assert not dense.fits(agent_for("discrete", kind="decoupled"), Objective())
+    reason = "a layer is wider than 256, or not tanh or relu"
+    assert dense.obstacle(agent_for("discrete", activation="gelu"), Objective()) == reason
+    decoupled = agent_for("discrete", kind="decoupled")
+    assert dense.obstacle(decoupled, Objective()).startswith("the network is a ")
     wide = build_agent(OBSERVATION, SPACES["discrete"], Network(hidden=(512,)), 0)
-    assert not dense.fits(wide, Objective())
+    assert dense.obstacle(wide, Objective()) == reason
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0])

@@ -46,7 +46,7 @@ def make(act: str, critic: str = "scalar") -> tuple[Agent, OptimizerState, Batch
 def test_both_give_the_same_parameters(act: str, norm: float, critic: str) -> None:
     agent, begin, batch = make(act, critic)
     objective = CriticObjective()
-    assert dense_critic.fits(agent, objective)
+    assert dense_critic.obstacle(agent, objective) == ""
     by_hand = dense_critic.DenseCriticStep(agent, max_grad_norm=norm)
     by_autograd = make_step(agent, objective, max_grad_norm=norm)
     index, real = torch.arange(MINIBATCH) + 4, torch.ones(MINIBATCH)
@@ -89,9 +89,11 @@ def test_a_step_that_is_stopped_or_has_no_rows_moves_nothing(moves: bool, rows: 
 
 def test_what_does_not_fit_is_left_to_autograd() -> None:
     agent, _, _ = make("gelu")
-    assert not dense_critic.fits(agent, CriticObjective())
+    reason = "a layer is wider than 256, or not tanh or relu"
+    assert dense_critic.obstacle(agent, CriticObjective()) == reason
     agent, _, _ = make("tanh")
-    assert not dense_critic.fits(agent, CriticObjective(value_clip=0.2))
+    clipped = CriticObjective(value_clip=0.2)
+    assert dense_critic.obstacle(agent, clipped) == "region.value_clip is set"
 
 
 @pytest.mark.parametrize("minibatch", [7, 8, 24])
