@@ -15,12 +15,13 @@ MEANT = {"loss": "region"}
 """Sections of names that several have, and by which one of them is meant: `loss` is PPO's."""
 
 
-def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+def nested(settings: Mapping[str, Any], default: Any = None) -> dict[str, Any]:
     """Return settings in their sections.
 
     Args:
         settings: values by section (`region={"max_kl": 0.02}`), by their whole name
             (`{"region.max_kl": 0.02}`), or by a last part that only one setting has (`max_kl=…`).
+        default: a configuration of this kind of run; by default one of environments.
 
     Raises:
         InputError: several settings end so, or none does.
@@ -29,12 +30,13 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
         >>> nested({"max_kl": 0.02, "seed": 1, "region": {"clip": 0.1}})
         {'region': {'max_kl': 0.02, 'clip': 0.1}, 'seed': 1}
     """
-    top = {field.name: field for field in dataclasses.fields(Config)}
+    default = Config() if default is None else default
+    top = {field.name: field for field in dataclasses.fields(default)}
     whole: dict[str, Any] = {}
     for key, value in rename_settings(settings).items():
         section, dot, leaf = key.partition(".")
         if not dot and key not in top:
-            section, leaf = _place(key, top)
+            section, leaf = _place(key, leaves(default), top)
         if not leaf and not isinstance(value, Mapping):
             if section not in FIRST:
                 whole[section] = value
@@ -49,9 +51,8 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
     return whole
 
 
-def _place(leaf: str, top: Mapping[str, Any]) -> tuple[str, str]:
+def _place(leaf: str, known: Mapping[str, list[str]], top: Mapping[str, Any]) -> tuple[str, str]:
     """Return the section of a setting that is named without it."""
-    known = leaves()
     sections = known.get(leaf, [])
     if len(sections) == 1 or leaf in MEANT:
         return MEANT.get(leaf, sections[0]), leaf
@@ -65,11 +66,11 @@ def _place(leaf: str, top: Mapping[str, Any]) -> tuple[str, str]:
     raise InputError(f"unknown setting {leaf}" + (f"; did you mean {hint}?" if hint else ""))
 
 
-def leaves() -> dict[str, list[str]]:
-    """Return the sections that have a setting of each name."""
+def leaves(config: Any) -> dict[str, list[str]]:
+    """Return the sections of a configuration that have a setting of each name."""
     sections: dict[str, list[str]] = {}
-    for field in dataclasses.fields(Config):
-        value = getattr(Config(), field.name)
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
             for inner in dataclasses.fields(value):
                 sections.setdefault(inner.name, []).append(field.name)

@@ -10,12 +10,13 @@ from pathlib import Path
 from signal import SIGINT
 from typing import TYPE_CHECKING, Any
 
-from keel.config import Config, from_dict, nested
+from keel.config import Config, nested
 from keel.envs.check import check_env as check_named_env
 from keel.envs.objects import given_env
 from keel.tracking.config_file import read_config
 from keel.tracking.directory import find_run
 from keel.training.evaluation import Score
+from keel.training.kinds import kind_of
 from keel.training.persist import Progress
 from keel.training.plan import bind_again, plan
 from keel.training.policy import Policy, evaluate_policy, open_policy
@@ -165,9 +166,11 @@ def resume(
         [64, 128]
     """
     path = find_run(run.path if isinstance(run, Run) else Path(run))
-    stored = from_dict(read_config(path))
+    data = read_config(path)
+    kind = kind_of(data.get("env"))
+    stored = kind.read(data)
     bind_again(stored, env, wrappers, path)
-    changed = from_dict(nested(settings), stored)
+    changed = kind.read(nested(settings, stored), stored)
     begin = partial(go_on, path, changed, trust_code=trust_code)
     return _run_to_end(changed, begin, progress, on_iteration, trust_code, path)
 

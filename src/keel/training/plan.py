@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from keel.config import Config, from_dict, nested, read, to_dict
+from keel.config import Config, nested, read
 from keel.envs import EnvWarning
 from keel.envs.objects import GivenEnv, given_env
 from keel.errors import InputError
 from keel.imports import OBJECT, bind, import_attribute, is_object, name_of
-from keel.presets import preset, preset_for
 from keel.tracking.config_file import warn_if_changed
 from keel.tracking.directory import run_name
+from keel.training.kinds import ENVIRONMENTS, kind_of
 from keel.training.persist import Progress
 from keel.training.policy import load_checkpoint, locate
 from keel.training.runner import start
@@ -35,7 +35,7 @@ def plan(
     trust_code: bool,
     wrappers: Sequence[Any],
     settings: Mapping[str, Any],
-) -> tuple[Config, Begin]:
+) -> tuple[Any, Begin]:
     """Return the configuration of a training, and what begins it.
 
     Args:
@@ -53,21 +53,23 @@ def plan(
     env = stored.get("env") if env is None else env
     if env is None or env == "":
         raise InputError("train: which environment? Give env, or a config file that names one")
-    given, passed = given_env(env), nested(settings)
+    given = given_env(env)
+    kind = kind_of(given.name)
+    passed = nested(settings, kind.read({}))
     if wrappers:
         names = [name_of(wrapper) for wrapper in wrappers]
         passed["envs"] = {**passed.get("envs", {}), "wrappers": names}
-    algo = str(passed.get("algo", stored.get("algo", "ppo")))
-    base = preset(preset_name) if preset_name else preset_for(given.name, algo)[1]
-    from_file = from_dict({**stored, "env": given.name}, base)
-    config = from_dict({**passed, "env": given.name}, from_file)
-    config = _with_given(config, given, _asked_num(stored, passed))
+    base = kind.base({**stored, **passed, "env": given.name}, preset_name)
+    from_file = kind.read({**stored, "env": given.name}, base)
+    config = kind.read({**passed, "env": given.name}, from_file)
+    if kind is ENVIRONMENTS:
+        config = _with_given(config, given, _asked_num(stored, passed))
     if file is not None:
         warn_if_changed(Path(file))
-        require_trust(to_dict(config), file, trust_code, typed=[given.name, *texts_in(passed)])
+        require_trust(asdict(config), file, trust_code, typed=[given.name, *texts_in(passed)])
 
     def begin(**options: Any) -> Generator[Progress, None, Any]:
-        label = given.name
+        label = kind.title(config)
         if is_object(label):  # without the number that tells it from others of its name
             label = label.removeprefix(OBJECT).rpartition("_")[0]
         chosen = name or run_name(label, config.algo, Path(runs))
@@ -77,7 +79,7 @@ def plan(
     return config, begin
 
 
-def bind_again(config: Config, env: Any, wrappers: Sequence[Any], path: Path) -> None:
+def bind_again(config: Any, env: Any, wrappers: Sequence[Any], path: Path) -> None:
     """Let a run's names of objects mean what is passed now.
 
     Args:

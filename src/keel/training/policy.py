@@ -34,6 +34,7 @@ from keel.training.environments import (
     make_run_envs,
 )
 from keel.training.evaluation import Score, evaluate, longest_episode
+from keel.training.kinds import ENVIRONMENTS, kind_of
 from keel.training.session import agent_for, use_threads
 from keel.training.state import arrays
 from keel.trust import ENVIRONMENT, NETWORK, require_trust
@@ -162,7 +163,14 @@ def open_policy(
         seed: of the actions that are sampled.
     """
     path, checkpoint = locate(path, checkpoint)
-    config = from_dict(read_config(path))
+    data = read_config(path)
+    if kind_of(data.get("env")) is not ENVIRONMENTS:
+        raise InputError(
+            f"{path}: holds a language model, not a policy of an environment; "
+            "AutoModelForCausalLM.from_pretrained reads the folder of a checkpoint, and `keel "
+            "evaluate` judges it"
+        )
+    config = from_dict(data)
     loaded = load_checkpoint(path, checkpoint)
     interface = _interface(config, loaded, path, trust_code)
     require_trust(to_dict(config), path, trust_code, fields=NETWORK)
