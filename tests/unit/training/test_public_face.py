@@ -173,8 +173,8 @@ def test_code_that_a_file_names_as_a_wrapper_needs_trust(
 ) -> None:
     monkeypatch.setattr(imports, "_objects", {})  # nothing was passed in this process
     file = tmp_path / "settings.yaml"
-    file.write_text("env: CartPole-v1\nenvs: {wrappers: [face_toys:Double]}\n")
-    with pytest.raises(InputError, match=r"envs\.wrappers face_toys:Double.*trust_code=True"):
+    file.write_text("env: CartPole-v1\nenvs: {wrappers: [downloaded_toys:Double]}\n")
+    with pytest.raises(InputError, match=r"envs\.wrappers downloaded_toys:Double.*trust_code=True"):
         keel.train(config=file)
     file.write_text("env: CartPole-v1\nenvs: {wrappers: [gymnasium.wrappers:NumpyToTorch, 3]}\n")
     with pytest.raises(InputError, match=r"envs\.wrappers"):
