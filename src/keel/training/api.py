@@ -10,7 +10,7 @@ from pathlib import Path
 from signal import SIGINT
 from typing import TYPE_CHECKING, Any
 
-from keel.config import Config, nested
+from keel.config import nested
 from keel.envs.check import check_env as check_named_env
 from keel.envs.objects import given_env
 from keel.tracking.config_file import read_config
@@ -169,7 +169,8 @@ def resume(
     data = read_config(path)
     kind = kind_of(data.get("env"))
     stored = kind.read(data)
-    bind_again(stored, env, wrappers, path)
+    if env is not None or wrappers:
+        bind_again(stored, env, wrappers, path)
     changed = kind.read(nested(settings, stored), stored)
     begin = partial(go_on, path, changed, trust_code=trust_code)
     return _run_to_end(changed, begin, progress, on_iteration, trust_code, path)
@@ -275,7 +276,7 @@ def _iterations(
 
 
 def _run_to_end(
-    config: Config,
+    config: Any,
     begin: Callable[..., Generator[Progress, None, Any]],
     progress: bool | None,
     on_iteration: OnIteration | None,
@@ -305,7 +306,7 @@ def _run_to_end(
     return Run(path, trust_code)
 
 
-def _display(config: Config, progress: bool | None) -> Display | None:
+def _display(config: Any, progress: bool | None) -> Display | None:
     """Return what shows a run, if it is to be shown."""
     if progress is False or (progress is None and not sys.stdout.isatty()):
         return None

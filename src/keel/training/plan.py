@@ -50,23 +50,24 @@ def plan(
         settings: as they were passed.
     """
     stored = read(Path(file)) if file is not None else {}
-    env = stored.get("env") if env is None else env
-    if env is None or env == "":
+    wanted = stored.get("env") if env is None else env
+    if wanted is None or wanted == "":
         raise InputError("train: which environment? Give env, or a config file that names one")
-    given = given_env(env)
+    given = given_env(wanted)
     kind = kind_of(given.name)
     passed = nested(settings, kind.read({}))
     if wrappers:
         names = [name_of(wrapper) for wrapper in wrappers]
         passed["envs"] = {**passed.get("envs", {}), "wrappers": names}
-    base = kind.base({**stored, **passed, "env": given.name}, preset_name)
-    from_file = kind.read({**stored, "env": given.name}, base)
-    config = kind.read({**passed, "env": given.name}, from_file)
+    named = {"env": given.name}
+    base = kind.base({**stored, **passed, **named}, preset_name)
+    config = kind.read({**passed, **named}, kind.read({**stored, **named}, base))
     if kind is ENVIRONMENTS:
         config = _with_given(config, given, _asked_num(stored, passed))
     if file is not None:
         warn_if_changed(Path(file))
-        require_trust(asdict(config), file, trust_code, typed=[given.name, *texts_in(passed)])
+        typed = [*texts_in(passed), *([] if env is None else [given.name])]
+        require_trust(asdict(config), file, trust_code, typed=typed)
 
     def begin(**options: Any) -> Generator[Progress, None, Any]:
         label = kind.title(config)
