@@ -10,9 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from keel.apps.language.tasks import Example, Task
     from keel.training.persist import Progress
 
-__all__ = ["train_language"]
+__all__ = ["Example", "Task", "train_language"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Example", "Task"):
+        from keel.apps.language import tasks
+
+        return getattr(tasks, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def train_language(
