@@ -1,4 +1,4 @@
-"""Two agents of PettingZoo's interface, each in its own bound: `python two_agents.py [STEPS]`"""
+"""Two agents are paid for standing close, each in its own bound: `python two_agents.py [STEPS]`"""
 
 import sys
 
@@ -10,8 +10,6 @@ import keel
 
 
 class Meet(ParallelEnv):
-    """Two agents on a line of nine fields are paid for standing close to each other."""
-
     metadata, possible_agents = {"name": "meet"}, ["left", "right"]
 
     def observation_space(self, agent):

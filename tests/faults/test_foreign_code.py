@@ -21,7 +21,6 @@ from keel.cli import main
 from keel.config import from_dict
 from keel.errors import InputError
 from keel.tracking.config_file import CONFIG, dump_config, read_config
-from keel.training import runner as language
 from keel.training.api import train
 from keel.training.policy import evaluate_policy, open_policy
 from keel.training.runner import resume as resume_run
