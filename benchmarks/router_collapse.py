@@ -17,7 +17,6 @@ import torch
 from scipy.stats import t as student
 
 from keel.config import Config
-from keel.config.options import named_values, options_text
 from keel.presets import preset
 from keel.training.loop import train
 
@@ -103,12 +102,12 @@ EXPLORATION = {
 def configure(variant: Variant, seed: int) -> Config:
     """Return the settings of one run."""
     config = preset(variant.start)
-    options = named_values(config.envs.options, "envs.options") | dict(variant.options)
+    options = config.envs.options | dict(variant.options)
     changes: dict[str, Any] = {
         section: replace(getattr(config, section), **values)
         for section, values in variant.settings.items()
     }
-    envs = replace(config.envs, options=options_text(options, "envs.options"))
+    envs = replace(config.envs, options=options)
     return replace(config, seed=seed, envs=envs, **changes, **variant.config)
 
 

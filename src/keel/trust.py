@@ -24,7 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from keel.config import named_values
+from keel.config.options import named_values, options_text
 from keel.errors import InputError
 from keel.imports import is_object, module_origin, not_importable, was_passed
 from keel.printing import printable
@@ -237,14 +237,15 @@ def _package_in_registry(name: str) -> str | None:
 
 
 def _references(config: Mapping[str, Any]) -> Iterator[Reference]:
-    options = str(_at(config, "envs", "options"))
+    given = _at(config, "envs", "options")
+    options = given if isinstance(given, str) else options_text(given, "envs.options")
     env = str(config.get("env") or "")
     if not (is_object(env) or is_registered(env)):
         yield Reference("env", env, options)
     for wrapper in _at(config, "envs", "wrappers"):
         if not (is_object(str(wrapper)) or str(wrapper).startswith(WRAPPERS)):
             yield Reference("envs.wrappers", str(wrapper))
-    for value in texts_in(named_values(options, "envs.options")):
+    for value in texts_in(named_values(given, "envs.options")):
         if CODE.fullmatch(value):
             yield Reference("envs.options", value)
     for field in PLUGGED:

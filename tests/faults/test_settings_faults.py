@@ -50,7 +50,7 @@ def refused(args: tuple[str, ...], runs: Path, capsys: pytest.CaptureFixture[str
         (("language", *SMALL, "--kl.loss", "foo"), "invalid choice 'foo' for argument '--kl.loss'"),
         (("language", *SMALL, "--kl.reward", "full"), "invalid choice 'full' for argument"),
         (("language", *SMALL, "--kl.low", "2", "--kl.high", "1"), "kl.low: expected at most"),
-        (("language", *SMALL, "--task-options", "longest=[1"), "task_options: ']' is missing"),
+        (("language", *SMALL, "--task-options", "longest=[1"), "--task-options: ']' is missing"),
         (("language", *SMALL, "--task-options", "longest=x"), "sort.longest: expected a whole"),
         (("language", *SMALL, "--log", "nope"), "log: 'nope' is not one of"),
     ],

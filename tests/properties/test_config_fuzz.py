@@ -35,7 +35,7 @@ PATHS = {"rl": leaves(rl.Config()), "language": leaves(language.Language())}
 PATHS["language"] += [("kl_ctrl", "type"), ("kl_ctrl",), ("state_masking",), ("kl",), ("sample",)]
 PATHS["rl"] += [("region",), ("envs",), ("nope",)]
 READ: dict[str, Callable[[Any], Any]] = {"rl": rl.from_dict, "language": language.from_dict}
-WRITE: dict[str, Callable[[Any], Any]] = {"rl": rl.to_dict, "language": language.to_dict}
+WRITE: dict[str, Callable[[Any], Any]] = {"rl": rl.to_dict, "language": rl.to_dict}
 
 WORDS = """
 auto none both 1e6 1e400 -1 nan 0.5 a=[1 a=1 meta cpu tensorboard = a:b ppo trpo k3 foo
@@ -105,7 +105,7 @@ def test_structured_settings_are_read_or_refused_in_one_line(kind: str) -> None:
         config = read_or_refuse(kind, lambda: READ[kind](document))
         if config is not None:
             assert config.iterations >= 1
-            assert isinstance(config.sinks, tuple)
+            assert isinstance(config.log, tuple)
             again = yaml.safe_load(yaml.safe_dump(WRITE[kind](config)))
             assert WRITE[kind](READ[kind](again)) == WRITE[kind](config)
 

@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 
-from keel.config import from_dict, load, named_values, options, to_dict
+from keel.apps.language import config as language
+from keel.cli.arguments import translate
+from keel.cli.environments import parse
+from keel.config import Config, Envs, from_dict, load, named_values, options, to_dict
+from keel.config.options import in_text
 from keel.errors import InputError
 
 
@@ -57,6 +61,61 @@ def test_a_mapping_in_a_file_is_the_same_as_the_text(tmp_path: Path) -> None:
     config = load(path)
     assert options(config) == {"a": {"b": [1, 2]}, "c": "x, y", "d": True}
     assert from_dict(to_dict(config)) == config
+
+
+@pytest.mark.parametrize("written", [{"size": 8, "maps": ["a", "b"]}, "size=8, maps=[a, b]"])
+def test_mappings_and_text_are_the_same_setting(written: Any) -> None:
+    config = from_dict({"envs": {"options": written}})
+    assert config.envs.options == {"size": 8, "maps": ["a", "b"]}
+    task = language.from_dict({"task": "sort", "task_options": written})
+    assert task.task_options == config.envs.options
+    assert Envs(options=written) == config.envs
+    assert hash(config) == hash(from_dict({"envs": {"options": written}}))
+
+
+@pytest.mark.parametrize(
+    "written", [["tensorboard", "wandb"], "tensorboard, wandb", "tensorboard,wandb,"]
+)
+def test_lists_and_commas_are_the_same_setting(written: Any) -> None:
+    assert from_dict({"log": written}).log == ("tensorboard", "wandb")
+    assert Config(log=written).log == ("tensorboard", "wandb")
+    assert language.from_dict({"log": written}).log == ("tensorboard", "wandb")
+    assert language.Reward(functions="a:b, task*2").functions == ("a:b", "task*2")  # type: ignore
+
+
+@pytest.mark.parametrize("read", [from_dict, language.from_dict])
+def test_lists_of_something_else_are_one_line(read: Any) -> None:
+    with pytest.raises(InputError, match=r"^log: expected text, got 3$"):
+        read({"log": [3]})
+    with pytest.raises(InputError, match=r"^log: expected a list of texts, got 3$"):
+        read({"log": 3})
+    with pytest.raises(InputError, match=r"^log: 'wand' is not one of .*did you mean 'wandb'"):
+        read({"log": ["wand"]})
+    with pytest.raises(InputError, match=r"options: expected names and values, got \[1\]$"):
+        read({"envs": {"options": [1]}} if read is from_dict else {"task_options": [1]})
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--log", "tensorboard", "wandb", "--envs.options", "size=8", "maps=[a, b]"],
+        ["--log", "tensorboard,wandb", "--envs.options", "size=8,maps=[a, b]"],
+    ],
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_the_command_line_takes_commas_and_words(flags: list[str], first: bool) -> None:
+    words = ["CartPole-v1", *flags] if first else [*flags, "CartPole-v1"]
+    config = parse(translate(words)).config
+    assert (config.env, config.log) == ("CartPole-v1", ("tensorboard", "wandb"))
+    assert config.envs.options == {"size": 8, "maps": ["a", "b"]}
+
+
+def test_runs_of_version_01_are_compared_by_what_their_text_means(tmp_path: Path) -> None:
+    old = in_text("envs.options", 'size=8,maps="a"')
+    assert old == in_text("envs.options", {"size": 8, "maps": "a"})
+    assert in_text("task_options", "") == in_text("task_options", {}) == ""
+    assert in_text("log", "wandb,trackio") == in_text("log", ["wandb", "trackio"])
+    assert in_text("envs.options", "not like this") == "not like this"
 
 
 def test_aliases_that_stand_for_gigabytes_are_refused(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import io
 import itertools
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ import tyro
 
 from keel.config import read
 from keel.config.renamed import setting_name, setting_value
+from keel.config.schema import SINKS
 from keel.errors import InputError
 from keel.printing import printable
 from keel.tracking.config_file import warn_if_changed
@@ -34,7 +35,8 @@ def translate(args: Sequence[str], aliases: Mapping[str, str] | None = None) -> 
         aliases: Settings by their other names, with hyphens.
     """
     names = aliases or {}
-    return rename_flags([_write_out(names.get(x.replace("_", "-"), x)) for x in split_flags(args)])
+    words = [_write_out(names.get(x.replace("_", "-"), x)) for x in split_flags(args)]
+    return join_lists(rename_flags(words))
 
 
 def rename_flags(words: Sequence[str]) -> list[str]:
@@ -56,6 +58,32 @@ def rename_flags(words: Sequence[str]) -> list[str]:
         else:
             renamed.append(setting_value(setting, word))
     return renamed
+
+
+LISTS: Mapping[str, Callable[[str], bool]] = {
+    "--log": lambda word: word in SINKS,
+    "--envs.options": lambda word: "=" in word,
+    "--task-options": lambda word: "=" in word,
+    "--reward.functions": lambda word: ":" in word or word.startswith("task"),
+}
+"""Flags of several values, and what a further value looks like; other words are not theirs."""
+
+
+def join_lists(words: Sequence[str]) -> list[str]:
+    """Return words with the values of such a flag as one word, separated by commas.
+
+    Examples:
+        >>> join_lists(["--log", "tensorboard", "wandb", "CartPole-v1"])
+        ['--log', 'tensorboard,wandb', 'CartPole-v1']
+    """
+    joined: list[str] = []
+    for word in words:
+        flag = joined[-2].replace("_", "-") if len(joined) > 1 else ""
+        if flag in LISTS and LISTS[flag](word):
+            joined[-1] += f",{word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def split_flags(args: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ import tyro
 from tyro.conf import Positional, arg
 
 from keel.apps.language.checks import check
-from keel.apps.language.config import Language, decoding, from_dict, task_options
+from keel.apps.language.config import Language, decoding, from_dict
 from keel.apps.language.presets import name_for, names, path_of, preset, preset_for
 from keel.apps.language.tasks import task_named
 from keel.cli.arguments import find_option, read_options
@@ -170,7 +170,7 @@ def _text(result: Mapping[str, Any]) -> str:
 
 def _check(config: Language) -> None:
     check(config)
-    task_named(config.task, **task_options(config))  # a typo is reported before anything else
+    task_named(config.task, **config.task_options)  # a typo is reported before anything else
 
 
 GRAMMAR = Grammar(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from keel.cli.arguments import split_flags, translate
 from keel.config import Config
-from keel.config.options import OPTIONS, named_values, options_text
+from keel.config.options import OPTIONS, options_text
 from keel.errors import InputError
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def settle(words: Sequence[str], resolve: Callable[[list[str]], Resolved]) -> li
     rest += _learning_rates(given, rest, config)
     changes, unknown = _environment_options(given, config)
     if changes:
-        options = named_values(config.envs.options, OPTIONS) | changes
+        options = config.envs.options | changes
         rest += ["--envs.options", options_text(options, OPTIONS)]
     return rest + unknown
 
@@ -295,7 +295,7 @@ def _environment_options(
     """Return changes of `envs.options`, and flags that only the reward `throughput` knows."""
     changes: dict[str, Any] = {}
     unknown: list[str] = []
-    options = named_values(config.envs.options, OPTIONS)
+    options = config.envs.options
     by_throughput = config.env == "serving" and options.get("reward") in THROUGHPUT
     for flag, value in given.items():
         if flag == REWARD_SCALE:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from keel.config.options import in_text
 from keel.config.renamed import rename_settings, setting_name
 from keel.errors import InputError, KeelError
 from keel.printing import printable
@@ -126,12 +127,21 @@ def _read(
 def _read_keel(path: Path, by: str, names: list[str]) -> Run:
     table = read_metrics(path, names)
     try:
-        config = dict(flat(rename_settings(read_config(path))))
+        config = dict(flat(_in_text(rename_settings(read_config(path)))))
     except KeelError:
         config = {}
     env = str(config.get("env", "")).rpartition(":")[2]  # without the module that registers it
     task = f"{env} {config['task']}" if "task" in config else env  # of a language model
     return Run(path, _group(path, by, config), task, table, config)
+
+
+def _in_text(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings in one form, whichever version wrote them."""
+    texts = {key: in_text(f"{prefix}{key}", value) for key, value in settings.items()}
+    return {
+        key: _in_text(value, f"{prefix}{key}.") if isinstance(value, Mapping) else value
+        for key, value in texts.items()
+    }
 
 
 def _group(path: Path, by: str, config: Mapping[str, Any]) -> str:

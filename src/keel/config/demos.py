@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from keel.config import bounds
 
 
 @dataclass(frozen=True)
@@ -16,14 +18,14 @@ class Demonstrations:
 
     path: str = ""
     """A folder that `keel demos record` wrote, or minari:ID; empty: no demonstrations."""
-    episodes: int | None = None
+    episodes: Annotated[int | None, bounds.AT_LEAST_1] = None
     """Only so many of their episodes, the first."""
     loss: Literal["plain", "filtered", "weighted"] = "plain"
     """`plain` takes all that was shown alike; `filtered` what earned more than the critic expects;
     `weighted` gives it the weight exp(A / temperature), A being that difference over its rms."""
-    temperature: float = 1.0
+    temperature: Annotated[float, bounds.ABOVE_0] = 1.0
     """Of the weights."""
-    cap: float = 20.0
+    cap: Annotated[float, bounds.ABOVE_0] = 20.0
     """The largest weight."""
     coef: float = 1.0
     """Weight of the loss on demonstrations."""
@@ -34,9 +36,9 @@ class Demonstrations:
     steer: Literal["gradient", "loss"] = "gradient"
     """By which ratio `adaptive` and the warning go: of the gradients' norms, with their cosine, or
     of the losses, of which PPO's is near 0 whatever it teaches."""
-    max_ratio: float = 1.0
+    max_ratio: Annotated[float, bounds.ABOVE_0] = 1.0
     """The largest ratio of cloning to PPO that `adaptive` lets be."""
     coef_min: float = 0.01
     """Where `decay` and `adaptive` end."""
-    decay: float = 0.99
+    decay: Annotated[float, bounds.SHARE] = 0.99
     """Factor on `coef` after every update, under control `decay`."""

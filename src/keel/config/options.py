@@ -1,17 +1,18 @@
-"""Constructor options of an environment: `name=value` on the command line, a mapping in a file.
+"""Mappings and lists among the settings, which the command line writes as `name=value` and commas.
 
 Values are YAML in its one-line form, of which JSON is a part: numbers, true and false, text, lists
-and mappings, nested as deep as they need to be. A configuration keeps them as one line of text.
+and mappings, nested as deep as they need to be. Files may say the same in text.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
+from tyro.constructors import PrimitiveConstructorSpec
 
 from keel.config.values import MOST_BYTES, describe, describe_reason
 from keel.errors import InputError
@@ -19,6 +20,80 @@ from keel.errors import InputError
 OPTIONS = "envs.options"
 """The setting, as errors name it."""
 OPENING = {"[": "]", "{": "}"}
+
+
+def settle_texts(settings: Any, prefix: str = "") -> None:
+    """Replace text and lists in the fields of a dataclass that hold mappings or names.
+
+    Args:
+        settings: Of a dataclass, in its `__post_init__`.
+        prefix: Name of its section, with a dot.
+    """
+    for name in ("options", "task_options", "log", "functions"):
+        value = getattr(settings, name, None)
+        if isinstance(value, str) and name.endswith("options"):
+            object.__setattr__(settings, name, named_values(value, f"{prefix}{name}"))
+        elif isinstance(value, str | list | tuple):
+            names = (value,) if isinstance(value, str) else value
+            object.__setattr__(settings, name, tuple(x for part in names for x in listed(part)))
+
+
+def in_text(name: str, value: Any) -> Any:
+    """Return a mapping or a list of a stored configuration as one text, however it is written.
+
+    Runs of version 0.1 have text where later ones have mappings and lists.
+
+    Args:
+        name: Dotted name of the setting; what is no mapping and no list of names stays as it is.
+        value: Of a file that nobody has checked.
+
+    Examples:
+        >>> in_text("envs.options", "a=1,b=x"), in_text("log", ["wandb"]), in_text("seed", 3)
+        ('a=1, b="x"', 'wandb', 3)
+    """
+    try:
+        if name in ("envs.options", "task_options"):
+            return options_text(named_values(value, name), name)
+        if name in ("log", "reward.functions"):
+            return ", ".join(listed(value) if isinstance(value, str) else value)
+    except (InputError, TypeError):
+        pass
+    return value
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """Return the parts of a text between its commas.
+
+    Examples:
+        >>> listed("tensorboard, wandb")
+        ('tensorboard', 'wandb')
+    """
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _values_of_words(words: Sequence[str]) -> dict[str, Any]:
+    try:
+        return named_values(words[0], "")
+    except InputError as error:  # the command line names the flag by itself
+        raise ValueError(str(error).removeprefix(": ")) from None
+
+
+NAMED = PrimitiveConstructorSpec[Any](
+    nargs=1,
+    metavar="NAME=VALUE,…",
+    instance_from_str=_values_of_words,
+    is_instance=lambda value: isinstance(value, dict),
+    str_from_instance=lambda values: [options_text(values, "")],
+)
+"""How the command line reads a field that is a mapping."""
+LISTED = PrimitiveConstructorSpec[Any](
+    nargs=1,
+    metavar="A,B,…",
+    instance_from_str=lambda words: listed(words[0]),
+    is_instance=lambda value: isinstance(value, tuple),
+    str_from_instance=lambda names: [",".join(names)],
+)
+"""How the command line reads a field that is a list of names."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -38,17 +113,20 @@ _Loader.add_implicit_resolver(
 )
 
 
-def named_values(text: str, field: str) -> dict[str, Any]:
+def named_values(text: str | Mapping[Any, Any], field: str) -> dict[str, Any]:
     """Return the values that `text` names.
 
     Args:
         text: `name=value`, separated by commas; commas inside brackets or quotes separate nothing.
+            Or a mapping, of which everything must be plain data.
         field: the setting that the text belongs to, for the error.
 
     Examples:
         >>> named_values('size=8, walls=[1, 2], goal={"x": 0.5}', "envs.options")
         {'size': 8, 'walls': [1, 2], 'goal': {'x': 0.5}}
     """
+    if isinstance(text, Mapping):
+        text = options_text(text, field)
     values: dict[str, Any] = {}
     for part in _parts(text, field):
         name, equals, value = (x.strip() for x in part.partition("="))

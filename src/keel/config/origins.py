@@ -68,11 +68,14 @@ def settings_of(config: Any, layers: Sequence[Layer]) -> list[Setting]:
         layers: From the weakest to the strongest; what none of them sets is a default.
     """
     return [
-        Setting(
-            name, value, next((x.source for x in reversed(layers) if name in x.fields), DEFAULT)
-        )
+        Setting(name, value, next((x.source for x in reversed(layers) if _sets(x, name)), DEFAULT))
         for name, value in leaves(config)
     ]
+
+
+def _sets(layer: Layer, name: str) -> bool:
+    """Return whether a layer sets a field, or a part of it (those of a mapping have names)."""
+    return any(field == name or field.startswith(f"{name}.") for field in layer.fields)
 
 
 def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -87,7 +90,9 @@ def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def one_line_yaml(value: Any) -> str:
     """Return a value as YAML on one line."""
-    text: str = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10_000)
+    text: str = yaml.safe_dump(
+        value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10_000
+    )
     return text.removesuffix("...\n").strip()
 
 

@@ -6,6 +6,7 @@ raised before anything is created.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import types
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
 
 from keel.config.checks import check
-from keel.config.options import OPTIONS, named_values, options_text
+from keel.config.options import listed, named_values
 from keel.config.registries import Pluggable
 from keel.config.renamed import rename_settings
 from keel.config.schema import Config
@@ -29,12 +30,15 @@ MINARI = "minari:"
 """Before the name of a data set that is not a folder."""
 
 
-def to_dict(config: Config) -> dict[str, Any]:
-    """As plain data, for YAML."""
-    plain = dataclasses.asdict(config)
-    plain["network"]["hidden"] = list(config.network.hidden)
-    plain["envs"]["wrappers"] = list(config.envs.wrappers)
-    return plain
+def to_dict(config: Any) -> dict[str, Any]:
+    """Return a dataclass of settings as plain data, for YAML."""
+    return {item.name: _plain(getattr(config, item.name)) for item in dataclasses.fields(config)}
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return to_dict(value)
+    return list(value) if isinstance(value, tuple) else copy.deepcopy(value)
 
 
 def from_dict(data: Mapping[str, Any], base: Config | None = None) -> Config:
@@ -53,8 +57,8 @@ def anchored(config: Config) -> Config:
         config = dataclasses.replace(config, demos=cloning)
     named = options(config) if config.env == "serving" else {}
     if isinstance(trace := named.get("trace"), str):
-        text = options_text({**named, "trace": str(Path(trace).resolve())}, OPTIONS)
-        config = dataclasses.replace(config, envs=dataclasses.replace(config.envs, options=text))
+        named = {**named, "trace": str(Path(trace).resolve())}
+        config = dataclasses.replace(config, envs=dataclasses.replace(config.envs, options=named))
     return with_import_paths(config)
 
 
@@ -73,7 +77,7 @@ def with_import_paths(config: T) -> T:
 
 def options(config: Config) -> dict[str, Any]:
     """What the environment is made with, of `envs.options`."""
-    return named_values(config.envs.options, OPTIONS)
+    return copy.deepcopy(config.envs.options)
 
 
 def load(path: Path, base: Config | None = None) -> Config:
@@ -128,8 +132,14 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
     if origin is Literal:
         return _choice(typing.get_args(hint), value, name)
     if origin is tuple:
+        inner = typing.get_args(hint)[0]
+        if isinstance(value, str) and inner is str:
+            return listed(_one_line(value, name))
         if isinstance(value, list | tuple):
-            return tuple(_convert(typing.get_args(hint)[0], item, name) for item in value)
+            return tuple(_convert(inner, item, name) for item in value)
+    elif origin is dict:
+        if isinstance(value, str | Mapping):
+            return named_values(_one_line(value, name) if isinstance(value, str) else value, name)
     elif hint is bool:
         if isinstance(value, bool):
             return value
@@ -139,8 +149,6 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
             return hint(number)
     elif isinstance(value, hint):
         return _one_line(value, name)
-    elif name == OPTIONS and isinstance(value, Mapping):
-        return options_text(value, name)
     raise InputError(f"{name}: expected {_name(hint)}, got {describe(value)}")
 
 
@@ -154,7 +162,7 @@ def _entries(pluggable: Pluggable, hint: Any, value: Any, name: str) -> Any:
     several = typing.get_args(hint)[0] is not str
     parts = list(value) if isinstance(value, list | tuple) else [value]
     if several:
-        parts = [x for part in parts for x in (_commas(part) if isinstance(part, str) else [part])]
+        parts = [x for part in parts for x in (listed(part) if isinstance(part, str) else [part])]
     if not several and len(parts) != 1:
         raise InputError(f"{name}: expected one, got {describe(value)}")
     named: list[str] = []
@@ -167,10 +175,6 @@ def _entries(pluggable: Pluggable, hint: Any, value: Any, name: str) -> Any:
         entry = entry.strip() if isinstance(entry, str) else entry
         named.append(_one_line(f"{pluggable.registry.text(entry)}{star}{weight}", name))
     return tuple(named) if several else named[0]
-
-
-def _commas(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _choice(options: tuple[str, ...], value: Any, name: str) -> str:
@@ -207,8 +211,11 @@ def _number(value: Any) -> float | int | None:
 
 
 def _name(hint: Any) -> str:
-    if hint == tuple[str, ...]:
-        return "a list of texts"
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(
-        hint, "a list of whole numbers"
-    )
+    return {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "text",
+        dict[str, Any]: "names and values",
+        tuple[str, ...]: "a list of texts",
+    }.get(hint, "a list of whole numbers")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from keel.config import bounds
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class Evaluation:
 class Checkpoints:
     """What is kept for resuming."""
 
-    every: int = 100_000
+    every: Annotated[int, bounds.ABOVE_0] = 100_000
     """Agent steps between checkpoints; the last and the best are always kept."""
-    keep: int = 3
+    keep: Annotated[int, bounds.ABOVE_0] = 3
     """How many of the others to keep."""

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from tyro.conf import Suppress
 
+from keel.config import bounds
 from keel.config.demos import Demonstrations
+from keel.config.options import LISTED, NAMED, settle_texts
 from keel.config.registries import Controllers, Estimator, Group, Loss, NetworkKind
 from keel.config.results import Checkpoints, Evaluation
 
@@ -23,7 +25,7 @@ SINKS = ("tensorboard", "wandb", "trackio")
 class Envs:
     """How environments are run."""
 
-    num: int = 8
+    num: Annotated[int, bounds.ABOVE_0] = 8
     """Environments stepped together."""
     backend: Backend = "auto"
     """`auto` takes the fastest that is installed."""
@@ -35,12 +37,15 @@ class Envs:
     """Bound on the (normalized) reward."""
     guard: bool = True
     """Stop at non-finite or misshapen observations and rewards, before they are stored."""
-    timeout: float = 60.0
+    timeout: Annotated[float, bounds.ABOVE_0] = 60.0
     """Seconds after which a silent worker counts as hung."""
-    options: str = ""
-    """Constructor options: name=value, separated by commas; or nested, 'a={"b": [1, 2]}'."""
+    options: Annotated[dict[str, Any], NAMED] = field(default_factory=dict, hash=False)
+    """Constructor options: a mapping; name=value,… on the command line, also 'a={"b": [1, 2]}'."""
     wrappers: tuple[str, ...] = ()
     """Wrappers of each environment as module:attribute, the innermost first."""
+
+    def __post_init__(self) -> None:
+        settle_texts(self, "envs.")
 
 
 @dataclass(frozen=True)
@@ -66,13 +71,13 @@ class Atari:
     """A lost life ends an episode for the learner; the game goes on."""
     fire_reset: bool = True
     """Press FIRE after a reset, and after a lost life of an episodic one, where a game waits."""
-    sticky: float = 0.0
+    sticky: Annotated[float, bounds.SHARE] = 0.0
     """The probability that the last action is repeated."""
     noop_max: int = 30
     """At most so many steps without action at the beginning."""
-    frame_skip: int = 4
+    frame_skip: Annotated[int, bounds.ABOVE_0] = 4
     """Frames per step of the agent."""
-    frame_stack: int = 4
+    frame_stack: Annotated[int, bounds.ABOVE_0] = 4
     """Pictures that it sees at once."""
 
 
@@ -88,13 +93,13 @@ class Network:
     """Widths of the hidden layers (MLP), or the width of the branches (decoupled)."""
     activation: Literal["tanh", "relu", "gelu"] = "tanh"
     """Between the layers of an MLP."""
-    log_std: float = 0.0
+    log_std: Annotated[float, bounds.ANY_NUMBER] = 0.0
     """Initial log standard deviation of continuous actions."""
     state_std: bool = False
     """Let the standard deviation depend on the observation."""
     squash: bool = False
     """Squash continuous actions into their bounds by tanh, in place of clipping."""
-    features: int = 512
+    features: Annotated[int, bounds.ABOVE_0] = 512
     """Width of the CNN's last layer, and of the decoupled network's projection."""
     cnn: Literal["nature", "small"] = "nature"
     """`nature`: three convolutions (Mnih et al. 2015); `small`: two (2013), a third of the time."""
@@ -102,7 +107,7 @@ class Network:
     """Whether actor and critic see pixels through one CNN, or each through its own."""
     recurrent: Literal["none", "actor", "critic", "both"] = "none"
     """Which of them has a GRU; minibatches are then whole sequences."""
-    recurrent_size: int = 64
+    recurrent_size: Annotated[int, bounds.ABOVE_0] = 64
     """Width of the GRU."""
 
 
@@ -113,16 +118,16 @@ class Critic:
     kind: Literal["scalar", "quantile", "two_hot", "hl_gauss"] = "scalar"
     """`scalar`: the mean; `quantile`: quantiles; `two_hot`, `hl_gauss`: a histogram, whose targets
     are spread over the two nearest atoms, or by a Gaussian."""
-    quantiles: int = 32
+    quantiles: Annotated[int, bounds.AT_LEAST_2] = 32
     """Number of quantiles."""
     kappa: float = 0.02
     """Where the quantile Huber loss turns linear, in the critic's units; 0: at once. Above the
     spread of the return the quantiles come out too narrow."""
     ordered: bool = False
     """Quantiles that cannot cross."""
-    atoms: int = 101
+    atoms: Annotated[int, bounds.AT_LEAST_2] = 101
     """Of the histogram."""
-    reach: float = 8.0
+    reach: Annotated[float, bounds.ABOVE_0] = 8.0
     """The histogram covers ± this, in the critic's units: standard deviations of the return where
     returns are normalized."""
     normalize: Literal["auto", "on", "off"] = "auto"
@@ -130,7 +135,7 @@ class Critic:
     targets: Literal["sampled", "mean"] = "sampled"
     """What the distribution is fitted to: samples of the return, which bootstrap from samples of
     the distribution itself, or λ-returns, which bootstrap from its mean and vary too little."""
-    cvar: float = 1.0
+    cvar: Annotated[float, bounds.SHARE_ABOVE_0] = 1.0
     """Advantages are measured against the mean of this lowest share of the distribution; 1: all."""
 
 
@@ -141,9 +146,9 @@ class Advantage:
     estimator: Estimator = "gae"
     """How advantages and value targets come from rewards and values; `module:attribute`: a function
     of your own."""
-    gamma: float = 0.99
+    gamma: Annotated[float, bounds.SHARE] = 0.99
     """Discount."""
-    lam: float = 0.95
+    lam: Annotated[float, bounds.SHARE] = 0.95
     """λ of GAE: 0 looks one step ahead, 1 to the end."""
     normalize: Literal["none", "batch", "global", "group", "robust"] = "batch"
     """Centre and scale advantages over the rollout: `batch` (or `global`) by mean and standard
@@ -161,7 +166,7 @@ class Advantage:
 class Region:
     """The trust region, and the optimisation inside of it."""
 
-    max_kl: float = 0.05
+    max_kl: Annotated[float, bounds.ABOVE_0] = 0.05
     """The hard bound on the exact mean KL(old‖new) of an update, in nats."""
     certify: bool = True
     """Measure the exact KL after every update and walk back what is over `max_kl`."""
@@ -170,7 +175,7 @@ class Region:
     loss: Loss = "clip"
     """The surrogate that PPO minimises; `module:attribute`: a function of your own, of ratio,
     advantage and hyperparameters."""
-    clip: float | None = 0.2
+    clip: Annotated[float | None, bounds.BETWEEN_0_AND_1] = 0.2
     """ε of PPO's clip; `None` takes the clip away."""
     clip_high: float | None = None
     """Another ε for the upper side (clip-higher)."""
@@ -182,7 +187,7 @@ class Region:
     """Keep the value within this distance of the old one, in the loss."""
     value_coef: float = 0.5
     """Weight of the critic's loss."""
-    max_log_ratio: float = 10.0
+    max_log_ratio: Annotated[float, bounds.ABOVE_0] = 10.0
     """Clamp on the log-ratio: it keeps the loss finite, and is no trust region."""
     kl_coef: float = 0.0
     """Penalty: this times the exact KL(old‖new) is added to the loss."""
@@ -197,20 +202,20 @@ class Region:
     """The soft level that early stopping and adaptive coefficients aim at."""
     early_stop: Literal["off", "minibatch", "epoch"] = "off"
     """Stop an update at 1.5 × `target_kl`."""
-    epochs: int = 4
+    epochs: Annotated[int, bounds.ABOVE_0] = 4
     """Passes over each rollout."""
-    minibatch: int = 256
+    minibatch: Annotated[int, bounds.ABOVE_0] = 256
     """Rows per optimizer step; the remainder is used, not dropped."""
-    learning_rate: float = 3e-4
+    learning_rate: Annotated[float, bounds.ABOVE_0] = 3e-4
     """Adam's step size."""
-    critic_learning_rate: float | None = None
+    critic_learning_rate: Annotated[float | None, bounds.ABOVE_0] = None
     """Adam's step size for the critic's own layers, where it differs; schedule and adaptive rate
     scale both alike. (TRPO's `learning_rate` is the critic's.)"""
     schedule: Literal["constant", "linear"] = "linear"
     """How the learning rate goes: `linear` ends at 0."""
     adaptive_rate: bool = False
     """Steer the learning rate by the KL towards `target_kl`, in place of a schedule."""
-    max_grad_norm: float = 0.5
+    max_grad_norm: Annotated[float, bounds.ABOVE_0] = 0.5
     """Bound on the gradient's norm."""
 
 
@@ -222,23 +227,23 @@ class Natural:
     `region.learning_rate`.
     """
 
-    cg_iters: int = 15
+    cg_iters: Annotated[int, bounds.ABOVE_0] = 15
     """Iterations of conjugate gradient: one Fisher-vector product each."""
     damping: float = 0.1
     """Added to the diagonal of the Fisher matrix."""
-    fisher_fraction: float = 0.5
+    fisher_fraction: Annotated[float, bounds.SHARE_ABOVE_0] = 0.5
     """Share of the rollout, drawn anew for every update, on which the Fisher matrix is taken."""
-    backtrack_iters: int = 10
+    backtrack_iters: Annotated[int, bounds.ABOVE_0] = 10
     """Step lengths that the line search tries."""
-    backtrack_coeff: float = 0.8
+    backtrack_coeff: Annotated[float, bounds.BETWEEN_0_AND_1] = 0.8
     """Each of them is this times the one before."""
     accept_ratio: float = 0.1
     """The least share of the predicted improvement that a step must bring."""
     rescale_to_kl: bool = True
     """Scale the step, up or down, to the exact KL bound; else as the quadratic model says."""
-    max_kl_end: float | None = None
+    max_kl_end: Annotated[float | None, bounds.ABOVE_0] = None
     """Where `region.max_kl` goes by the end of the run; `None` leaves it."""
-    max_kl_hold: float = 0.0
+    max_kl_hold: Annotated[float, bounds.SHARE] = 0.0
     """The share of the run during which it stays where it began."""
     max_kl_schedule: Literal["linear", "geometric"] = "linear"
     """How it goes from there: by equal differences, or by equal factors."""
@@ -250,11 +255,11 @@ class Stabilizer:
 
     ls_fail_threshold: int = 20
     """Updates in a row without an acceptable step, after which it tightens; 0: never."""
-    max_kl_decay: float = 0.8
+    max_kl_decay: Annotated[float, bounds.DECAY] = 0.8
     """Factor on `max_kl`."""
     min_max_kl: float = 0.005
     """Where that ends."""
-    damping_growth: float = 1.2
+    damping_growth: Annotated[float, bounds.GROWTH] = 1.2
     """Factor on `damping`."""
     max_damping: float = 0.2
     """Where that ends."""
@@ -278,9 +283,9 @@ class Explore:
     """Entropy in nats below which a differentiable penalty sets in, such as 0.5."""
     pulses: bool = False
     """Temperature pulses: raise the policy's temperature for a few updates at a time."""
-    pulse_interval: int = 8
+    pulse_interval: Annotated[int, bounds.ABOVE_0] = 8
     """Updates between pulses; of a block under `hierarchical`."""
-    pulse_magnitude: float = 2.0
+    pulse_magnitude: Annotated[float, bounds.ABOVE_0] = 2.0
     """The temperature during a pulse; the highest under `hierarchical`."""
     stagnation_threshold: float = 0.005
     """A relative change of the return below this counts as stagnation."""
@@ -302,13 +307,13 @@ class Faults:
     first_actions: int = 0
     """Updates know only so many legal actions, the first, and take any other for the last of them;
     the log-prob is that of the choice among all. 0: all."""
-    epsilon_greedy: float = 0.0
+    epsilon_greedy: Annotated[float, bounds.SHARE] = 0.0
     """This share of the actions is random, with the log-prob of the action that was meant."""
     interleaved_gae: bool = False
     """Advantages run through all agents, as if they acted one after the other."""
     entropy_outside_acceptance: bool = False
     """TRPO aims its step with the entropy bonus and accepts it without."""
-    reward_gain: float = 1.0
+    reward_gain: Annotated[float, bounds.ABOVE_0] = 1.0
     """Updates see rewards so many times larger; returns and observations stay as they are."""
     plain_descent: bool = False
     """Steps follow the gradient itself, without Adam's division by its size."""
@@ -324,9 +329,9 @@ class Config:
     """The algorithm: clipped steps of Adam, or one natural-gradient step with a line search."""
     seed: int = 0
     """Random seed of environments, networks, sampling and shuffling."""
-    total_steps: int = 100_000
+    total_steps: Annotated[int, bounds.ABOVE_0] = 100_000
     """Agent steps, over all environments."""
-    rollout_steps: int = 128
+    rollout_steps: Annotated[int, bounds.ABOVE_0] = 128
     """Steps per environment between updates."""
     envs: Envs = field(default_factory=Envs)
     atari: Atari = field(default_factory=Atari)
@@ -347,20 +352,18 @@ class Config:
     switch on: names, or `module:attribute` of your own."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda`, …"""
-    threads: int = 0
+    threads: Annotated[int, bounds.THREADS] = 0
     """torch's threads; 0: all cores for CNNs, one for everything else."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Let torch compile the optimizer step. Small MLPs have loops of their own, which `on` passes
     by; `auto` compiles what else gains by it, in runs long enough to earn it back."""
     tag: str = ""
     """Stored with the run, for comparing."""
-    log: str = ""
-    """Copies of the metrics, separated by commas: tensorboard, wandb, trackio."""
+    log: Annotated[tuple[str, ...], LISTED] = ()
+    """Copies of the metrics: tensorboard, wandb, trackio."""
 
-    @property
-    def sinks(self) -> tuple[str, ...]:
-        """The names in `log`."""
-        return tuple(name.strip() for name in self.log.split(",") if name.strip())
+    def __post_init__(self) -> None:
+        settle_texts(self)
 
     @property
     def batch(self) -> int:

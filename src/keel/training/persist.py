@@ -124,7 +124,7 @@ def persist(
             before_abrupt_exit(partial(_mark_ended, directory)),
             directory,
             MetricsWriter(directory.metrics) as writer,
-            closing(open_sinks(config.sinks, directory.path, asdict(config))) as sinks,
+            closing(open_sinks(config.log, directory.path, asdict(config))) as sinks,
             _saved_faults(directory.path),
         ):
             writer.truncate_after(state.steps)

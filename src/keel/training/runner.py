@@ -51,7 +51,7 @@ def start(
     """
     kind = kind_of(config.env)
     kind.check(config)
-    require_sinks(config.sinks)
+    require_sinks(config.log)
     config = kind.anchored(config)
     session = kind.open(config, start_from)
     try:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from keel.algorithms.ppo import PPO
-from keel.apps.language.config import Language, task_options
+from keel.apps.language.config import Language
 from keel.apps.language.models import load_model
 from keel.apps.language.rewards import Overlong, Rewards, load_function
 from keel.apps.language.source import PromptSource
@@ -49,7 +49,7 @@ def open_source(
     seeds = derive_seeds(config.seed)
     device = find_device(config.device)
     set_threads(config.threads or cores())
-    task = task_named(config.task, **task_options(config)) if task is None else task
+    task = task_named(config.task, **config.task_options) if task is None else task
     held_out(task, config.evaluation.prompts)  # whether there are so many, before work begins
     _expect_completions(config, task)
     model, tokenizer = load_model(config, seeds.network, tokenizer)
@@ -186,10 +186,9 @@ def build_rewards(config: Language, task: Task, longest: int) -> Rewards:
     settings = config.reward
     functions: dict[str, Any] = {"task": task.verify}
     weights: dict[str, float] = {}
-    named = [x.strip() for part in settings.functions for x in part.split(",") if x.strip()]
-    if named:
+    if settings.functions:
         functions = {}
-        for part in named:
+        for part in settings.functions:
             name, star, weight = part.partition("*")
             name = name.strip()
             label = name.rpartition(":")[2]

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from keel.apps.language.registries import REWARDS, TASKS
-from keel.config import named_values
-from keel.config.checks import check_numbers
+from keel.config.bounds import check_numbers
 from keel.config.registries import LOSSES
 from keel.config.schema import SINKS
 from keel.errors import InputError, check_choice
@@ -21,21 +18,8 @@ if TYPE_CHECKING:
 def check(config: Language) -> None:
     """Raise an `InputError` for what cannot be run, before anything is made."""
     check_numbers(config)
-    for path, low in _AT_LEAST.items():
-        value = _get(config, path)
-        if value is not None and not value >= low:
-            raise InputError(f"{path}: expected at least {low:g}, got {value:g}")
-    for path in _POSITIVE:
-        value = _get(config, path)
-        if value is not None and not 0.0 < value < math.inf:
-            raise InputError(f"{path}: expected a number above 0, got {value:g}")
-    for path in _SHARES:
-        share = _get(config, path)
-        if share > 1.0:
-            raise InputError(f"{path}: expected a number from 0 to 1, got {share:g}")
-    for name in config.sinks:
+    for name in config.log:
         check_choice("log", name, SINKS)
-    named_values(config.task_options, "task_options")
     TASKS.check(config.task)
     for name in texts(config.reward.functions):
         REWARDS.check(name)
@@ -79,31 +63,3 @@ def check(config: Language) -> None:
 
 
 ALGORITHMS = ("ppo", "grpo", "rloo", "reinforce_pp", "remax", "dr_grpo")
-_AT_LEAST = {
-    "seed": 0, "total_steps": 1, "sample.prompts": 1, "sample.group": 1, "sample.max_new_tokens": 0,
-    "sample.top_k": 0, "sample.tool_calls": 0, "region.epochs": 1, "region.minibatch": 1,
-    "region.micro": 0, "region.entropy_coef": 0.0, "region.value_coef": 0.0, "kl.coef": 0.0,
-    "kl.refresh": 0, "kl.ema": 0.0, "warmup.examples": 0, "warmup.epochs": 1, "warmup.minibatch": 1,
-    "warmup.every": 1, "evaluation.prompts": 1, "evaluation.every": 0, "model.layers": 1,
-    "model.heads": 1, "model.hidden": 2, "model.lora_rank": 0, "threads": 0,
-    "reward.soft_length": 0, "model.positions": 1,
-}  # fmt: skip
-_POSITIVE = (
-    "region.max_kl", "region.learning_rate", "region.clip", "region.clip_high", "region.dual_clip",
-    "region.max_grad_norm", "region.max_log_ratio", "region.target_kl", "region.value_clip",
-    "sample.temperature", "sample.top_p", "sample.max_importance", "kl.target", "kl.horizon",
-    "warmup.learning_rate", "reward.timeout", "advantage.clamp", "kl.high", "model.lora_alpha",
-    "region.covariance_share",
-)  # fmt: skip
-_SHARES = (
-    "sample.top_p", "kl.ema", "advantage.gamma", "advantage.lam", "reward.max_failures",
-    "region.covariance_share", "warmup.until",
-)  # fmt: skip
-
-
-def _get(config: Language, path: str) -> Any:
-    value: Any = config
-    for name in path.split("."):
-        assert name in {f.name for f in fields(value)}
-        value = getattr(value, name)
-    return value

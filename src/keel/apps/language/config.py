@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from tyro.conf import Suppress
 
 from keel.apps.language.checks import check
 from keel.apps.language.registries import RewardNames, TaskName
-from keel.config import Checkpoints, describe, merged, named_values
+from keel.config import Checkpoints, bounds, describe, merged
+from keel.config.options import LISTED, NAMED, settle_texts
 from keel.config.reading import with_import_paths
 from keel.config.registries import Loss
 from keel.errors import InputError
@@ -39,20 +40,20 @@ class Model:
     """A folder in the format of Hugging Face, with safetensors; by default a model is made."""
     kind: Literal["qwen3", "llama"] = "qwen3"
     """The architecture of a model that is made."""
-    hidden: int = 128
+    hidden: Annotated[int, bounds.AT_LEAST_2] = 128
     """Width of its hidden states."""
-    layers: int = 4
+    layers: Annotated[int, bounds.AT_LEAST_1] = 4
     """Layers of the decoder."""
-    heads: int = 4
+    heads: Annotated[int, bounds.AT_LEAST_1] = 4
     """Attention heads, of `hidden` / `heads` numbers each."""
-    positions: int = 256
+    positions: Annotated[int, bounds.AT_LEAST_1] = 256
     """The longest text it can read."""
     critic: Literal["auto", "none", "head", "model"] = "auto"
     """Values by a head on the same trunk, or by a model of their own; `auto`: a head for PPO, none
     where advantages come from groups."""
     lora_rank: int = 0
     """Learn adapters of this rank (needs peft) in place of all parameters; 0: all parameters."""
-    lora_alpha: float = 16.0
+    lora_alpha: Annotated[float, bounds.ABOVE_0] = 16.0
     """Their scale, divided by the rank."""
 
 
@@ -60,19 +61,19 @@ class Model:
 class Sample:
     """How completions are drawn."""
 
-    prompts: int = 8
+    prompts: Annotated[int, bounds.AT_LEAST_1] = 8
     """Different prompts per update."""
-    group: int = 8
+    group: Annotated[int, bounds.AT_LEAST_1] = 8
     """Completions of each."""
     max_new_tokens: int = 0
     """Length of a completion; 0: as much as the task needs."""
-    temperature: float = 1.0
+    temperature: Annotated[float, bounds.ABOVE_0] = 1.0
     """Temperature of the softmax that tokens are drawn from."""
     top_k: int = 0
     """Only from the k likeliest tokens; 0: from all."""
-    top_p: float = 1.0
+    top_p: Annotated[float, bounds.SHARE_ABOVE_0] = 1.0
     """Only from the likeliest tokens that make up this share."""
-    max_importance: float | None = None
+    max_importance: Annotated[float | None, bounds.ABOVE_0] = None
     """Weight tokens by policy over sampler, at most this much: for samplers that are not quite the
     policy (top-k, top-p, another engine)."""
     state_masking: bool = True
@@ -96,19 +97,19 @@ class KL:
     also k2; others warn."""
     controller: Literal["fixed", "adaptive"] = "fixed"
     """`adaptive` turns β until the measured KL is `target`."""
-    target: float = 0.1
+    target: Annotated[float, bounds.ABOVE_0] = 0.1
     """Exact KL(policy‖reference) to hold, in nats per `unit`."""
-    horizon: float = 2_000.0
+    horizon: Annotated[float, bounds.ABOVE_0] = 2_000.0
     """Completions in which β may change by e^±0.2, or thereabouts."""
     unit: Literal["token", "sequence"] = "token"
     """Nats per token that the policy wrote, or per completion."""
     low: float = 1e-5
     """Lower bound on an adaptive β."""
-    high: float = 10.0
+    high: Annotated[float, bounds.ABOVE_0] = 10.0
     """Upper bound on an adaptive β."""
     refresh: int = 0
     """Every so many updates the reference becomes the policy; 0: never."""
-    ema: float = 0.0
+    ema: Annotated[float, bounds.SHARE] = 0.0
     """The reference follows the policy by this share after every update; 0: it stays."""
 
 
@@ -116,27 +117,27 @@ class KL:
 class Region:
     """The trust region and the steps inside of it."""
 
-    max_kl: float = 0.05
+    max_kl: Annotated[float, bounds.ABOVE_0] = 0.05
     """Bound on the mean exact KL(old‖new) per token that every update is certified to keep."""
     certify: bool = True
     """Walk back what is over the bound; otherwise it is only measured."""
     gate: bool = True
     """Stop where replaying a rollout does not give the log-probs it was drawn with."""
-    epochs: int = 1
+    epochs: Annotated[int, bounds.AT_LEAST_1] = 1
     """Passes over the completions of an update."""
-    minibatch: int = 64
+    minibatch: Annotated[int, bounds.AT_LEAST_1] = 64
     """Completions per step of Adam."""
     micro: int = 0
     """Completions at once on the device; 0: the whole minibatch. The result is the same."""
-    learning_rate: float = 5e-4
+    learning_rate: Annotated[float, bounds.ABOVE_0] = 5e-4
     """Adam's step size."""
     schedule: Literal["constant", "linear"] = "constant"
     """`linear` goes to 0."""
-    clip: float | None = 0.2
+    clip: Annotated[float | None, bounds.ABOVE_0] = 0.2
     """ε of PPO's clip; None takes it away."""
-    clip_high: float | None = None
+    clip_high: Annotated[float | None, bounds.ABOVE_0] = None
     """Another ε for the upper side (clip-higher)."""
-    dual_clip: float | None = None
+    dual_clip: Annotated[float | None, bounds.ABOVE_0] = None
     """Bound on the loss of bad tokens that became likely."""
     loss: Loss = "clip"
     """The surrogate that is minimised; `module:attribute`: a function of your own, of ratio,
@@ -147,18 +148,18 @@ class Region:
     """How tokens are averaged; `auto`: over all tokens, for Dr.GRPO by the longest answer."""
     value_coef: float = 0.5
     """Weight of the critic's loss."""
-    value_clip: float | None = None
+    value_clip: Annotated[float | None, bounds.ABOVE_0] = None
     """How far values may move from what they were."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: Annotated[float, bounds.ABOVE_0] = 1.0
     """Bound on the gradient's norm."""
-    max_log_ratio: float = 10.0
+    max_log_ratio: Annotated[float, bounds.ABOVE_0] = 10.0
     """Beyond this, log-ratios are clamped."""
-    target_kl: float | None = None
+    target_kl: Annotated[float | None, bounds.ABOVE_0] = None
     """Stop an update early at 1.5 × this exact KL."""
     covariance: Literal["none", "clip", "kl"] = "none"
     """Hold the tokens that drain the entropy: without their gradient (Clip-Cov), or by a penalty
     (KL-Cov)."""
-    covariance_share: float = 2e-3
+    covariance_share: Annotated[float, bounds.SHARE_ABOVE_0] = 2e-3
     """How many of them."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
@@ -168,11 +169,11 @@ class Region:
 class Advantage:
     """From rewards to what is learned from."""
 
-    gamma: float = 1.0
+    gamma: Annotated[float, bounds.SHARE] = 1.0
     """Discount."""
-    lam: float = 0.95
+    lam: Annotated[float, bounds.SHARE] = 0.95
     """λ of PPO's GAE along tokens."""
-    clamp: float | None = 10.0
+    clamp: Annotated[float | None, bounds.ABOVE_0] = 10.0
     """Bound on normalized advantages."""
 
 
@@ -183,12 +184,15 @@ class Reward:
     functions: RewardNames = ()
     """`module:function` of your own, in place of the task's verifier; each may carry a weight,
     `mine:length*0.2`."""
-    timeout: float | None = None
+    timeout: Annotated[float | None, bounds.ABOVE_0] = None
     """Seconds a function has for one completion; without, it runs inside of this process."""
-    max_failures: float = 0.2
+    max_failures: Annotated[float, bounds.SHARE] = 0.2
     """The share of completions that may not be scored before the run stops."""
     soft_length: int = 0
     """From this many tokens on a completion costs, up to 1 at its longest; 0: it does not."""
+
+    def __post_init__(self) -> None:
+        settle_texts(self, "reward.")
 
 
 @dataclass(frozen=True)
@@ -197,15 +201,15 @@ class WarmUp:
 
     examples: int = 256
     """A fixed set of perfect completions; 0: no warm-up."""
-    until: float = 0.3
+    until: Annotated[float, bounds.SHARE] = 0.3
     """Stop when this share of held-out prompts is solved by sampling."""
-    epochs: int = 200
+    epochs: Annotated[int, bounds.AT_LEAST_1] = 200
     """Stop after so many passes, whatever is solved."""
-    minibatch: int = 32
+    minibatch: Annotated[int, bounds.AT_LEAST_1] = 32
     """Examples per step of Adam."""
-    learning_rate: float = 1e-3
+    learning_rate: Annotated[float, bounds.ABOVE_0] = 1e-3
     """Adam's step size."""
-    every: int = 2
+    every: Annotated[int, bounds.AT_LEAST_1] = 2
     """Passes between two looks at how much is solved."""
 
 
@@ -215,7 +219,7 @@ class Evaluation:
 
     every: int = 0
     """Completions trained on between evaluations; 0: at the beginning and the end."""
-    prompts: int = 200
+    prompts: Annotated[int, bounds.AT_LEAST_1] = 200
     """Held-out prompts per evaluation."""
     greedy: bool = False
     """Take the likeliest tokens, in place of sampling."""
@@ -228,13 +232,13 @@ class Language:
     env: Suppress[str] = "language"
     task: TaskName = "lookup"
     """What is to be learned; `module:attribute`: a task of your own."""
-    task_options: str = ""
-    """What the task is made with: name=value, separated by commas."""
+    task_options: Annotated[dict[str, Any], NAMED] = field(default_factory=dict, hash=False)
+    """What the task is made with: a mapping; name=value,… on the command line."""
     algo: Algo = "grpo"
     """Where advantages come from: a critic (ppo), or the other completions of a prompt."""
     seed: int = 0
     """Random seed of the model, prompts, sampling and shuffling."""
-    total_steps: int = 6_400
+    total_steps: Annotated[int, bounds.AT_LEAST_1] = 6_400
     """Completions to train on."""
     model: Model = field(default_factory=Model)
     sample: Sample = field(default_factory=Sample)
@@ -253,17 +257,15 @@ class Language:
     checkpoints: Checkpoints = field(default_factory=lambda: Checkpoints(every=3_200))
     device: str = "auto"
     """`auto`, `cpu`, `cuda`, …"""
-    threads: int = 0
+    threads: Annotated[int, bounds.THREADS] = 0
     """0: all cores."""
     tag: str = ""
     """Stored with the run, for comparing."""
-    log: str = ""
-    """Copies of the metrics, separated by commas: tensorboard, wandb, trackio."""
+    log: Annotated[tuple[str, ...], LISTED] = ()
+    """Copies of the metrics: tensorboard, wandb, trackio."""
 
-    @property
-    def sinks(self) -> tuple[str, ...]:
-        """The names in `log`."""
-        return tuple(name.strip() for name in self.log.split(",") if name.strip())
+    def __post_init__(self) -> None:
+        settle_texts(self)
 
     @property
     def batch(self) -> int:
@@ -298,7 +300,8 @@ def from_dict(data: Mapping[str, Any], base: Language | None = None) -> Language
         known = {name.partition(".")[2]: own for name, own in VERL.items()}
         for key in control:
             if key not in known:
-                raise InputError(f"kl_ctrl.{str(key)[:80]}: expected one of {', '.join(known)}")
+                written = key if str(key).isidentifier() else describe(key)
+                raise InputError(f"kl_ctrl.{str(written)[:80]}: expected one of {', '.join(known)}")
         own = {known[key]: value for key, value in control.items()}
         given["kl"] = {**own, **_section(given, "kl")}
     if "state_masking" in given:
@@ -316,11 +319,6 @@ def _section(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return section
 
 
-def to_dict(config: Language) -> dict[str, Any]:
-    """As plain data, for YAML."""
-    return asdict(config)
-
-
 def anchored(config: Language) -> Language:
     """Return `config` with the absolute path of its model, so that a run can be opened anywhere."""
     config = with_import_paths(config)
@@ -328,11 +326,6 @@ def anchored(config: Language) -> Language:
         return config
     model = replace(config.model, path=str(Path(config.model.path).expanduser().resolve()))
     return replace(config, model=model)
-
-
-def task_options(config: Language) -> dict[str, Any]:
-    """What the task is made with."""
-    return named_values(config.task_options, "task_options")
 
 
 def decoding(config: Language, greedy: bool | None = None) -> str:
