@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from keel.config import Config, nested, read
+from keel.config import Config, nested, read, to_dict
 from keel.envs import EnvWarning
 from keel.envs.objects import GivenEnv, given_env
 from keel.errors import InputError
@@ -67,7 +67,7 @@ def plan(
     if file is not None:
         warn_if_changed(Path(file))
         typed = [*texts_in(passed), *([] if env is None else [given.name])]
-        require_trust(asdict(config), file, trust_code, typed=typed)
+        require_trust(to_dict(config), file, trust_code, typed=typed)
 
     def begin(**options: Any) -> Generator[Progress, None, Any]:
         label = kind.title(config)

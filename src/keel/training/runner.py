@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from keel.config import to_dict
 from keel.tracking.config_file import read_config
 from keel.tracking.directory import RunDirectory, find_run, run_name
 from keel.tracking.reader import last_step
@@ -62,7 +62,7 @@ def start(
             root,
             name or run_name(kind.title(config), config.algo, root),
             config.seed,
-            config=asdict(config),
+            config=to_dict(config),
             tag=config.tag or None,
             choices=session.choices,
         )
@@ -70,7 +70,7 @@ def start(
     except BaseException:
         session.source.close()
         raise
-    remember(asdict(config))
+    remember(to_dict(config))
     return close_at_exit(_begin(session, state, directory, evaluating, on_progress))
 
 
@@ -100,11 +100,11 @@ def resume(
     config = changes or kind.read(data)
     kind.check(config)
     # with the defaults of fields that were added since
-    stored = asdict(kind.read(read_config(path, strict=True)))
+    stored = to_dict(kind.read(read_config(path, strict=True)))
     require_importable(stored, path)
     require_trust(stored, path, trust_code)
     directory = RunDirectory.resume(
-        path, config=asdict(config), stored=stored, may_change=MAY_CHANGE
+        path, config=to_dict(config), stored=stored, may_change=MAY_CHANGE
     )
     try:
         checkpoint = _load_for_resume(path, config.total_steps)
