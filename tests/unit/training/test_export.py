@@ -194,9 +194,10 @@ def test_a_missing_extra_is_the_command_that_installs_it(
     def no_runtime(name: str) -> object:
         raise ImportError(name)
 
+    exported = policy("discrete")
     monkeypatch.setattr(export.importlib, "import_module", no_runtime)
     with pytest.raises(MissingExtraError, match=r'pip install "keel-rl\[onnx\]"'):
-        export_onnx(policy("discrete"), tmp_path / "policy.onnx")
+        export_onnx(exported, tmp_path / "policy.onnx")
 
 
 def test_a_missing_folder_is_an_error_before_any_work(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_what_is_wrong_with_groups_is_named(env: str, group: str, message: str):
 
 
 def test_a_group_function_needs_a_module():
-    with pytest.raises(InputError, match=r"advantage.group: expected module:function, got 'f'"):
+    with pytest.raises(InputError, match=r"advantage.group: 'f' is not one of module:attribute"):
         from_dict({"advantage": {"normalize": "group", "group": "f"}})
 
 

@@ -116,7 +116,9 @@ def test_the_gate_sees_that_updates_know_fewer_actions() -> None:
 
 
 def test_a_network_of_items_is_not_compiled() -> None:
-    with pytest.raises(InputError, match="compile: a network of items has no fixed shapes"):
+    with pytest.raises(
+        InputError, match="compile: the shapes inside of this network are not fixed"
+    ):
         next(train(small(compile="on")))
 
 

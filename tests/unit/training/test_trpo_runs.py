@@ -231,14 +231,14 @@ def test_what_cannot_be_is_named(message: str) -> None:
 def test_the_bound_may_be_planned_and_tightened_below_the_plan() -> None:
     config = tiny(region={"max_kl": 0.03}, natural={"max_kl_end": 0.01}, total_steps=1000)
     hparams = initial_hparams(config)
-    bounds = [scheduled(hparams, config, steps).max_kl for steps in (0, 500, 1000)]
+    bounds = [scheduled(hparams, steps, (), config).max_kl for steps in (0, 500, 1000)]
     assert bounds == pytest.approx([0.03, 0.02, 0.01])
     *_, last = train(replace(config, total_steps=256))
     assert last.metrics["train/max_kl"] == pytest.approx(0.03 - 0.02 * 192 / 256)
     assert last.state.hparams.max_kl == 0.03  # a longer run plans anew from here
     tightened = replace(hparams, max_kl=0.015)
-    assert scheduled(tightened, config, 500).max_kl == 0.015
-    assert np.isclose(scheduled(tightened, config, 1000).max_kl, 0.01)
+    assert scheduled(tightened, 500, (), config).max_kl == 0.015
+    assert np.isclose(scheduled(tightened, 1000, (), config).max_kl, 0.01)
 
 
 def test_the_bound_may_be_held_before_it_goes_down_by_equal_factors() -> None:
@@ -246,10 +246,10 @@ def test_the_bound_may_be_held_before_it_goes_down_by_equal_factors() -> None:
     natural = {"max_kl_end": 0.0002, "max_kl_hold": 0.5, "max_kl_schedule": "geometric"}
     config = tiny(region={"max_kl": 0.02}, natural=natural, total_steps=1000)
     hparams = initial_hparams(config)
-    bounds = [scheduled(hparams, config, steps).max_kl for steps in (0, 500, 750, 1000)]
+    bounds = [scheduled(hparams, steps, (), config).max_kl for steps in (0, 500, 750, 1000)]
     assert bounds == pytest.approx([0.02, 0.02, 0.002, 0.0002])
     linear = replace(config, natural=replace(config.natural, max_kl_schedule="linear"))
-    assert scheduled(hparams, linear, 750).max_kl == pytest.approx(0.0101)
+    assert scheduled(hparams, 750, (), linear).max_kl == pytest.approx(0.0101)
 
 
 def test_a_trpo_config_survives_its_own_file() -> None:
