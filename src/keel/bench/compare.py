@@ -102,10 +102,23 @@ def bench(
     else:
         settings = settings.whole(whole)
         sides, seconds = run.whole(settings, threads, repeats)
+    return _result(sides, settings, name, repeats, floor, trials, seconds)
+
+
+def _result(
+    sides: tuple[list[Reading], list[Reading]],
+    settings: Settings,
+    peer: str,
+    repeats: int,
+    floor: Reading | None,
+    trials: dict[int, float],
+    seconds: dict[str, float] | None,
+) -> Result:
+    """Return medians and details of the readings of both sides."""
     our_rate, peer_rate = (statistics.median(reading.rate for reading in side) for side in sides)
     return Result(
         env=settings.env,
-        peer_name=name,
+        peer_name=peer,
         mode=settings.mode,
         ours=our_rate,
         peer=peer_rate,
@@ -114,7 +127,7 @@ def bench(
         floor=None if floor is None else floor.rate,
         ours_peak_mb=max(reading.peak_mb for reading in sides[0]),
         peer_peak_mb=max(reading.peak_mb for reading in sides[1]),
-        peer_threads=threads,
+        peer_threads=max(trials, key=lambda count: trials[count]),
         settings=dataclasses.asdict(settings),
         versions={"ours": sides[0][0].versions, "peer": sides[1][0].versions},
         choices=dict(sides[0][0].details.get("choices", {})),

@@ -139,32 +139,17 @@ def compare(
     ends = {t: horizon([r for r in runs if r.task == t], metric, steps) for t in tasks}
     limits = criteria or Criteria()
 
-    scores = {
-        name: {
-            t: torch.tensor(
-                [
-                    final_score(r, metric, ends[t], tail)
-                    for r in runs
-                    if (r.group, r.task) == (name, t)
-                ],
-                dtype=torch.float64,
-            )
-            for t in tasks
-        }
+    members = {
+        name: {t: [r for r in runs if (r.group, r.task) == (name, t)] for t in tasks}
         for name in names
     }
+    scores = {
+        name: {t: _scores(of[t], metric, ends[t], tail) for t in tasks}
+        for name, of in members.items()
+    }
     curves = {
-        name: {
-            t: np.stack(
-                [
-                    on_grid(r, curve, grid_to(ends[t]))
-                    for r in runs
-                    if (r.group, r.task) == (name, t)
-                ]
-            )
-            for t in tasks
-        }
-        for name in names
+        name: {t: np.stack([on_grid(r, curve, grid_to(ends[t])) for r in of[t]]) for t in tasks}
+        for name, of in members.items()
     }
     levels = {t: _threshold(curves[first][t], threshold) for t in tasks}
     groups = tuple(
@@ -178,6 +163,10 @@ def compare(
         *(f"{run.path}: {sentence}" for run in runs for sentence in run.table.damage),
     )
     return Comparison(metric, curve, tasks, ends, levels, groups, pairs, limits, notes)
+
+
+def _scores(runs: Sequence[Run], metric: str, end: int, tail: float) -> Tensor:
+    return torch.tensor([final_score(r, metric, end, tail) for r in runs], dtype=torch.float64)
 
 
 def _tasks(runs: Sequence[Run], names: Sequence[str]) -> tuple[str, ...]:

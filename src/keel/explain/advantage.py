@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 
 End = Literal["terminated", "truncated", "running"]
 
+IDEA = (
+    "The advantage of an action is how much better things went than the critic expected. "
+    "δ looks one step ahead, λ blends in the surprises that follow. Termination ends the "
+    "future, truncation only the recording: there the critic speaks for what was cut off."
+)
+FORMULA = "δ_t = r_t + γ·V(s_{t+1}) − V(s_t)        A_t = δ_t + γ·λ·A_{t+1}"
+
 
 def explain_advantage(
     rewards: Sequence[float] = (0.0, 0.0, 1.0, 0.0, 2.0),
@@ -43,15 +50,7 @@ def explain_advantage(
         >>> explain_advantage((1.0,), (0.4,)).numbers["advantages"] == [1.0 - 0.4]
         True
     """
-    check_same_length("rewards", rewards, "values", values)
-    if not rewards:
-        raise InputError("rewards: empty; a trajectory needs at least one step")
-    check_finite(last_value=last_value, **{f"rewards[{i}]": x for i, x in enumerate(rewards)})
-    check_finite(**{f"values[{i}]": x for i, x in enumerate(values)})
-    for name, share in (("gamma", gamma), ("lam", lam)):
-        if not 0.0 <= share <= 1.0:
-            raise InputError(f"{name}: expected a number from 0 to 1, got {share:g}")
-    check_choice("end", end, ("terminated", "truncated", "running"))
+    _check(rewards, values, last_value, gamma, lam, end)
     reward, value = (torch.tensor(x, dtype=torch.float64) for x in (rewards, values))
 
     def advantages(trace: float) -> Tensor:
@@ -60,22 +59,14 @@ def explain_advantage(
     delta, advantage = advantages(0.0), advantages(lam)
     normalized = normalize(advantage)
     robust = normalize(advantage, "robust")
-    rows = zip(reward, value, delta, advantage, normalized.advantage, robust.advantage, strict=True)
-    steps = Table(
-        f"γ = {gamma:g}, λ = {lam:g}; the episode is {end} after the last step",
-        ("t", "reward", "value", "δ", "advantage", "normalized", "robust"),
-        tuple((str(t), *(number(x.item(), 4) for x in row)) for t, row in enumerate(rows)),
-    )
+    columns = (reward, value, delta, advantage, normalized.advantage, robust.advantage)
+    settings = f"γ = {gamma:g}, λ = {lam:g}; the episode is {end} after the last step"
     flips = int(normalized.sign_flips)
     return Explanation(
         title=f"Advantages over {len(rewards)} step{'s' * (len(rewards) > 1)}, {end}",
-        idea=(
-            "The advantage of an action is how much better things went than the critic expected. "
-            "δ looks one step ahead, λ blends in the surprises that follow. Termination ends the "
-            "future, truncation only the recording: there the critic speaks for what was cut off."
-        ),
-        formula="δ_t = r_t + γ·V(s_{t+1}) − V(s_t)        A_t = δ_t + γ·λ·A_{t+1}",
-        tables=(steps,),
+        idea=IDEA,
+        formula=FORMULA,
+        tables=(_step_table(settings, *columns),),
         meaning=(
             f"The first step is {_verdict(advantage[0].item())} than expected by "
             f"{abs(advantage[0].item()):.4f}. Normalizing centres on "
@@ -94,6 +85,31 @@ def explain_advantage(
             figure, reward, value, {0.0: delta, lam: advantage, 1.0: advantages(1.0)}
         ),
     )
+
+
+def _step_table(title: str, *columns: Tensor) -> Table:
+    names = ("t", "reward", "value", "δ", "advantage", "normalized", "robust")
+    rows = enumerate(zip(*columns, strict=True))
+    return Table(title, names, tuple((str(t), *(number(x.item(), 4) for x in r)) for t, r in rows))
+
+
+def _check(
+    rewards: Sequence[float],
+    values: Sequence[float],
+    last_value: float,
+    gamma: float,
+    lam: float,
+    end: End,
+) -> None:
+    check_same_length("rewards", rewards, "values", values)
+    if not rewards:
+        raise InputError("rewards: empty; a trajectory needs at least one step")
+    check_finite(last_value=last_value, **{f"rewards[{i}]": x for i, x in enumerate(rewards)})
+    check_finite(**{f"values[{i}]": x for i, x in enumerate(values)})
+    for name, share in (("gamma", gamma), ("lam", lam)):
+        if not 0.0 <= share <= 1.0:
+            raise InputError(f"{name}: expected a number from 0 to 1, got {share:g}")
+    check_choice("end", end, ("terminated", "truncated", "running"))
 
 
 def _gae(

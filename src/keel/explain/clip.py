@@ -17,6 +17,13 @@ from keel.functional.surrogate import Surrogate, clip, dual_clip
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+IDEA = (
+    "The ratio says how much likelier the new policy makes the sampled action. Where "
+    "moving it further would only collect more of the same sample's credit, the clip takes "
+    "the gradient away. It pulls nothing back, so it does not bound the KL."
+)
+FORMULA = "loss = max(−r·A, −clip(r, 1−ε, 1+ε)·A)"
+
 
 def explain_clip(
     ratio: float = 2.0,
@@ -39,15 +46,8 @@ def explain_clip(
         >>> explain_clip(2.0, 1.0).numbers["loss"]
         -1.2
     """
-    check_positive("ratio", ratio)
-    check_finite(advantage=advantage)
-    check_positive("clip", low)
-    if low >= 1.0:
-        raise InputError(f"clip: expected a number below 1, got {low:g}; 1 − clip bounds a ratio")
     upper = low if high is None else high
-    check_positive("clip-high", upper)
-    if dual is not None and dual <= 1.0:
-        raise InputError(f"dual: expected a number above 1, got {dual:g}")
+    _check(ratio, advantage, low, upper, dual)
 
     def surrogate(r: Tensor, a: Tensor) -> Surrogate:
         return clip(r, a, low, upper) if dual is None else dual_clip(r, a, low, upper, dual)
@@ -57,25 +57,11 @@ def explain_clip(
     (gradient,) = torch.autograd.grad(result.loss, leaf)
     bounded = min(max(ratio, 1.0 - low), 1.0 + upper)
     loss, slope, clipped = result.loss.item(), gradient.item(), bool(result.clipped)
-    rows = [
-        ("ratio π_new/π_old", number(ratio, 4)),
-        ("ratio after the clip", number(bounded, 4)),
-        ("loss without the clip: −r·A", number(-ratio * advantage, 4)),
-        ("loss with the clipped ratio", number(-bounded * advantage, 4)),
-        ("loss, the larger of the two", number(loss, 4)),
-        ("gradient in r", number(slope, 4)),
-    ]
-    if dual is not None:
-        rows.insert(4, ("dual clip's ceiling for A < 0", number(-dual * advantage, 4)))
     return Explanation(
         title=f"The clip at ratio {ratio:g}, advantage {advantage:g}",
-        idea=(
-            "The ratio says how much likelier the new policy makes the sampled action. Where "
-            "moving it further would only collect more of the same sample's credit, the clip takes "
-            "the gradient away. It pulls nothing back, so it does not bound the KL."
-        ),
-        formula="loss = max(−r·A, −clip(r, 1−ε, 1+ε)·A)",
-        tables=(Table("This sample", ("", ""), tuple(rows)),),
+        idea=IDEA,
+        formula=FORMULA,
+        tables=(_sample_table(ratio, bounded, advantage, loss, slope, dual),),
         meaning=_meaning(ratio, advantage, low, upper, clipped),
         numbers={
             "ratio": ratio,
@@ -91,6 +77,33 @@ def explain_clip(
         },
         draw=lambda figure: _draw(figure, surrogate, ratio, advantage, low, upper),
     )
+
+
+def _check(ratio: float, advantage: float, low: float, high: float, dual: float | None) -> None:
+    check_positive("ratio", ratio)
+    check_finite(advantage=advantage)
+    check_positive("clip", low)
+    if low >= 1.0:
+        raise InputError(f"clip: expected a number below 1, got {low:g}; 1 − clip bounds a ratio")
+    check_positive("clip-high", high)
+    if dual is not None and dual <= 1.0:
+        raise InputError(f"dual: expected a number above 1, got {dual:g}")
+
+
+def _sample_table(
+    ratio: float, bounded: float, advantage: float, loss: float, slope: float, dual: float | None
+) -> Table:
+    rows = [
+        ("ratio π_new/π_old", number(ratio, 4)),
+        ("ratio after the clip", number(bounded, 4)),
+        ("loss without the clip: −r·A", number(-ratio * advantage, 4)),
+        ("loss with the clipped ratio", number(-bounded * advantage, 4)),
+        ("loss, the larger of the two", number(loss, 4)),
+        ("gradient in r", number(slope, 4)),
+    ]
+    if dual is not None:
+        rows.insert(4, ("dual clip's ceiling for A < 0", number(-dual * advantage, 4)))
+    return Table("This sample", ("", ""), tuple(rows))
 
 
 def _meaning(ratio: float, advantage: float, low: float, high: float, clipped: bool) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from keel.explain.inputs import (
     check_probabilities,
     check_same_length,
 )
-from keel.explain.kl_estimates import estimate_kl, estimate_numbers, estimate_table
+from keel.explain.kl_estimates import Estimate, estimate_kl, estimate_numbers, estimate_table
 from keel.explain.kl_figures import draw_discrete, draw_gaussian, log_density
 from keel.explain.kl_sample import (
     add_sample,
@@ -32,6 +33,9 @@ from keel.functional import (
     jensen_shannon,
     total_variation,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 IDEA = (
     "KL(P‖Q) is the average extra surprise of somebody who expects Q while the world follows P. "
@@ -66,22 +70,19 @@ def explain_kl(
         >>> explain_kl([0.8, 0.2], [0.7, 0.3]).numbers["kl_nats"]
         0.02573...
     """
-    check_probabilities("P", p)
-    check_probabilities("Q", q)
-    check_same_length("P", p, "Q", q)
+    log_p, log_q = _read(p, q)
     labels = label_outcomes(names, sample, len(p))
     _check_samples(samples)
-    if digits is not None and sample is None:
-        raise InputError("digits: rounds the logarithms of a sample; give one with --sample")
-    log_p, log_q = (torch.tensor(x, dtype=torch.float64).log() for x in (p, q))
-    forward = categorical_kl(log_p, log_q).item()
-    reverse = categorical_kl(log_q, log_p).item()
-    h_p, h_q = categorical_entropy(log_p).item(), categorical_entropy(log_q).item()
-    generator = torch.Generator().manual_seed(seed)
-    indices = torch.multinomial(log_p.exp(), samples, replacement=True, generator=generator)
-    estimates = estimate_kl(log_p[indices], log_q[indices])
-    contributions = _contributions(p, q)
+    _check_digits(digits, sample)
+    forward, reverse = (categorical_kl(*x).item() for x in ((log_p, log_q), (log_q, log_p)))
+    h_p, h_q = (categorical_entropy(x).item() for x in (log_p, log_q))
     divergence = total_variation(log_p, log_q).item(), jensen_shannon(log_p, log_q).item()
+    estimates = _sampled(log_p, log_q, samples, seed)
+    contributions = _contributions(p, q)
+
+    def picture(shown: list[Estimate]) -> Callable[[Figure], None]:
+        return lambda figure: draw_discrete(figure, labels, p, q, contributions, shown, forward)
+
     plain = Explanation(
         title=f"KL(P‖Q) = {number(forward)} nats",
         idea=IDEA,
@@ -99,18 +100,33 @@ def explain_kl(
             "outcomes": _outcome_numbers(labels, p, q, contributions),
             **estimate_numbers(estimates, samples, seed),
         },
-        draw=lambda figure: draw_discrete(figure, labels, p, q, contributions, estimates, forward),
+        draw=picture(estimates),
     )
     if sample is None:
         return plain
     given_sample = read_sample(sample, labels, log_p, log_q, digits)
-    all_estimates = compare_estimates(given_sample, estimates, samples)
-    return replace(
-        add_sample(plain, given_sample, forward, reverse),
-        draw=lambda figure: draw_discrete(
-            figure, labels, p, q, contributions, all_estimates, forward
-        ),
-    )
+    draw = picture(compare_estimates(given_sample, estimates, samples))
+    return replace(add_sample(plain, given_sample, forward, reverse), draw=draw)
+
+
+def _read(p: Sequence[float], q: Sequence[float]) -> list[Tensor]:
+    """Return the log-probabilities of two distributions, checked."""
+    check_probabilities("P", p)
+    check_probabilities("Q", q)
+    check_same_length("P", p, "Q", q)
+    return [torch.tensor(x, dtype=torch.float64).log() for x in (p, q)]
+
+
+def _check_digits(digits: int | None, sample: Sequence[str] | None) -> None:
+    if digits is not None and sample is None:
+        raise InputError("digits: rounds the logarithms of a sample; give one with --sample")
+
+
+def _sampled(log_p: Tensor, log_q: Tensor, samples: int, seed: int) -> list[Estimate]:
+    """Return estimates of the KL from outcomes that are drawn from P."""
+    generator = torch.Generator().manual_seed(seed)
+    indices = torch.multinomial(log_p.exp(), samples, replacement=True, generator=generator)
+    return estimate_kl(log_p[indices], log_q[indices])
 
 
 def explain_gaussian_kl(

@@ -13,12 +13,10 @@ from keel.errors import InputError
 from keel.explain.explanation import Explanation, Table, number
 from keel.explain.figures import BLUE, GREEN, GREY, INK, ORANGE, tidy
 from keel.explain.inputs import (
-    check_finite,
     check_names,
     check_positive,
-    check_probabilities,
-    check_same_length,
 )
+from keel.explain.penalty import optimal_policy, read_rewards
 from keel.functional import categorical_kl
 
 if TYPE_CHECKING:
@@ -29,6 +27,14 @@ ACTIONS = 3
 CORNERS = ((0.0, 0.0), (1.0, 0.0), (0.5, math.sqrt(3.0) / 2.0))
 """Positions of the policies that always take one action."""
 RESOLUTION = 120
+
+IDEA = (
+    "Every policy is a point of the landscape, its height the reward that it expects. The "
+    "reward pulls towards the best action, and the penalty is a spring to the reference. "
+    "Its force is the slope of β·KL, which is 0 at the reference, not the KL itself. The "
+    "policy comes to rest where both forces are equal."
+)
+FORMULA = "force on logit i: π_i·(r_i − E[r])    spring: −β·π_i·(Δ_i − KL)"
 
 
 def explain_landscape(
@@ -50,60 +56,23 @@ def explain_landscape(
         >>> round(explain_landscape(beta=0.5).numbers["kl_nats"], 4)
         0.2961
     """
-    check_probabilities("reference policy", reference)
-    check_same_length("reference policy", reference, "rewards", rewards)
+    log_ref, reward = read_rewards(reference, rewards)
     if len(reference) != ACTIONS:
         raise InputError(f"landscape: expected {ACTIONS} actions, got {len(reference)}")
-    if min(reference) <= 0.0:
-        raise InputError("reference policy: every action needs some probability, or KL is infinite")
-    check_finite(**{f"rewards[{i}]": value for i, value in enumerate(rewards)})
     check_positive("beta", beta)
     labels = check_names(names, ACTIONS, "actions")
-    log_ref = torch.tensor(reference, dtype=torch.float64).log()
-    reward = torch.tensor(rewards, dtype=torch.float64)
-    best = _best(log_ref, reward, beta)
+    best = optimal_policy(log_ref, reward, beta)
     kl, expected = categorical_kl(best, log_ref).item(), (best.exp() @ reward).item()
     start = (log_ref.exp() @ reward).item()
     pull, spring = _forces(best, log_ref, reward, beta)
     pull_at_start, _ = _forces(log_ref, log_ref, reward, beta)
-    forces = zip(labels, pull_at_start.tolist(), pull.tolist(), spring.tolist(), strict=True)
     return Explanation(
         title=f"Reward pulls, the spring holds: they balance at {number(kl, 3)} nats",
-        idea=(
-            "Every policy is a point of the landscape, its height the reward that it expects. The "
-            "reward pulls towards the best action, and the penalty is a spring to the reference. "
-            "Its force is the slope of β·KL, which is 0 at the reference, not the KL itself. The "
-            "policy comes to rest where both forces are equal."
-        ),
-        formula="force on logit i: π_i·(r_i − E[r])    spring: −β·π_i·(Δ_i − KL)",
+        idea=IDEA,
+        formula=FORMULA,
         tables=(
-            Table(
-                f"Forces on each logit, β = {beta:g}",
-                ("action", "pull at π_ref", "pull at π*", "spring at π*", "together"),
-                tuple(
-                    (
-                        name,
-                        number(a, 4),
-                        number(b, 4),
-                        number(c, 4),
-                        number(round(b + c, 9) + 0.0, 4),
-                    )
-                    for name, a, b, c in forces
-                ),
-            ),
-            Table(
-                "Where it rests",
-                ("", "at π_ref", "at π*"),
-                (
-                    ("expected reward", number(start, 4), number(expected, 4)),
-                    ("KL(π‖π_ref), nats", number(0.0, 4), number(kl, 4)),
-                    (
-                        "reward − β·KL",
-                        number(start, 4),
-                        number(expected - beta * kl, 4),
-                    ),
-                ),
-            ),
+            _force_table(beta, labels, pull_at_start, pull, spring),
+            _rest_table(start, expected, kl, beta),
         ),
         meaning=_meaning(start, expected, kl, beta),
         numbers={
@@ -119,9 +88,26 @@ def explain_landscape(
     )
 
 
-def _best(log_ref: Tensor, reward: Tensor, beta: float) -> Tensor:
-    """Return log π* of max E_π[reward] − β KL(π‖π_ref) `[3]`."""
-    return (log_ref + reward / beta).log_softmax(-1)
+def _force_table(beta: float, labels: Sequence[str], *forces: Tensor) -> Table:
+    rows = zip(labels, *(force.tolist() for force in forces), strict=True)
+    return Table(
+        f"Forces on each logit, β = {beta:g}",
+        ("action", "pull at π_ref", "pull at π*", "spring at π*", "together"),
+        tuple(
+            (name, *(number(x, 4) for x in (a, b, c, round(b + c, 9) + 0.0)))
+            for name, a, b, c in rows
+        ),
+    )
+
+
+def _rest_table(start: float, expected: float, kl: float, beta: float) -> Table:
+    rows = (
+        ("expected reward", start, expected),
+        ("KL(π‖π_ref), nats", 0.0, kl),
+        ("reward − β·KL", start, expected - beta * kl),
+    )
+    cells = tuple((name, number(a, 4), number(b, 4)) for name, a, b in rows)
+    return Table("Where it rests", ("", "at π_ref", "at π*"), cells)
 
 
 def _forces(
@@ -148,14 +134,14 @@ def _draw(
     left, right = figure.subplots(1, 2, width_ratios=(1.1, 1.0))
     spread = max((reward.max() - reward.min()).item(), 1e-3)
     betas = torch.logspace(math.log10(0.02 * spread), math.log10(100.0 * spread), 300).tolist()
-    path = torch.stack([_best(log_ref, reward, value) for value in betas])
+    path = torch.stack([optimal_policy(log_ref, reward, value) for value in betas])
     _draw_map(left, log_ref, reward, beta, labels, path)
     kl = categorical_kl(path, log_ref.expand_as(path))
     gain = path.exp() @ reward - log_ref.exp() @ reward
     right.plot(kl, gain, color=BLUE, linewidth=2.2, label="reward gained: the pull")
     right.plot(kl, beta * kl, color=ORANGE, linewidth=2.2, label="β·KL: the spring")
     right.plot(kl, gain - beta * kl, color=GREEN, linewidth=2.2, label="what is left")
-    best = _best(log_ref, reward, beta)
+    best = optimal_policy(log_ref, reward, beta)
     rest = categorical_kl(best, log_ref).item()
     right.axvline(rest, color=GREY, linestyle="--", label="π*: both slopes are β")
     tidy(right, "Along the path", "KL(π‖π_ref), nats", "reward")
@@ -182,7 +168,7 @@ def _draw_map(
         lightest_to_mid_blue = {"vmin": low, "vmax": high + 0.6 * (high - low)}
         axes.tricontourf(x, y, height, levels=9, cmap="Blues", **lightest_to_mid_blue)
     kl = categorical_kl(policies.log(), log_ref.expand_as(policies))
-    best = _best(log_ref, reward, beta)
+    best = optimal_policy(log_ref, reward, beta)
     rest = categorical_kl(best, log_ref).item()
     if rest > 1e-9:
         rings = [rest / 4.0, rest]

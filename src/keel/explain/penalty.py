@@ -24,6 +24,14 @@ from keel.functional import categorical_kl, kl_reward
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+IDEA = (
+    "Every nat by which the policy leaves its reference is charged to the reward at the "
+    "price β. β is a temperature: hot, the policy stays with the reference; cold, it takes "
+    "whatever pays best. The reference stays put for the whole run; the old policy of a "
+    "trust region moves with every update."
+)
+FORMULA = "reward' = reward − β·(log π(a) − log π_ref(a))"
+
 
 def explain_penalty(
     reference_probability: float = 0.3,
@@ -50,16 +58,11 @@ def explain_penalty(
         >>> round(explain_penalty(0.3, 0.6, beta=0.1).numbers["penalised_reward"], 3)
         0.931
     """
-    for name, value in (("reference", reference_probability), ("probability", probability)):
-        if not 0.0 < value <= 1.0:
-            raise InputError(f"{name}: expected a probability above 0 and at most 1, got {value:g}")
+    _check_share("reference", reference_probability)
+    _check_share("probability", probability)
     check_positive("beta", beta)
     check_finite(reward=reward)
-    check_probabilities("reference policy", reference)
-    check_same_length("reference policy", reference, "rewards", rewards)
-    if min(reference) <= 0.0:
-        raise InputError("reference policy: every action needs some probability, or KL is infinite")
-    check_finite(**{f"rewards[{i}]": value for i, value in enumerate(rewards)})
+    log_ref, score = read_rewards(reference, rewards)
     labels = check_names(names, len(reference))
     drift = kl_reward(
         "k1",
@@ -67,41 +70,17 @@ def explain_penalty(
         torch.tensor(reference_probability, dtype=torch.float64).log(),
     ).item()
     shaped = reward - beta * drift
-    log_ref = torch.tensor(reference, dtype=torch.float64).log()
-    score = torch.tensor(rewards, dtype=torch.float64)
-    best = _optimal(log_ref, score, beta)
+    best = optimal_policy(log_ref, score, beta)
     expected, kl = (best.exp() @ score).item(), categorical_kl(best, log_ref).item()
     policy = best.exp().tolist()
-    sample = Table(
-        "One sampled action",
-        ("", ""),
-        (
-            ("probability under the reference", number(reference_probability, 4)),
-            ("probability under the policy", number(probability, 4)),
-            ("k1 = log π − log π_ref", number(drift, 4)),
-            (f"β·k1 with β = {beta:g}", number(beta * drift, 4)),
-            ("reward before", number(reward, 4)),
-            ("reward after", number(shaped, 4)),
-        ),
-    )
-    optimum = Table(
-        f"The best policy at β = {beta:g}: π* ∝ π_ref · exp(reward / β)",
-        ("action", "reward", "π_ref", "π*"),
-        tuple(
-            (name, number(r, 3), number(a, 4), number(b, 4))
-            for name, r, a, b in zip(labels, rewards, reference, policy, strict=True)
-        ),
-    )
     return Explanation(
         title=f"Reward {reward:g} − β·KL becomes {number(shaped, 3)}",
-        idea=(
-            "Every nat by which the policy leaves its reference is charged to the reward at the "
-            "price β. β is a temperature: hot, the policy stays with the reference; cold, it takes "
-            "whatever pays best. The reference stays put for the whole run; the old policy of a "
-            "trust region moves with every update."
+        idea=IDEA,
+        formula=FORMULA,
+        tables=(
+            _sample_table(reference_probability, probability, drift, beta, reward),
+            _optimum_table(beta, labels, rewards, reference, policy),
         ),
-        formula="reward' = reward − β·(log π(a) − log π_ref(a))",
-        tables=(sample, optimum),
         meaning=_meaning(drift, beta, expected, kl),
         numbers={
             "k1": drift,
@@ -116,9 +95,61 @@ def explain_penalty(
     )
 
 
-def _optimal(log_ref: Tensor, reward: Tensor, beta: float) -> Tensor:
-    """Return log π* of max E_π[reward] − β KL(π‖π_ref): a Gibbs distribution of temperature β."""
+def _check_share(name: str, value: float) -> None:
+    if not 0.0 < value <= 1.0:
+        raise InputError(f"{name}: expected a probability above 0 and at most 1, got {value:g}")
+
+
+def read_rewards(reference: Sequence[float], rewards: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Return the log-probabilities of a reference policy and the rewards of its actions, checked.
+
+    Args:
+        reference: Probabilities `[A]`.
+        rewards: Of the same actions `[A]`.
+    """
+    check_probabilities("reference policy", reference)
+    check_same_length("reference policy", reference, "rewards", rewards)
+    if min(reference) <= 0.0:
+        raise InputError("reference policy: every action needs some probability, or KL is infinite")
+    check_finite(**{f"rewards[{i}]": value for i, value in enumerate(rewards)})
+    log_ref = torch.tensor(reference, dtype=torch.float64).log()
+    return log_ref, torch.tensor(rewards, dtype=torch.float64)
+
+
+def optimal_policy(log_ref: Tensor, reward: Tensor, beta: float) -> Tensor:
+    """Return log π* of max E_π[reward] − β KL(π‖π_ref): a Gibbs distribution of temperature β.
+
+    Args:
+        log_ref: Log-probabilities of the reference policy `[A]`.
+        reward: Of each action `[A]`.
+        beta: The price of a nat.
+    """
     return (log_ref + reward / beta).log_softmax(-1)
+
+
+def _sample_table(
+    reference: float, probability: float, drift: float, beta: float, reward: float
+) -> Table:
+    rows = (
+        ("probability under the reference", reference),
+        ("probability under the policy", probability),
+        ("k1 = log π − log π_ref", drift),
+        (f"β·k1 with β = {beta:g}", beta * drift),
+        ("reward before", reward),
+        ("reward after", reward - beta * drift),
+    )
+    return Table("One sampled action", ("", ""), tuple((name, number(x, 4)) for name, x in rows))
+
+
+def _optimum_table(beta: float, labels: Sequence[str], *columns: Sequence[float]) -> Table:
+    return Table(
+        f"The best policy at β = {beta:g}: π* ∝ π_ref · exp(reward / β)",
+        ("action", "reward", "π_ref", "π*"),
+        tuple(
+            (name, number(r, 3), number(a, 4), number(b, 4))
+            for name, r, a, b in zip(labels, *columns, strict=True)
+        ),
+    )
 
 
 def _meaning(drift: float, beta: float, expected: float, kl: float) -> str:
@@ -142,7 +173,7 @@ def _draw(
     temperatures = torch.logspace(
         math.log10(min(0.03 * spread, beta)), math.log10(max(10 * spread, beta)), 200
     ).double()
-    policies = [_optimal(log_ref, reward, t.item()) for t in temperatures]
+    policies = [optimal_policy(log_ref, reward, t.item()) for t in temperatures]
     colors = (BLUE, ORANGE, GREEN, GREY)
     for index, name in enumerate(labels):
         share = [policy.exp()[index].item() for policy in policies]
@@ -154,7 +185,7 @@ def _draw(
     kls = [categorical_kl(policy, log_ref).item() for policy in policies]
     gains = [(policy.exp() @ reward).item() for policy in policies]
     right.plot(kls, gains, color=BLUE, linewidth=2)
-    best = _optimal(log_ref, reward, beta)
+    best = optimal_policy(log_ref, reward, beta)
     right.plot(
         [categorical_kl(best, log_ref).item()],
         [(best.exp() @ reward).item()],

@@ -24,6 +24,14 @@ if TYPE_CHECKING:
 MAX_CELLS = 12
 """Rows or columns up to which a picture has room for the numbers."""
 
+IDEA = (
+    "P is an object, its row and column sums are the shadows it throws on two walls. "
+    "Rebuilt from the shadows alone it becomes Q, whose parts are independent. KL(P‖Q) "
+    "is what the projection loses: how much rows and columns know of each other. A policy "
+    "with one head per action dimension has independent parts, too."
+)
+FORMULA = "Q(r,c) = P(r)·P(c)    KL(P‖Q) = H(rows) + H(columns) − H(P)"
+
 
 def explain_projection(
     joint: Sequence[Sequence[float]] = ((0.5, 0.1), (0.1, 0.3)),
@@ -56,13 +64,8 @@ def explain_projection(
     to_uniform, rest = _kl(p, uniform), _kl(q, uniform)
     return Explanation(
         title=f"Two shadows keep all but {number(kl, 4)} nats of the object",
-        idea=(
-            "P is an object, its row and column sums are the shadows it throws on two walls. "
-            "Rebuilt from the shadows alone it becomes Q, whose parts are independent. KL(P‖Q) "
-            "is what the projection loses: how much rows and columns know of each other. A policy "
-            "with one head per action dimension has independent parts, too."
-        ),
-        formula="Q(r,c) = P(r)·P(c)    KL(P‖Q) = H(rows) + H(columns) − H(P)",
+        idea=IDEA,
+        formula=FORMULA,
         tables=(
             _matrix_table("The object P, and its shadows", p, row_names, column_names),
             _matrix_table("Q, rebuilt from the shadows", q, row_names, column_names),

@@ -24,6 +24,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+IDEA = (
+    "A policy has a distribution for each state, and so a KL for each. The trust region "
+    "bounds their average, weighted by how often a state was visited; one state may "
+    "change more than that. Over the bound, one share of the step is kept for all states."
+)
+FORMULA = "Σ_s visits(s) · KL(π_old(·|s)‖π_new(·|s)) ≤ δ"
+
 
 @dataclass(frozen=True)
 class _Update:
@@ -84,12 +91,8 @@ def explain_states(
     mean, kept_mean = step.requested.item(), step.kl.item()
     return Explanation(
         title=f"KL {number(mean, 4)} on average over states, {max_kl:g} allowed",
-        idea=(
-            "A policy has a distribution for each state, and so a KL for each. The trust region "
-            "bounds their average, weighted by how often a state was visited; one state may "
-            "change more than that. Over the bound, one share of the step is kept for all states."
-        ),
-        formula="Σ_s visits(s) · KL(π_old(·|s)‖π_new(·|s)) ≤ δ",
+        idea=IDEA,
+        formula=FORMULA,
         tables=(
             _policy_table(update, fraction),
             _state_table(update, requested, kept_kl, mean, kept_mean),

@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 
 CLIP = 0.2
 
+IDEA = (
+    "Improve as much as you can without leaving the region where the data still speaks of "
+    "you: KL(old‖new) ≤ δ. A certified update measures it exactly and, over the bound, "
+    "walks back along the step until it holds."
+)
+FORMULA = "maximise E[π_new/π_old · A]  subject to  E[KL(π_old‖π_new)] ≤ δ"
+
 
 def explain_trust_region(
     old: Sequence[float] = (0.4, 0.3, 0.2, 0.1),
@@ -58,41 +65,14 @@ def explain_trust_region(
     fraction, kl, requested = result.fraction.item(), result.kl.item(), result.requested.item()
     kept_policy = _along(before, after, fraction).softmax(-1)
     reverse = categorical_kl(after, before).item()
-    policies = Table(
-        "The policies",
-        ("action", "old", "asked for", "ratio", f"clip {CLIP:g}?", "kept"),
-        tuple(
-            (
-                name,
-                number(a, 4),
-                number(b, 4),
-                number(b / a, 3),
-                "outside" if abs(b / a - 1.0) > CLIP else "",
-                number(c, 4),
-            )
-            for name, a, b, c in zip(labels, old, new, kept_policy.tolist(), strict=True)
-        ),
-    )
-    region = Table(
-        "The trust region",
-        ("", ""),
-        (
-            ("KL(old‖new) asked for, nats", number(requested)),
-            ("the bound, nats", number(max_kl)),
-            ("share of the step kept", number(fraction, 4)),
-            ("KL(old‖new) kept, nats", number(kl)),
-            ("KL(new‖old) asked for, nats", number(reverse)),
-        ),
-    )
     return Explanation(
         title=f"KL {number(requested, 4)} asked for, {max_kl:g} allowed",
-        idea=(
-            "Improve as much as you can without leaving the region where the data still speaks of "
-            "you: KL(old‖new) ≤ δ. A certified update measures it exactly and, over the bound, "
-            "walks back along the step until it holds."
+        idea=IDEA,
+        formula=FORMULA,
+        tables=(
+            _policy_table(labels, old, new, kept_policy.tolist()),
+            _region_table(requested, max_kl, fraction, kl, reverse),
         ),
-        formula="maximise E[π_new/π_old · A]  subject to  E[KL(π_old‖π_new)] ≤ δ",
-        tables=(policies, region),
         meaning=_meaning(requested, fraction, kl, max_kl),
         numbers={
             "kl_requested_nats": requested,
@@ -105,6 +85,29 @@ def explain_trust_region(
         },
         draw=lambda figure: _draw(figure, before, after, fraction, max_kl, labels),
     )
+
+
+def _policy_table(labels: Sequence[str], *policies: Sequence[float]) -> Table:
+    rows = (
+        (name, number(a, 4), number(b, 4), number(b / a, 3),
+         "outside" if abs(b / a - 1.0) > CLIP else "", number(c, 4))
+        for name, a, b, c in zip(labels, *policies, strict=True)
+    )  # fmt: skip
+    columns = ("action", "old", "asked for", "ratio", f"clip {CLIP:g}?", "kept")
+    return Table("The policies", columns, tuple(rows))
+
+
+def _region_table(
+    requested: float, max_kl: float, fraction: float, kl: float, reverse: float
+) -> Table:
+    rows = (
+        ("KL(old‖new) asked for, nats", number(requested)),
+        ("the bound, nats", number(max_kl)),
+        ("share of the step kept", number(fraction, 4)),
+        ("KL(old‖new) kept, nats", number(kl)),
+        ("KL(new‖old) asked for, nats", number(reverse)),
+    )
+    return Table("The trust region", ("", ""), rows)
 
 
 def _along(before: Tensor, after: Tensor, share: float | Tensor) -> Tensor:

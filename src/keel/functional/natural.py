@@ -196,18 +196,18 @@ def conjugate_gradient(
     """
     if b.ndim != 1:
         raise ShapeError(f"b: expected one vector [P], got {list(b.shape)}")
-    x = torch.zeros_like(b)
-    residual = b.clone()
+    x, residual = torch.zeros_like(b), b.clone()
     z = residual if preconditioner is None else preconditioner(residual)
     direction = z.clone()
-    inner = residual @ z
-    scale = b.norm().item()
+    inner, scale = residual @ z, b.norm().item()
     min_curvature, max_curvature = math.inf, 0.0
     stopped: Literal["converged", "iterations", "non_positive_curvature", "non_finite"]
-    stopped, done = "iterations", 0
-    for _ in range(iterations):
+    stopped = "iterations"
+    for done in range(iterations + 1):
         if residual.norm().item() <= tolerance * scale:
             stopped = "converged"
+            break
+        if done == iterations:
             break
         image = matvec(direction)
         curvature = (direction @ image).item()
@@ -223,13 +223,9 @@ def conjugate_gradient(
         step = inner / curvature
         x = x + step * direction
         residual = residual - step * image
-        done += 1
         z = residual if preconditioner is None else preconditioner(residual)
         inner, previous = residual @ z, inner
         direction = z + (inner / previous) * direction
-    else:
-        if residual.norm().item() <= tolerance * scale:
-            stopped = "converged"
     return ConjugateGradient(
         solution=x,
         residual=residual.norm().item() / scale if scale > 0 else 0.0,

@@ -194,14 +194,7 @@ def build_own(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = _assemble(name, make(seen, action), shapes, dist, returns).float()
-    for path, part in network.named_modules():
-        if isinstance(part, RANDOM) and part.training and getattr(part, "p", 1.0) > 0.0:
-            where = path.partition(".")[2] or path
-            raise InputError(
-                f"{name}: {type(part).__name__} ({where}) in training mode gives other outputs for "
-                "the same rows, so that replaying a rollout cannot give ratio 1; remove it, or "
-                "call .eval() on it"
-            )
+    _refuse_random(name, network)
     sample = {key: _zeros(space) for key, space in parts.items()}
     with torch.enable_grad():
         outputs = _try(name, network, sample, dist, returns, log_std)
@@ -218,6 +211,17 @@ def build_own(
             "not know here; use critic.normalize off, or return a feature extractor"
         )
     return network
+
+
+def _refuse_random(name: str, network: nn.Module) -> None:
+    for path, part in network.named_modules():
+        if isinstance(part, RANDOM) and part.training and getattr(part, "p", 1.0) > 0.0:
+            where = path.partition(".")[2] or path
+            raise InputError(
+                f"{name}: {type(part).__name__} ({where}) in training mode gives other outputs for "
+                "the same rows, so that replaying a rollout cannot give ratio 1; remove it, or "
+                "call .eval() on it"
+            )
 
 
 def _assemble(
