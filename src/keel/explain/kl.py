@@ -71,9 +71,8 @@ def explain_kl(
         0.02573...
     """
     log_p, log_q = _read(p, q)
-    labels = label_outcomes(names, sample, len(p))
-    _check_samples(samples)
     _check_digits(digits, sample)
+    labels = label_outcomes(names, sample, len(p))
     forward, reverse = (categorical_kl(*x).item() for x in ((log_p, log_q), (log_q, log_p)))
     h_p, h_q = (categorical_entropy(x).item() for x in (log_p, log_q))
     divergence = total_variation(log_p, log_q).item(), jensen_shannon(log_p, log_q).item()
@@ -124,6 +123,7 @@ def _check_digits(digits: int | None, sample: Sequence[str] | None) -> None:
 
 def _sampled(log_p: Tensor, log_q: Tensor, samples: int, seed: int) -> list[Estimate]:
     """Return estimates of the KL from outcomes that are drawn from P."""
+    _check_samples(samples)
     generator = torch.Generator().manual_seed(seed)
     indices = torch.multinomial(log_p.exp(), samples, replacement=True, generator=generator)
     return estimate_kl(log_p[indices], log_q[indices])
