@@ -70,12 +70,11 @@ def explain_kl(
         >>> explain_kl([0.8, 0.2], [0.7, 0.3]).numbers["kl_nats"]
         0.02573...
     """
+    if digits is not None and sample is None:
+        raise InputError("digits: rounds the logarithms of a sample; give one with --sample")
     log_p, log_q = _read(p, q)
-    _check_digits(digits, sample)
     labels = label_outcomes(names, sample, len(p))
-    forward, reverse = (categorical_kl(*x).item() for x in ((log_p, log_q), (log_q, log_p)))
-    h_p, h_q = (categorical_entropy(x).item() for x in (log_p, log_q))
-    divergence = total_variation(log_p, log_q).item(), jensen_shannon(log_p, log_q).item()
+    forward, reverse, h_p, h_q, *divergence = _measures(log_p, log_q)
     estimates = _sampled(log_p, log_q, samples, seed)
     contributions = _contributions(p, q)
 
@@ -116,9 +115,12 @@ def _read(p: Sequence[float], q: Sequence[float]) -> list[Tensor]:
     return [torch.tensor(x, dtype=torch.float64).log() for x in (p, q)]
 
 
-def _check_digits(digits: int | None, sample: Sequence[str] | None) -> None:
-    if digits is not None and sample is None:
-        raise InputError("digits: rounds the logarithms of a sample; give one with --sample")
+def _measures(log_p: Tensor, log_q: Tensor) -> list[float]:
+    """Return KL(P‖Q), KL(Q‖P), H(P), H(Q), total variation and Jensen-Shannon divergence."""
+    kls = categorical_kl(log_p, log_q), categorical_kl(log_q, log_p)
+    entropies = categorical_entropy(log_p), categorical_entropy(log_q)
+    symmetric = total_variation(log_p, log_q), jensen_shannon(log_p, log_q)
+    return [x.item() for x in (*kls, *entropies, *symmetric)]
 
 
 def _sampled(log_p: Tensor, log_q: Tensor, samples: int, seed: int) -> list[Estimate]:
@@ -250,7 +252,7 @@ def _summary_table(
     reverse: float,
     h_p: float,
     h_q: float,
-    divergence: tuple[float, float] | None = None,
+    divergence: Sequence[float] | None = None,
 ) -> Table:
     rows = [
         ("KL(P‖Q)", forward),
