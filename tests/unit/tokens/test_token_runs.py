@@ -19,13 +19,14 @@ from keel.algorithms.optimizer import initial_opt_state
 from keel.apps.language import judge
 from keel.apps.language import preflight as flights
 from keel.apps.language.build import open_session, open_source
-from keel.apps.language.config import Language, from_dict, to_dict
+from keel.apps.language.config import Language, from_dict
 from keel.apps.language.models import write_into
 from keel.apps.language.preflight import PreflightError, preflight, require
 from keel.apps.language.source import PromptSource
 from keel.apps.language.supervised import examples_as_batch
 from keel.apps.language.tasks import warmup_data
 from keel.cli import main
+from keel.config import to_dict
 from keel.errors import EstimatorWarning, InputError
 from keel.networks.causal_lm import RESPONSE_MASK, TokenAgent
 from keel.tracking.metrics import metric

@@ -11,11 +11,12 @@ import pytest
 from keel import imports
 from keel.apps.language import train_language
 from keel.apps.language.build import build_rewards
-from keel.apps.language.config import Language, from_dict, to_dict
+from keel.apps.language.config import Language, from_dict
 from keel.apps.language.registries import REWARDS, TASKS
 from keel.apps.language.rewards import load_function
 from keel.apps.language.tasks import Example, task_named
 from keel.cli import main
+from keel.config import to_dict
 from keel.errors import InputError
 from keel.tracking.config_file import read_config
 from keel.trust import UntrustedCodeError, require_trust
