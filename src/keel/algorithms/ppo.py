@@ -92,7 +92,7 @@ class PPO:
         device, first = batch.weight.device, len(progress.records)
         for index, real in minibatches(batch.rows, self.minibatch, rng):
             progress = self._minibatch(progress, batch, index.to(device), real.to(device))
-            if not progress.active.any():
+            if self.early_stop == "minibatch" and not progress.active.any():
                 break
         active, kl = progress.active, progress.records[-1].statistics.kl
         if self.early_stop == "epoch":
