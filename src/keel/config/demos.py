@@ -24,7 +24,7 @@ class Demonstrations:
     """`plain` takes all that was shown alike; `filtered` what earned more than the critic expects;
     `weighted` gives it the weight exp(A / temperature), A being that difference over its rms."""
     temperature: Annotated[float, bounds.ABOVE_0] = 1.0
-    """Of the weights."""
+    """Temperature of the weights."""
     cap: Annotated[float, bounds.ABOVE_0] = 20.0
     """The largest weight."""
     coef: float = 1.0
@@ -34,11 +34,11 @@ class Demonstrations:
     demonstrations pull harder than `max_ratio` allows or against what the reward teaches, and
     raises it again when they no longer do."""
     steer: Literal["gradient", "loss"] = "gradient"
-    """By which ratio `adaptive` and the warning go: of the gradients' norms, with their cosine, or
+    """Ratio that `adaptive` and the warning go by: of the gradients' norms, with their cosine, or
     of the losses, of which PPO's is near 0 whatever it teaches."""
     max_ratio: Annotated[float, bounds.ABOVE_0] = 1.0
     """The largest ratio of cloning to PPO that `adaptive` lets be."""
     coef_min: float = 0.01
-    """Where `decay` and `adaptive` end."""
+    """Lower end of `decay` and `adaptive`."""
     decay: Annotated[float, bounds.SHARE] = 0.99
     """Factor on `coef` after every update, under control `decay`."""

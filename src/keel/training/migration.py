@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 SCHEMA = 3
-"""Of the checkpoints that are written."""
+"""Schema of the checkpoints that are written."""
 PREFIXES = {
     "optimum/": "opt_state/",
     "obs_normaliser/": "obs_normalizer/",
