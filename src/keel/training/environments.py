@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,14 +28,13 @@ from keel.experience.targets import compute_targets
 from keel.imports import import_function
 from keel.keys import MASK
 from keel.networks.agent import Agent
-from keel.tracking.catalogue.imitation import DOMINATES
 from keel.training.checkpoint import Checkpoint, check_same, check_shapes
-from keel.training.evaluation import evaluate, longest_episode
-from keel.training.seeding import Seeds
 from keel.training.shift import Shift, shift
-from keel.training.source import Metrics, ProgressCallback, Saved
-from keel.training.state import TrainState, arrays, prefixed
+from keel.training.state import Seeds, TrainState, arrays, prefixed
 from keel.types import HyperParams, UpdateReport
+
+if TYPE_CHECKING:
+    from keel.training.source import Metrics, ProgressCallback, Saved
 
 WINDOW = 100
 """Episodes over which the training return is averaged."""
@@ -131,6 +130,8 @@ class EnvironmentSource:
         """Return the coefficient of demonstrations in use, and a warning where they dominate."""
         if "train/bc_coef" not in report.metrics:
             return {}
+        from keel.tracking.catalogue.imitation import DOMINATES
+
         ratio = report.metrics["train/bc_ppo_ratio"]
         return {
             "train/bc_coef_adjusted": report.metrics["train/bc_coef"],
@@ -139,6 +140,8 @@ class EnvironmentSource:
 
     def evaluate(self, params: Tensor) -> Metrics:
         """Play whole episodes in environments of their own."""
+        from keel.training.evaluation import evaluate, longest_episode
+
         config = self.config
         if self._evaluators is None:
             number = min(config.evaluation.episodes, EVALUATION_ENVS)

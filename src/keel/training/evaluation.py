@@ -18,15 +18,11 @@ from keel.config import Config, options
 from keel.envs import AtariOptions, Envs, ObsNormalizer, Step, lead, time_limit
 from keel.experience.acting import ActionSelector, initial_hidden_state
 from keel.networks.agent import Agent
-from keel.training.signals import stop_requested
+from keel.training.signals import EvaluationStopped, stop_requested
 
 LONGEST_EPISODE = 27_000
 """Steps after which an evaluation cuts an episode of an environment that has no time limit: that of
 Atari games, half an hour at 60 frames a second and 4 frames a step."""
-
-
-class EvaluationStopped(KeyboardInterrupt):
-    """Signal that an evaluation was left because the process was asked to stop."""
 
 
 class EvaluationWarning(UserWarning):

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -42,11 +42,12 @@ from keel.training.builder import (
     step_choice,
 )
 from keel.training.environments import EnvironmentSource, make_run_envs
-from keel.training.seeding import Seeds, derive_seeds
-from keel.training.source import ExperienceSource
-from keel.training.state import TrainState
+from keel.training.state import Seeds, TrainState, derive_seeds
 from keel.trust_region.certify import Algorithm
 from keel.types import HyperParams
+
+if TYPE_CHECKING:
+    from keel.training.source import ExperienceSource
 
 SMALLEST_IMAGE = 64
 """Numbers that the convolutions leave of the smallest image they take."""

@@ -26,8 +26,8 @@ from keel.networks.causal_lm import TokenAgent
 from keel.networks.devices import find_device
 from keel.parallel import set_threads
 from keel.resources import cores, expect_memory
-from keel.training.seeding import derive_seeds
 from keel.training.session import Session
+from keel.training.state import derive_seeds
 from keel.trust_region.certify import Certified
 from keel.types import HyperParams
 
