@@ -293,12 +293,15 @@ def main() -> None:
     parser.add_argument("--only", choices=EXPERIMENTS, nargs="+", default=list(EXPERIMENTS))
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(FRESH, FRESH + 5)))
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--no-control", action="store_true", help="without more imitation beside")
     args = parser.parse_args()
     if args.action == "train":
         threads = ("--threads", str(args.threads))
+        control = ("--no-control",) if args.no_control else ()
         for seed in args.seeds:
             for name in args.only:
-                train_seed(args.runs / name, "language", seed, *EXPERIMENTS[name], *threads)
+                words = (*EXPERIMENTS[name], *control, *threads)
+                train_seed(args.runs / name, "language", seed, *words)
         return
     if args.action == "gather":
         gather(args.runs)
