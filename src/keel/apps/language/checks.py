@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from keel.apps.language.registries import REWARDS, TASKS
 from keel.config.bounds import check_numbers
+from keel.config.common import SINKS
 from keel.config.registries import LOSSES
-from keel.config.schema import SINKS
 from keel.errors import InputError, check_choice
 from keel.registry import texts
 
