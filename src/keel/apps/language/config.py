@@ -14,14 +14,13 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Suppress
 
 from keel.apps.language.checks import check
-from keel.apps.language.registries import RewardNames, TaskName
+from keel.apps.language.registries import Algo, RewardNames, TaskName
 from keel.config import Checkpoints, bounds, describe, merged
 from keel.config.common import RunSettings, TrustRegion
 from keel.config.options import NAMED, settle_texts
 from keel.config.reading import with_import_paths
 from keel.errors import InputError
 
-Algo = Literal["ppo", "grpo", "rloo", "reinforce_pp", "remax", "dr_grpo"]
 Place = Literal["none", "reward", "loss", "both"]
 Estimator = Literal["k1", "k2", "k3", "abs", "kl", "mse", "low_var_kl"]
 """Sample estimates of the KL; `kl` is k1, `mse` is k2, `low_var_kl` is k3 with verl's clamps."""
@@ -213,7 +212,8 @@ class Language(RunSettings):
     task_options: Annotated[dict[str, Any], NAMED] = field(default_factory=dict, hash=False)
     """What the task is made with: a mapping; name=value,… on the command line."""
     algo: Algo = "grpo"
-    """Where advantages come from: a critic (ppo), or the other completions of a prompt."""
+    """Where advantages come from: a critic (ppo), the other completions of a prompt, or
+    `module:attribute`: a function of your own."""
     total_steps: Annotated[int, bounds.AT_LEAST_1] = 6_400
     """Completions to train on."""
     model: Model = field(default_factory=Model)
