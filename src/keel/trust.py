@@ -40,6 +40,7 @@ PLUGGED = (
     "controllers",
     "advantage.estimator",
     "advantage.group",
+    "algo",
     "task",
     "reward.functions",
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from keel.config.checks import check
-from keel.config.demos import Demonstrations
+from keel.config.common import Checkpoints
 from keel.config.leaves import nested
 from keel.config.options import named_values
 from keel.config.reading import (
@@ -16,7 +16,6 @@ from keel.config.reading import (
     read,
     to_dict,
 )
-from keel.config.results import Checkpoints, Evaluation
 from keel.config.schema import (
     Advantage,
     Agents,
@@ -24,7 +23,9 @@ from keel.config.schema import (
     Backend,
     Config,
     Critic,
+    Demonstrations,
     Envs,
+    Evaluation,
     Explore,
     Faults,
     Natural,

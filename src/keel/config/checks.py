@@ -6,8 +6,9 @@ import dataclasses
 from typing import Any
 
 from keel.config.bounds import check_numbers
+from keel.config.common import SINKS
 from keel.config.registries import ADVANTAGES, CONTROLLERS, GROUPS, LOSSES, NETWORKS
-from keel.config.schema import SINKS, Config
+from keel.config.schema import Config
 from keel.errors import InputError, check_choice
 from keel.registry import texts
 

@@ -12,13 +12,11 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Suppress
 
 from keel.config import bounds
-from keel.config.demos import Demonstrations
-from keel.config.options import LISTED, NAMED, settle_texts
-from keel.config.registries import Controllers, Estimator, Group, Loss, NetworkKind
-from keel.config.results import Checkpoints, Evaluation
+from keel.config.common import RunSettings, TrustRegion
+from keel.config.options import NAMED, settle_texts
+from keel.config.registries import Controllers, Estimator, Group, NetworkKind
 
 Backend = Literal["auto", "vector", "sync", "async", "envpool", "ale"]
-SINKS = ("tensorboard", "wandb", "trackio")
 
 
 @dataclass(frozen=True)
@@ -163,32 +161,11 @@ class Advantage:
 
 
 @dataclass(frozen=True)
-class Region:
+class Region(TrustRegion):
     """The trust region, and the optimisation inside of it."""
 
-    max_kl: Annotated[float, bounds.ABOVE_0] = 0.05
-    """The hard bound on the exact mean KL(old‖new) of an update, in nats."""
-    certify: bool = True
-    """Measure the exact KL after every update and walk back what is over `max_kl`."""
-    gate: bool = True
-    """Before the first step of an update, replaying must give ratio 1."""
-    loss: Loss = "clip"
-    """The surrogate that PPO minimises; `module:attribute`: a function of your own, of ratio,
-    advantage and hyperparameters."""
-    clip: Annotated[float | None, bounds.BETWEEN_0_AND_1] = 0.2
-    """ε of PPO's clip; `None` takes the clip away."""
-    clip_high: float | None = None
-    """Another ε for the upper side (clip-higher)."""
     symmetric: bool = False
     """Clip to [1/(1+ε), 1+ε]."""
-    dual_clip: float | None = None
-    """For A < 0, no loss above −dual_clip·A."""
-    value_clip: float | None = None
-    """Keep the value within this distance of the old one, in the loss."""
-    value_coef: float = 0.5
-    """Weight of the critic's loss."""
-    max_log_ratio: Annotated[float, bounds.ABOVE_0] = 10.0
-    """Clamp on the log-ratio: it keeps the loss finite, and is no trust region."""
     kl_coef: float = 0.0
     """Penalty: this times the exact KL(old‖new) is added to the loss."""
     kl_measure: Literal["exact", "k1", "k3"] = "exact"
@@ -198,25 +175,13 @@ class Region:
     """Narrow or widen `clip` to keep the KL near `target_kl`."""
     adaptive_kl: bool = False
     """Double or halve `kl_coef` to keep the KL near `target_kl`."""
-    target_kl: float | None = None
-    """The soft level that early stopping and adaptive coefficients aim at."""
     early_stop: Literal["off", "minibatch", "epoch"] = "off"
     """Stop an update at 1.5 × `target_kl`."""
-    epochs: Annotated[int, bounds.ABOVE_0] = 4
-    """Passes over each rollout."""
-    minibatch: Annotated[int, bounds.ABOVE_0] = 256
-    """Rows per optimizer step; the remainder is used, not dropped."""
-    learning_rate: Annotated[float, bounds.ABOVE_0] = 3e-4
-    """Adam's step size."""
     critic_learning_rate: Annotated[float | None, bounds.ABOVE_0] = None
     """Adam's step size for the critic's own layers, where it differs; schedule and adaptive rate
     scale both alike. (TRPO's `learning_rate` is the critic's.)"""
-    schedule: Literal["constant", "linear"] = "linear"
-    """How the learning rate goes: `linear` ends at 0."""
     adaptive_rate: bool = False
     """Steer the learning rate by the KL towards `target_kl`, in place of a schedule."""
-    max_grad_norm: Annotated[float, bounds.ABOVE_0] = 0.5
-    """Bound on the gradient's norm."""
 
 
 @dataclass(frozen=True)
@@ -297,6 +262,42 @@ class Explore:
 
 
 @dataclass(frozen=True)
+class Demonstrations:
+    """Demonstrations: behavior cloning beside the run's own experience.
+
+    `coef` times the mean of −log π of what was shown is added to the loss of the policy, inside of
+    the same trust region.
+    """
+
+    path: str = ""
+    """A folder that `keel demos record` wrote, or minari:ID; empty: no demonstrations."""
+    episodes: Annotated[int | None, bounds.AT_LEAST_1] = None
+    """Only so many of their episodes, the first."""
+    loss: Literal["plain", "filtered", "weighted"] = "plain"
+    """`plain` takes all that was shown alike; `filtered` what earned more than the critic expects;
+    `weighted` gives it the weight exp(A / temperature), A being that difference over its rms."""
+    temperature: Annotated[float, bounds.ABOVE_0] = 1.0
+    """Temperature of the weights."""
+    cap: Annotated[float, bounds.ABOVE_0] = 20.0
+    """The largest weight."""
+    coef: float = 1.0
+    """Weight of the loss on demonstrations."""
+    control: Literal["fixed", "decay", "adaptive"] = "adaptive"
+    """`decay` multiplies `coef` by `decay` after every update; `adaptive` lowers it while
+    demonstrations pull harder than `max_ratio` allows or against what the reward teaches, and
+    raises it again when they no longer do."""
+    steer: Literal["gradient", "loss"] = "gradient"
+    """Ratio that `adaptive` and the warning go by: of the gradients' norms, with their cosine, or
+    of the losses, of which PPO's is near 0 whatever it teaches."""
+    max_ratio: Annotated[float, bounds.ABOVE_0] = 1.0
+    """The largest ratio of cloning to PPO that `adaptive` lets be."""
+    coef_min: float = 0.01
+    """Lower end of `decay` and `adaptive`."""
+    decay: Annotated[float, bounds.SHARE] = 0.99
+    """Factor on `coef` after every update, under control `decay`."""
+
+
+@dataclass(frozen=True)
 class Faults:
     """Deliberate bugs for experiments: to measure them, and to see what the gate stops."""
 
@@ -320,17 +321,28 @@ class Faults:
 
 
 @dataclass(frozen=True)
-class Config:
+class Evaluation:
+    """Evaluation episodes beside training, in environments of their own."""
+
+    every: int = 0
+    """Agent steps between evaluations; 0: only at the end."""
+    episodes: int = 10
+    """Episodes per evaluation; 0: no evaluations at all."""
+    deterministic: bool = True
+    """Take the likeliest action, in place of sampling."""
+    max_episode_steps: int = 0
+    """Agent steps after which an episode that has not ended is cut, with a warning, and counted in
+    `eval/episodes_cut`; 0: the environment's own time limit, or 27,000 where it has none."""
+
+
+@dataclass(frozen=True)
+class Config(RunSettings):
     """A whole run."""
 
     env: Suppress[str] = "CartPole-v1"
     """A Gymnasium id, or an alias such as Breakout."""
     algo: Literal["ppo", "trpo"] = "ppo"
     """The algorithm: clipped steps of Adam, or one natural-gradient step with a line search."""
-    seed: int = 0
-    """Random seed of environments, networks, sampling and shuffling."""
-    total_steps: Annotated[int, bounds.ABOVE_0] = 100_000
-    """Agent steps, over all environments."""
     rollout_steps: Annotated[int, bounds.ABOVE_0] = 128
     """Steps per environment between updates."""
     envs: Envs = field(default_factory=Envs)
@@ -346,24 +358,12 @@ class Config:
     demos: Demonstrations = field(default_factory=Demonstrations)
     faults: Faults = field(default_factory=Faults)
     evaluation: Evaluation = field(default_factory=Evaluation)
-    checkpoints: Checkpoints = field(default_factory=Checkpoints)
     controllers: Controllers = ()
     """Controllers that change hyperparameters after every update, beside those that other settings
     switch on: names, or `module:attribute` of your own."""
-    device: str = "auto"
-    """`auto`, `cpu`, `cuda`, …"""
-    threads: Annotated[int, bounds.THREADS] = 0
-    """torch's threads; 0: all cores for CNNs, one for everything else."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Let torch compile the optimizer step. Small MLPs have loops of their own, which `on` passes
     by; `auto` compiles what else gains by it, in runs long enough to earn it back."""
-    tag: str = ""
-    """Stored with the run, for comparing."""
-    log: Annotated[tuple[str, ...], LISTED] = ()
-    """Copies of the metrics: tensorboard, wandb, trackio."""
-
-    def __post_init__(self) -> None:
-        settle_texts(self)
 
     @property
     def batch(self) -> int:

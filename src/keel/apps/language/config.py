@@ -14,14 +14,13 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Suppress
 
 from keel.apps.language.checks import check
-from keel.apps.language.registries import RewardNames, TaskName
+from keel.apps.language.registries import Algo, RewardNames, TaskName
 from keel.config import Checkpoints, bounds, describe, merged
-from keel.config.options import LISTED, NAMED, settle_texts
+from keel.config.common import RunSettings, TrustRegion
+from keel.config.options import NAMED, settle_texts
 from keel.config.reading import with_import_paths
-from keel.config.registries import Loss
 from keel.errors import InputError
 
-Algo = Literal["ppo", "grpo", "rloo", "reinforce_pp", "remax", "dr_grpo"]
 Place = Literal["none", "reward", "loss", "both"]
 Estimator = Literal["k1", "k2", "k3", "abs", "kl", "mse", "low_var_kl"]
 """Sample estimates of the KL; `kl` is k1, `mse` is k2, `low_var_kl` is k3 with verl's clamps."""
@@ -114,48 +113,26 @@ class KL:
 
 
 @dataclass(frozen=True)
-class Region:
+class Region(TrustRegion):
     """The trust region and the steps inside of it."""
 
-    max_kl: Annotated[float, bounds.ABOVE_0] = 0.05
-    """Bound on the mean exact KL(old‖new) per token that every update is certified to keep."""
-    certify: bool = True
-    """Walk back what is over the bound; otherwise it is only measured."""
-    gate: bool = True
-    """Stop where replaying a rollout does not give the log-probs it was drawn with."""
+    clip: Annotated[float | None, bounds.ABOVE_0] = 0.2
+    clip_high: Annotated[float | None, bounds.ABOVE_0] = None
+    dual_clip: Annotated[float | None, bounds.ABOVE_0] = None
+    value_clip: Annotated[float | None, bounds.ABOVE_0] = None
+    target_kl: Annotated[float | None, bounds.ABOVE_0] = None
+    """Stop an update early at 1.5 × this exact KL."""
     epochs: Annotated[int, bounds.AT_LEAST_1] = 1
-    """Passes over the completions of an update."""
     minibatch: Annotated[int, bounds.AT_LEAST_1] = 64
-    """Completions per step of Adam."""
+    learning_rate: Annotated[float, bounds.ABOVE_0] = 5e-4
+    schedule: Literal["constant", "linear"] = "constant"
+    max_grad_norm: Annotated[float, bounds.ABOVE_0] = 1.0
     micro: int = 0
     """Completions at once on the device; 0: the whole minibatch. The result is the same."""
-    learning_rate: Annotated[float, bounds.ABOVE_0] = 5e-4
-    """Adam's step size."""
-    schedule: Literal["constant", "linear"] = "constant"
-    """`linear` goes to 0."""
-    clip: Annotated[float | None, bounds.ABOVE_0] = 0.2
-    """ε of PPO's clip; None takes it away."""
-    clip_high: Annotated[float | None, bounds.ABOVE_0] = None
-    """Another ε for the upper side (clip-higher)."""
-    dual_clip: Annotated[float | None, bounds.ABOVE_0] = None
-    """Bound on the loss of bad tokens that became likely."""
-    loss: Loss = "clip"
-    """The surrogate that is minimised; `module:attribute`: a function of your own, of ratio,
-    advantage and hyperparameters."""
     form: Literal["token", "sequence", "cispo"] = "token"
     """Ratios per token, per sequence (GSPO), or as a clipped weight (CISPO)."""
     reduction: REDUCTIONS = "auto"
     """How tokens are averaged; `auto`: over all tokens, for Dr.GRPO by the longest answer."""
-    value_coef: float = 0.5
-    """Weight of the critic's loss."""
-    value_clip: Annotated[float | None, bounds.ABOVE_0] = None
-    """How far values may move from what they were."""
-    max_grad_norm: Annotated[float, bounds.ABOVE_0] = 1.0
-    """Bound on the gradient's norm."""
-    max_log_ratio: Annotated[float, bounds.ABOVE_0] = 10.0
-    """Beyond this, log-ratios are clamped."""
-    target_kl: Annotated[float | None, bounds.ABOVE_0] = None
-    """Stop an update early at 1.5 × this exact KL."""
     covariance: Literal["none", "clip", "kl"] = "none"
     """Hold the tokens that drain the entropy: without their gradient (Clip-Cov), or by a penalty
     (KL-Cov)."""
@@ -226,7 +203,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Language:
+class Language(RunSettings):
     """A whole run."""
 
     env: Suppress[str] = "language"
@@ -235,9 +212,8 @@ class Language:
     task_options: Annotated[dict[str, Any], NAMED] = field(default_factory=dict, hash=False)
     """What the task is made with: a mapping; name=value,… on the command line."""
     algo: Algo = "grpo"
-    """Where advantages come from: a critic (ppo), or the other completions of a prompt."""
-    seed: int = 0
-    """Random seed of the model, prompts, sampling and shuffling."""
+    """Where advantages come from: a critic (ppo), the other completions of a prompt, or
+    `module:attribute`: a function of your own."""
     total_steps: Annotated[int, bounds.AT_LEAST_1] = 6_400
     """Completions to train on."""
     model: Model = field(default_factory=Model)
@@ -255,17 +231,6 @@ class Language:
     """Before the first update, check what must hold: ratios of 1, no KL to the reference, no
     difference by padding, micro-batches or shifts."""
     checkpoints: Checkpoints = field(default_factory=lambda: Checkpoints(every=3_200))
-    device: str = "auto"
-    """`auto`, `cpu`, `cuda`, …"""
-    threads: Annotated[int, bounds.THREADS] = 0
-    """0: all cores."""
-    tag: str = ""
-    """Stored with the run, for comparing."""
-    log: Annotated[tuple[str, ...], LISTED] = ()
-    """Copies of the metrics: tensorboard, wandb, trackio."""
-
-    def __post_init__(self) -> None:
-        settle_texts(self)
 
     @property
     def batch(self) -> int:

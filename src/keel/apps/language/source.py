@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from keel.algorithms.optimizer import Loss, Step, initial_opt_state, make_step
-from keel.apps.language.advantages import TokenTargets, token_targets
+from keel.apps.language.advantages import TokenTargets, named_arguments, token_targets
 from keel.apps.language.config import Language
 from keel.apps.language.kl_accounting import (
     Reference,
@@ -202,7 +202,7 @@ class PromptSource:
         completed = time.perf_counter()
         score, valid, scores = self._scored(asked, texts, completions)
         baseline = None
-        if config.algo == "remax":
+        if "baseline" in named_arguments(config.algo):
             baseline, judged = self._likeliest(params, examples)
             valid = valid & judged
         weight = self._weights(completions, valid)
