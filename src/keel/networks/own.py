@@ -61,6 +61,9 @@ class OwnActorCritic(nn.Module):
         shapes: of one observation, by key; one that is called `obs` is given without its name.
     """
 
+    ragged = True
+    """Shapes inside are not known."""
+
     def __init__(
         self,
         whole: nn.Module | None,
