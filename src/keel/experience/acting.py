@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from keel.distributions.sampling import Array, draw_noise, mode, sample, to_env
+from keel.distributions.actions import Array
 from keel.envs import ObsNormalizer
 from keel.keys import EPISODE_STARTS, MASK
 from keel.networks.accelerate import actor_obstacle
@@ -207,7 +207,7 @@ class ActionSelector:
         output = np.zeros((*lead, dist.outputs), np.float32)
         hidden_state = self._act(normalized, output).hidden_state or {}
         if rng is None:
-            action = mode(dist, output, mask)
+            action = dist.mode(output, mask)
         else:
-            action = sample(dist, output, mask, 1.0, draw_noise(dist, lead, rng))
-        return to_env(dist, action), dict(hidden_state)
+            action = dist.sample(output, mask, 1.0, dist.noise(lead, rng))
+        return dist.to_env(action), dict(hidden_state)
