@@ -19,7 +19,13 @@ if TYPE_CHECKING:
     from keel import errors, explain, functional
     from keel.compare.api import compare_runs
     from keel.config import Config
-    from keel.config.registries import ADVANTAGES, CONTROLLERS, LOSSES, NETWORKS
+    from keel.config.registries import (
+        ADVANTAGES,
+        CONTROLLERS,
+        DISTRIBUTIONS,
+        LOSSES,
+        NETWORKS,
+    )
     from keel.controllers.controllers import AdaptiveKLController, FixedKLController
     from keel.errors import EstimatorWarning, InputError, KeelError, ShapeError
     from keel.training.api import check_env, evaluate, iterate, load, resume, train
@@ -29,12 +35,14 @@ if TYPE_CHECKING:
     register_loss = LOSSES.register
     register_network = NETWORKS.register
     register_controller = CONTROLLERS.register
+    register_distribution = DISTRIBUTIONS.register
     register_advantage = ADVANTAGES.register
 
 _MODULES = ("errors", "explain", "functional")
 _REGISTRIES = {
     "register_advantage": "ADVANTAGES",
     "register_controller": "CONTROLLERS",
+    "register_distribution": "DISTRIBUTIONS",
     "register_loss": "LOSSES",
     "register_network": "NETWORKS",
 }
@@ -78,6 +86,7 @@ __all__ = [
     "load",
     "register_advantage",
     "register_controller",
+    "register_distribution",
     "register_loss",
     "register_network",
     "resume",

@@ -32,10 +32,11 @@ from keel.registry import texts
 
 ENVIRONMENT = ("env", "envs.options", "envs.wrappers")
 """Fields whose code runs when environments are made."""
-NETWORK = ("network.kind",)
+NETWORK = ("network.kind", "network.distribution")
 """Fields whose code runs when a policy is opened."""
 PLUGGED = (
     "network.kind",
+    "network.distribution",
     "region.loss",
     "controllers",
     "advantage.estimator",

@@ -243,6 +243,7 @@ PUBLIC = [
     "load",
     "register_advantage",
     "register_controller",
+    "register_distribution",
     "register_loss",
     "register_network",
     "resume",

@@ -44,6 +44,10 @@ def group(obs):
     import numpy as np
     return np.zeros(obs["obs"].shape[:2], np.int64)
 
+def spread(action_space):
+    from keel.distributions.actions import Categorical
+    return Categorical(int(action_space.n))
+
 def score(example, text):
     return 0.0
 
@@ -83,6 +87,7 @@ ENVIRONMENTS: dict[str, dict[str, Any]] = {
 GROUPS: dict[str, dict[str, Any]] = {
     "group function": {"advantage": {"normalize": "group", "group": f"{MODULE}:group"}},
 }
+DISTRIBUTION: dict[str, Any] = {"network": {"distribution": f"{MODULE}:spread"}}
 REWARDS: dict[str, dict[str, Any]] = {
     "reward function": {"reward": {"functions": f"task,{MODULE}:score*0.5"}},
     "estimator": {"algo": f"{MODULE}:estimate"},
@@ -206,6 +211,29 @@ def test_a_downloaded_run_executes_nothing(
         assert command != "export" or exported  # the policy was opened all the same
     assert not canary.exists()
     assert MODULE not in sys.modules
+
+
+@pytest.mark.parametrize("command", ["evaluate", "demos record", "resume", "export"])
+def test_what_opens_a_policy_imports_no_distribution_of_a_downloaded_run(
+    command: str, cartpole: Path, canary: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = downloaded(cartpole, DISTRIBUTION, canary)
+    words = {**NEEDS_ENVIRONMENT, **NEEDS_NONE}[command](str(run))
+    assert "network.distribution canary_code:spread" in refused(words, capsys)
+    assert not canary.exists()
+    if command == "evaluate":
+        assert main([*words, "--trust-code"]) == 0
+        assert canary.exists()
+
+
+def test_a_downloaded_file_imports_no_distribution(
+    canary: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = file_of(changed({"env": "CartPole-v1", **SMALL}, DISTRIBUTION, canary))
+    error = refused(["train", "--config", file, "--quiet"], capsys)
+    assert "network.distribution canary_code:spread" in error
+    assert not canary.exists()
+    assert not Path("runs").exists()
 
 
 def _stop(opened: list[object]) -> Callable[[object, Path], None]:

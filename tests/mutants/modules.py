@@ -65,7 +65,7 @@ ALGORITHMS = {
     ],
     "algorithms/happo": ["test_many_agents.py", DEFAULTS],
     "algorithms/popart": ["test_popart.py"],
-    "algorithms/accelerate": ["test_accelerate.py"],
+    "networks/accelerate": ["../networks/test_accelerate.py"],
     "experience/batch": [
         "test_micro_batches.py",
         "test_kl_metrics.py",

@@ -17,49 +17,16 @@ from torch import Tensor
 
 from keel.algorithms.dense_critic import critic_numbers
 from keel.algorithms.optimizer import BETAS, EPSILON, Step, StepResult
-from keel.distributions.actions import Categorical, Gaussian
+from keel.distributions.actions import Gaussian
 from keel.experience.batch import Batch, DemoBatch
 from keel.keys import MASK
 from keel.losses.ppo import Objective, Statistics
-from keel.networks.actor_critic import MAX_SMALL, SeparateActorCritic
+from keel.networks.actor_critic import SeparateActorCritic
 from keel.networks.agent import Agent
 from keel.types import HPARAM_INDEX, OptimizerState, Tree
 
 NO_MASK = np.empty((0, 0), bool)
 MOVED, STAYED = torch.tensor([True]), torch.tensor([False])
-
-
-def obstacle(agent: Agent, objective: Objective) -> str:
-    """Return why the compiled loops cannot take this step; nothing where they can."""
-    network = agent.network
-    if not isinstance(network, SeparateActorCritic):
-        return f"the network is a {type(network).__name__}"
-    small = network.actor.is_small and network.critic.is_small
-    reasons = {
-        "several agents learn together": agent.members != (0,),
-        f"the device is {agent.initial.device.type}": agent.initial.device.type != "cpu",
-        f"the distribution is {type(agent.dist).__name__}": not isinstance(
-            agent.dist, Categorical | Gaussian
-        ),
-        "observations are no single vector": not _takes_one_vector(agent, network),
-        f"a layer is wider than {MAX_SMALL}, or not tanh or relu": not small,
-        f"the surrogate is {objective.surrogate}": objective.surrogate != "clip",
-        "the loss has a KL penalty": objective.penalize,
-        "region.dual_clip is set": objective.dual_clip is not None,
-        "region.value_clip is set": objective.value_clip is not None,
-        "explore.entropy_floor is set": objective.entropy_floor is not None,
-    }
-    return next((reason for reason, holds in reasons.items() if holds), "")
-
-
-def _takes_one_vector(agent: Agent, network: SeparateActorCritic) -> bool:
-    """Return whether actor and critic see one vector alone, and the head suits the distribution."""
-    return (
-        network.critic_encoder is network.encoder
-        and len(network.encoder.shapes) == 1
-        and not network.encoder.classes
-        and (network.head.log_std is not None) == isinstance(agent.dist, Gaussian)
-    )
 
 
 def make_dense_step(agent: Agent, objective: Objective, *, max_grad_norm: float) -> Step:

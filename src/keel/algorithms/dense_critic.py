@@ -11,27 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from keel.algorithms.critic import CriticObjective
 from keel.algorithms.optimizer import BETAS, EPSILON, StepResult
 from keel.experience.batch import Batch
 from keel.losses.ppo import Statistics
-from keel.networks.actor_critic import MAX_SMALL, SeparateActorCritic
+from keel.networks.actor_critic import SeparateActorCritic
 from keel.networks.agent import Agent
 from keel.networks.critics import Critic, Histogram, Quantile
 from keel.networks.pointer import FEATURES
 from keel.types import HPARAM_INDEX, OptimizerState
-
-
-def obstacle(agent: Agent, objective: CriticObjective) -> str:
-    """Return why the compiled loops cannot take this step; nothing where they can."""
-    network = agent.network
-    if not isinstance(network, SeparateActorCritic):
-        return f"the network is a {type(network).__name__}"
-    if agent.initial.device.type != "cpu":
-        return f"the device is {agent.initial.device.type}"
-    if not network.critic.is_small:
-        return f"a layer is wider than {MAX_SMALL}, or not tanh or relu"
-    return "region.value_clip is set" if objective.value_clip is not None else ""
 
 
 class DenseCriticStep:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from keel.experience.batch import Batch
-from keel.losses.ppo import Statistics
+from keel.losses.ppo import Objective, Statistics
+from keel.networks.accelerate import Kind
 from keel.networks.agent import Agent
 from keel.parallel import parallel_map
 from keel.types import HPARAM_INDEX, OptimizerState
@@ -99,6 +100,27 @@ def make_step(
         return StepResult(moved, statistics, norm, applied)
 
     return torch.compile(step, fullgraph=True, dynamic=False) if compiled else step
+
+
+def make_chosen_step(kind: Kind, agent: Agent, objective: Loss, *, max_grad_norm: float) -> Step:
+    """Return the step of a kind (`keel.networks.accelerate`), for a single agent or all together.
+
+    Args:
+        kind: what takes it; kernels must be able to.
+        agent: the agent.
+        objective: the whole loss, or that of the critic alone.
+        max_grad_norm: bound on the norm of a group's gradient.
+    """
+    if kind != "kernels":
+        compiled = kind == "torch.compile"
+        return make_step(agent, objective, max_grad_norm=max_grad_norm, compiled=compiled)
+    if isinstance(objective, Objective):
+        from keel.algorithms.dense import make_dense_step
+
+        return make_dense_step(agent, objective, max_grad_norm=max_grad_norm)
+    from keel.algorithms.dense_critic import DenseCriticStep
+
+    return DenseCriticStep(agent, max_grad_norm=max_grad_norm)
 
 
 @dataclass(frozen=True)

@@ -104,9 +104,10 @@ def on_top(base: Config, args: list[str], prog: str) -> Train:
 
 
 def _opening(config: Config, choices: Mapping[str, object], terminal: bool) -> list[str]:
+    from keel.networks.accelerate import slow_lines
+
     lines = [] if terminal else [f"keel train {config.env}: starting"]
-    if choices["optimizer_step"] != "kernels":
-        lines.append(f"optimizer steps: {choices['optimizer_step']}")
+    lines += slow_lines(choices)
     if never_compiled(config.algo):
         lines.append("first run: kernels are compiled once, about ten seconds")
     return lines

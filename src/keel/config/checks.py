@@ -7,7 +7,7 @@ from typing import Any
 
 from keel.config.bounds import check_numbers
 from keel.config.common import SINKS
-from keel.config.registries import ADVANTAGES, CONTROLLERS, GROUPS, LOSSES, NETWORKS
+from keel.config.registries import ADVANTAGES, CONTROLLERS, DISTRIBUTIONS, GROUPS, LOSSES, NETWORKS
 from keel.config.schema import Config
 from keel.errors import InputError, check_choice
 from keel.registry import texts
@@ -61,6 +61,9 @@ def _check_entries(config: Config) -> None:
     """Check what names entries of registries; no code is imported."""
     region, advantage = config.region, config.advantage
     NETWORKS.check(config.network.kind)
+    DISTRIBUTIONS.check(config.network.distribution)
+    if config.network.distribution != "auto" and config.network.squash:
+        raise InputError("network.squash: belongs to network.distribution auto")
     LOSSES.check(region.loss)
     ADVANTAGES.check(advantage.estimator)
     if advantage.group:

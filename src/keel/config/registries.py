@@ -36,6 +36,9 @@ NETWORKS: Registry[Callable[..., Any]] = Registry(
 )
 """Networks: `(observation_space, action_space)` to a module (`keel.networks.own`)."""
 
+DISTRIBUTIONS: Registry[Callable[..., Any]] = Registry("network.distribution", keywords=("auto",))
+"""Distributions of actions: `(action_space)` to one (`keel.distributions.actions.Dist`)."""
+
 CONTROLLERS: Registry[Any] = Registry(
     "controllers",
     {
@@ -69,6 +72,7 @@ class Pluggable(NamedTuple):
 
 Loss = Annotated[str, Pluggable(LOSSES), arg(metavar=LOSSES.choices)]
 NetworkKind = Annotated[str, Pluggable(NETWORKS), arg(metavar=NETWORKS.choices)]
+Distribution = Annotated[str, Pluggable(DISTRIBUTIONS), arg(metavar=DISTRIBUTIONS.choices)]
 Estimator = Annotated[str, Pluggable(ADVANTAGES), arg(metavar=ADVANTAGES.choices)]
 Group = Annotated[str, Pluggable(GROUPS), arg(metavar=GROUPS.choices)]
 Controllers = Annotated[

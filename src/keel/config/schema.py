@@ -14,7 +14,7 @@ from tyro.conf import Suppress
 from keel.config import bounds
 from keel.config.common import RunSettings, TrustRegion
 from keel.config.options import NAMED, settle_texts
-from keel.config.registries import Controllers, Estimator, Group, NetworkKind
+from keel.config.registries import Controllers, Distribution, Estimator, Group, NetworkKind
 
 Backend = Literal["auto", "vector", "sync", "async", "envpool", "ale"]
 
@@ -87,6 +87,9 @@ class Network:
     """`auto`: a CNN with shared trunk for pixels, else two MLPs. `pointer`: actions choose among
     the rows of a matrix, each of which is scored by the same network. `module:attribute`: a network
     of your own, made by `(observation_space, action_space) -> nn.Module`."""
+    distribution: Distribution = "auto"
+    """Of the actions: `auto`: that of the action space. `module:attribute`: one of your own, made
+    by `(action_space)`."""
     hidden: tuple[int, ...] = (64, 64)
     """Widths of the hidden layers (MLP), or the width of the branches (decoupled)."""
     activation: Literal["tanh", "relu", "gelu"] = "tanh"

@@ -1,45 +1,56 @@
-"""Action distributions: static, hashable, pure. One per action space; parameters are arguments."""
+"""Action distributions: static, hashable, pure. One per action space; parameters are arguments.
+
+What is learned from is torch, drawing is numpy; the random stream is a `numpy.random.Generator`,
+whose state is plain data and can be saved. `keel.distributions.composed` has those of several
+choices and the squashed one.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
-import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from keel.errors import ShapeError
 from keel.functional import (
-    bernoulli_fisher,
-    bernoulli_kl,
     categorical_entropy,
     categorical_fisher,
     categorical_kl,
     gaussian_fisher,
     gaussian_kl,
-    multi_categorical_kl,
 )
 from keel.types import Tree
 
+Array = NDArray[Any]
 LOG_2PI = math.log(2.0 * math.pi)
 
 
 class Dist(Protocol):
-    """A distribution over actions, given by a policy's outputs; `params` are trees `[*lead, K]`."""
+    """A distribution over actions, given by a policy's outputs; `params` are trees `[*lead, K]`.
+
+    A class of your own inherits from this one, and says `outputs`, `params`, `log_prob`, `entropy`,
+    `kl`, `sample` and `mode`; the rest has defaults.
+    """
+
+    exact: bool = True
+    """whether `kl` has a closed form; certification refuses where it has none"""
+    exact_entropy: bool = True
+    """whether `entropy` has a closed form, or is an estimate"""
 
     @property
     def outputs(self) -> int:
         """Number of outputs that the network must give."""
 
     @property
-    def exact(self) -> bool:
-        """True if `kl` has a closed form; certification refuses where it has none."""
-
-    @property
-    def exact_entropy(self) -> bool:
-        """True if `entropy` has a closed form, False if it is an estimate."""
+    def log_stds(self) -> int:
+        """How many of the outputs, the last, are log-stds: unless `network.state_std` is set, these
+        are parameters of their own, which do not see the observation."""
+        return 0
 
     def params(self, output: Tensor, mask: Tensor | None, temperature: float | Tensor) -> Tree:
         """Return the parameters from the network's `output`, with mask and temperature in.
@@ -70,15 +81,57 @@ class Dist(Protocol):
         """
 
     def fisher(self, params: Tree, tangent: Tree) -> Tree:
-        """Multiply `tangent` by the Fisher matrix at `params`.
+        """Multiply `tangent` by the Fisher matrix at `params`: by default KL's second derivative.
 
         Args:
             params: Parameters.
             tangent: Tangent of the parameters, of their shapes.
         """
 
+        def slope(q: Tree) -> Tree:
+            gradient: Tree = torch.func.grad(lambda q: self.kl(params, q).sum())(q)
+            return gradient
 
-def _tempered(output: Tensor, mask: Tensor | None, temperature: float | Tensor) -> Tensor:
+        product: Tree = torch.func.jvp(slope, (params,), (tangent,))[1]
+        return product
+
+    def noise(self, lead: tuple[int, ...], rng: np.random.Generator) -> Array:
+        """Draw what `sample` needs for `lead` draws, `[*lead, …]`: in one call it costs a fifth.
+
+        By default seeds: `np.random.default_rng(noise.reshape(-1))` gives `sample` a generator.
+        """
+        return rng.integers(1 << 32, size=lead)
+
+    def sample(self, output: Array, mask: Array | None, temperature: float, noise: Array) -> Array:
+        """Draw from the distribution that `params(output, mask, temperature)` describes.
+
+        In numpy: at a handful of environments torch's overhead is the cost of acting.
+
+        Args:
+            output: `[N, K]`, outputs of the network.
+            mask: `[N, K]`, true for legal outcomes; None for all.
+            temperature: of the policy.
+            noise: of `noise`.
+
+        Returns:
+            The action `[N]` or `[N, D]`, as `log_prob` takes it.
+        """
+        raise TypeError(f"no sampler for {type(self).__name__}")
+
+    def mode(self, output: Array, mask: Array | None) -> Array:
+        """Return the likeliest action, `[N]` or `[N, D]`."""
+        raise TypeError(f"no sampler for {type(self).__name__}")
+
+    def to_env(self, action: Array) -> Array:
+        """Convert the stored action to the environment's; clipping to bounds is left to it."""
+        return action
+
+    def from_env(self, action: Array) -> Array:
+        """Convert an environment's action to that of the distribution: the inverse of `to_env`."""
+        return action
+
+
+def tempered(output: Tensor, mask: Tensor | None, temperature: float | Tensor) -> Tensor:
     """Return logits at a temperature; illegal outcomes at −inf: no mass there, and no gradient."""
     logits = output / temperature
     if mask is None:
@@ -91,8 +144,21 @@ def _tempered(output: Tensor, mask: Tensor | None, temperature: float | Tensor) 
     return logits.masked_fill(~mask.bool(), -torch.inf)
 
 
+def gumbel(lead: tuple[int, ...], outputs: int, rng: np.random.Generator) -> Array:
+    """Draw Gumbel noise `[*lead, K]`: the argmax of logits + noise is a draw from their softmax."""
+    noise = rng.standard_exponential((*lead, outputs), dtype=np.float32)
+    np.maximum(noise, np.float32(1e-30), out=noise)
+    return np.negative(np.log(noise, out=noise), out=noise)
+
+
+def legal_logits(output: Array, mask: Array | None, temperature: float = 1.0) -> Array:
+    """Return logits at a temperature, −inf where illegal."""
+    logits = output if temperature == 1.0 else output / np.float32(temperature)
+    return logits if mask is None else np.where(mask, logits, -np.inf)
+
+
 @dataclass(frozen=True)
-class Categorical:
+class Categorical(Dist):
     """A choice among `n` actions, some of which a mask may rule out."""
 
     n: int
@@ -106,7 +172,7 @@ class Categorical:
 
     def params(self, output: Tensor, mask: Tensor | None, temperature: float | Tensor) -> Tree:
         """Return logits, −inf where illegal."""
-        return {"logits": _tempered(output, mask, temperature)}
+        return {"logits": tempered(output, mask, temperature)}
 
     def log_prob(self, params: Tree, action: Tensor) -> Tensor:
         """Return log π of integer actions `[*lead]`."""
@@ -126,96 +192,21 @@ class Categorical:
         logits = params["logits"]
         return {"logits": categorical_fisher(logits, tangent["logits"], logits > -torch.inf)}
 
+    def noise(self, lead: tuple[int, ...], rng: np.random.Generator) -> Array:
+        """Draw Gumbel noise."""
+        return gumbel(lead, self.outputs, rng)
 
-@dataclass(frozen=True)
-class MultiCategorical:
-    """Several independent choices, action `[*lead, len(sizes)]`."""
+    def sample(self, output: Array, mask: Array | None, temperature: float, noise: Array) -> Array:
+        """Draw actions `[N]`."""
+        return np.asarray((legal_logits(output, mask, temperature) + noise).argmax(-1))
 
-    sizes: tuple[int, ...]
-    exact: bool = True
-    exact_entropy: bool = True
-
-    @property
-    def outputs(self) -> int:
-        """Number of logits of all choices."""
-        return sum(self.sizes)
-
-    def _parts(self, logits: Tensor) -> tuple[Tensor, ...]:
-        return torch.split(logits, list(self.sizes), -1)
-
-    def params(self, output: Tensor, mask: Tensor | None, temperature: float | Tensor) -> Tree:
-        """Return logits, −inf where illegal."""
-        return {"logits": _tempered(output, mask, temperature)}
-
-    def log_prob(self, params: Tree, action: Tensor) -> Tensor:
-        """Return the sum of log π over the choices."""
-        parts = [
-            part.log_softmax(-1).gather(-1, action[..., i : i + 1].long())
-            for i, part in enumerate(self._parts(params["logits"]))
-        ]
-        return torch.cat(parts, -1).sum(-1)
-
-    def entropy(self, params: Tree) -> Tensor:
-        """Return the sum of entropies over the choices."""
-        parts = [categorical_entropy(part) for part in self._parts(params["logits"])]
-        return torch.stack(parts).sum(0)
-
-    def kl(self, p: Tree, q: Tree) -> Tensor:
-        """Return the sum of KLs over the choices."""
-        return multi_categorical_kl(p["logits"], q["logits"], self.sizes)
-
-    def fisher(self, params: Tree, tangent: Tree) -> Tree:
-        """Multiply by the block-diagonal Fisher matrix: one block per choice."""
-        blocks = [
-            categorical_fisher(logits, part, logits > -torch.inf)
-            for logits, part in zip(
-                self._parts(params["logits"]), self._parts(tangent["logits"]), strict=True
-            )
-        ]
-        return {"logits": torch.cat(blocks, -1)}
+    def mode(self, output: Array, mask: Array | None) -> Array:
+        """Return the likeliest actions, `[N]`."""
+        return np.asarray(legal_logits(output, mask).argmax(-1))
 
 
 @dataclass(frozen=True)
-class Bernoulli:
-    """`n` independent switches, action `[*lead, n]` of 0 and 1."""
-
-    n: int
-    exact: bool = True
-    exact_entropy: bool = True
-
-    @property
-    def outputs(self) -> int:
-        """Number of logits: one per switch."""
-        return self.n
-
-    def params(self, output: Tensor, mask: Tensor | None, temperature: float | Tensor) -> Tree:
-        """Return logits; a masked switch stays off."""
-        return {"logits": _tempered(output, mask, temperature)}
-
-    def log_prob(self, params: Tree, action: Tensor) -> Tensor:
-        """Return the sum of log π over the switches."""
-        logits = params["logits"]
-        chosen = torch.where(action.bool(), logits, -logits)
-        return F.logsigmoid(chosen).sum(-1)
-
-    def entropy(self, params: Tree) -> Tensor:
-        """Return the sum of entropies over the switches; 0 for a masked one."""
-        logits = params["logits"]
-        safe = torch.where(logits > -torch.inf, logits, -1e4)
-        p = safe.sigmoid()
-        return -(p * F.logsigmoid(safe) + (1.0 - p) * F.logsigmoid(-safe)).sum(-1)
-
-    def kl(self, p: Tree, q: Tree) -> Tensor:
-        """Return the sum of KLs over the switches."""
-        return bernoulli_kl(p["logits"], q["logits"])
-
-    def fisher(self, params: Tree, tangent: Tree) -> Tree:
-        """Multiply by the diagonal Fisher matrix."""
-        return {"logits": bernoulli_fisher(params["logits"], tangent["logits"])}
-
-
-@dataclass(frozen=True)
-class Gaussian:
+class Gaussian(Dist):
     """A diagonal Gaussian of `dim` dimensions; the environment clips it to its bounds.
 
     `state_dependent` log-stds come from the network, else from one parameter vector (the network
@@ -232,6 +223,11 @@ class Gaussian:
     def outputs(self) -> int:
         """Number of means and log-stds."""
         return 2 * self.dim
+
+    @property
+    def log_stds(self) -> int:
+        """Number of log-stds."""
+        return self.dim
 
     def params(self, output: Tensor, mask: Tensor | None, temperature: float | Tensor) -> Tree:
         """Return mean and log-std; a temperature widens the deviation by its square root."""
@@ -259,48 +255,21 @@ class Gaussian:
         mean, log_std = gaussian_fisher(params["log_std"], tangent["mean"], tangent["log_std"])
         return {"mean": mean, "log_std": log_std}
 
+    def noise(self, lead: tuple[int, ...], rng: np.random.Generator) -> Array:
+        """Draw standard normal numbers."""
+        return rng.standard_normal((*lead, self.dim), dtype=np.float32)
 
-@dataclass(frozen=True)
-class SquashedGaussian:
-    """tanh of a Gaussian, stretched to [low, high]; the pre-squash action is what is stored.
+    def sample(self, output: Array, mask: Array | None, temperature: float, noise: Array) -> Array:
+        """Draw actions, `[N, dim]`."""
+        low, high = self.log_std_bounds
+        log_std = np.maximum(output[..., self.dim :], np.float32(low))
+        spread = np.exp(np.minimum(log_std, np.float32(high), out=log_std))
+        spread *= noise
+        if temperature != 1.0:
+            spread *= math.sqrt(temperature)
+        spread += output[..., : self.dim]
+        return spread
 
-    KL, log-ratio and Fisher matrix are those of the Gaussian: a bijection changes none of them. The
-    entropy is not, so it is estimated as that of the Gaussian plus the log-Jacobian at the mean.
-    """
-
-    low: tuple[float, ...]
-    high: tuple[float, ...]
-    exact: bool = True
-    exact_entropy: bool = False
-
-    @property
-    def base(self) -> Gaussian:
-        """Distribution before squashing."""
-        return Gaussian(len(self.low))
-
-    @property
-    def outputs(self) -> int:
-        """Number of means and log-stds."""
-        return self.base.outputs
-
-    def params(self, output: Tensor, mask: Tensor | None, temperature: float | Tensor) -> Tree:
-        """Return mean and log-std of the Gaussian."""
-        return self.base.params(output, mask, temperature)
-
-    def log_prob(self, params: Tree, action: Tensor) -> Tensor:
-        """Return log π of the stored action; the log-Jacobian cancels in every ratio."""
-        return self.base.log_prob(params, action)
-
-    def entropy(self, params: Tree) -> Tensor:
-        """Return H(Gaussian) + Σ log(1 − tanh²(mean)): first order in the spread."""
-        mean = params["mean"]
-        jacobian = 2.0 * (math.log(2.0) - mean - F.softplus(-2.0 * mean))
-        return self.base.entropy(params) + jacobian.sum(-1)
-
-    def kl(self, p: Tree, q: Tree) -> Tensor:
-        """Return the exact KL, which does not change under a bijection."""
-        return self.base.kl(p, q)
-
-    def fisher(self, params: Tree, tangent: Tree) -> Tree:
-        """Multiply by the Fisher matrix of the Gaussian."""
-        return self.base.fisher(params, tangent)
+    def mode(self, output: Array, mask: Array | None) -> Array:
+        """Return the means, `[N, dim]`."""
+        return output[..., : self.dim]

@@ -11,16 +11,22 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from keel.distributions.actions import Dist
 from keel.errors import InputError
-from keel.functional import vocabulary_kl, vocabulary_log_prob
-from keel.functional.vocabulary import MAX_ELEMENTS, TokenComparison, vocabulary_comparison
+from keel.functional.vocabulary import (
+    MAX_ELEMENTS,
+    TokenComparison,
+    vocabulary_comparison,
+    vocabulary_kl,
+    vocabulary_log_prob,
+)
 from keel.types import Tree
 
 HIDDEN, HEAD = "hidden", "head"
 
 
 @dataclass(frozen=True, eq=False)
-class Vocabulary:
+class Vocabulary(Dist):
     """Distribution over `n` tokens. Parameters are `hidden` `[*lead, H]` and `head` `[n, H]`."""
 
     n: int

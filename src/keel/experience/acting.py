@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from keel.distributions.sampling import Array, draw_noise, mode, sample, to_env
+from keel.distributions.actions import Array
 from keel.envs import ObsNormalizer
 from keel.keys import EPISODE_STARTS, MASK
+from keel.networks.accelerate import actor_obstacle
 from keel.networks.actor_critic import Outputs, SeparateActorCritic
 from keel.networks.agent import Agent, load_weights
 from keel.types import Tree
@@ -45,21 +46,19 @@ def make_actor(agent: Agent, params: Tensor) -> Act:
         agent: the agent that acts.
         params: `[G, P]`; they must not change while the actor is in use.
     """
-    network = agent.network
     if agent.recurrent:
         return _recurrent_actor(agent, params)
-    if isinstance(network, SeparateActorCritic) and network.is_small:
-        if agent.members == (0,):
-            return _compiled_actor(agent, network, params[0])
-        if agent.groups > 1:
-            return _compiled_actors(agent, network, params)
-    return _torch_actor(agent, params)
+    if actor_obstacle(agent):
+        return _torch_actor(agent, params)
+    compiled = _compiled_actors if agent.groups > 1 else _compiled_actor
+    return compiled(agent, params)
 
 
-def _compiled_actors(agent: Agent, network: SeparateActorCritic, params: Tensor) -> Act:
+def _compiled_actors(agent: Agent, params: Tensor) -> Act:
     """Run agents one after the other: each has its own parameters, and a column of `[N, A, …]`."""
-    (key,) = network.encoder.shapes
-    acts = [_compiled_actor(agent, network, row) for row in agent.of_agents(params)]
+    assert isinstance(agent.network, SeparateActorCritic)
+    (key,) = agent.network.encoder.shapes
+    acts = [_compiled_actor(agent, row[None]) for row in agent.of_agents(params)]
 
     def act(obs: Obs, out: Array) -> Acted:
         x = np.ascontiguousarray(np.moveaxis(obs[key], 1, 0))
@@ -72,13 +71,15 @@ def _compiled_actors(agent: Agent, network: SeparateActorCritic, params: Tensor)
     return act
 
 
-def _compiled_actor(agent: Agent, network: SeparateActorCritic, params: Tensor) -> Act:
+def _compiled_actor(agent: Agent, params: Tensor) -> Act:
     from keel.kernels import (
         mlp as kernels,  # numba is a second and 100 MB, which others need not pay
     )
 
+    network = agent.network
+    assert isinstance(network, SeparateActorCritic)
     (key,) = network.encoder.shapes
-    row = params.cpu().numpy()
+    row = params[0].cpu().numpy()
     start = agent.layout.slice_of("actor.layers.0.weight").start
     sizes = network.actor.sizes
     tanh = network.actor.act_name == "tanh"
@@ -206,7 +207,7 @@ class ActionSelector:
         output = np.zeros((*lead, dist.outputs), np.float32)
         hidden_state = self._act(normalized, output).hidden_state or {}
         if rng is None:
-            action = mode(dist, output, mask)
+            action = dist.mode(output, mask)
         else:
-            action = sample(dist, output, mask, 1.0, draw_noise(dist, lead, rng))
-        return to_env(dist, action), dict(hidden_state)
+            action = dist.sample(output, mask, 1.0, dist.noise(lead, rng))
+        return dist.to_env(action), dict(hidden_state)

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from keel.distributions.actions import Categorical
-from keel.distributions.sampling import Array, draw_noise, sample, to_env
+from keel.distributions.actions import Array, Categorical
 from keel.envs import Envs, Obs, ObsNormalizer, Step, lead
 from keel.errors import InputError
 from keel.experience.acting import Acted, initial_hidden_state, make_actor
@@ -62,7 +61,7 @@ class Collector:
         dist, recurrent = self.agent.dist, self.agent.recurrent
         before = self.hidden_state
         same_step = self.envs.autoreset == "same_step"
-        noise = draw_noise(dist, (steps, *lead(self.envs)), self.rng)
+        noise = dist.noise((steps, *lead(self.envs)), self.rng)
         acted = Acted()
         stored, raw = _under(store, "obs/"), _under(store, "raw/")
         outputs, actions, rewards = store["output"], store["action"], store["reward"]
@@ -78,14 +77,14 @@ class Collector:
                 x[t] = self.obs[key]
             output = outputs[t]
             acted = act({**obs, **self.hidden_state} if recurrent else obs, output)
-            action = sample(dist, output, obs.get(MASK), temperature, noise[t])
+            action = dist.sample(output, obs.get(MASK), temperature, noise[t])
             actions[t] = action
             if self.epsilon:
                 store["meant"][t] = action
                 action = actions[t] = self._strayed(action, obs.get(MASK))
             if acted.value is not None:
                 store["value"][t] = acted.value
-            step = self.envs.step(to_env(dist, action))
+            step = self.envs.step(dist.to_env(action))
             rewards[t], ignored[t] = step.reward, step.ignored
             terminated[t], truncated[t] = step.terminated, step.truncated
             if step.final_obs is not None:
@@ -157,8 +156,8 @@ class Collector:
         shape = (self.steps, *lead(self.envs))
         dist = self.agent.dist
         some = np.zeros((*shape[1:], dist.outputs), np.float32)
-        noise = draw_noise(dist, shape[1:], np.random.default_rng(0))
-        action = sample(dist, some, self.obs.get(MASK), 1.0, noise)
+        noise = dist.noise(shape[1:], np.random.default_rng(0))
+        action = dist.sample(some, self.obs.get(MASK), 1.0, noise)
         store = {
             "output": _aligned((*shape, dist.outputs), np.float32),
             "action": np.zeros((self.steps, *action.shape), action.dtype),

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from keel.config import MINARI, Demonstrations
-from keel.distributions.sampling import from_env
 from keel.envs import Envs, Obs
 from keel.errors import InputError
 from keel.experience.batch import DemoBatch
@@ -81,7 +80,7 @@ def open_demo_dataset(config: Demonstrations, envs: Envs, agent: Agent, obs: Obs
         raise InputError("demos.path: several agents at once cannot learn from demonstrations")
     if MASK in obs and MASK not in demos.obs:
         raise InputError(f"{config.path}: no {MASK}, which the environment gives with every step")
-    action = from_env(agent.dist, demos.action)
+    action = agent.dist.from_env(demos.action)
     if action.dtype.kind == "f":
         action = action.astype(np.float32)
     return DemoDataset(

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from keel.distributions.sampling import Array
+from keel.distributions.actions import Array
 from keel.envs import Obs, ObsNormalizer
 from keel.experience.batch import Batch
 from keel.types import Tree

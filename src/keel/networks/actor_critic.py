@@ -77,6 +77,11 @@ class Flatten(nn.Module):
         }
         self.size = sum(self.sizes.values())
 
+    @property
+    def is_vector(self) -> bool:
+        """Whether there is one part alone, of numbers."""
+        return len(self.shapes) == 1 and not self.classes
+
     def forward(self, obs: Tree) -> Tensor:
         """Concatenate the tree to one vector per row, `[*lead, size]`."""
         parts = []
@@ -314,12 +319,6 @@ class SeparateActorCritic(nn.Module):
         critic_inputs = self.critic_encoder.size
         self.actor = MLP((encoder.size, *hidden, head.outputs), act, generator, last_gain=0.01)
         self.critic = MLP((critic_inputs, *hidden, values), act, generator, last_gain=1.0)
-
-    @property
-    def is_small(self) -> bool:
-        """Whether `keel.kernels.mlp` can run the actor: one vector in, and narrow layers."""
-        simple = len(self.encoder.shapes) == 1 and not self.encoder.classes
-        return simple and self.actor.is_small
 
     def forward(self, obs: Tree, part: Part = "both") -> Outputs:
         """Run actor and critic, or the part asked for."""

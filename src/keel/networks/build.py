@@ -12,15 +12,8 @@ from torch import nn
 
 from keel.config import Agents, Network
 from keel.config import Critic as CriticConfig
-from keel.config.registries import NETWORKS
-from keel.distributions.actions import (
-    Bernoulli,
-    Categorical,
-    Dist,
-    Gaussian,
-    MultiCategorical,
-    SquashedGaussian,
-)
+from keel.config.registries import DISTRIBUTIONS, NETWORKS
+from keel.distributions.actions import Categorical, Dist, Gaussian
 from keel.errors import InputError
 from keel.keys import AGENT, ENCODING, STATE
 from keel.networks.actor_critic import (
@@ -66,7 +59,7 @@ def build_agent(
     generator = torch.Generator().manual_seed(seed)
     returns = build_critic(critic or CriticConfig())
     values = returns.outputs
-    dist = build_dist(action, squash=config.squash)
+    dist = build_dist(action, squash=config.squash, kind=config.distribution)
     parts = spaces_of(observation, encoding)
     if agents:
         many = many or Agents()
@@ -242,22 +235,29 @@ def build_critic(config: CriticConfig) -> Critic:
     return Histogram(config.atoms, config.reach, config.kind, config.cvar, normalized=normalized)
 
 
-def build_dist(action: spaces.Space[Any], *, squash: bool = False) -> Dist:
+def build_dist(action: spaces.Space[Any], *, squash: bool = False, kind: str = "auto") -> Dist:
     """Build the distribution of an action space.
 
     Args:
-        action: Discrete, MultiDiscrete, MultiBinary or Box.
+        action: Discrete, MultiDiscrete, MultiBinary or Box; of a distribution from outside, any.
         squash: whether a Gaussian is squashed to the bounds of a Box.
+        kind: `auto`, or what names a distribution from outside.
     """
+    if kind != "auto":
+        from keel.networks.own_distribution import build_own_distribution
+
+        return build_own_distribution(DISTRIBUTIONS.get(kind), action)
     if isinstance(action, spaces.Discrete):
         return Categorical(int(action.n))
+    if isinstance(action, spaces.Box) and not squash:
+        return Gaussian(math.prod(action.shape))
+    from keel.distributions.composed import Bernoulli, MultiCategorical, SquashedGaussian
+
     if isinstance(action, spaces.MultiDiscrete):
         return MultiCategorical(tuple(int(n) for n in action.nvec.reshape(-1)))
     if isinstance(action, spaces.MultiBinary):
         return Bernoulli(math.prod(action.shape))
     if isinstance(action, spaces.Box):
-        if not squash:
-            return Gaussian(math.prod(action.shape))
         low, high = action.low.reshape(-1).tolist(), action.high.reshape(-1).tolist()
         if not all(map(math.isfinite, (*low, *high))):
             raise InputError("network.squash: needs an action space with finite bounds")

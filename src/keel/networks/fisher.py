@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from keel.distributions.actions import Categorical, Gaussian
+from keel.distributions.actions import Gaussian
 from keel.functional import fisher_vector_product
 from keel.keys import MASK
+from keel.networks.accelerate import fisher_obstacle
 from keel.networks.actor_critic import SeparateActorCritic
 from keel.networks.agent import Agent
 from keel.networks.linearized import linear_policy
@@ -36,22 +37,14 @@ def fisher_product(
         temperature: of the policy.
         damping: multiple of the identity that is added.
     """
-    network = agent.network
-    if (
-        isinstance(network, SeparateActorCritic)
-        and network.is_small
-        and policy.device.type == "cpu"
-        and type(agent.dist) in (Categorical, Gaussian)  # others may have a Fisher of their own
-        and (network.head.log_std is not None) == isinstance(agent.dist, Gaussian)
-    ):
-        return _compiled(agent, network, policy, obs, weight, temperature, damping)
+    if not fisher_obstacle(agent):
+        return _compiled(agent, policy, obs, weight, temperature, damping)
     linear = linear_policy(agent, policy, obs, temperature)
     return fisher_vector_product(linear, {}, agent.dist.fisher, weight=weight, damping=damping)
 
 
 def _compiled(
     agent: Agent,
-    network: SeparateActorCritic,
     policy: Tensor,
     obs: Tree,
     weight: Tensor,
@@ -61,6 +54,8 @@ def _compiled(
     from keel.kernels import mlp as kernels  # numba: a second and 100 MB
     from keel.kernels import natural as kernels_natural
 
+    network = agent.network
+    assert isinstance(network, SeparateActorCritic)
     layout, sizes = agent.policy_layout, network.actor.sizes
     start = layout.slice_of("actor.layers.0.weight").start
     tanh = network.actor.act_name == "tanh"

@@ -11,12 +11,7 @@ import torch
 from torch import nn
 
 from keel.config import Network
-from keel.distributions.actions import (
-    Categorical,
-    Dist,
-    Gaussian,
-    SquashedGaussian,
-)
+from keel.distributions.actions import Categorical, Dist
 from keel.keys import ENCODING
 from keel.networks.actor_critic import (
     CNN,
@@ -254,16 +249,16 @@ def _recurrent_actor_critic(
 
 
 def policy_head(dist: Dist, config: Network) -> Head:
-    if isinstance(dist, Gaussian | SquashedGaussian) and not config.state_std:
-        dim = dist.outputs // 2
-        return Head(dim, torch.full((dim,), config.log_std))
+    dim = 0 if config.state_std else dist.log_stds
+    if dim:
+        return Head(dist.outputs - dim, torch.full((dim,), config.log_std))
     return Head(dist.outputs, None)
 
 
 def start_state_std(network: nn.Module, dist: Dist, config: Network) -> None:
     """Set the initial log-std, as the bias of the outputs that are log-stds."""
-    if not (config.state_std and isinstance(dist, Gaussian | SquashedGaussian)):
+    if not (config.state_std and dist.log_stds):
         return
     biases = [p for name, p in network.named_parameters() if name.startswith("actor")]
     with torch.no_grad():
-        biases[-1][len(biases[-1]) // 2 :] = config.log_std
+        biases[-1][-dist.log_stds :] = config.log_std

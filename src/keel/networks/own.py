@@ -26,7 +26,7 @@ import torch
 from gymnasium import Space, spaces
 from torch import Tensor, nn
 
-from keel.distributions.actions import Dist, Gaussian, SquashedGaussian
+from keel.distributions.actions import Dist
 from keel.errors import InputError
 from keel.keys import MASK
 from keel.networks.actor_critic import MLP, Outputs, Part, widen
@@ -60,6 +60,9 @@ class OwnActorCritic(nn.Module):
         critic: gives the value.
         shapes: of one observation, by key; one that is called `obs` is given without its name.
     """
+
+    ragged = True
+    """Shapes inside are not known."""
 
     def __init__(
         self,
@@ -242,8 +245,7 @@ def _assemble(
     if not isinstance(width, int) or width < 1:
         raise InputError(f"{name}: features_dim: expected a whole number above 0, got {width!r}")
     generator = torch.Generator().manual_seed(torch.initial_seed())
-    outputs = dist.outputs // 2 if isinstance(dist, Gaussian | SquashedGaussian) else dist.outputs
-    actor = MLP((width, outputs), "relu", generator, last_gain=0.01)
+    actor = MLP((width, dist.outputs - dist.log_stds), "relu", generator, last_gain=0.01)
     critic = MLP((width, returns.outputs), "relu", generator, last_gain=1.0)
     return OwnActorCritic(None, made, actor, critic, shapes)
 
@@ -275,8 +277,8 @@ def _try(
             "a feature extractor says its features_dim"
         )
     policy, value = both
-    continuous = isinstance(dist, Gaussian | SquashedGaussian)
-    full, single = [ROWS, dist.outputs], [ROWS, dist.outputs // 2]
+    continuous = dist.log_stds > 0
+    full, single = [ROWS, dist.outputs], [ROWS, dist.outputs - dist.log_stds]
     if continuous and isinstance(policy, tuple | list) and len(policy) == 2:
         _expect(name, "means", policy[0], (single,))
         _expect(name, "log-stds", policy[1], (single, single[1:]))

@@ -202,6 +202,9 @@ class PointerActorCritic(nn.Module):
         critic_encoder: of a critic that sees the state alone.
     """
 
+    ragged = True
+    """Shapes inside depend on the masks."""
+
     def __init__(
         self,
         encoder: Flatten,

@@ -7,10 +7,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from keel.algorithms.accelerate import StepChoice, choose_step
 from keel.algorithms.critic import CriticFit, CriticObjective
 from keel.algorithms.happo import HAPPO
-from keel.algorithms.optimizer import Step
+from keel.algorithms.optimizer import Step, make_chosen_step
 from keel.algorithms.popart import PopArt
 from keel.algorithms.ppo import PPO
 from keel.algorithms.trpo import TRPO
@@ -30,6 +29,15 @@ from keel.controllers.demos import CloningTrust, LossBalance
 from keel.errors import InputError
 from keel.losses.demos import Limit
 from keel.losses.ppo import Objective
+from keel.networks.accelerate import (
+    Acceleration,
+    Kind,
+    choose_actor,
+    choose_fisher,
+    choose_step,
+    critic_step_obstacle,
+    step_obstacle,
+)
 from keel.networks.agent import Agent
 from keel.registry import texts
 from keel.trust_region.certify import Algorithm, Certified
@@ -103,19 +111,47 @@ def build_objective(config: Config) -> Objective:
     )
 
 
-def step_choice(config: Config, agent: Agent) -> StepChoice:
-    """Return what takes the optimizer steps: of all agents together, or of one alone where each is
-    fitted or learns for itself."""
-    region = config.region
-    alone = config.algo == "trpo" or config.agents.order == "sequential"
-    objective = CriticObjective(region.value_clip) if config.algo == "trpo" else None
-    return choose_step(
-        agent.alone() if alone else agent,
-        objective or build_objective(config),
-        max_grad_norm=region.max_grad_norm,
+def acceleration(config: Config, agent: Agent, learner: Agent | None = None) -> Acceleration:
+    """Return what computes a run: its optimizer steps, its actor, its Fisher products.
+
+    Args:
+        config: of the run.
+        agent: that acts.
+        learner: that learns, where it is another.
+    """
+    region, natural = config.region, config.algo == "trpo"
+    own = _stepping(config, learner or agent)
+    obstacle = (
+        critic_step_obstacle(own, region.value_clip)
+        if natural
+        else step_obstacle(own, build_objective(config))
+    )
+    step = choose_step(
+        own,
+        obstacle,
         compile_setting=config.compile,
         planned_steps=config.iterations * region.epochs * -(-config.batch // region.minibatch),
     )
+    return Acceleration(step, choose_actor(agent), choose_fisher(own) if natural else None)
+
+
+def build_step(config: Config, agent: Agent, kind: Kind) -> Step:
+    """Return the optimizer step of the agent that learns, of the kind chosen by `acceleration`."""
+    region = config.region
+    critic = CriticObjective(region.value_clip) if config.algo == "trpo" else None
+    return make_chosen_step(
+        kind,
+        _stepping(config, agent),
+        critic or build_objective(config),
+        max_grad_norm=region.max_grad_norm,
+    )
+
+
+def _stepping(config: Config, agent: Agent) -> Agent:
+    """Return whom one optimizer step moves: all agents together, or one alone where each is fitted
+    or learns for itself."""
+    alone = config.algo == "trpo" or config.agents.order == "sequential"
+    return agent.alone() if alone else agent
 
 
 def build_algorithm(config: Config, agent: Agent, step: Step) -> Algorithm:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from keel.distributions.sampling import draw_noise, sample, to_env
 from keel.errors import InputError, KeelError
 from keel.experience.acting import make_actor
 from keel.keys import MASK
@@ -108,9 +107,9 @@ def measure_calibration(policy: Policy, *, seed: int = 0, steps: int = STEPS) ->
                 raw = agent.raw_value(policy.params, tree)
                 predictions.append(popart.in_reward(policy.params, critic.quantiles(raw)).numpy()
                             if critic.normalized else critic.quantiles(raw).numpy())  # fmt: skip
-            noise = draw_noise(agent.dist, (ENVS,), rng)
-            action = sample(agent.dist, output, normalized.get(MASK), 1.0, noise)
-            step = envs.step(to_env(agent.dist, action))
+            noise = agent.dist.noise((ENVS,), rng)
+            action = agent.dist.sample(output, normalized.get(MASK), 1.0, noise)
+            step = envs.step(agent.dist.to_env(action))
             rewards.append(_training_reward(policy, step.reward))
             ended.append(step.terminated)
             cut.append(step.truncated)

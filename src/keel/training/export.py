@@ -28,8 +28,8 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from keel import __version__
-from keel.distributions.actions import Bernoulli, Gaussian, MultiCategorical, SquashedGaussian
-from keel.distributions.sampling import mode, to_env
+from keel.distributions.actions import Categorical, Gaussian
+from keel.distributions.composed import Bernoulli, MultiCategorical, SquashedGaussian
 from keel.envs import MissingExtraError
 from keel.errors import InputError, KeelError
 from keel.keys import MASK
@@ -42,6 +42,8 @@ MEMORY, NEXT_MEMORY = "memory", "next_memory"
 ACTION, LOGITS, LOG_STD = "action", "logits", "log_std"
 TAKEN = (ACTION, LOGITS, LOG_STD, MEMORY, NEXT_MEMORY)
 """Names in the file that an observation cannot have there."""
+EXPORTED = (Categorical, MultiCategorical, Bernoulli, Gaussian, SquashedGaussian)
+"""Distributions whose likeliest action can stand in the file."""
 TOLERANCE = 1e-4
 """Largest difference from torch, relative to the largest output: float32 rounding is 1e-6."""
 
@@ -81,6 +83,8 @@ def export_onnx(policy: Policy, path: Path, *, rows: int = 256, seed: int = 0) -
         raise InputError(f"--onnx: the folder {str(path.parent)!r} does not exist")
     if policy.agent.groups != 1:
         raise InputError(f"export: one policy a file, this run has {policy.agent.groups}")
+    if type(policy.agent.dist) not in EXPORTED:
+        raise InputError(f"export: {type(policy.agent.dist).__name__} is no distribution of Keel's")
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         outputs = _write(policy, draft, random_observations(policy, 2, seed))
@@ -196,7 +200,7 @@ def _load_network(policy: Policy) -> nn.Module:
 
 
 def _write(policy: Policy, path: Path, example: dict[str, np.ndarray]) -> tuple[str, ...]:
-    continuous = isinstance(policy.agent.dist, Gaussian | SquashedGaussian)
+    continuous = policy.agent.dist.log_stds > 0
     outputs: tuple[str, ...] = (ACTION, LOG_STD if continuous else LOGITS)
     if ACTOR_HIDDEN_STATE in example:
         outputs = (*outputs, NEXT_MEMORY)
@@ -243,7 +247,7 @@ def compare(policy: Policy, path: Path, obs: dict[str, np.ndarray]) -> float:
     with torch.no_grad():
         output, memory = act_once(_load_network(policy), tree)
         params = dist.params(output, tree.get(MASK), 1.0)
-    expected = to_env(dist, mode(dist, output.numpy(), normalized.get(MASK)))
+    expected = dist.to_env(dist.mode(output.numpy(), normalized.get(MASK)))
     if isinstance(policy.action_space, spaces.Box):
         expected = np.clip(expected, policy.action_space.low, policy.action_space.high)
         pairs = [(action, expected), (second, params["log_std"].numpy())]

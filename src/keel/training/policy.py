@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from keel.config import Config, from_dict, to_dict
-from keel.distributions.sampling import Array
+from keel.distributions.actions import Array
 from keel.envs import Envs, ObsNormalizer, RewardNormalizer
 from keel.envs.space_data import Interface, describe_space
 from keel.envs.translate import Translator

@@ -35,11 +35,12 @@ from keel.networks.multi_input import spaces_of
 from keel.parallel import set_threads
 from keel.resources import cores, expect_memory, keep_memory
 from keel.training.builder import (
+    acceleration,
     build_algorithm,
     build_controllers,
+    build_step,
     initial_hparams,
     scheduled,
-    step_choice,
 )
 from keel.training.environments import EnvironmentSource, make_run_envs
 from keel.training.state import Seeds, TrainState, derive_seeds
@@ -102,16 +103,16 @@ def open_session(config: Config, encoding: int = ENCODING) -> Session:
 def _open(config: Config, envs: Envs, seeds: Seeds, encoding: int) -> Session:
     agent, threads = _agent(config, envs, seeds, encoding)
     learns = learner(agent, config.faults)
-    choice = step_choice(config, learns)
-    step = choice.make()
+    fast = acceleration(config, agent, learns)
+    step = build_step(config, learns, fast.step.kind)
     if config.faults.plain_descent:
         step = without_adam(step)
     source = _source(config, envs, agent, seeds, encoding)
     choices: dict[str, object] = {
         "backend": envs.backend,
         "source": source_of(config.env, envs.backend),
-        "compile": choice.compiled,
-        "optimizer_step": str(choice),
+        "compile": fast.step.kind == "torch.compile",
+        **fast.texts(),
         "threads": threads,
         "device": str(source.device),
     }

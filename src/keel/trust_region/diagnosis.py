@@ -208,7 +208,7 @@ def _logit_factor(replay: Replay) -> float | None:
 
 def _heat(replay: Replay) -> float | None:
     """Return by what the variances that are replayed have to be multiplied to be those stored."""
-    if "log_std" not in replay.behavior:
+    if not {"mean", "log_std"} <= replay.behavior.keys():
         return None
     stored, now = replay.behavior, replay.policy()
     wider = 2.0 * (stored["log_std"] - now["log_std"])[replay.wrong]

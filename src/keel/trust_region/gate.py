@@ -87,7 +87,7 @@ def check_replay(
 def _slack(policy: Tree) -> Tensor | float:
     """Return the factor on what is allowed: the rounding of a Gaussian's mean counts by how narrow
     the Gaussian is."""
-    if "log_std" not in policy:
+    if not {"mean", "log_std"} <= policy.keys():
         return 1.0
     narrow = (1.0 + policy["mean"].abs()) * torch.exp(-policy["log_std"])
     return (NARROW * narrow.amax(-1)).clamp(min=1.0)

@@ -17,6 +17,7 @@ from keel.algorithms.optimizer import initial_opt_state, make_step
 from keel.config import Critic, Network
 from keel.experience.batch import Batch, DemoBatch
 from keel.losses.ppo import Objective
+from keel.networks.accelerate import step_obstacle
 from keel.networks.agent import Agent
 from keel.networks.build import build_agent
 from keel.types import HyperParams, OptimizerState
@@ -68,7 +69,7 @@ def both(
     opt_state: OptimizerState | None = None,
 ) -> None:
     """Take three steps with each, and compare everything."""
-    assert dense.obstacle(agent, objective) == ""
+    assert step_obstacle(agent, objective) == ""
     by_hand = dense.make_dense_step(agent, objective, max_grad_norm=0.5)
     by_autograd = make_step(agent, objective, max_grad_norm=0.5)
     index = torch.arange(MINIBATCH) + 4
@@ -312,16 +313,16 @@ def test_a_log_std_at_its_bound_has_no_gradient() -> None:
     ],
 )
 def test_other_objectives_are_left_to_autograd(objective: Objective, reason: str) -> None:
-    assert dense.obstacle(agent_for("discrete"), objective) == reason
+    assert step_obstacle(agent_for("discrete"), objective) == reason
 
 
 def test_other_networks_are_left_to_autograd() -> None:
     reason = "a layer is wider than 256, or not tanh or relu"
-    assert dense.obstacle(agent_for("discrete", activation="gelu"), Objective()) == reason
+    assert step_obstacle(agent_for("discrete", activation="gelu"), Objective()) == reason
     decoupled = agent_for("discrete", kind="decoupled")
-    assert dense.obstacle(decoupled, Objective()).startswith("the network is a ")
+    assert step_obstacle(decoupled, Objective()).startswith("the network is a ")
     wide = build_agent(OBSERVATION, SPACES["discrete"], Network(hidden=(512,)), 0)
-    assert dense.obstacle(wide, Objective()) == reason
+    assert step_obstacle(wide, Objective()) == reason
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0])

@@ -12,6 +12,7 @@ from keel.algorithms.critic import CriticObjective, Sweeping, _sweep
 from keel.algorithms.optimizer import make_step
 from keel.config import Critic, Network
 from keel.experience.batch import Batch
+from keel.networks.accelerate import critic_step_obstacle
 from keel.networks.agent import Agent
 from keel.networks.build import build_agent
 from keel.networks.pointer import FEATURES
@@ -46,7 +47,7 @@ def make(act: str, critic: str = "scalar") -> tuple[Agent, OptimizerState, Batch
 def test_both_give_the_same_parameters(act: str, norm: float, critic: str) -> None:
     agent, begin, batch = make(act, critic)
     objective = CriticObjective()
-    assert dense_critic.obstacle(agent, objective) == ""
+    assert critic_step_obstacle(agent, objective.value_clip) == ""
     by_hand = dense_critic.DenseCriticStep(agent, max_grad_norm=norm)
     by_autograd = make_step(agent, objective, max_grad_norm=norm)
     index, real = torch.arange(MINIBATCH) + 4, torch.ones(MINIBATCH)
@@ -90,10 +91,9 @@ def test_a_step_that_is_stopped_or_has_no_rows_moves_nothing(moves: bool, rows: 
 def test_what_does_not_fit_is_left_to_autograd() -> None:
     agent, _, _ = make("gelu")
     reason = "a layer is wider than 256, or not tanh or relu"
-    assert dense_critic.obstacle(agent, CriticObjective()) == reason
+    assert critic_step_obstacle(agent, None) == reason
     agent, _, _ = make("tanh")
-    clipped = CriticObjective(value_clip=0.2)
-    assert dense_critic.obstacle(agent, clipped) == "region.value_clip is set"
+    assert critic_step_obstacle(agent, 0.2) == "region.value_clip is set"
 
 
 @pytest.mark.parametrize("minibatch", [7, 8, 24])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from keel.algorithms.penalties import DeadPenaltyError, check_penalties
-from keel.distributions.actions import SquashedGaussian
+from keel.distributions.composed import SquashedGaussian
 from keel.errors import InputError
 from keel.experience.batch import Batch
 from keel.losses.ppo import Objective, Statistics

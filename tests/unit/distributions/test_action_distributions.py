@@ -13,15 +13,8 @@ from torch.distributions import Categorical as TorchCategorical
 from torch.distributions import Independent, Normal
 from torch.distributions import kl_divergence as torch_kl
 
-from keel.distributions.actions import (
-    Bernoulli,
-    Categorical,
-    Dist,
-    Gaussian,
-    MultiCategorical,
-    SquashedGaussian,
-)
-from keel.distributions.sampling import draw_noise, mode, sample, to_env
+from keel.distributions.actions import Categorical, Dist, Gaussian
+from keel.distributions.composed import Bernoulli, MultiCategorical, SquashedGaussian
 from keel.errors import ShapeError
 
 DISTS: dict[str, Dist] = {
@@ -95,7 +88,7 @@ def test_the_entropy_of_a_narrow_squashed_gaussian_carries_the_jacobian() -> Non
 
 
 def noise_for(dist: Dist, rows: torch.Tensor, rng: np.random.Generator) -> np.ndarray:
-    return draw_noise(dist, (rows.shape[0],), rng)
+    return dist.noise((rows.shape[0],), rng)
 
 
 @pytest.mark.parametrize("name", DISTS)
@@ -104,7 +97,7 @@ def test_samples_follow_the_distribution(name: str) -> None:
     dist = DISTS[name]
     row = outputs(dist, rows=1).repeat(20_000, 1)
     params = dist.params(row, None, 1.5)
-    action = sample(dist, row.numpy(), None, 1.5, noise_for(dist, row, np.random.default_rng(0)))
+    action = dist.sample(row.numpy(), None, 1.5, noise_for(dist, row, np.random.default_rng(0)))
     log_prob = dist.log_prob(params, torch.from_numpy(action))
     base = dist.base if isinstance(dist, SquashedGaussian) else dist
     error = log_prob.std().item() / math.sqrt(20_000)
@@ -116,10 +109,10 @@ def test_the_mode_is_the_likeliest_action(name: str) -> None:
     dist = DISTS[name]
     row = outputs(dist)
     params = dist.params(row, None, 1.0)
-    best = dist.log_prob(params, torch.from_numpy(mode(dist, row.numpy(), None)))
+    best = dist.log_prob(params, torch.from_numpy(dist.mode(row.numpy(), None)))
     rng = np.random.default_rng(0)
     for _ in range(20):
-        drawn = torch.from_numpy(sample(dist, row.numpy(), None, 1.0, noise_for(dist, row, rng)))
+        drawn = torch.from_numpy(dist.sample(row.numpy(), None, 1.0, noise_for(dist, row, rng)))
         assert (dist.log_prob(params, drawn) <= best + 1e-6).all()
 
 
@@ -132,7 +125,7 @@ def test_a_mask_rules_out_actions_and_their_gradient() -> None:
     torch.testing.assert_close(dist.log_prob(params, torch.tensor([0])), legal[:, 0])
     rows = output.detach().repeat(500, 1)
     noise = noise_for(dist, rows, np.random.default_rng(0))
-    drawn = sample(dist, rows.numpy(), mask.numpy(), 1.0, noise)
+    drawn = dist.sample(rows.numpy(), mask.numpy(), 1.0, noise)
     assert set(drawn.tolist()) == {0, 2}
     (gradient,) = torch.autograd.grad(dist.entropy(params).sum(), output)
     assert gradient[0, 1] == 0.0
@@ -172,5 +165,5 @@ def test_the_fisher_matrix_is_the_curvature_of_the_kl(name: str) -> None:
 
 def test_squashed_actions_stay_inside_their_bounds() -> None:
     dist = SquashedGaussian((-2.0, 0.0), (2.0, 1.0))
-    action = to_env(dist, np.array([[-50.0, 50.0], [0.0, 0.0]], np.float32))
+    action = dist.to_env(np.array([[-50.0, 50.0], [0.0, 0.0]], np.float32))
     np.testing.assert_allclose(action, [[-2.0, 1.0], [0.0, 0.5]], atol=1e-6)

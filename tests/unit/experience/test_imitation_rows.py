@@ -11,7 +11,6 @@ import torch
 from gymnasium import spaces
 
 from keel.config import Critic, Demonstrations, Network
-from keel.distributions.sampling import from_env, to_env
 from keel.envs import Envs, make_envs
 from keel.errors import InputError
 from keel.experience.demo_files import Demos, check_fits, save_demos
@@ -212,8 +211,8 @@ def test_squashed_actions_are_taken_back():
     finally:
         made.close()
     action = np.array([[-1.9], [0.0], [1.5]], np.float32)
-    inner = from_env(agent.dist, action)
-    np.testing.assert_allclose(to_env(agent.dist, inner), action, atol=1e-5)
-    bounds = from_env(agent.dist, np.array([[-2.0], [2.0]], np.float32))
+    inner = agent.dist.from_env(action)
+    np.testing.assert_allclose(agent.dist.to_env(inner), action, atol=1e-5)
+    bounds = agent.dist.from_env(np.array([[-2.0], [2.0]], np.float32))
     assert np.isfinite(bounds).all()
     np.testing.assert_allclose(np.tanh(bounds), [[-0.999], [0.999]], rtol=1e-5)

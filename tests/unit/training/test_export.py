@@ -12,7 +12,6 @@ import torch
 from gymnasium import spaces
 
 from keel.config import Config, Network
-from keel.distributions.sampling import mode, to_env
 from keel.envs import MissingExtraError, ObsNormalizer
 from keel.envs.space_data import Interface
 from keel.errors import InputError
@@ -117,7 +116,7 @@ def test_the_file_acts_as_keel_does(name: str, tmp_path: Path) -> None:
     tree = {key: torch.from_numpy(x) for key, x in seen.items()}
     output = agent.outputs(original.params, tree, "actor").policy
     params = agent.dist.params(output, tree.get("action_mask"), 1.0)
-    expected = to_env(agent.dist, mode(agent.dist, output.numpy(), seen.get("action_mask")))
+    expected = agent.dist.to_env(agent.dist.mode(output.numpy(), seen.get("action_mask")))
     if isinstance(space, spaces.Box):
         assert written.outputs == ("action", "log_std")
         np.testing.assert_allclose(action, expected.clip(space.low, space.high), atol=1e-5)

@@ -10,7 +10,6 @@ import torch
 from own_toys import TINY, finish, forget, imported, train_by_command, write_module
 
 import keel
-from keel.algorithms import dense
 from keel.cli import main
 from keel.config import Network, from_dict, nested
 from keel.config.registries import LOSSES
@@ -19,6 +18,7 @@ from keel.experience.batch import Batch, Tree
 from keel.functional.surrogate import Surrogate
 from keel.losses.ppo import Objective
 from keel.losses.token import TokenObjective
+from keel.networks.accelerate import step_obstacle
 from keel.networks.agent import Agent
 from keel.networks.build import build_agent
 from keel.tracking.config_file import read_config
@@ -124,7 +124,7 @@ def test_named_surrogates_are_those_that_settings_switch_on() -> None:
             build_objective(from_dict({"region": x})) for x in ({"loss": name}, settings)
         )
         assert policy_loss(by_name) == policy_loss(by_switch), name
-        assert dense.obstacle(agent, by_name)
+        assert step_obstacle(agent, by_name)
 
 
 def test_a_name_of_keel_cannot_be_taken() -> None:
@@ -162,7 +162,7 @@ def test_from_python_it_takes_torchs_way_and_is_stored_by_path(
 ) -> None:
     session = open_session(from_dict(with_loss(imported().squared)))
     session.source.close()
-    assert dense.obstacle(session.agent, session.algorithm.objective)  # type: ignore[arg-type]
+    assert step_obstacle(session.agent, session.algorithm.objective)
     assert session.choices["optimizer_step"] == "torch (the surrogate is own_parts:squared)"
     finish(iterate("CartPole-v1", runs=here / "runs", name="mine", **with_loss(imported().squared)))
     assert stored(here) == "own_parts:squared"
