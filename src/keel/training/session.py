@@ -14,8 +14,8 @@ import torch
 from gymnasium import spaces
 from threadpoolctl import threadpool_limits
 
-from keel.algorithms.optimizer import without_adam
-from keel.config import Config
+from keel.algorithms.accelerate import StepChoice
+from keel.config import Config, Faults
 from keel.controllers.controllers import Controller
 from keel.envs import Envs, ObsNormalizer, RewardNormalizer, lead
 from keel.envs.registered import source_of
@@ -25,7 +25,6 @@ from keel.errors import InputError
 from keel.experience.acting import make_actor
 from keel.experience.collector import Collector
 from keel.experience.demos import open_demo_dataset
-from keel.experience.faults import learner
 from keel.experience.targets import check_groups, group_function
 from keel.keys import ENCODING, GROUP
 from keel.networks.agent import Agent
@@ -100,12 +99,16 @@ def open_session(config: Config, encoding: int = ENCODING) -> Session:
 
 def _open(config: Config, envs: Envs, seeds: Seeds, encoding: int) -> Session:
     agent, threads = _agent(config, envs, seeds, encoding)
-    learns = learner(agent, config.faults)
-    choice = step_choice(config, learns)
-    step = choice.make()
-    if config.faults.plain_descent:
-        step = without_adam(step)
-    source = _source(config, envs, agent, seeds, encoding)
+    make_algorithm: Callable[[Agent], tuple[Algorithm, StepChoice]] = partial(_algorithm, config)
+    make_source: Callable[[], EnvironmentSource] = partial(
+        _source, config, envs, agent, seeds, encoding
+    )
+    if config.faults != Faults():
+        from keel.experiments.fault_injection import inject
+
+        make_algorithm, make_source = inject(config.faults, make_algorithm, make_source)
+    algorithm, choice = make_algorithm(agent)
+    source = make_source()
     choices: dict[str, object] = {
         "backend": envs.backend,
         "source": source_of(config.env, envs.backend),
@@ -121,7 +124,7 @@ def _open(config: Config, envs: Envs, seeds: Seeds, encoding: int) -> Session:
     return Session(
         config=config,
         source=source,
-        algorithm=build_algorithm(config, learns, step),
+        algorithm=algorithm,
         controllers=build_controllers(config),
         schedule=partial(scheduled, config=config),
         initial_hparams=initial_hparams(config),
@@ -145,6 +148,12 @@ def _agent(config: Config, envs: Envs, seeds: Seeds, encoding: int) -> tuple[Age
     return agent, threads
 
 
+def _algorithm(config: Config, agent: Agent) -> tuple[Algorithm, StepChoice]:
+    """Return the algorithm that improves an agent, and what takes its optimizer steps."""
+    choice = step_choice(config, agent)
+    return build_algorithm(config, agent, choice.make()), choice
+
+
 def _source(
     config: Config, envs: Envs, agent: Agent, seeds: Seeds, encoding: int
 ) -> EnvironmentSource:
@@ -155,7 +164,6 @@ def _source(
         config.rollout_steps,
         envs.reset(seeds.envs),
         np.random.default_rng(seeds.actions),
-        epsilon=config.faults.epsilon_greedy,
     )
     check_groups(config.advantage, collector.obs, bool(envs.agents))
     collector.begin(collector.obs)
