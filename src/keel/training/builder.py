@@ -200,7 +200,6 @@ def _build_trpo(config: Config, agent: Agent, step: Step) -> Algorithm:
         backtrack_coeff=natural.backtrack_coeff,
         accept_ratio=natural.accept_ratio,
         rescale_to_kl=natural.rescale_to_kl,
-        entropy_accepted=not config.faults.entropy_outside_acceptance,
         objective=build_objective(config),
         critic=CriticFit(
             region.epochs,

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,6 @@ from keel.envs.space_data import Interface, describe_space
 from keel.experience.batch import Batch, Experience, Sampled, TargetFunction, Targets
 from keel.experience.collector import Collector
 from keel.experience.demos import DemoDataset, sample_demos
-from keel.experience.faults import broken
 from keel.experience.rollout import Rollout
 from keel.experience.targets import compute_targets
 from keel.imports import import_function
@@ -72,6 +71,8 @@ class EnvironmentSource:
     """the last episodes' raw returns, at most `WINDOW`"""
     lengths: tuple[int, ...] = ()
     score: str = "eval/return_mean"
+    transform: Callable[[Rollout], Rollout] | None = None
+    """applied to rollouts before they are learned from"""
     _evaluators: Envs | None = None
 
     def prepare(self, state: TrainState, on_progress: ProgressCallback | None) -> TrainState:
@@ -265,7 +266,8 @@ class EnvironmentSource:
 
     def _learned(self, rollout: Rollout) -> Rollout:
         """Return the rollout as the update has it."""
-        return broken(rollout.to(self.device), self.config.faults)
+        rollout = rollout.to(self.device)
+        return rollout if self.transform is None else self.transform(rollout)
 
     def _targets(
         self, rollout: Rollout, params: Tensor, value: Tensor | None = None
@@ -278,7 +280,6 @@ class EnvironmentSource:
             config.advantage,
             value,
             self.shuffle if config.critic.targets == "sampled" else None,
-            config.faults.interleaved_gae,
         )
 
     def _later_targets(self, rollout: Rollout) -> TargetFunction:

@@ -14,8 +14,7 @@ import torch
 from gymnasium import spaces
 from threadpoolctl import threadpool_limits
 
-from keel.algorithms.optimizer import without_adam
-from keel.config import Config
+from keel.config import Config, Faults
 from keel.controllers.controllers import Controller
 from keel.envs import Envs, ObsNormalizer, RewardNormalizer, lead
 from keel.envs.registered import source_of
@@ -25,9 +24,9 @@ from keel.errors import InputError
 from keel.experience.acting import make_actor
 from keel.experience.collector import Collector
 from keel.experience.demos import open_demo_dataset
-from keel.experience.faults import learner
 from keel.experience.targets import check_groups, group_function
 from keel.keys import ENCODING, GROUP
+from keel.networks.accelerate import Acceleration
 from keel.networks.agent import Agent
 from keel.networks.build import build_agent
 from keel.networks.devices import find_device
@@ -102,12 +101,18 @@ def open_session(config: Config, encoding: int = ENCODING) -> Session:
 
 def _open(config: Config, envs: Envs, seeds: Seeds, encoding: int) -> Session:
     agent, threads = _agent(config, envs, seeds, encoding)
-    learns = learner(agent, config.faults)
-    fast = acceleration(config, agent, learns)
-    step = build_step(config, learns, fast.step.kind)
-    if config.faults.plain_descent:
-        step = without_adam(step)
-    source = _source(config, envs, agent, seeds, encoding)
+    make_algorithm: Callable[[Agent], tuple[Algorithm, Acceleration]] = partial(
+        _algorithm, config, agent
+    )
+    make_source: Callable[[], EnvironmentSource] = partial(
+        _source, config, envs, agent, seeds, encoding
+    )
+    if config.faults != Faults():
+        from keel.experiments.fault_injection import inject
+
+        make_algorithm, make_source = inject(config.faults, make_algorithm, make_source)
+    algorithm, fast = make_algorithm(agent)
+    source = make_source()
     choices: dict[str, object] = {
         "backend": envs.backend,
         "source": source_of(config.env, envs.backend),
@@ -123,7 +128,7 @@ def _open(config: Config, envs: Envs, seeds: Seeds, encoding: int) -> Session:
     return Session(
         config=config,
         source=source,
-        algorithm=build_algorithm(config, learns, step),
+        algorithm=algorithm,
         controllers=build_controllers(config),
         schedule=partial(scheduled, config=config),
         initial_hparams=initial_hparams(config),
@@ -147,6 +152,12 @@ def _agent(config: Config, envs: Envs, seeds: Seeds, encoding: int) -> tuple[Age
     return agent, threads
 
 
+def _algorithm(config: Config, agent: Agent, learner: Agent) -> tuple[Algorithm, Acceleration]:
+    """Return the algorithm that improves `learner`, and what computes the run; `agent` acts."""
+    fast = acceleration(config, agent, learner)
+    return build_algorithm(config, learner, build_step(config, learner, fast.step.kind)), fast
+
+
 def _source(
     config: Config, envs: Envs, agent: Agent, seeds: Seeds, encoding: int
 ) -> EnvironmentSource:
@@ -157,7 +168,6 @@ def _source(
         config.rollout_steps,
         envs.reset(seeds.envs),
         np.random.default_rng(seeds.actions),
-        epsilon=config.faults.epsilon_greedy,
     )
     check_groups(config.advantage, collector.obs, bool(envs.agents))
     collector.begin(collector.obs)

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from keel.algorithms.optimizer import StepResult, without_adam
+from keel.algorithms.optimizer import StepResult
 from keel.algorithms.ppo import PPO
+from keel.experiments.fault_injection import without_adam
 from keel.losses.ppo import Objective
 from keel.networks.agent import Agent
 from keel.types import HyperParams, OptimizerState
