@@ -308,6 +308,18 @@ def test_a_downloaded_file_executes_nothing(
     assert not Path("runs").exists()
 
 
+def test_the_settings_of_a_downloaded_file_are_printed_without_its_code(
+    canary: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = file_of({**SMALL, **ENVIRONMENTS["environment class"]})
+    assert main(["train", "--config", file, "--print-config"]) == 0
+    assert capsys.readouterr().out.endswith("decided when the environment is known\n")
+    assert not canary.exists()
+    assert main(["train", f"{MODULE}:Env", "--config", file, "--print-config"]) == 0
+    assert capsys.readouterr().out.endswith("# actor: kernels\n")
+    assert canary.exists()
+
+
 @pytest.mark.parametrize("place", ["settings", "vary", "variants", "stops", "env"])
 def test_a_downloaded_plan_executes_nothing(
     place: str, canary: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

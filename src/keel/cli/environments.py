@@ -139,6 +139,12 @@ def _outcome(result: dict[str, Any]) -> list[str]:
     return [] if evaluated is None else [f"evaluation: {evaluated:,.1f}"]
 
 
+def _acceleration(config: Config) -> dict[str, str]:
+    from keel.training.session import planned_acceleration
+
+    return planned_acceleration(config)
+
+
 def _evaluate(options: Any) -> tuple[dict[str, Any], str]:
     from keel.cli.evaluate import play
 
@@ -158,5 +164,6 @@ GRAMMAR = Grammar(
     draw=_draw,
     summary=_summary,
     outcome=_outcome,
+    acceleration=_acceleration,
     evaluate=_evaluate,
 )

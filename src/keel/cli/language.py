@@ -160,6 +160,7 @@ GRAMMAR = Grammar(
     draw=_draw,
     summary=_summary,
     outcome=_outcome,
+    acceleration=lambda config: {"optimizer_step": "torch (kernels take no language models)"},
     evaluate=_evaluate,
     unit="nats per token",
 )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import inspect
 import itertools
 import shutil
+import sys
 import textwrap
 import typing
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +33,8 @@ from keel.config.origins import (
     one_line_yaml,
     settings_of,
 )
+from keel.errors import KeelError
+from keel.trust import require_trust
 
 HELP_ALL = "--help-all"
 HELP = ("-h", "--help")
@@ -117,6 +122,8 @@ class Grammar(NamedTuple):
     """more entries for the summary of a run, from its last progress"""
     outcome: Callable[[dict[str, Any]], list[str]]
     """lines about what was learned, of a summary"""
+    acceleration: Callable[[Any], dict[str, str]]
+    """what computes the parts of a run, in words; opens what it needs to know it"""
     evaluate: Callable[[Any], tuple[dict[str, Any], str]]
     """evaluates with the options of `keel evaluate`: the result, and the same as text"""
     unit: str = "nats"
@@ -140,6 +147,8 @@ def prepare(words: list[str], grammar: Grammar, typed: Sequence[str] | None = No
     grammar.check(config)
     if resolved.options.print_config:
         print_settings(resolved, grammar.title(config))
+        if not resolved.options.json:
+            print_acceleration(resolved.options, grammar, words if typed is None else typed)
         return None
     check_file(config, words if typed is None else typed, resolved.options.trust_code)
     return resolved.options
@@ -182,6 +191,27 @@ def print_settings(resolved: Resolved, title: str) -> None:
     sources = " before ".join([*(layer.source for layer in reversed(resolved.layers)), DEFAULT])
     print(f"# {title}: settings in force, {sources}")  # noqa: T201
     print(as_yaml(settings))  # noqa: T201
+
+
+def print_acceleration(options: TrainOptions, grammar: Grammar, typed: Sequence[str]) -> None:
+    """Print what computes the run, as comments below its settings.
+
+    Args:
+        options: What the command line was read into.
+        grammar: What it was read with.
+        typed: The command line: code that only a file names is not imported for this.
+    """
+    choices = {"optimizer_step": "decided when the environment is known"}
+    with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
+        warnings.simplefilter("ignore")  # both are told again when training begins
+        with contextlib.suppress(KeelError):
+            require_trust(
+                dataclasses.asdict(options.config), "--config", options.trust_code, typed=typed
+            )
+            choices = grammar.acceleration(options.config)
+    for name, choice in choices.items():
+        words = name.replace("_", " ").replace("fisher", "Fisher")
+        print(f"# {words}: {choice}")  # noqa: T201
 
 
 def short_help(resolved: Resolved, usage: str, about: str, fields: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ import torch
 from gymnasium import spaces
 from threadpoolctl import threadpool_limits
 
-from keel.config import Config, Faults
+from keel.config import Backend, Config, Faults
 from keel.controllers.controllers import Controller
 from keel.envs import Envs, ObsNormalizer, RewardNormalizer, lead
 from keel.envs.registered import source_of
@@ -97,6 +97,17 @@ def open_session(config: Config, encoding: int = ENCODING) -> Session:
     except BaseException:
         envs.close()
         raise
+
+
+def planned_acceleration(config: Config) -> dict[str, str]:
+    """Return what would compute a run, in words: one environment is made, and closed."""
+    backend: Backend = "sync" if config.envs.backend == "async" else config.envs.backend
+    envs = make_run_envs(replace(config, envs=replace(config.envs, backend=backend)), 1)
+    try:
+        agent, _ = _agent(config, envs, derive_seeds(config.seed), ENCODING)
+    finally:
+        envs.close()
+    return acceleration(config, agent).texts()
 
 
 def _open(config: Config, envs: Envs, seeds: Seeds, encoding: int) -> Session:
