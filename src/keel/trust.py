@@ -24,7 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from keel.config.options import named_values, options_text
+from keel.config.values import named_values, options_text
 from keel.errors import InputError
 from keel.imports import is_object, module_origin, not_importable, was_passed
 from keel.printing import printable

@@ -81,7 +81,7 @@ def folder_of(path: Path) -> str:
 MAY_NAME = {
     "envs/names.py": {"apps"},
     "trust.py": {"ablate"},
-    "config/registries.py": {"losses", "networks", "training", "functional"},
+    "config/common.py": {"losses", "networks", "training", "functional"},
     "training/kinds.py": {"apps"},
 }
 """Names of what comes with Keel (aliases of environments, functions, kinds of runs), in texts that

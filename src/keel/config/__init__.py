@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from keel.config.checks import check
 from keel.config.common import Checkpoints
-from keel.config.leaves import nested
-from keel.config.options import named_values
 from keel.config.reading import (
     MINARI,
     anchored,
     from_dict,
     load,
     merged,
+    nested,
     options,
     read,
     to_dict,
@@ -33,7 +32,7 @@ from keel.config.schema import (
     Region,
     Stabilizer,
 )
-from keel.config.values import describe, parse_yaml
+from keel.config.values import describe, named_values, parse_yaml
 
 __all__ = [
     "MINARI",

@@ -11,10 +11,17 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Suppress
 
-from keel.config import bounds
-from keel.config.common import RunSettings, TrustRegion
-from keel.config.options import NAMED, settle_texts
-from keel.config.registries import Controllers, Distribution, Estimator, Group, NetworkKind
+from keel.config import common
+from keel.config.common import (
+    Controllers,
+    Distribution,
+    Estimator,
+    Group,
+    NetworkKind,
+    RunSettings,
+    TrustRegion,
+)
+from keel.config.values import NAMED, settle_texts
 
 Backend = Literal["auto", "vector", "sync", "async", "envpool", "ale"]
 
@@ -23,7 +30,7 @@ Backend = Literal["auto", "vector", "sync", "async", "envpool", "ale"]
 class Envs:
     """How environments are run."""
 
-    num: Annotated[int, bounds.ABOVE_0] = 8
+    num: Annotated[int, common.ABOVE_0] = 8
     """Environments stepped together."""
     backend: Backend = "auto"
     """`auto` takes the fastest that is installed."""
@@ -35,7 +42,7 @@ class Envs:
     """Bound on the (normalized) reward."""
     guard: bool = True
     """Stop at non-finite or misshapen observations and rewards, before they are stored."""
-    timeout: Annotated[float, bounds.ABOVE_0] = 60.0
+    timeout: Annotated[float, common.ABOVE_0] = 60.0
     """Seconds after which a silent worker counts as hung."""
     options: Annotated[dict[str, Any], NAMED] = field(default_factory=dict, hash=False)
     """Constructor options: a mapping; name=value,… on the command line, also 'a={"b": [1, 2]}'."""
@@ -69,13 +76,13 @@ class Atari:
     """A lost life ends an episode for the learner; the game goes on."""
     fire_reset: bool = True
     """Press FIRE after a reset, and after a lost life of an episodic one, where a game waits."""
-    sticky: Annotated[float, bounds.SHARE] = 0.0
+    sticky: Annotated[float, common.SHARE] = 0.0
     """The probability that the last action is repeated."""
     noop_max: int = 30
     """At most so many steps without action at the beginning."""
-    frame_skip: Annotated[int, bounds.ABOVE_0] = 4
+    frame_skip: Annotated[int, common.ABOVE_0] = 4
     """Frames per step of the agent."""
-    frame_stack: Annotated[int, bounds.ABOVE_0] = 4
+    frame_stack: Annotated[int, common.ABOVE_0] = 4
     """Pictures that it sees at once."""
 
 
@@ -94,13 +101,13 @@ class Network:
     """Widths of the hidden layers (MLP), or the width of the branches (decoupled)."""
     activation: Literal["tanh", "relu", "gelu"] = "tanh"
     """Between the layers of an MLP."""
-    log_std: Annotated[float, bounds.ANY_NUMBER] = 0.0
+    log_std: Annotated[float, common.ANY_NUMBER] = 0.0
     """Initial log standard deviation of continuous actions."""
     state_std: bool = False
     """Let the standard deviation depend on the observation."""
     squash: bool = False
     """Squash continuous actions into their bounds by tanh, in place of clipping."""
-    features: Annotated[int, bounds.ABOVE_0] = 512
+    features: Annotated[int, common.ABOVE_0] = 512
     """Width of the CNN's last layer, and of the decoupled network's projection."""
     cnn: Literal["nature", "small"] = "nature"
     """`nature`: three convolutions (Mnih et al. 2015); `small`: two (2013), a third of the time."""
@@ -108,7 +115,7 @@ class Network:
     """Whether actor and critic see pixels through one CNN, or each through its own."""
     recurrent: Literal["none", "actor", "critic", "both"] = "none"
     """Which of them has a GRU; minibatches are then whole sequences."""
-    recurrent_size: Annotated[int, bounds.ABOVE_0] = 64
+    recurrent_size: Annotated[int, common.ABOVE_0] = 64
     """Width of the GRU."""
 
 
@@ -119,16 +126,16 @@ class Critic:
     kind: Literal["scalar", "quantile", "two_hot", "hl_gauss"] = "scalar"
     """`scalar`: the mean; `quantile`: quantiles; `two_hot`, `hl_gauss`: a histogram, whose targets
     are spread over the two nearest atoms, or by a Gaussian."""
-    quantiles: Annotated[int, bounds.AT_LEAST_2] = 32
+    quantiles: Annotated[int, common.AT_LEAST_2] = 32
     """Number of quantiles."""
     kappa: float = 0.02
     """Where the quantile Huber loss turns linear, in the critic's units; 0: at once. Above the
     spread of the return the quantiles come out too narrow."""
     ordered: bool = False
     """Quantiles that cannot cross."""
-    atoms: Annotated[int, bounds.AT_LEAST_2] = 101
+    atoms: Annotated[int, common.AT_LEAST_2] = 101
     """Of the histogram."""
-    reach: Annotated[float, bounds.ABOVE_0] = 8.0
+    reach: Annotated[float, common.ABOVE_0] = 8.0
     """The histogram covers ± this, in the critic's units: standard deviations of the return where
     returns are normalized."""
     normalize: Literal["auto", "on", "off"] = "auto"
@@ -136,7 +143,7 @@ class Critic:
     targets: Literal["sampled", "mean"] = "sampled"
     """What the distribution is fitted to: samples of the return, which bootstrap from samples of
     the distribution itself, or λ-returns, which bootstrap from its mean and vary too little."""
-    cvar: Annotated[float, bounds.SHARE_ABOVE_0] = 1.0
+    cvar: Annotated[float, common.SHARE_ABOVE_0] = 1.0
     """Advantages are measured against the mean of this lowest share of the distribution; 1: all."""
 
 
@@ -147,9 +154,9 @@ class Advantage:
     estimator: Estimator = "gae"
     """How advantages and value targets come from rewards and values; `module:attribute`: a function
     of your own."""
-    gamma: Annotated[float, bounds.SHARE] = 0.99
+    gamma: Annotated[float, common.SHARE] = 0.99
     """Discount."""
-    lam: Annotated[float, bounds.SHARE] = 0.95
+    lam: Annotated[float, common.SHARE] = 0.95
     """λ of GAE: 0 looks one step ahead, 1 to the end."""
     normalize: Literal["none", "batch", "global", "group", "robust"] = "batch"
     """Centre and scale advantages over the rollout: `batch` (or `global`) by mean and standard
@@ -180,7 +187,7 @@ class Region(TrustRegion):
     """Double or halve `kl_coef` to keep the KL near `target_kl`."""
     early_stop: Literal["off", "minibatch", "epoch"] = "off"
     """Stop an update at 1.5 × `target_kl`."""
-    critic_learning_rate: Annotated[float | None, bounds.ABOVE_0] = None
+    critic_learning_rate: Annotated[float | None, common.ABOVE_0] = None
     """Adam's step size for the critic's own layers, where it differs; schedule and adaptive rate
     scale both alike. (TRPO's `learning_rate` is the critic's.)"""
     adaptive_rate: bool = False
@@ -195,23 +202,23 @@ class Natural:
     `region.learning_rate`.
     """
 
-    cg_iters: Annotated[int, bounds.ABOVE_0] = 15
+    cg_iters: Annotated[int, common.ABOVE_0] = 15
     """Iterations of conjugate gradient: one Fisher-vector product each."""
     damping: float = 0.1
     """Added to the diagonal of the Fisher matrix."""
-    fisher_fraction: Annotated[float, bounds.SHARE_ABOVE_0] = 0.5
+    fisher_fraction: Annotated[float, common.SHARE_ABOVE_0] = 0.5
     """Share of the rollout, drawn anew for every update, on which the Fisher matrix is taken."""
-    backtrack_iters: Annotated[int, bounds.ABOVE_0] = 10
+    backtrack_iters: Annotated[int, common.ABOVE_0] = 10
     """Step lengths that the line search tries."""
-    backtrack_coeff: Annotated[float, bounds.BETWEEN_0_AND_1] = 0.8
+    backtrack_coeff: Annotated[float, common.BETWEEN_0_AND_1] = 0.8
     """Each of them is this times the one before."""
     accept_ratio: float = 0.1
     """The least share of the predicted improvement that a step must bring."""
     rescale_to_kl: bool = True
     """Scale the step, up or down, to the exact KL bound; else as the quadratic model says."""
-    max_kl_end: Annotated[float | None, bounds.ABOVE_0] = None
+    max_kl_end: Annotated[float | None, common.ABOVE_0] = None
     """Where `region.max_kl` goes by the end of the run; `None` leaves it."""
-    max_kl_hold: Annotated[float, bounds.SHARE] = 0.0
+    max_kl_hold: Annotated[float, common.SHARE] = 0.0
     """The share of the run during which it stays where it began."""
     max_kl_schedule: Literal["linear", "geometric"] = "linear"
     """How it goes from there: by equal differences, or by equal factors."""
@@ -223,11 +230,11 @@ class Stabilizer:
 
     ls_fail_threshold: int = 20
     """Updates in a row without an acceptable step, after which it tightens; 0: never."""
-    max_kl_decay: Annotated[float, bounds.DECAY] = 0.8
+    max_kl_decay: Annotated[float, common.DECAY] = 0.8
     """Factor on `max_kl`."""
     min_max_kl: float = 0.005
     """Where that ends."""
-    damping_growth: Annotated[float, bounds.GROWTH] = 1.2
+    damping_growth: Annotated[float, common.GROWTH] = 1.2
     """Factor on `damping`."""
     max_damping: float = 0.2
     """Where that ends."""
@@ -251,9 +258,9 @@ class Explore:
     """Entropy in nats below which a differentiable penalty sets in, such as 0.5."""
     pulses: bool = False
     """Temperature pulses: raise the policy's temperature for a few updates at a time."""
-    pulse_interval: Annotated[int, bounds.ABOVE_0] = 8
+    pulse_interval: Annotated[int, common.ABOVE_0] = 8
     """Updates between pulses; of a block under `hierarchical`."""
-    pulse_magnitude: Annotated[float, bounds.ABOVE_0] = 2.0
+    pulse_magnitude: Annotated[float, common.ABOVE_0] = 2.0
     """The temperature during a pulse; the highest under `hierarchical`."""
     stagnation_threshold: float = 0.005
     """A relative change of the return below this counts as stagnation."""
@@ -274,14 +281,14 @@ class Demonstrations:
 
     path: str = ""
     """A folder that `keel demos record` wrote, or minari:ID; empty: no demonstrations."""
-    episodes: Annotated[int | None, bounds.AT_LEAST_1] = None
+    episodes: Annotated[int | None, common.AT_LEAST_1] = None
     """Only so many of their episodes, the first."""
     loss: Literal["plain", "filtered", "weighted"] = "plain"
     """`plain` takes all that was shown alike; `filtered` what earned more than the critic expects;
     `weighted` gives it the weight exp(A / temperature), A being that difference over its rms."""
-    temperature: Annotated[float, bounds.ABOVE_0] = 1.0
+    temperature: Annotated[float, common.ABOVE_0] = 1.0
     """Temperature of the weights."""
-    cap: Annotated[float, bounds.ABOVE_0] = 20.0
+    cap: Annotated[float, common.ABOVE_0] = 20.0
     """The largest weight."""
     coef: float = 1.0
     """Weight of the loss on demonstrations."""
@@ -292,11 +299,11 @@ class Demonstrations:
     steer: Literal["gradient", "loss"] = "gradient"
     """Ratio that `adaptive` and the warning go by: of the gradients' norms, with their cosine, or
     of the losses, of which PPO's is near 0 whatever it teaches."""
-    max_ratio: Annotated[float, bounds.ABOVE_0] = 1.0
+    max_ratio: Annotated[float, common.ABOVE_0] = 1.0
     """The largest ratio of cloning to PPO that `adaptive` lets be."""
     coef_min: float = 0.01
     """Lower end of `decay` and `adaptive`."""
-    decay: Annotated[float, bounds.SHARE] = 0.99
+    decay: Annotated[float, common.SHARE] = 0.99
     """Factor on `coef` after every update, under control `decay`."""
 
 
@@ -311,13 +318,13 @@ class Faults:
     first_actions: int = 0
     """Updates know only so many legal actions, the first, and take any other for the last of them;
     the log-prob is that of the choice among all. 0: all."""
-    epsilon_greedy: Annotated[float, bounds.SHARE] = 0.0
+    epsilon_greedy: Annotated[float, common.SHARE] = 0.0
     """This share of the actions is random, with the log-prob of the action that was meant."""
     interleaved_gae: bool = False
     """Advantages run through all agents, as if they acted one after the other."""
     entropy_outside_acceptance: bool = False
     """TRPO aims its step with the entropy bonus and accepts it without."""
-    reward_gain: Annotated[float, bounds.ABOVE_0] = 1.0
+    reward_gain: Annotated[float, common.ABOVE_0] = 1.0
     """Updates see rewards so many times larger; returns and observations stay as they are."""
     plain_descent: bool = False
     """Steps follow the gradient itself, without Adam's division by its size."""
@@ -346,7 +353,7 @@ class Config(RunSettings):
     """A Gymnasium id, or an alias such as Breakout."""
     algo: Literal["ppo", "trpo"] = "ppo"
     """The algorithm: clipped steps of Adam, or one natural-gradient step with a line search."""
-    rollout_steps: Annotated[int, bounds.ABOVE_0] = 128
+    rollout_steps: Annotated[int, common.ABOVE_0] = 128
     """Steps per environment between updates."""
     envs: Envs = field(default_factory=Envs)
     atari: Atari = field(default_factory=Atari)

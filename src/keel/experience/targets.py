@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from keel.config import Advantage
-from keel.config.registries import ADVANTAGES, GROUPS
+from keel.config.common import ADVANTAGES, GROUPS
 from keel.errors import InputError
 from keel.experience.batch import Targets
 from keel.experience.rollout import Rollout

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from keel.config.registries import LOSSES
+from keel.config.common import LOSSES
 from keel.errors import InputError
 from keel.experience.batch import Batch
 from keel.functional import Ratio, aggregate, denominator, kl_estimate, policy_ratio
@@ -43,7 +43,7 @@ class Objective:
     + bc_coef·cloning."""
 
     surrogate: str | SurrogateFunction = "clip"
-    """a name of `keel.config.registries.LOSSES`, or a function"""
+    """a name of `keel.config.common.LOSSES`, or a function"""
     dual_clip: float | None = None
     value_coef: float = 0.5
     value_clip: float | None = None

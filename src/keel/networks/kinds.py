@@ -1,4 +1,4 @@
-"""Builders of Keel's own kinds of networks, entries of `keel.config.registries.NETWORKS`."""
+"""Builders of Keel's own kinds of networks, entries of `keel.config.common.NETWORKS`."""
 
 from __future__ import annotations
 

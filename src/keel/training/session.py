@@ -15,7 +15,6 @@ from gymnasium import spaces
 from threadpoolctl import threadpool_limits
 
 from keel.config import Backend, Config, Faults
-from keel.controllers.controllers import Controller
 from keel.envs import Envs, ObsNormalizer, RewardNormalizer, lead
 from keel.envs.registered import source_of
 from keel.envs.space_data import Interface
@@ -47,6 +46,7 @@ from keel.trust_region.certify import Algorithm
 from keel.types import HyperParams
 
 if TYPE_CHECKING:
+    from keel.controllers.controllers import Controller
     from keel.training.source import ExperienceSource
 
 SMALLEST_IMAGE = 64

@@ -17,7 +17,7 @@ from torch.distributions import kl_divergence
 import keel
 from keel.cli import main
 from keel.config import Config, Network, from_dict
-from keel.config.registries import DISTRIBUTIONS
+from keel.config.common import DISTRIBUTIONS
 from keel.distributions.actions import Categorical, Dist, Gaussian
 from keel.errors import InputError, KeelError
 from keel.networks.accelerate import choose_actor, choose_fisher, step_obstacle

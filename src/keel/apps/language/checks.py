@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from keel.apps.language.registries import ESTIMATORS, REWARDS, TASKS
-from keel.config.bounds import check_numbers
-from keel.config.common import SINKS
-from keel.config.registries import LOSSES
+from keel.config.checks import check_numbers
+from keel.config.common import LOSSES, SINKS
 from keel.errors import InputError, check_choice
 from keel.registry import texts
 

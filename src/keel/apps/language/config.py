@@ -15,10 +15,10 @@ from tyro.conf import Suppress
 
 from keel.apps.language.checks import check
 from keel.apps.language.registries import Algo, RewardNames, TaskName
-from keel.config import Checkpoints, bounds, describe, merged
+from keel.config import Checkpoints, common, describe, merged
 from keel.config.common import RunSettings, TrustRegion
-from keel.config.options import NAMED, settle_texts
 from keel.config.reading import with_import_paths
+from keel.config.values import NAMED, settle_texts
 from keel.errors import InputError
 
 Place = Literal["none", "reward", "loss", "both"]
@@ -39,20 +39,20 @@ class Model:
     """A folder in the format of Hugging Face, with safetensors; by default a model is made."""
     kind: Literal["qwen3", "llama"] = "qwen3"
     """The architecture of a model that is made."""
-    hidden: Annotated[int, bounds.AT_LEAST_2] = 128
+    hidden: Annotated[int, common.AT_LEAST_2] = 128
     """Width of its hidden states."""
-    layers: Annotated[int, bounds.AT_LEAST_1] = 4
+    layers: Annotated[int, common.AT_LEAST_1] = 4
     """Layers of the decoder."""
-    heads: Annotated[int, bounds.AT_LEAST_1] = 4
+    heads: Annotated[int, common.AT_LEAST_1] = 4
     """Attention heads, of `hidden` / `heads` numbers each."""
-    positions: Annotated[int, bounds.AT_LEAST_1] = 256
+    positions: Annotated[int, common.AT_LEAST_1] = 256
     """The longest text it can read."""
     critic: Literal["auto", "none", "head", "model"] = "auto"
     """Values by a head on the same trunk, or by a model of their own; `auto`: a head for PPO, none
     where advantages come from groups."""
     lora_rank: int = 0
     """Learn adapters of this rank (needs peft) in place of all parameters; 0: all parameters."""
-    lora_alpha: Annotated[float, bounds.ABOVE_0] = 16.0
+    lora_alpha: Annotated[float, common.ABOVE_0] = 16.0
     """Their scale, divided by the rank."""
 
 
@@ -60,19 +60,19 @@ class Model:
 class Sample:
     """How completions are drawn."""
 
-    prompts: Annotated[int, bounds.AT_LEAST_1] = 8
+    prompts: Annotated[int, common.AT_LEAST_1] = 8
     """Different prompts per update."""
-    group: Annotated[int, bounds.AT_LEAST_1] = 8
+    group: Annotated[int, common.AT_LEAST_1] = 8
     """Completions of each."""
     max_new_tokens: int = 0
     """Length of a completion; 0: as much as the task needs."""
-    temperature: Annotated[float, bounds.ABOVE_0] = 1.0
+    temperature: Annotated[float, common.ABOVE_0] = 1.0
     """Temperature of the softmax that tokens are drawn from."""
     top_k: int = 0
     """Only from the k likeliest tokens; 0: from all."""
-    top_p: Annotated[float, bounds.SHARE_ABOVE_0] = 1.0
+    top_p: Annotated[float, common.SHARE_ABOVE_0] = 1.0
     """Only from the likeliest tokens that make up this share."""
-    max_importance: Annotated[float | None, bounds.ABOVE_0] = None
+    max_importance: Annotated[float | None, common.ABOVE_0] = None
     """Weight tokens by policy over sampler, at most this much: for samplers that are not quite the
     policy (top-k, top-p, another engine)."""
     state_masking: bool = True
@@ -96,19 +96,19 @@ class KL:
     also k2; others warn."""
     controller: Literal["fixed", "adaptive"] = "fixed"
     """`adaptive` turns β until the measured KL is `target`."""
-    target: Annotated[float, bounds.ABOVE_0] = 0.1
+    target: Annotated[float, common.ABOVE_0] = 0.1
     """Exact KL(policy‖reference) to hold, in nats per `unit`."""
-    horizon: Annotated[float, bounds.ABOVE_0] = 2_000.0
+    horizon: Annotated[float, common.ABOVE_0] = 2_000.0
     """Completions in which β may change by e^±0.2, or thereabouts."""
     unit: Literal["token", "sequence"] = "token"
     """Nats per token that the policy wrote, or per completion."""
     low: float = 1e-5
     """Lower bound on an adaptive β."""
-    high: Annotated[float, bounds.ABOVE_0] = 10.0
+    high: Annotated[float, common.ABOVE_0] = 10.0
     """Upper bound on an adaptive β."""
     refresh: int = 0
     """Every so many updates the reference becomes the policy; 0: never."""
-    ema: Annotated[float, bounds.SHARE] = 0.0
+    ema: Annotated[float, common.SHARE] = 0.0
     """The reference follows the policy by this share after every update; 0: it stays."""
 
 
@@ -116,17 +116,17 @@ class KL:
 class Region(TrustRegion):
     """The trust region and the steps inside of it."""
 
-    clip: Annotated[float | None, bounds.ABOVE_0] = 0.2
-    clip_high: Annotated[float | None, bounds.ABOVE_0] = None
-    dual_clip: Annotated[float | None, bounds.ABOVE_0] = None
-    value_clip: Annotated[float | None, bounds.ABOVE_0] = None
-    target_kl: Annotated[float | None, bounds.ABOVE_0] = None
+    clip: Annotated[float | None, common.ABOVE_0] = 0.2
+    clip_high: Annotated[float | None, common.ABOVE_0] = None
+    dual_clip: Annotated[float | None, common.ABOVE_0] = None
+    value_clip: Annotated[float | None, common.ABOVE_0] = None
+    target_kl: Annotated[float | None, common.ABOVE_0] = None
     """Stop an update early at 1.5 × this exact KL."""
-    epochs: Annotated[int, bounds.AT_LEAST_1] = 1
-    minibatch: Annotated[int, bounds.AT_LEAST_1] = 64
-    learning_rate: Annotated[float, bounds.ABOVE_0] = 5e-4
+    epochs: Annotated[int, common.AT_LEAST_1] = 1
+    minibatch: Annotated[int, common.AT_LEAST_1] = 64
+    learning_rate: Annotated[float, common.ABOVE_0] = 5e-4
     schedule: Literal["constant", "linear"] = "constant"
-    max_grad_norm: Annotated[float, bounds.ABOVE_0] = 1.0
+    max_grad_norm: Annotated[float, common.ABOVE_0] = 1.0
     micro: int = 0
     """Completions at once on the device; 0: the whole minibatch. The result is the same."""
     form: Literal["token", "sequence", "cispo"] = "token"
@@ -136,7 +136,7 @@ class Region(TrustRegion):
     covariance: Literal["none", "clip", "kl"] = "none"
     """Hold the tokens that drain the entropy: without their gradient (Clip-Cov), or by a penalty
     (KL-Cov)."""
-    covariance_share: Annotated[float, bounds.SHARE_ABOVE_0] = 2e-3
+    covariance_share: Annotated[float, common.SHARE_ABOVE_0] = 2e-3
     """How many of them."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
@@ -146,11 +146,11 @@ class Region(TrustRegion):
 class Advantage:
     """From rewards to what is learned from."""
 
-    gamma: Annotated[float, bounds.SHARE] = 1.0
+    gamma: Annotated[float, common.SHARE] = 1.0
     """Discount."""
-    lam: Annotated[float, bounds.SHARE] = 0.95
+    lam: Annotated[float, common.SHARE] = 0.95
     """λ of PPO's GAE along tokens."""
-    clamp: Annotated[float | None, bounds.ABOVE_0] = 10.0
+    clamp: Annotated[float | None, common.ABOVE_0] = 10.0
     """Bound on normalized advantages."""
 
 
@@ -161,9 +161,9 @@ class Reward:
     functions: RewardNames = ()
     """`module:function` of your own, in place of the task's verifier; each may carry a weight,
     `mine:length*0.2`."""
-    timeout: Annotated[float | None, bounds.ABOVE_0] = None
+    timeout: Annotated[float | None, common.ABOVE_0] = None
     """Seconds a function has for one completion; without, it runs inside of this process."""
-    max_failures: Annotated[float, bounds.SHARE] = 0.2
+    max_failures: Annotated[float, common.SHARE] = 0.2
     """The share of completions that may not be scored before the run stops."""
     soft_length: int = 0
     """From this many tokens on a completion costs, up to 1 at its longest; 0: it does not."""
@@ -178,15 +178,15 @@ class WarmUp:
 
     examples: int = 256
     """A fixed set of perfect completions; 0: no warm-up."""
-    until: Annotated[float, bounds.SHARE] = 0.3
+    until: Annotated[float, common.SHARE] = 0.3
     """Stop when this share of held-out prompts is solved by sampling."""
-    epochs: Annotated[int, bounds.AT_LEAST_1] = 200
+    epochs: Annotated[int, common.AT_LEAST_1] = 200
     """Stop after so many passes, whatever is solved."""
-    minibatch: Annotated[int, bounds.AT_LEAST_1] = 32
+    minibatch: Annotated[int, common.AT_LEAST_1] = 32
     """Examples per step of Adam."""
-    learning_rate: Annotated[float, bounds.ABOVE_0] = 1e-3
+    learning_rate: Annotated[float, common.ABOVE_0] = 1e-3
     """Adam's step size."""
-    every: Annotated[int, bounds.AT_LEAST_1] = 2
+    every: Annotated[int, common.AT_LEAST_1] = 2
     """Passes between two looks at how much is solved."""
 
 
@@ -196,7 +196,7 @@ class Evaluation:
 
     every: int = 0
     """Completions trained on between evaluations; 0: at the beginning and the end."""
-    prompts: Annotated[int, bounds.AT_LEAST_1] = 200
+    prompts: Annotated[int, common.AT_LEAST_1] = 200
     """Held-out prompts per evaluation."""
     greedy: bool = False
     """Take the likeliest tokens, in place of sampling."""
@@ -214,7 +214,7 @@ class Language(RunSettings):
     algo: Algo = "grpo"
     """Where advantages come from: a critic (ppo), the other completions of a prompt, or
     `module:attribute`: a function of your own."""
-    total_steps: Annotated[int, bounds.AT_LEAST_1] = 6_400
+    total_steps: Annotated[int, common.AT_LEAST_1] = 6_400
     """Completions to train on."""
     model: Model = field(default_factory=Model)
     sample: Sample = field(default_factory=Sample)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
-from keel.config.registries import Pluggable
+from keel.config.common import Pluggable
 from keel.registry import Registry
 
 TASKS: Registry[Any] = Registry(
