@@ -63,14 +63,14 @@ def record(words: list[str], folder: Path) -> list[str]:
         subprocess.run([*tmux, "kill-server"], check=False)
 
 
-def draw(screen: str) -> Image.Image:
-    """Draw one screen."""
+def draw(screen: str, rows: int) -> Image.Image:
+    """Draw the first rows of one screen."""
     font = ImageFont.truetype(font_manager.findfont("DejaVu Sans Mono"), FONT_SIZE)
-    size = (2 * MARGIN + COLUMNS * CELL, 2 * MARGIN + ROWS * LINE)
+    size = (2 * MARGIN + COLUMNS * CELL, 2 * MARGIN + rows * LINE)
     image = Image.new("RGB", size, BACKGROUND)
     canvas = ImageDraw.Draw(image)
     console = Console(width=COLUMNS, color_system="truecolor", force_terminal=True)
-    for row, line in enumerate(screen.splitlines()[:ROWS]):
+    for row, line in enumerate(screen.splitlines()[:rows]):
         column = 0
         for text, style, _ in Text.from_ansi(line, end="").render(console):
             for letter in text:
@@ -113,7 +113,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         screens = record(args.words or TRAIN.split(), Path(folder))
     chosen = np.linspace(0, len(screens) - 1, min(args.frames, len(screens))).round()
-    animate([draw(screens[int(k)]) for k in chosen], args.out)
+    rows = max(len(screen.rstrip().splitlines()) for screen in screens)
+    animate([draw(screens[int(k)], rows) for k in chosen], args.out)
     print(f"{args.out}: {len(chosen)} frames, {args.out.stat().st_size / 1024:.0f} kB")
 
 
