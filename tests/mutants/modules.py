@@ -6,16 +6,30 @@ import os
 
 UNIT, LAWS = "tests/unit", "tests/properties"
 FUNCTIONAL = {
-    "_groups": [f"{UNIT}/functional/test_advantage.py", f"{LAWS}/test_advantage_laws.py"],
-    "_shapes": [f"{UNIT}/functional/test_reduce.py", f"{UNIT}/functional/test_advantage.py"],
     "advantage": [f"{UNIT}/functional/test_advantage.py", f"{LAWS}/test_advantage_laws.py"],
-    "certificate": [f"{UNIT}/functional/test_certificate.py", f"{LAWS}/test_remaining_laws.py"],
+    "gradient_certificate": [
+        f"{UNIT}/functional/test_certificate.py",
+        f"{LAWS}/test_remaining_laws.py",
+    ],
     "cloning": [f"{UNIT}/functional/test_cloning.py", f"{LAWS}/test_remaining_laws.py"],
-    "divergence": [f"{UNIT}/functional/test_divergence.py", f"{LAWS}/test_divergence_laws.py"],
+    "divergence": [
+        f"{UNIT}/functional/test_divergence.py",
+        f"{UNIT}/functional/test_natural.py",
+        f"{LAWS}/test_divergence_laws.py",
+    ],
     "estimators": [f"{UNIT}/functional/test_estimators.py", f"{LAWS}/test_estimator_laws.py"],
     "natural": [f"{UNIT}/functional/test_natural.py", f"{LAWS}/test_natural_laws.py"],
-    "ratio": [f"{UNIT}/functional/test_ratio.py", f"{LAWS}/test_ratio_laws.py"],
-    "reduce": [f"{UNIT}/functional/test_reduce.py", f"{LAWS}/test_reduce_laws.py"],
+    "ratio": [
+        f"{UNIT}/functional/test_ratio.py",
+        f"{UNIT}/functional/test_statistics.py",
+        f"{LAWS}/test_ratio_laws.py",
+    ],
+    "reduce": [
+        f"{UNIT}/functional/test_reduce.py",
+        f"{UNIT}/functional/test_advantage.py",
+        f"{LAWS}/test_reduce_laws.py",
+        f"{LAWS}/test_advantage_laws.py",
+    ],
     "statistics": [f"{UNIT}/functional/test_statistics.py", f"{LAWS}/test_statistics_laws.py"],
     "surrogate": [f"{UNIT}/functional/test_surrogate.py", f"{LAWS}/test_surrogate_laws.py"],
     "value": [f"{UNIT}/functional/test_value.py", f"{LAWS}/test_value_laws.py"],

@@ -14,8 +14,8 @@ from torch import Tensor
 from keel.algorithms.critic import CriticFit, require_critic
 from keel.algorithms.optimizer import Step, initial_opt_state
 from keel.experience.batch import Batch, Experience, chunks, take, take_rows
-from keel.functional import conjugate_gradient, line_search, policy_ratio
-from keel.functional.natural import ConjugateGradient, LineSearch
+from keel.functional.natural import ConjugateGradient, LineSearch, conjugate_gradient, line_search
+from keel.functional.ratio import policy_ratio
 from keel.keys import MASK
 from keel.losses.demos import Limit, cloning_metrics, mean_cloning_loss, pull
 from keel.losses.ppo import Objective

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from keel.errors import ShapeError
-from keel.functional import (
+from keel.functional.divergence import (
     categorical_entropy,
     categorical_fisher,
     categorical_kl,

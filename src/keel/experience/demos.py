@@ -18,7 +18,8 @@ from keel.errors import InputError
 from keel.experience.batch import DemoBatch
 from keel.experience.demo_files import Demos, check_fits, load_demos, only
 from keel.experience.minari_data import from_minari
-from keel.functional import cloning_weight, gae
+from keel.functional.advantage import gae
+from keel.functional.cloning import cloning_weight
 from keel.keys import MASK
 from keel.networks.agent import Agent
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from keel.config import Faults
 from keel.errors import InputError
 from keel.experience.rollout import Rollout
-from keel.functional import Advantages, gae
+from keel.functional.advantage import Advantages, gae
 from keel.keys import MASK
 from keel.networks.agent import Agent
 

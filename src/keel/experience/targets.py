@@ -17,7 +17,7 @@ from keel.errors import InputError
 from keel.experience.batch import Targets
 from keel.experience.faults import interleaved
 from keel.experience.rollout import Rollout
-from keel.functional import Advantages, gae, normalize
+from keel.functional.advantage import Advantages, gae, normalize
 from keel.imports import as_function
 from keel.keys import GROUP
 from keel.networks import popart

@@ -11,8 +11,9 @@ from torch import Tensor
 from keel.config.registries import LOSSES
 from keel.errors import InputError
 from keel.experience.batch import Batch
-from keel.functional import Ratio, aggregate, denominator, kl_estimate, policy_ratio
-from keel.functional.ratio import MAX_LOG_RATIO
+from keel.functional.estimators import kl_estimate
+from keel.functional.ratio import MAX_LOG_RATIO, Ratio, policy_ratio
+from keel.functional.reduce import aggregate, denominator
 from keel.losses.demos import cloning_loss
 from keel.losses.surrogates import SurrogateFunction, SurrogateHparams, evaluate
 from keel.networks.agent import Agent

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from keel.errors import KeelError
 from keel.experience.batch import Batch, Experience
-from keel.functional import Ratio, RatioReport, ratio_report, walk_back
+from keel.functional.ratio import Ratio, RatioReport, ratio_report
+from keel.functional.walk_back import walk_back
 from keel.losses.ppo import Objective
 from keel.losses.token import TokenObjective
 from keel.networks.agent import Agent
