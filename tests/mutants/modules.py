@@ -58,8 +58,12 @@ ALGORITHMS = {
     "algorithms/dense": ["test_dense.py"],
     "algorithms/dense_critic": ["test_dense_critic.py"],
     "trust_region/diagnosis": ["test_diagnosis.py", "test_certified.py", "test_many_agents.py"],
-    "trust_region/numeric": ["test_critic_fit.py", "test_ppo.py"],
-    "trust_region/gate": ["test_certified.py", "test_many_agents.py"],
+    "trust_region/gate": [
+        "test_certified.py",
+        "test_many_agents.py",
+        "test_critic_fit.py",
+        "test_ppo.py",
+    ],
     "losses/demos": ["test_imitation.py", DEFAULTS],
     "controllers/bandit": ["test_bandit.py", DEFAULTS],
     "trust_region/measure": [
@@ -69,7 +73,6 @@ ALGORITHMS = {
         "test_many_agents.py",
     ],
     "losses/ppo": ["test_ppo.py", "test_penalties.py", "test_dense.py", DEFAULTS],
-    "algorithms/penalties": ["test_penalties.py"],
     "algorithms/ppo": [
         "test_early_stop.py",
         "test_ppo.py",

@@ -21,8 +21,8 @@ from keel.losses.demos import Limit, cloning_metrics, mean_cloning_loss, pull
 from keel.losses.ppo import Objective
 from keel.networks.agent import Agent
 from keel.networks.fisher import fisher_product
+from keel.trust_region.gate import not_finite
 from keel.trust_region.measure import Bounded, behavior_at, group_mean
-from keel.trust_region.numeric import not_finite
 from keel.types import AlgorithmState, HyperParams, OptimizerState, UpdateReport
 
 KL_BAND = (0.95, 0.985)

@@ -25,7 +25,7 @@ from keel.tracking.writer import MetricsWriter, last_record
 from keel.training.checkpoint import mark_best
 from keel.training.evaluation import EvaluationStopped
 from keel.training.hyperparams import check_changes
-from keel.trust_region.numeric import NumericError
+from keel.trust_region.gate import NumericError
 
 FAULT = "fault.safetensors"
 """File with minibatch and parameters of a run that was stopped by numbers not finite."""
