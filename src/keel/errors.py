@@ -5,7 +5,10 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class KeelError(Exception):
@@ -71,3 +74,24 @@ def import_extra(module: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise InputError(f'{extra} is not installed: pip install "keel-rl[{extra}]"') from error
+
+
+def expect_shape(name: str, tensor: Tensor, expected: tuple[int, ...], because: str) -> None:
+    """Raise `ShapeError` unless `tensor` has exactly the `expected` shape."""
+    if tuple(tensor.shape) != tuple(expected):
+        raise ShapeError(
+            f"{name}: expected shape {list(expected)} ({because}), got {list(tensor.shape)}"
+        )
+
+
+def expect_same(reference: str, shape: tuple[int, ...], **tensors: Tensor | None) -> None:
+    """Raise `ShapeError` for the first tensor that is given and not shaped like `reference`."""
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            expect_shape(name, tensor, shape, f"that of {reference}")
+
+
+def expect_rank(name: str, tensor: Tensor, at_least: int, layout: str) -> None:
+    """Raise `ShapeError` unless `tensor` has `at_least` axes, laid out as `layout`."""
+    if tensor.ndim < at_least:
+        raise ShapeError(f"{name}: expected {layout}, got shape {list(tensor.shape)}")

@@ -1,4 +1,4 @@
-"""Resources of this machine: the cores that may be used, and the memory that is free."""
+"""Resources of this machine: cores that may be used, memory that is free, devices."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ import ctypes
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from keel.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+DEVICES = ("cpu", "cuda", "mps", "xpu")
+"""Kinds of devices that hold numbers and compute with them; torch's `meta`, for one, does not."""
 
 
 def cores() -> int:
@@ -61,3 +68,30 @@ def keep_memory() -> None:
     if mallopt is not None:
         mallopt(M_TRIM_THRESHOLD, LARGE)
         mallopt(M_MMAP_THRESHOLD, LARGE)
+
+
+def find_device(name: str) -> torch.device:
+    """Return the device of this name, after trying it.
+
+    Args:
+        name: `auto` (the first GPU, or the CPU), `cpu`, `cuda`, `cuda:1`, `mps` or `xpu`.
+
+    Raises:
+        InputError: In one line, where this machine has no such device.
+    """
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        if device.type in DEVICES:
+            torch.ones(1, device=device).sum().item()
+    except Exception as error:  # each backend has an error of its own for "not here"
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise InputError(f"device: {name!r} cannot be used ({reason}); cpu always can") from error
+    if device.type not in DEVICES:
+        raise InputError(
+            f"device: {name!r} cannot be trained on, expected auto or one of {', '.join(DEVICES)}"
+        )
+    return device

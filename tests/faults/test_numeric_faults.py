@@ -30,8 +30,7 @@ from keel.training.persist import FAULT
 from keel.training.runner import start
 from keel.training.session import Session, initial_state, open_session
 from keel.trust_region.certify import Certified
-from keel.trust_region.gate import check_replay
-from keel.trust_region.numeric import BAD_STEPS, NumericError
+from keel.trust_region.gate import BAD_STEPS, NumericError, check_replay
 from keel.types import AlgorithmState, OptimizerState
 
 

@@ -21,8 +21,8 @@ from keel.envs import ObsNormalizer
 from keel.envs.space_data import Interface
 from keel.errors import InputError
 from keel.keys import ENCODING, FIRST_ENCODING
-from keel.networks.actor_critic import CNN, NATURE
 from keel.networks.build import build_agent
+from keel.networks.shared import CNN, NATURE
 from keel.tracking import read_metrics
 from keel.training.checkpoint import CheckpointError, load, save
 from keel.training.policy import open_policy

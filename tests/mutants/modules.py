@@ -6,16 +6,30 @@ import os
 
 UNIT, LAWS = "tests/unit", "tests/properties"
 FUNCTIONAL = {
-    "_groups": [f"{UNIT}/functional/test_advantage.py", f"{LAWS}/test_advantage_laws.py"],
-    "_shapes": [f"{UNIT}/functional/test_reduce.py", f"{UNIT}/functional/test_advantage.py"],
     "advantage": [f"{UNIT}/functional/test_advantage.py", f"{LAWS}/test_advantage_laws.py"],
-    "certificate": [f"{UNIT}/functional/test_certificate.py", f"{LAWS}/test_remaining_laws.py"],
+    "gradient_certificate": [
+        f"{UNIT}/functional/test_certificate.py",
+        f"{LAWS}/test_remaining_laws.py",
+    ],
     "cloning": [f"{UNIT}/functional/test_cloning.py", f"{LAWS}/test_remaining_laws.py"],
-    "divergence": [f"{UNIT}/functional/test_divergence.py", f"{LAWS}/test_divergence_laws.py"],
+    "divergence": [
+        f"{UNIT}/functional/test_divergence.py",
+        f"{UNIT}/functional/test_natural.py",
+        f"{LAWS}/test_divergence_laws.py",
+    ],
     "estimators": [f"{UNIT}/functional/test_estimators.py", f"{LAWS}/test_estimator_laws.py"],
     "natural": [f"{UNIT}/functional/test_natural.py", f"{LAWS}/test_natural_laws.py"],
-    "ratio": [f"{UNIT}/functional/test_ratio.py", f"{LAWS}/test_ratio_laws.py"],
-    "reduce": [f"{UNIT}/functional/test_reduce.py", f"{LAWS}/test_reduce_laws.py"],
+    "ratio": [
+        f"{UNIT}/functional/test_ratio.py",
+        f"{UNIT}/functional/test_statistics.py",
+        f"{LAWS}/test_ratio_laws.py",
+    ],
+    "reduce": [
+        f"{UNIT}/functional/test_reduce.py",
+        f"{UNIT}/functional/test_advantage.py",
+        f"{LAWS}/test_reduce_laws.py",
+        f"{LAWS}/test_advantage_laws.py",
+    ],
     "statistics": [f"{UNIT}/functional/test_statistics.py", f"{LAWS}/test_statistics_laws.py"],
     "surrogate": [f"{UNIT}/functional/test_surrogate.py", f"{LAWS}/test_surrogate_laws.py"],
     "value": [f"{UNIT}/functional/test_value.py", f"{LAWS}/test_value_laws.py"],
@@ -44,8 +58,12 @@ ALGORITHMS = {
     "algorithms/dense": ["test_dense.py"],
     "algorithms/dense_critic": ["test_dense_critic.py"],
     "trust_region/diagnosis": ["test_diagnosis.py", "test_certified.py", "test_many_agents.py"],
-    "trust_region/numeric": ["test_critic_fit.py", "test_ppo.py"],
-    "trust_region/gate": ["test_certified.py", "test_many_agents.py"],
+    "trust_region/gate": [
+        "test_certified.py",
+        "test_many_agents.py",
+        "test_critic_fit.py",
+        "test_ppo.py",
+    ],
     "losses/demos": ["test_imitation.py", DEFAULTS],
     "controllers/bandit": ["test_bandit.py", DEFAULTS],
     "trust_region/measure": [
@@ -55,7 +73,6 @@ ALGORITHMS = {
         "test_many_agents.py",
     ],
     "losses/ppo": ["test_ppo.py", "test_penalties.py", "test_dense.py", DEFAULTS],
-    "algorithms/penalties": ["test_penalties.py"],
     "algorithms/ppo": [
         "test_early_stop.py",
         "test_ppo.py",

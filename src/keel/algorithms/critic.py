@@ -12,10 +12,10 @@ from torch import Tensor
 from keel.algorithms.optimizer import Step
 from keel.errors import InputError
 from keel.experience.batch import Batch, chunks, in_order
-from keel.functional import aggregate, denominator
+from keel.functional.reduce import aggregate, denominator
 from keel.losses.ppo import Statistics
 from keel.networks.agent import Agent
-from keel.trust_region.numeric import BAD_STEPS, not_finite
+from keel.trust_region.gate import BAD_STEPS, not_finite
 from keel.types import HyperParams, OptimizerState
 
 

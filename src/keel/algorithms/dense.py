@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import math
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from keel.algorithms.dense_critic import critic_numbers
 from keel.algorithms.optimizer import BETAS, EPSILON, Step, StepResult
 from keel.distributions.actions import Gaussian
 from keel.experience.batch import Batch, DemoBatch
 from keel.keys import MASK
 from keel.losses.ppo import Objective, Statistics
-from keel.networks.actor_critic import SeparateActorCritic
+from keel.networks.actor_critic import Scalar, SeparateActorCritic
 from keel.networks.agent import Agent
 from keel.types import HPARAM_INDEX, OptimizerState, Tree
+
+if TYPE_CHECKING:
+    from keel.networks.critics import Critic
 
 NO_MASK = np.empty((0, 0), bool)
 MOVED, STAYED = torch.tensor([True]), torch.tensor([False])
@@ -33,7 +35,7 @@ def make_dense_step(agent: Agent, objective: Objective, *, max_grad_norm: float)
     """Return what `make_step` gives, for an agent and an objective that fit."""
     # numba is a second and 100 MB, which others need not pay
     from keel.kernels import mlp as kernels
-    from keel.kernels.adam import adam
+    from keel.kernels.steps import adam
 
     gradient_of = _Gradient(agent, objective, kernels)
     policy_columns = agent.policy_columns.numpy()
@@ -231,3 +233,17 @@ class _DemoArrays(NamedTuple):
 def _mask(obs: Tree) -> NDArray[Any]:
     legal = obs.get(MASK)
     return NO_MASK if legal is None else legal.numpy().astype(bool, copy=False)
+
+
+def critic_numbers(critic: Critic) -> tuple[int, float, float]:
+    """Return a critic as compiled kernels take it: kind, κ and reach."""
+    from keel.kernels import steps as kernels
+
+    if isinstance(critic, Scalar):
+        return kernels.SCALAR, 0.0, 0.0
+    from keel.networks.critics import Quantile
+
+    if isinstance(critic, Quantile):
+        return kernels.ORDERED if critic.ordered else kernels.QUANTILE, critic.kappa, 0.0
+    kind = kernels.HL_GAUSS if critic.encoding == "hl_gauss" else kernels.TWO_HOT
+    return kind, 0.0, critic.reach

@@ -11,13 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from keel.algorithms.dense import critic_numbers
 from keel.algorithms.optimizer import BETAS, EPSILON, StepResult
 from keel.experience.batch import Batch
 from keel.losses.ppo import Statistics
-from keel.networks.actor_critic import SeparateActorCritic
+from keel.networks.actor_critic import FEATURES, SeparateActorCritic
 from keel.networks.agent import Agent
-from keel.networks.critics import Critic, Histogram, Quantile
-from keel.networks.pointer import FEATURES
 from keel.types import HPARAM_INDEX, OptimizerState
 
 
@@ -103,15 +102,3 @@ class DenseCriticStep:
             norm,
             applied,
         )
-
-
-def critic_numbers(critic: Critic) -> tuple[int, float, float]:
-    """Return a critic as compiled kernels take it: kind, κ and reach."""
-    from keel.kernels import critics as kernels
-
-    if isinstance(critic, Quantile):
-        return kernels.ORDERED if critic.ordered else kernels.QUANTILE, critic.kappa, 0.0
-    if isinstance(critic, Histogram):
-        kind = kernels.HL_GAUSS if critic.encoding == "hl_gauss" else kernels.TWO_HOT
-        return kind, 0.0, critic.reach
-    return kernels.SCALAR, 0.0, 0.0

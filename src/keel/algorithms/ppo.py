@@ -4,25 +4,44 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from keel.algorithms.optimizer import Step, StepResult, initial_opt_state
-from keel.algorithms.penalties import check_penalties
+from keel.algorithms.optimizer import Loss, Step, StepResult, initial_opt_state
+from keel.errors import KeelError
 from keel.experience.batch import Batch, Experience, minibatches
-from keel.losses.demos import Limit, Pull, cloning_metrics, pull
 from keel.losses.ppo import Objective, Statistics
-from keel.losses.token import TokenObjective
 from keel.networks.agent import Agent
-from keel.trust_region.gate import GATE, check_objective, replay_gap
-from keel.trust_region.numeric import BAD_STEPS, not_finite
+from keel.trust_region.gate import BAD_STEPS, GATE, check_objective, not_finite, replay_gap
 from keel.types import AlgorithmState, HyperParams, OptimizerState, Tree, UpdateReport
+
+if TYPE_CHECKING:
+    from keel.losses.demos import Limit, Pull
+    from keel.losses.token import TokenObjective
 
 EarlyStop = Literal["off", "minibatch", "epoch"]
 STOP_FACTOR = 1.5
 """Early stopping sets in at 1.5 × target."""
+PENALTIES = {
+    "entropy_coef": "the entropy bonus",
+    "kl_coef": "the KL penalty",
+    "bc_coef": "the loss on demonstrations",
+}
+"""Coefficients that a loss may multiply a term with."""
+ROWS = 64
+"""Rows that are enough to tell a gradient from none."""
+NEARBY = 1e-3
+"""Standard deviation of the parameters around those that sampled: there a KL is 0, and flat."""
+
+
+class DeadPenaltyError(KeelError):
+    """A configured penalty has no gradient: a term that changes the loss and not its gradient.
+
+    An entropy floor built on `entropy.item()` is one: the loss rises, the policy never feels it,
+    and the log looks as if it did.
+    """
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +84,8 @@ class PPO:
         if self.gate and not bool(opt_state.steps.any()):
             check_penalties(self.agent, self.objective, opt_state.params, batch, hparams)
         if batch.demos is not None:
+            from keel.losses.demos import pull
+
             pulled = pull(self.agent, opt_state.params, batch, hparams)
             hparams = hparams if self.limit is None else self.limit(hparams, pulled)
         progress = _Progress.begin(opt_state, hparams)
@@ -152,6 +173,8 @@ class PPO:
         metrics["train/early_stop_kl"] = progress.stop_kl
         metrics["train/gate_log_ratio"] = progress.gap
         if pulled is not None:
+            from keel.losses.demos import cloning_metrics
+
             cloned = torch.stack([t.statistics.bc_loss for t in records]).mean().item()
             metrics |= cloning_metrics(pulled, hparams, metrics["train/policy_loss"], cloned)
         groups = progress.opt_state.params.shape[0]
@@ -252,3 +275,43 @@ def _summary(records: list[_StepRecord], max_grad_norm: float) -> dict[str, floa
         "train/non_finite_gradients": float((~torch.isfinite(norms)).sum().item()),
         "error/non_finite_ratio_count": sum(s.non_finite.sum().item() for s in statistics),
     }
+
+
+def check_penalties(
+    agent: Agent,
+    loss: Loss,
+    params: Tensor,
+    batch: Batch,
+    hparams: HyperParams,
+) -> None:
+    """Raise if a coefficient changes the loss of some rows and not its gradient.
+
+    Args:
+        agent: whose policy it is.
+        loss: (agent, parameters, rows, hparams) to a loss per group and statistics.
+        params: `[G, P]`.
+        batch: a rollout with what it teaches; its first rows are used.
+        hparams: as they are.
+    """
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(params.shape, generator=generator, dtype=params.dtype).to(params.device)
+    near = params + NEARBY * noise
+    some = batch.split(min(ROWS, batch.rows))[0]
+
+    def evaluate(values: HyperParams) -> tuple[Tensor, Tensor]:
+        leaf = near.detach().requires_grad_()
+        total = loss(agent, leaf, some, values.tensor().to(params.device))[0].sum()
+        return total.detach(), torch.autograd.grad(total, leaf)[0]
+
+    set_now = [name for name in PENALTIES if getattr(hparams, name) != 0.0]
+    if not set_now:
+        return
+    value, gradient = evaluate(hparams)
+    for name in set_now:
+        without, plain = evaluate(replace(hparams, **{name: 0.0}))
+        if bool(value.isfinite()) and value != without and torch.equal(gradient, plain):
+            raise DeadPenaltyError(
+                f"{name}: {PENALTIES[name]} changes the loss ({without.item():.4g} without, "
+                f"{value.item():.4g} with it) but its gradient is exactly 0: the policy never "
+                "feels it. Build it from tensors that carry a gradient, not from numbers"
+            )

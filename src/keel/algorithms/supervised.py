@@ -10,7 +10,7 @@ from torch import Tensor
 from keel.algorithms.optimizer import Step
 from keel.distributions.vocabulary import Vocabulary
 from keel.experience.batch import Batch, minibatches
-from keel.functional import aggregate, denominator
+from keel.functional.reduce import aggregate, denominator
 from keel.losses.ppo import Statistics
 from keel.networks.agent import Agent
 from keel.types import HyperParams, OptimizerState

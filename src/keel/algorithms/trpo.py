@@ -14,15 +14,15 @@ from torch import Tensor
 from keel.algorithms.critic import CriticFit, require_critic
 from keel.algorithms.optimizer import Step, initial_opt_state
 from keel.experience.batch import Batch, Experience, chunks, take, take_rows
-from keel.functional import conjugate_gradient, line_search, policy_ratio
-from keel.functional.natural import ConjugateGradient, LineSearch
+from keel.functional.natural import ConjugateGradient, LineSearch, conjugate_gradient, line_search
+from keel.functional.ratio import policy_ratio
 from keel.keys import MASK
 from keel.losses.demos import Limit, cloning_metrics, mean_cloning_loss, pull
 from keel.losses.ppo import Objective
 from keel.networks.agent import Agent
 from keel.networks.fisher import fisher_product
+from keel.trust_region.gate import not_finite
 from keel.trust_region.measure import Bounded, behavior_at, group_mean
-from keel.trust_region.numeric import not_finite
 from keel.types import AlgorithmState, HyperParams, OptimizerState, UpdateReport
 
 KL_BAND = (0.95, 0.985)

@@ -45,7 +45,7 @@ LOSSES: Registry[Callable[..., Any]] = Registry(
 NETWORKS: Registry[Callable[..., Any]] = Registry(
     "network.kind",
     {
-        "mlp": "keel.networks.kinds:build_mlp",
+        "mlp": "keel.networks.build:build_mlp",
         "cnn": "keel.networks.kinds:build_cnn",
         "decoupled": "keel.networks.kinds:build_decoupled",
         "pointer": "keel.networks.kinds:build_pointer",

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from keel.errors import ShapeError
-from keel.functional import (
+from keel.functional.divergence import (
     categorical_entropy,
     categorical_fisher,
     categorical_kl,
@@ -41,6 +41,8 @@ class Dist(Protocol):
     """whether `kl` has a closed form; certification refuses where it has none"""
     exact_entropy: bool = True
     """whether `entropy` has a closed form, or is an estimate"""
+    constants: tuple[str, ...] = ()
+    """names of parameters that are the same for all rows"""
 
     @property
     def outputs(self) -> int:
@@ -79,6 +81,10 @@ class Dist(Protocol):
             p: Parameters of the first distribution.
             q: Parameters of the second.
         """
+
+    def compare(self, p: Tree, q: Tree, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return KL(p‖q), KL(q‖p), and log-prob and entropy of q, `[*lead]` each."""
+        return self.kl(p, q), self.kl(q, p), self.log_prob(q, action), self.entropy(q)
 
     def fisher(self, params: Tree, tangent: Tree) -> Tree:
         """Multiply `tangent` by the Fisher matrix at `params`: by default KL's second derivative.

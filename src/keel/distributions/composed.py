@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from keel.distributions.actions import Array, Dist, Gaussian, gumbel, legal_logits, tempered
-from keel.functional import (
+from keel.functional.divergence import (
     bernoulli_fisher,
     bernoulli_kl,
     categorical_entropy,

@@ -35,6 +35,7 @@ class Vocabulary(Dist):
     max_elements: int = MAX_ELEMENTS
     exact: bool = True
     exact_entropy: bool = True
+    constants: tuple[str, ...] = (HEAD,)
 
     @property
     def outputs(self) -> int:

@@ -14,9 +14,8 @@ from keel.distributions.actions import Array
 from keel.envs import Envs, Obs, ObsNormalizer, Step, lead
 from keel.experience.acting import Acted, initial_hidden_state, make_actor
 from keel.experience.rollout import Episodes, RawObs, Rollout
-from keel.keys import MASK
+from keel.keys import EPISODE_STARTS, MASK
 from keel.networks.agent import Agent
-from keel.networks.recurrent import EPISODE_STARTS
 
 
 @dataclass

@@ -18,7 +18,7 @@ from keel.errors import InputError
 from keel.experience.batch import DemoBatch
 from keel.experience.demo_files import Demos, check_fits, load_demos, only
 from keel.experience.minari_data import from_minari
-from keel.functional import cloning_weight, gae
+from keel.functional.advantage import gae
 from keel.keys import MASK
 from keel.networks.agent import Agent
 
@@ -132,6 +132,8 @@ def sample_demos(
     else:
         earned = _returns(dataset, agent, params, gamma, obs_of, scale_reward)
         advantage = earned[index.to(device)] - _values(agent, params, obs)
+        from keel.functional.cloning import cloning_weight
+
         weights = cloning_weight(
             advantage, config.loss, temperature=config.temperature, cap=config.cap
         )

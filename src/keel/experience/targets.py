@@ -16,13 +16,11 @@ from keel.config.common import ADVANTAGES, GROUPS
 from keel.errors import InputError
 from keel.experience.batch import Targets
 from keel.experience.rollout import Rollout
-from keel.functional import Advantages, gae, normalize
+from keel.functional.advantage import Advantages, gae, normalize
 from keel.imports import as_function
-from keel.keys import GROUP
-from keel.networks import popart
+from keel.keys import CRITIC_HIDDEN_STATE, EPISODE_STARTS, GROUP
+from keel.networks.actor_critic import Scalar
 from keel.networks.agent import Agent
-from keel.networks.critics import Histogram, Quantile, Scalar, calibration, draw
-from keel.networks.recurrent import CRITIC_HIDDEN_STATE, EPISODE_STARTS
 
 
 def compute_targets(
@@ -64,7 +62,9 @@ def compute_targets(
         own = [x[:, :, a] for x in (raw.target, rollout.weight, values.rows)]
         statistics[f"train/explained_variance/{name}"] = _explained(*own)
     target = raw.target
-    if isinstance(agent.critic, Quantile | Histogram):
+    if not isinstance(agent.critic, Scalar):
+        from keel.networks.critics import calibration
+
         if rng is not None:
             target = _sampled(agent, params, rollout, outputs, config, rng)
         counted = rollout.weight > 0
@@ -210,11 +210,11 @@ def _sampled(
     critic's distribution.
     """
     critic = agent.critic
-    assert isinstance(critic, Quantile | Histogram)
+    assert not isinstance(critic, Scalar)
+    from keel.networks.critics import draw
 
     def sample(raw: Tensor) -> Tensor:
-        drawn = draw(critic, raw, rng)
-        return popart.in_reward(agent.of_agents(params), drawn) if critic.normalized else drawn
+        return agent.in_reward(params, draw(critic, raw, rng))
 
     rows, last = sample(outputs.rows), sample(outputs.last)
     # what follows a row is the next row: one sample for both, but for truncated episodes

@@ -25,7 +25,7 @@ from keel.errors import InputError
 from keel.experience.batch import Batch
 from keel.experience.collector import Collector
 from keel.experience.rollout import Rollout
-from keel.functional import Advantages, gae
+from keel.functional.advantage import Advantages, gae
 from keel.keys import MASK
 from keel.networks.agent import Agent
 from keel.trust_region.certify import Algorithm

@@ -12,9 +12,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from keel.errors import InputError, ShapeError, check_choice
-from keel.functional._groups import group_max, group_mean, group_median_and_iqr, group_moments
-from keel.functional._shapes import expect_rank, expect_same, expect_shape
+from keel.errors import InputError, ShapeError, check_choice, expect_rank, expect_same, expect_shape
+from keel.functional.reduce import group_max, group_mean, group_median_and_iqr, group_moments
 
 Normalization = Literal["none", "batch", "global", "group", "robust"]
 

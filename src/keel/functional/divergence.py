@@ -6,7 +6,8 @@ All of them are built on φ(x) = eˣ − 1 − x, since
 
 and every term on the right is ≥ 0. Summed that way the result is never negative, is exactly 0 for
 equal distributions, and keeps its relative precision for the tiny KLs of a trust region, where
-the textbook sum cancels to noise.
+the textbook sum cancels to noise. Beside them, their curvature: Fisher matrices, by what they make
+of a tangent.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import Distribution, kl_divergence
 
-from keel.errors import ShapeError
-from keel.functional._shapes import expect_rank, expect_same
+from keel.errors import ShapeError, expect_rank, expect_same
 
 
 class Divergence(NamedTuple):
@@ -212,6 +212,51 @@ def jensen_shannon(p_logits: Tensor, q_logits: Tensor, mask: Tensor | None = Non
     log_p, log_q = _log_softmaxes(mask, p_logits=p_logits, q_logits=q_logits)
     log_m = torch.logaddexp(log_p, log_q) - torch.log(torch.full_like(log_p[..., :1], 2.0))
     return 0.5 * (kl_terms(log_p, log_m) + kl_terms(log_q, log_m)).sum(-1)
+
+
+def categorical_fisher(logits: Tensor, tangent: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Multiply by the Fisher matrix of a (masked) categorical in its logits: F·u = p∘u − p (p·u).
+
+    Args:
+        logits: `[*lead, K]`.
+        tangent: u, `[*lead, K]`.
+        mask: `[*lead, K]`, true for legal outcomes; None for all.
+    """
+    expect_same("logits", tuple(logits.shape), tangent=tangent, mask=mask)
+    if mask is not None:
+        logits = logits.masked_fill(~mask.bool(), -torch.inf)
+        tangent = torch.where(mask.bool(), tangent, 0.0)
+    p = logits.softmax(-1)
+    if mask is not None:
+        p = torch.where(mask.bool(), p, 0.0)
+    weighted = p * tangent
+    return weighted - p * weighted.sum(-1, keepdim=True)
+
+
+def bernoulli_fisher(logits: Tensor, tangent: Tensor) -> Tensor:
+    """Multiply by the Fisher matrix of independent Bernoullis: F·u = σ(z)(1 − σ(z))·u.
+
+    Args:
+        logits: z, `[*lead, D]`.
+        tangent: u, `[*lead, D]`.
+    """
+    expect_same("logits", tuple(logits.shape), tangent=tangent)
+    return logits.sigmoid() * (-logits).sigmoid() * tangent
+
+
+def gaussian_fisher(
+    log_std: Tensor, mean_tangent: Tensor, log_std_tangent: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Multiply by the Fisher matrix of a diagonal Gaussian: (u_μ / σ², 2 u_{log σ}).
+
+    Args:
+        log_std: log σ, `[*lead, D]`.
+        mean_tangent: u_μ, `[*lead, D]`.
+        log_std_tangent: u_{log σ}, `[*lead, D]`.
+    """
+    shape = tuple(log_std.shape)
+    expect_same("log_std", shape, mean_tangent=mean_tangent, log_std_tangent=log_std_tangent)
+    return mean_tangent * torch.exp(-2.0 * log_std), 2.0 * log_std_tangent
 
 
 def _log_softmaxes(mask: Tensor | None, **logits: Tensor) -> list[Tensor]:

@@ -19,8 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from keel.errors import EstimatorWarning, InputError, check_choice
-from keel.functional._shapes import expect_same
+from keel.errors import EstimatorWarning, InputError, check_choice, expect_same
 from keel.functional.divergence import exp_minus_linear
 
 Placement = Literal["reward", "loss"]

@@ -1,4 +1,7 @@
-"""The natural gradient: Fisher-vector products, conjugate gradient, an honest line search."""
+"""The natural gradient: Fisher-vector products, conjugate gradient, an honest line search.
+
+Fisher matrices of single distributions stand in `keel.functional.divergence`.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from keel.errors import InputError, ShapeError
-from keel.functional._shapes import expect_same
+from keel.errors import InputError, ShapeError, expect_same
 
 Tree = Mapping[str, Tensor]
 
@@ -41,51 +43,6 @@ def unflatten(vector: Tensor, like: Tree) -> dict[str, Tensor]:
         name: part.reshape(tensor.shape)
         for (name, tensor), part in zip(like.items(), parts, strict=True)
     }
-
-
-def categorical_fisher(logits: Tensor, tangent: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Multiply by the Fisher matrix of a (masked) categorical in its logits: F·u = p∘u − p (p·u).
-
-    Args:
-        logits: `[*lead, K]`.
-        tangent: u, `[*lead, K]`.
-        mask: `[*lead, K]`, true for legal outcomes; None for all.
-    """
-    expect_same("logits", tuple(logits.shape), tangent=tangent, mask=mask)
-    if mask is not None:
-        logits = logits.masked_fill(~mask.bool(), -torch.inf)
-        tangent = torch.where(mask.bool(), tangent, 0.0)
-    p = logits.softmax(-1)
-    if mask is not None:
-        p = torch.where(mask.bool(), p, 0.0)
-    weighted = p * tangent
-    return weighted - p * weighted.sum(-1, keepdim=True)
-
-
-def bernoulli_fisher(logits: Tensor, tangent: Tensor) -> Tensor:
-    """Multiply by the Fisher matrix of independent Bernoullis: F·u = σ(z)(1 − σ(z))·u.
-
-    Args:
-        logits: z, `[*lead, D]`.
-        tangent: u, `[*lead, D]`.
-    """
-    expect_same("logits", tuple(logits.shape), tangent=tangent)
-    return logits.sigmoid() * (-logits).sigmoid() * tangent
-
-
-def gaussian_fisher(
-    log_std: Tensor, mean_tangent: Tensor, log_std_tangent: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Multiply by the Fisher matrix of a diagonal Gaussian: (u_μ / σ², 2 u_{log σ}).
-
-    Args:
-        log_std: log σ, `[*lead, D]`.
-        mean_tangent: u_μ, `[*lead, D]`.
-        log_std_tangent: u_{log σ}, `[*lead, D]`.
-    """
-    shape = tuple(log_std.shape)
-    expect_same("log_std", shape, mean_tangent=mean_tangent, log_std_tangent=log_std_tangent)
-    return mean_tangent * torch.exp(-2.0 * log_std), 2.0 * log_std_tangent
 
 
 class Linear(NamedTuple):

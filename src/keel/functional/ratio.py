@@ -7,8 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from keel.functional._shapes import expect_same
-from keel.functional.statistics import effective_sample_size
+from keel.errors import expect_same
 
 MAX_LOG_RATIO = 10.0
 """Bound on |log-ratio|: exp(10) = 22,026. A finite loss, not a trust region: that is the KL's."""
@@ -115,3 +114,13 @@ def ratio_report(ratio: Ratio, *, max_log_ratio: float = MAX_LOG_RATIO) -> Ratio
         non_finite_share=quarantined / counted.sum().clamp(min=1),
         effective_sample_size=effective_sample_size(value * ratio.weight) / total,
     )
+
+
+def effective_sample_size(importance: Tensor) -> Tensor:
+    """Compute (Σ w)² / Σ w² (Kish 1965): how many equal samples the weights are worth.
+
+    Args:
+        importance: weights w ≥ 0, of any shape.
+    """
+    scaled = importance / importance.max().clamp(min=torch.finfo(importance.dtype).tiny)
+    return scaled.sum() ** 2 / (scaled**2).sum().clamp(min=torch.finfo(scaled.dtype).tiny)

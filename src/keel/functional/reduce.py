@@ -1,8 +1,10 @@
-"""The only place that averages a loss.
+"""The only place that averages a loss; and sums, means and quantiles within the groups of a batch.
 
 A loss per element becomes one number per group as Σ w·x / denominator. The denominator is that of
 the *full* minibatch: given to every micro-batch, it makes their sums add up to the full-batch
 value, whatever their sizes (per-micro-batch means do not).
+
+Groups are told by `keys` `[M]`, which count from 0 to G − 1.
 """
 
 from __future__ import annotations
@@ -12,8 +14,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from keel.errors import InputError, check_choice
-from keel.functional._shapes import expect_rank, expect_same, expect_shape
+from keel.errors import InputError, check_choice, expect_rank, expect_same, expect_shape
 
 Reduction = Literal[
     "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "constant"
@@ -116,3 +117,65 @@ def _sum_but(x: Tensor, keep: int | None) -> Tensor:
     if keep is None:
         return x.sum()
     return x.movedim(keep, 0).reshape(x.shape[keep], -1).sum(1)
+
+
+def group_mean(x: Tensor, keys: Tensor, groups: int, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return mean and count of `x` `[M]` per group, `[G]` each; 0 for an empty group.
+
+    What is summed are the distances from the largest member: equal members are then exactly their
+    own mean, however many they are, and nothing that follows can mistake rounding for a signal.
+    """
+    valid = torch.ones_like(x, dtype=torch.bool) if valid is None else valid
+    count = group_sum(valid.to(x.dtype), keys, groups)
+    largest = group_max(torch.where(valid, x, -torch.inf), keys, groups)
+    largest = torch.where(count > 0, largest, 0.0)
+    distance = torch.where(valid, x - largest[keys], 0.0)
+    return largest + group_sum(distance, keys, groups) / count.clamp(min=1), count
+
+
+def group_moments(x: Tensor, valid: Tensor, keys: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """Return mean and Bessel-corrected standard deviation per group, `[G]` each.
+
+    Squares are taken of distances over a power of two near the largest, so that they neither
+    overflow nor vanish, and are otherwise the same to the last bit.
+    """
+    mean, count = group_mean(x, keys, groups, valid)
+    distance = torch.where(valid, x - mean[keys], 0.0)
+    largest = group_max(distance.abs(), keys, groups)
+    _, exponent = torch.frexp(largest)
+    unit = torch.ldexp(torch.ones_like(largest), exponent - 1)
+    unit = torch.where(torch.isfinite(largest) & (unit > 0), unit, 1.0)
+    total = group_sum((distance / unit[keys]) ** 2, keys, groups)
+    return mean, (total / (count - 1).clamp(min=1)).sqrt() * unit
+
+
+def group_sum(x: Tensor, keys: Tensor, groups: int) -> Tensor:
+    """Return the sum of `x` `[M]` per group, `[G]`."""
+    if groups == 1:  # inductor cannot vectorise a scatter to one place
+        return x.sum(0, keepdim=True)
+    return x.new_zeros(groups).index_add(0, keys, x)
+
+
+def group_max(x: Tensor, keys: Tensor, groups: int) -> Tensor:
+    """Return the largest of `x` `[M]` per group, `[G]`; −∞ for an empty group."""
+    return x.new_full((groups,), -torch.inf).scatter_reduce(0, keys, x, "amax")
+
+
+def group_median_and_iqr(
+    x: Tensor, valid: Tensor, keys: Tensor, groups: int
+) -> tuple[Tensor, Tensor]:
+    """Return median and inter-quartile range per group, `[G]` each, linearly interpolated."""
+    member = (keys == torch.arange(groups, device=x.device)[:, None]) & valid
+    ordered = torch.where(member, x, torch.inf).sort(dim=1).values
+    last = (member.sum(1) - 1).clamp(min=0)
+
+    def quantile(q: float) -> Tensor:
+        position = q * last.to(x.dtype)
+        below = position.floor().long()
+        above = torch.minimum(below + 1, last)
+        low = ordered.gather(1, below[:, None])[:, 0]
+        high = ordered.gather(1, above[:, None])[:, 0]
+        value = low + (position - below) * (high - low)
+        return torch.where(member.any(1), value, 0.0)
+
+    return quantile(0.5), quantile(0.75) - quantile(0.25)

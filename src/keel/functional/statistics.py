@@ -13,8 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from keel.errors import InputError, ShapeError
-from keel.functional._shapes import expect_rank, expect_same
+from keel.errors import InputError, ShapeError, expect_rank, expect_same
 
 
 class Moments(NamedTuple):
@@ -112,16 +111,6 @@ def explained_variance(prediction: Tensor, target: Tensor, weight: Tensor | None
     # The mean of equal numbers may be off by a rounding error, which is no variation.
     varies = total.variance.sqrt() > 1e-12 * total.mean.abs()
     return torch.where(varies, 1.0 - share, torch.nan)
-
-
-def effective_sample_size(importance: Tensor) -> Tensor:
-    """Compute (Σ w)² / Σ w² (Kish 1965): how many equal samples the weights are worth.
-
-    Args:
-        importance: weights w ≥ 0, of any shape.
-    """
-    scaled = importance / importance.max().clamp(min=torch.finfo(importance.dtype).tiny)
-    return scaled.sum() ** 2 / (scaled**2).sum().clamp(min=torch.finfo(scaled.dtype).tiny)
 
 
 def interquartile_mean(scores: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from keel.functional._shapes import expect_rank, expect_same
+from keel.errors import expect_rank, expect_same
 
 Bound = float | Tensor
 """A number, or a 0-d tensor: one that changes would recompile a compiled step as a number."""

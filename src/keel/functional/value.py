@@ -11,8 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from keel.errors import InputError
-from keel.functional._shapes import expect_rank, expect_same, expect_shape
+from keel.errors import InputError, expect_rank, expect_same, expect_shape
 
 ORDERED_SPREAD = 4.0
 """The distance between the outer quantiles of an ordered critic that has learned nothing is

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from keel.errors import InputError, ShapeError
-from keel.functional._shapes import expect_rank, expect_shape
+from keel.errors import InputError, ShapeError, expect_rank, expect_shape
 from keel.functional.divergence import kl_terms
 
 MAX_ELEMENTS = 1 << 22

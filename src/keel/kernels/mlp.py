@@ -21,7 +21,7 @@ import scipy.linalg.cython_blas  # noqa: F401  numba's products: loaded now, its
 
 from keel.distributions.actions import LOG_2PI
 from keel.kernels.compiling import compiled, vectorised
-from keel.kernels.critics import return_slope
+from keel.kernels.steps import return_slope
 
 LOSS, POLICY, VALUE, ENTROPY, KL, CLIPPED, QUARANTINED, LARGEST, CLONED, NORM = range(10)
 """Indices of the statistics of a step; `POLICY` is the surrogate's loss, `LARGEST` the

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from keel.kernels.adam import adam
 from keel.kernels.compiling import compiled, vectorised
-from keel.kernels.critics import return_slope
 from keel.kernels.mlp import (
     NORM,
     VALUE,
@@ -18,6 +16,7 @@ from keel.kernels.mlp import (
     gather,
     norm_of,
 )
+from keel.kernels.steps import adam, return_slope
 
 ONE, ZERO = np.float32(1.0), np.float32(0.0)
 

@@ -14,24 +14,9 @@ import torch
 from torch import Tensor
 
 from keel.experience.batch import Batch, DemoBatch, chunks
+from keel.losses.ppo import cloning_loss
 from keel.networks.agent import Agent
 from keel.types import HyperParams
-
-
-def cloning_loss(
-    agent: Agent, params: Tensor, demos: DemoBatch, temperature: float | Tensor
-) -> Tensor:
-    """Return the mean of −weight · log π over demonstrated steps that are no padding, `[1]`.
-
-    Args:
-        agent: a single agent.
-        params: `[1, P]`.
-        demos: demonstrated steps.
-        temperature: of the policy.
-    """
-    policy = agent.policy(params, demos.obs, temperature)
-    log_prob = agent.dist.log_prob(policy, demos.action)
-    return -(demos.weight * log_prob).sum().reshape(1) / demos.real.sum().clamp(min=1.0)
 
 
 def mean_cloning_loss(agent: Agent, params: Tensor, demos: DemoBatch, temperature: float) -> float:

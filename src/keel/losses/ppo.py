@@ -10,10 +10,9 @@ from torch import Tensor
 
 from keel.config.common import LOSSES
 from keel.errors import InputError
-from keel.experience.batch import Batch
-from keel.functional import Ratio, aggregate, denominator, kl_estimate, policy_ratio
-from keel.functional.ratio import MAX_LOG_RATIO
-from keel.losses.demos import cloning_loss
+from keel.experience.batch import Batch, DemoBatch
+from keel.functional.ratio import MAX_LOG_RATIO, Ratio, policy_ratio
+from keel.functional.reduce import aggregate, denominator
 from keel.losses.surrogates import SurrogateFunction, SurrogateHparams, evaluate
 from keel.networks.agent import Agent
 from keel.types import HPARAM_INDEX
@@ -139,6 +138,8 @@ class Objective:
 
     def _estimate(self, log_ratio: Tensor) -> Tensor:
         """Estimate KL(old‖new) from actions of the old policy; 0 where quarantined."""
+        from keel.functional.estimators import kl_estimate
+
         moved = log_ratio.detach().nan_to_num(0.0, 0.0, 0.0)
         return kl_estimate(self.kl_measure, -moved, torch.zeros_like(moved))
 
@@ -149,3 +150,19 @@ def _largest(ratio: Ratio, group_axis: int | None) -> Tensor:
     if group_axis is None:
         return size.max().reshape(1)
     return size.movedim(group_axis, 0).flatten(1).amax(1)
+
+
+def cloning_loss(
+    agent: Agent, params: Tensor, demos: DemoBatch, temperature: float | Tensor
+) -> Tensor:
+    """Return the mean of −weight · log π over demonstrated steps that are no padding, `[1]`.
+
+    Args:
+        agent: a single agent.
+        params: `[1, P]`.
+        demos: demonstrated steps.
+        temperature: of the policy.
+    """
+    policy = agent.policy(params, demos.obs, temperature)
+    log_prob = agent.dist.log_prob(policy, demos.action)
+    return -(demos.weight * log_prob).sum().reshape(1) / demos.real.sum().clamp(min=1.0)

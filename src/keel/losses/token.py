@@ -18,11 +18,11 @@ from torch import Tensor
 from keel.config.common import LOSSES
 from keel.distributions.vocabulary import HEAD, HIDDEN, Vocabulary
 from keel.experience.batch import Batch
-from keel.functional import Ratio, aggregate, denominator, kl_loss, policy_ratio, vocabulary_kl
-from keel.functional.ratio import MAX_LOG_RATIO
-from keel.functional.reduce import Reduction
+from keel.functional.estimators import kl_loss
+from keel.functional.ratio import MAX_LOG_RATIO, Ratio, policy_ratio
+from keel.functional.reduce import Reduction, aggregate, denominator
 from keel.functional.surrogate import Surrogate
-from keel.functional.vocabulary import MAX_ELEMENTS
+from keel.functional.vocabulary import MAX_ELEMENTS, vocabulary_kl
 from keel.losses.ppo import Statistics
 from keel.losses.surrogates import SurrogateFunction, SurrogateHparams, evaluate
 from keel.networks.agent import Agent

@@ -1,39 +1,34 @@
-"""Networks: observation trees to policy outputs and values.
+"""Networks: observation trees to policy outputs and values; the usual one, two MLPs.
 
 A `Network` has an actor and a critic; `part` says which of them a call needs. What they share is in
-`trunk`, so that every parameter has one role: actor, critic or shared.
+`trunk`, so that every parameter has one role: actor, critic or shared (`keel.networks.shared`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
+from gymnasium import Space, spaces
 from torch import Tensor, nn
 
 from keel.errors import InputError, check_choice
-from keel.keys import ENCODING, FIRST_ENCODING, MASK
+from keel.functional import value as losses
+from keel.keys import ENCODING, FIRST_ENCODING, MASK, is_image_shape
 from keel.types import Tree
 
 Part = Literal["both", "actor", "critic"]
 Activation = Literal["tanh", "relu", "gelu"]
 MAX_SMALL = 256
 """The width above which matrix products are all that counts, and torch's threads help with them."""
-NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
-"""Filters, size and stride of the convolutions of Mnih et al. 2015."""
-SMALL = ((16, 8, 4), (32, 4, 2))
-"""Those of Mnih et al. 2013: with 256 features a third of the arithmetic."""
-MIDDLE = ((32, 5, 2), (64, 3, 2), (64, 3, 1))
-"""Convolutions for images between 20 and 35 pixels high or wide, which those of 2015 do not fit."""
-TINY = {"nature": ((32, 3, 1), (64, 3, 2)), "small": ((16, 3, 1), (32, 3, 2))}
-"""Convolutions for images from 7×7, such as MiniGrid's."""
-LARGEST_MAP = 65_536
-"""Numbers that the last convolution may give; larger images get more layers of stride 2."""
 SPACE_KEYS_IGNORED = (MASK,)
+FEATURES, ITEMS, LEGAL = "features", "items", "legal"
+"""Keys of `Agent.critic_inputs`; the last two, if the critic looks at items."""
 
 
 class Outputs(NamedTuple):
@@ -102,16 +97,85 @@ class Flatten(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
-class Image(nn.Module):
-    """The one image of a tree of observations, as it is."""
+class Spaces(NamedTuple):
+    """Spaces of an observation, by key."""
 
-    def __init__(self, key: str) -> None:
-        super().__init__()
-        self.key = key
+    shapes: dict[str, tuple[int, ...]]
+    classes: dict[str, tuple[int, ...]]
+    """numbers of classes, of keys that hold integers"""
+    scales: dict[str, float]
+    """what the numbers of keys of rank 3 are multiplied by"""
 
-    def forward(self, obs: Tree) -> Tensor:
-        """Return the image, `[*lead, C, H, W]`."""
-        return obs[self.key]
+    def of(self, keys: list[str]) -> Spaces:
+        """Return the spaces of some keys, in their order."""
+        parts = ({k: part[k] for k in keys if k in part} for part in self)
+        return Spaces(*parts)  # type: ignore[arg-type]
+
+    def flatten(self) -> Flatten:
+        """Return the encoder that lays them out in one vector."""
+        return Flatten(self.shapes, self.classes)
+
+    @property
+    def images(self) -> list[str]:
+        """The keys that a CNN can take."""
+        return [key for key, shape in self.shapes.items() if is_image_shape(shape)]
+
+    def describe(self) -> str:
+        """Return what is taken for what, in words."""
+        words = []
+        for key, shape in self.shapes.items():
+            if key in self.scales:
+                kind = "image" if is_image_shape(shape) else "numbers"
+                channels, height, width = shape
+                scaled = "" if self.scales[key] == 1.0 else f", scaled by {self.scales[key]:.4g}"
+                words.append(f"{key}: {kind} {height}×{width}, {channels} channels{scaled}")
+            elif key in self.classes:
+                words.append(f"{key}: one-hot of {'+'.join(map(str, self.classes[key]))}")
+            else:
+                words.append(f"{key}: {math.prod(shape)} numbers")
+        return "; ".join(words)
+
+
+def image_scale(space: Space[object], encoding: int = ENCODING) -> float:
+    """Return what an image is multiplied by: one from 0 to more than 1 is brought to [0, 1].
+
+    Args:
+        space: of the image.
+        encoding: in the first, the dtype alone decided.
+    """
+    if encoding == FIRST_ENCODING:
+        return 1.0 / 255.0 if space.dtype == np.uint8 else 1.0
+    if not isinstance(space, spaces.Box) or np.min(space.low) < 0:
+        return 1.0
+    high = float(np.max(space.high))
+    return 1.0 / high if 1.0 < high < math.inf else 1.0
+
+
+def spaces_of(observation: Space[object], encoding: int = ENCODING) -> Spaces:
+    """Return shapes, classes and scales of an observation space, as `keel.envs` lays it out.
+
+    Args:
+        observation: the space.
+        encoding: how its parts become numbers (`keel.keys.ENCODING`).
+    """
+    parts: Mapping[str, Space[object]]
+    parts = observation.spaces if isinstance(observation, spaces.Dict) else {"obs": observation}
+    shapes: dict[str, tuple[int, ...]] = {}
+    classes: dict[str, tuple[int, ...]] = {}
+    scales: dict[str, float] = {}
+    for key, space in parts.items():
+        if isinstance(space, spaces.Discrete):
+            shapes[key], classes[key] = (), (int(space.n),)
+        elif isinstance(space, spaces.MultiDiscrete) and encoding != FIRST_ENCODING:
+            shapes[key] = tuple(space.shape)
+            classes[key] = tuple(int(n) for n in space.nvec.reshape(-1))
+        elif space.shape is None:
+            raise InputError(f"observation {key!r}: {space} has no fixed shape")
+        else:
+            shapes[key] = tuple(space.shape) or (1,)
+            if len(space.shape) == 3:
+                scales[key] = image_scale(space, encoding)
+    return Spaces(shapes, classes, scales)
 
 
 class MLP(nn.Module):
@@ -167,99 +231,6 @@ class MLP(nn.Module):
             if i < last or self.act_last:
                 x = self.act(x)
         return x
-
-
-Convolutions = Sequence[tuple[int, int, int]]
-"""Filters, size and stride of each."""
-
-
-def feature_map(shape: tuple[int, ...], convolutions: Convolutions) -> tuple[int, int, int]:
-    """Return channels, height and width after the convolutions; below 1 where they do not fit."""
-    channels, height, width = shape
-    for filters, kernel, stride in convolutions:
-        channels = filters
-        height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
-    return channels, height, width
-
-
-def convolutions_for(shape: tuple[int, ...], kind: str, encoding: int = ENCODING) -> Convolutions:
-    """Return the convolutions that fit an image `[C, H, W]`, from 7×7 to any size.
-
-    Args:
-        shape: of the image.
-        kind: `nature` or `small`; taken as they are wherever they fit.
-        encoding: in the first, they are taken as they are everywhere.
-    """
-    standard: Convolutions = NATURE if kind == "nature" else SMALL
-    if encoding == FIRST_ENCODING:
-        return standard
-    for convolutions in (standard, MIDDLE, TINY[kind]):
-        if min(feature_map(shape, convolutions)) >= 1:
-            break
-    while math.prod(feature_map(shape, convolutions)) > LARGEST_MAP:
-        deeper = (*convolutions, (64, 3, 2))
-        if min(feature_map(shape, deeper)) < 1:
-            break
-        convolutions = deeper
-    return convolutions
-
-
-class CNN(nn.Module):
-    """Convolutions and a layer of `features`, on images `[*lead, C, H, W]`.
-
-    Runs in channels_last memory, which lifts the CPU's convolutions by about a third.
-
-    Args:
-        shape: `[C, H, W]` of an image.
-        generator: source of the orthogonal initial weights.
-        features: width of the last layer.
-        convolutions: filters, size and stride of each.
-        scale: factor on the pixels.
-    """
-
-    def __init__(
-        self,
-        shape: tuple[int, ...],
-        generator: torch.Generator,
-        features: int = 512,
-        *,
-        convolutions: Convolutions = NATURE,
-        scale: float = 1.0 / 255.0,
-    ) -> None:
-        super().__init__()
-        self.scale = scale
-        layers, channels = [], shape[0]
-        for filters, kernel, stride in convolutions:
-            layers.append(nn.Conv2d(channels, filters, kernel, stride=stride))
-            channels = filters
-        channels, height, width = feature_map(shape, convolutions)
-        if height < 1 or width < 1:
-            raise InputError(
-                f"observation {shape}: too small for the CNN, which wants channels first and at "
-                "least 7×7; take `--network.kind mlp`"
-            )
-        self.convolutions = nn.ModuleList(layers)
-        self.linear = nn.Linear(channels * height * width, features)
-        for layer in (*self.convolutions, self.linear):
-            assert isinstance(layer, nn.Linear | nn.Conv2d)
-            orthogonal(layer, math.sqrt(2.0), generator)
-        self.features = features
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return features `[*lead, features]` of images `[*lead, C, H, W]`."""
-        lead = x.shape[:-3]
-        x = x.reshape(-1, *x.shape[-3:]).to(memory_format=torch.channels_last).float()
-        first, *others = self.convolutions
-        assert isinstance(first, nn.Conv2d)
-        # pixels are scaled to [0, 1] by way of the first weights: the images are a thousand times
-        # larger, and a copy of them took a sixth of the pass
-        scaled = first.weight * self.scale
-        x = torch.relu_(nn.functional.conv2d(x, scaled, first.bias, first.stride))
-        for layer in others:
-            x = torch.relu_(layer(x))
-        x = x.permute(0, 2, 3, 1).flatten(1)  # as it lies: channels last, and no copy
-        x = torch.relu_(self.linear(x))
-        return x.reshape(*lead, self.features)
 
 
 class Head(nn.Module):
@@ -339,60 +310,32 @@ class SeparateActorCritic(nn.Module):
         return Outputs(policy, value)
 
 
-class SharedActorCritic(nn.Module):
-    """A shared trunk (`nn.Identity` for none), and two branches: actor and critic.
+@dataclass(frozen=True)
+class Scalar:
+    """A critic with one output, the mean of the return."""
 
-    With a CNN for a trunk the usual choice for pixels; with `Projection` the decoupled network.
-    `encoder` maps observation trees to one tensor, `head` the actor's outputs to the policy's.
-    """
+    outputs: int = 1
+    affine: int = 1
+    """how many of the outputs, the first, can be moved to other units by way of the last layer"""
+    normalized: bool = False
+    """whether its outputs are in units of their own (`keel.networks.popart`)"""
 
-    def __init__(
-        self, encoder: nn.Module, trunk: nn.Module, actor: nn.Module, critic: nn.Module, head: Head
-    ) -> None:
-        super().__init__()
-        self.encoder, self.trunk = encoder, trunk
-        self.head, self.actor, self.critic = head, actor, critic
+    def value(self, raw: Tensor) -> Tensor:
+        """Return the value, the baseline of advantages: `[*lead]`."""
+        return raw.squeeze(-1)
 
-    def forward(self, obs: Tree, part: Part = "both") -> Outputs:
-        """Run actor and critic, or the part asked for."""
-        x = self.trunk(self.encoder(obs))
-        return Outputs(
-            None if part == "critic" else self.head(self.actor(x)),
-            None if part == "actor" else self.critic(x),
-        )
+    def loss(
+        self, raw: Tensor, target: Tensor, old: Tensor | None = None, clip: float | None = None
+    ) -> Tensor:
+        """Return ½(V − R)² per element, `[*lead]`.
 
-
-class Branch(nn.Module):
-    """A branch of the decoupled network: Linear → LayerNorm → ReLU of width `size`, twice."""
-
-    def __init__(self, size: int, generator: torch.Generator) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(size, size) for _ in range(2))
-        self.norms = nn.ModuleList(nn.LayerNorm(size) for _ in range(2))
-        for layer in self.layers:
-            assert isinstance(layer, nn.Linear)
-            orthogonal(layer, math.sqrt(2.0), generator)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply both layers: `[*lead, size]`."""
-        for layer, norm in zip(self.layers, self.norms, strict=True):
-            x = torch.relu(norm(layer(x)))
-        return x
-
-
-class Projection(nn.Module):
-    """The trunk of the decoupled network, `hidden` numbers: LayerNorm → Linear → GELU → Linear."""
-
-    def __init__(
-        self, inputs: int, projection: int, hidden: int, generator: torch.Generator
-    ) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(inputs)
-        self.first, self.second = nn.Linear(inputs, projection), nn.Linear(projection, hidden)
-        for layer in (self.first, self.second):
-            orthogonal(layer, math.sqrt(2.0), generator)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Project observations `[*lead, inputs]`: `[*lead, hidden]`."""
-        projected: Tensor = self.second(nn.functional.gelu(self.first(self.norm(x))))
-        return projected
+        Args:
+            raw: outputs V, `[*lead, 1]`.
+            target: returns R, `[*lead]`.
+            old: outputs before the update, `[*lead, 1]`, around which `clip` holds them.
+            clip: bound on the change of a value; None for none.
+        """
+        now = raw.squeeze(-1)
+        if clip is None or old is None:
+            return losses.squared(now, target)
+        return losses.clipped(now, old.squeeze(-1), target, clip).loss

@@ -10,22 +10,31 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from keel.distributions.actions import Dist
 from keel.errors import InputError
-from keel.keys import MASK
-from keel.networks import popart
-from keel.networks.actor_critic import Outputs, Part, SeparateActorCritic
-from keel.networks.critics import Critic, Scalar
-from keel.networks.multi_input import SeparateJoined
-from keel.networks.own import OwnActorCritic
-from keel.networks.pointer import FEATURES, ITEMS, LEGAL, PointerActorCritic
-from keel.networks.recurrent import CRITIC_HIDDEN_STATE, EPISODE_STARTS
+from keel.keys import CRITIC_HIDDEN_STATE, EPISODE_STARTS, MASK
+from keel.networks.actor_critic import (
+    FEATURES,
+    ITEMS,
+    LEGAL,
+    Outputs,
+    Part,
+    Scalar,
+    SeparateActorCritic,
+)
 from keel.types import Tree
+
+if TYPE_CHECKING:
+    from keel.networks.critics import Critic
+
+UNITS, FRESH_UNITS = "critic_units", (0.0, 1.0, 0.0)
+"""The parameter that holds the units of normalized returns (`keel.networks.popart`): shift, scale,
+and the number of updates behind them."""
 
 
 class Evaluation(NamedTuple):
@@ -120,7 +129,7 @@ class Agent:
         """`[G]`, where there are several"""
         parameters = _parameters_of(network)
         if self.critic.normalized:
-            parameters[popart.NAME] = nn.Parameter(torch.tensor(popart.FRESH))
+            parameters[UNITS] = nn.Parameter(torch.tensor(FRESH_UNITS))
         self.layout = Layout(tuple(parameters), tuple(p.shape for p in parameters.values()))
         self.initial = torch.cat([p.detach().reshape(-1) for p in parameters.values()])[None]
         self.network = network.requires_grad_(False)
@@ -169,10 +178,10 @@ class Agent:
         if self.groups == 1:
             return self._one(params[0], obs, part)
         params = self.of_agents(params)
-        if isinstance(self.network, PointerActorCritic | SeparateJoined | OwnActorCritic):
-            return self._one_by_one(params, obs, part)
         if isinstance(self.network, SeparateActorCritic):
             return self._stacked(params, obs, part)
+        if getattr(self.network, "one_by_one", False):
+            return self._one_by_one(params, obs, part)
 
         def run(row: Tensor, own_obs: Tree) -> tuple[Tensor, ...]:
             policy, value, _ = self._one(row, own_obs, part)
@@ -212,10 +221,13 @@ class Agent:
 
     def outputs_of(self, tree: Tree, obs: Tree, part: Part = "both") -> Outputs:
         """Run the network with parameters by name; a part that is not asked for needs none."""
-        if isinstance(self.network, SeparateActorCritic | PointerActorCritic | OwnActorCritic):
-            return self.network.pure(tree, obs, part)
-        tree = {name: x for name, x in tree.items() if name != popart.NAME}
-        result: Outputs = torch.func.functional_call(self.network, tree, (obs, part))
+        result: Outputs
+        pure = getattr(self.network, "pure", None)
+        if pure is not None:
+            result = pure(tree, obs, part)
+        else:
+            tree = {name: x for name, x in tree.items() if name != UNITS}
+            result = torch.func.functional_call(self.network, tree, (obs, part))
         return result
 
     def named(self, params: Tensor) -> Tree:
@@ -262,11 +274,11 @@ class Agent:
 
         There must be one group; the trunk is frozen.
         """
-        if isinstance(self.network, PointerActorCritic):
-            return self.network.critic_view(obs)
         tree = self.layout.unflatten(params[0].detach())
-        if isinstance(self.network, OwnActorCritic):
-            return self.network.critic_view(tree, obs)
+        view = getattr(self.network, "critic_view", None)
+        if view is not None:
+            inputs: Tree = view(tree, obs)
+            return inputs
         trunk = {k.removeprefix("trunk."): x for k, x in tree.items() if k.startswith("trunk.")}
         with torch.no_grad():
             encoder = getattr(self.network, "critic_encoder", self.network.encoder)
@@ -281,16 +293,19 @@ class Agent:
     def critic_outputs(self, own: Tensor, inputs: Tree) -> Tensor:
         """Return outputs `[*lead, Q]` of the critic's parameters `[1, C]`, on `critic_inputs`."""
         named = self.critic_layout.unflatten(own[0])
-        if isinstance(self.network, OwnActorCritic):
-            return self.network.critic_outputs(named, inputs)
-        tree = {k.removeprefix("critic."): x for k, x in named.items() if k != popart.NAME}
+        value: Tensor
+        own_outputs = getattr(self.network, "critic_outputs", None)
+        if own_outputs is not None:
+            value = own_outputs(named, inputs)
+            return value
+        tree = {k.removeprefix("critic."): x for k, x in named.items() if k != UNITS}
         arguments: list[Tensor | None] = [
             inputs[key] for key in (FEATURES, ITEMS, LEGAL) if key in inputs
         ]
         if EPISODE_STARTS in inputs:
             arguments += [inputs.get(CRITIC_HIDDEN_STATE), inputs[EPISODE_STARTS]]
         output = torch.func.functional_call(self.network.critic, tree, tuple(arguments))  # type: ignore[arg-type]
-        value: Tensor = output[0] if isinstance(output, tuple) else output
+        value = output[0] if isinstance(output, tuple) else output
         return value
 
     def policy(self, params: Tensor, obs: Tree, temperature: float | Tensor = 1.0) -> Tree:
@@ -311,15 +326,22 @@ class Agent:
 
     def value_of(self, params: Tensor, raw: Tensor) -> Tensor:
         """Return the value in units of reward, `[*lead]`, of raw outputs `[*lead, Q]`."""
-        value = self.critic.value(raw)
+        return self.in_reward(params, self.critic.value(raw))
+
+    def in_reward(self, params: Tensor, value: Tensor) -> Tensor:
+        """Convert a value in the units of the critic, `[*lead]`, to units of reward."""
         if not self.critic.normalized:
             return value
+        from keel.networks import popart
+
         return popart.in_reward(self.of_agents(params), value)
 
     def target_of(self, params: Tensor, target: Tensor) -> Tensor:
         """Convert targets in units of reward, `[*lead]`, to the units of the critic."""
         if not self.critic.normalized:
             return target
+        from keel.networks import popart
+
         return popart.in_units(self.of_agents(params), target)
 
     def evaluate(self, params: Tensor, obs: Tree, temperature: float | Tensor = 1.0) -> Evaluation:
@@ -337,22 +359,25 @@ def load_weights(network: nn.Module, weights: Tree) -> None:
         network: of an agent.
         weights: by the names of the agent's layout.
     """
-    if isinstance(network, OwnActorCritic):
-        network.load(weights)
-        return
-    parameters = dict(network.named_parameters())
+    parameters = _held(network) or dict(network.named_parameters())
     with torch.no_grad():
         for name, x in weights.items():
             if name in parameters:
                 parameters[name].copy_(x)
 
 
-def _parameters_of(network: nn.Module) -> dict[str, Tensor]:
+def _held(network: nn.Module) -> Tree:
+    """Return parameters and buffers of a network from outside, by role; of others nothing."""
+    held = getattr(network, "held", None)
+    return {} if held is None else held()
+
+
+def _parameters_of(network: nn.Module) -> Tree:
     """Return what the matrix holds of a network, by name."""
-    if isinstance(network, OwnActorCritic):
-        held = {**dict(network.named_parameters()), **dict(network.named_buffers())}
-        return {weight.name: held[weight.path] for weight in network.weights}
-    everything: dict[str, Tensor] = dict(network.named_parameters())
+    held = _held(network)
+    if held:
+        return held
+    everything: Tree = dict(network.named_parameters())
     # what is frozen beside adapters stays in the module; a network that was here before is
     # frozen as a whole, and learns as a whole
     return {k: p for k, p in everything.items() if p.requires_grad} or everything

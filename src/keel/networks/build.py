@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from gymnasium import spaces
@@ -15,23 +15,13 @@ from keel.config import Critic as CriticConfig
 from keel.config.common import DISTRIBUTIONS, NETWORKS
 from keel.distributions.actions import Categorical, Dist, Gaussian
 from keel.errors import InputError
-from keel.keys import AGENT, ENCODING, STATE
-from keel.networks.actor_critic import (
-    Flatten,
-    SeparateActorCritic,
-)
+from keel.keys import ENCODING
+from keel.networks.actor_critic import Head, Scalar, SeparateActorCritic, Spaces, spaces_of
 from keel.networks.agent import Agent
-from keel.networks.critics import Critic, Histogram, Quantile, Scalar
-from keel.networks.kinds import (
-    Plan,
-    items_key,
-    joined_apart,
-    pointer_network,
-    policy_head,
-    start_state_std,
-)
-from keel.networks.multi_input import Spaces, spaces_of
-from keel.networks.own import OwnActorCritic, build_own
+
+if TYPE_CHECKING:
+    from keel.networks.critics import Critic
+    from keel.networks.own import OwnActorCritic
 
 
 def build_agent(
@@ -62,21 +52,69 @@ def build_agent(
     dist = build_dist(action, squash=config.squash, kind=config.distribution)
     parts = spaces_of(observation, encoding)
     if agents:
+        from keel.networks import several
+
         many = many or Agents()
         if config.kind != "auto" and not NETWORKS.is_builtin(config.kind):
-            return _own_many(observation, action, dist, returns, config, seed, agents, many)
-        return _build_many(parts, dist, returns, config, generator, agents, many)
-    kind = _kind(config, parts.shapes, dist)
+            return several.own_many(observation, action, dist, returns, config, seed, agents, many)
+        return several.build_many(parts, dist, returns, config, generator, agents, many)
+    kind = kind_of(config, parts.shapes, dist)
     network: nn.Module
     if NETWORKS.is_builtin(kind):
         network = NETWORKS.get(kind)(Plan(parts, dist, values, config, generator, encoding))
         start_state_std(network, dist, config)
     else:
-        network = _own(kind, observation, action, dist, returns, config, seed)
+        network = own_network(kind, observation, action, dist, returns, config, seed)
     return Agent(network, dist, critic=returns)
 
 
-def _own(
+class Plan(NamedTuple):
+    """What the builder of a kind of network is told."""
+
+    parts: Spaces
+    dist: Dist
+    values: int
+    """numbers that the critic gives"""
+    config: Network
+    generator: torch.Generator
+    encoding: int = ENCODING
+
+    @property
+    def head(self) -> Head:
+        """The policy's last operation."""
+        return policy_head(self.dist, self.config)
+
+
+def build_mlp(plan: Plan) -> nn.Module:
+    """Build two MLPs, or two with a GRU before their last layers."""
+    parts, _, values, config, generator, _ = plan
+    if config.recurrent != "none":
+        from keel.networks.kinds import recurrent_network
+
+        return recurrent_network("mlp", parts.flatten(), plan.head, values, config, generator)
+    return SeparateActorCritic(
+        parts.flatten(), config.hidden, config.activation, plan.head, values, generator
+    )
+
+
+def policy_head(dist: Dist, config: Network) -> Head:
+    """Build the policy's last operation."""
+    dim = 0 if config.state_std else dist.log_stds
+    if dim:
+        return Head(dist.outputs - dim, torch.full((dim,), config.log_std))
+    return Head(dist.outputs, None)
+
+
+def start_state_std(network: nn.Module, dist: Dist, config: Network) -> None:
+    """Set the initial log-std, as the bias of the outputs that are log-stds."""
+    if not (config.state_std and dist.log_stds):
+        return
+    biases = [p for name, p in network.named_parameters() if name.startswith("actor")]
+    with torch.no_grad():
+        biases[-1][-dist.log_stds :] = config.log_std
+
+
+def own_network(
     kind: str,
     observation: spaces.Space[Any],
     action: spaces.Space[Any],
@@ -85,6 +123,9 @@ def _own(
     config: Network,
     seed: int,
 ) -> OwnActorCritic:
+    """Build a network from outside."""
+    from keel.networks.own import build_own
+
     return build_own(
         NETWORKS.get(kind),
         observation,
@@ -97,113 +138,16 @@ def _own(
     )
 
 
-def _build_many(
-    parts: Spaces,
-    dist: Dist,
-    returns: Critic,
-    config: Network,
-    generator: torch.Generator,
-    agents: Sequence[str],
-    many: Agents,
-) -> Agent:
-    """Build a network for every row of parameters; critics may see more than actors."""
-    shapes, classes, _ = parts
-    kind = _kind(config, {k: x for k, x in shapes.items() if k != STATE}, dist)
-    if kind not in ("mlp", "cnn", "pointer") or config.recurrent != "none":
-        raise InputError(
-            "network: several agents have networks of kind mlp, cnn or pointer without memory, "
-            f"not {kind}" + ("" if config.recurrent == "none" else " with memory")
-        )
-    rows, members = sharing(agents, many.sharing)
-    hidden = {STATE} | (set() if len(rows) < len(agents) else {AGENT})
-    actor_shapes = {key: shape for key, shape in shapes.items() if key not in hidden}
-    critic_shapes = dict(actor_shapes)
-    if many.critic == "central" and STATE in shapes:
-        critic_shapes = {STATE: shapes[STATE], **actor_shapes}
-
-    def network() -> nn.Module:
-        if kind == "pointer":
-            return pointer_network(
-                actor_shapes, critic_shapes, classes, dist, returns.outputs, config, generator
-            )
-        built: nn.Module
-        if kind == "cnn" or parts.of([STATE]).images:
-            views = parts.of(list(actor_shapes)), parts.of(list(critic_shapes))
-            built = joined_apart(
-                *views, policy_head(dist, config), returns.outputs, config, generator
-            )
-        else:
-            built = SeparateActorCritic(
-                Flatten(actor_shapes, classes),
-                config.hidden,
-                config.activation,
-                policy_head(dist, config),
-                returns.outputs,
-                generator,
-                None if critic_shapes == actor_shapes else Flatten(critic_shapes, classes),
-            )
-        start_state_std(built, dist, config)
-        return built
-
-    return _stack([network() for _ in rows], dist, returns, members, rows)
+def items_key(shapes: dict[str, tuple[int, ...]], dist: Dist) -> str | None:
+    """Return the key of the matrix whose rows are what an action chooses from."""
+    matrices = [key for key, shape in shapes.items() if len(shape) == 2]
+    if len(matrices) != 1 or not isinstance(dist, Categorical):
+        return None
+    count = shapes[matrices[0]][0]
+    return matrices[0] if dist.n >= count and dist.n % count < count else None
 
 
-def _own_many(
-    observation: spaces.Space[Any],
-    action: spaces.Space[Any],
-    dist: Dist,
-    returns: Critic,
-    config: Network,
-    seed: int,
-    agents: Sequence[str],
-    many: Agents,
-) -> Agent:
-    """Build a network from outside for every row of parameters; it sees what its agent sees."""
-    assert isinstance(observation, spaces.Dict)
-    if many.critic == "central" and STATE in observation.spaces:
-        raise InputError(
-            f"network.kind {config.kind}: a network of your own sees what its agent sees; "
-            "use agents.critic own"
-        )
-    rows, members = sharing(agents, many.sharing)
-    hidden = {STATE} | (set() if len(rows) < len(agents) else {AGENT})
-    seen = {key: space for key, space in observation.spaces.items() if key not in hidden}
-    networks = [
-        _own(config.kind, spaces.Dict(seen), action, dist, returns, config, seed + row)
-        for row in range(len(rows))
-    ]
-    return _stack(networks, dist, returns, members, rows)
-
-
-def _stack(
-    networks: Sequence[nn.Module],
-    dist: Dist,
-    returns: Critic,
-    members: tuple[int, ...],
-    rows: tuple[str, ...],
-) -> Agent:
-    """Return one agent of equal networks, a row of parameters each."""
-    agents_by_row = [Agent(network, dist, critic=returns) for network in networks]
-    agent = Agent(agents_by_row[0].network, dist, len(rows), returns, members, rows)
-    agent.initial = torch.cat([one.initial for one in agents_by_row])
-    return agent
-
-
-def sharing(agents: Sequence[str], how: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Return the rows of parameters by name, and the row of each agent.
-
-    Args:
-        agents: names of the agents.
-        how: `none`, `all`, or by the kind that a name without its number tells.
-    """
-    if how == "none":
-        return tuple(agents), tuple(range(len(agents)))
-    kinds = ["all" if how == "all" else name.rstrip("0123456789").rstrip("_-") for name in agents]
-    rows = tuple(dict.fromkeys(kinds))
-    return rows, tuple(rows.index(kind) for kind in kinds)
-
-
-def _kind(config: Network, shapes: dict[str, tuple[int, ...]], dist: Dist) -> str:
+def kind_of(config: Network, shapes: dict[str, tuple[int, ...]], dist: Dist) -> str:
     """Return the kind of network that is asked for, or that fits."""
     ranks = [len(shape) for shape in shapes.values()]
     if config.kind == "auto":
@@ -228,6 +172,8 @@ def build_critic(config: CriticConfig) -> Critic:
     )
     if config.kind == "scalar":
         return Scalar(normalized=normalized)
+    from keel.networks.critics import Histogram, Quantile
+
     if config.kind == "quantile":
         return Quantile(
             config.quantiles, config.kappa, config.ordered, config.cvar, normalized=normalized

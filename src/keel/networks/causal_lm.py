@@ -18,9 +18,8 @@ from torch.nn.functional import linear
 from keel.distributions.vocabulary import HEAD, Vocabulary
 from keel.errors import InputError
 from keel.networks import shared_prefix
-from keel.networks.actor_critic import Outputs, Part
+from keel.networks.actor_critic import Outputs, Part, Scalar
 from keel.networks.agent import Agent, Evaluation
-from keel.networks.critics import Scalar
 from keel.parallel import threads
 from keel.types import Tree
 

@@ -1,4 +1,4 @@
-"""The meaning of a critic's outputs: one number, quantiles of the return, or a histogram of it.
+"""Critics of the return's distribution: quantiles of it, or a histogram.
 
 A critic is static and pure, as a distribution is: `raw` `[*lead, outputs]` is what the network
 gives, and targets are λ-returns, single samples of the return as far as λ lets them be. Its numbers
@@ -16,37 +16,7 @@ import torch
 from torch import Tensor
 
 from keel.functional import value as losses
-
-
-@dataclass(frozen=True)
-class Scalar:
-    """A critic with one output, the mean of the return."""
-
-    outputs: int = 1
-    affine: int = 1
-    """how many of the outputs, the first, can be moved to other units by way of the last layer"""
-    normalized: bool = False
-    """whether its outputs are in units of their own (`keel.networks.popart`)"""
-
-    def value(self, raw: Tensor) -> Tensor:
-        """Return the value, the baseline of advantages: `[*lead]`."""
-        return raw.squeeze(-1)
-
-    def loss(
-        self, raw: Tensor, target: Tensor, old: Tensor | None = None, clip: float | None = None
-    ) -> Tensor:
-        """Return ½(V − R)² per element, `[*lead]`.
-
-        Args:
-            raw: outputs V, `[*lead, 1]`.
-            target: returns R, `[*lead]`.
-            old: outputs before the update, `[*lead, 1]`, around which `clip` holds them.
-            clip: bound on the change of a value; None for none.
-        """
-        now = raw.squeeze(-1)
-        if clip is None or old is None:
-            return losses.squared(now, target)
-        return losses.clipped(now, old.squeeze(-1), target, clip).loss
+from keel.networks.actor_critic import Scalar
 
 
 @dataclass(frozen=True)

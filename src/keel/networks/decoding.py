@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from keel.errors import InputError, ShapeError
-from keel.functional._shapes import expect_same, expect_shape
+from keel.errors import InputError, ShapeError, expect_same, expect_shape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

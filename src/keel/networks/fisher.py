@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from keel.distributions.actions import Gaussian
-from keel.functional import fisher_vector_product
+from keel.functional.natural import fisher_vector_product
 from keel.keys import MASK
 from keel.networks.accelerate import fisher_obstacle
 from keel.networks.actor_critic import SeparateActorCritic

@@ -1,60 +1,30 @@
-"""Builders of Keel's own kinds of networks, entries of `keel.config.common.NETWORKS`."""
+"""Builders of Keel's own kinds of networks but the MLP, entries of
+`keel.config.common.NETWORKS`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from keel.config import Network
-from keel.distributions.actions import Categorical, Dist
-from keel.keys import ENCODING
-from keel.networks.actor_critic import (
+from keel.distributions.actions import Dist
+from keel.networks.actor_critic import MLP, Flatten, Head, Spaces
+from keel.networks.build import Plan, items_key
+from keel.networks.multi_input import JoinedEncoder, SeparateJoined
+from keel.networks.pointer import PointerActorCritic
+from keel.networks.recurrent import RecurrentActorCritic, Tower
+from keel.networks.shared import (
     CNN,
-    MLP,
     Branch,
-    Flatten,
-    Head,
     Image,
     Projection,
-    SeparateActorCritic,
     SharedActorCritic,
     convolutions_for,
 )
-from keel.networks.multi_input import JoinedEncoder, SeparateJoined, Spaces
-from keel.networks.pointer import PointerActorCritic
-from keel.networks.recurrent import RecurrentActorCritic, Tower
-
-
-class Plan(NamedTuple):
-    """What the builder of a kind of network is told."""
-
-    parts: Spaces
-    dist: Dist
-    values: int
-    """numbers that the critic gives"""
-    config: Network
-    generator: torch.Generator
-    encoding: int = ENCODING
-
-    @property
-    def head(self) -> Head:
-        """The policy's last operation."""
-        return policy_head(self.dist, self.config)
-
-
-def build_mlp(plan: Plan) -> nn.Module:
-    """Build two MLPs, or two with a GRU before their last layers."""
-    parts, _, values, config, generator, _ = plan
-    if config.recurrent != "none":
-        return _recurrent_network("mlp", parts.flatten(), plan.head, values, config, generator)
-    return SeparateActorCritic(
-        parts.flatten(), config.hidden, config.activation, plan.head, values, generator
-    )
 
 
 def build_cnn(plan: Plan) -> nn.Module:
@@ -77,7 +47,7 @@ def build_decoupled(plan: Plan) -> nn.Module:
     parts, _, values, config, generator, _ = plan
     encoder, head = parts.flatten(), plan.head
     if config.recurrent != "none":
-        return _recurrent_network("decoupled", encoder, head, values, config, generator)
+        return recurrent_network("decoupled", encoder, head, values, config, generator)
     width = config.hidden[-1]
 
     def branch(outputs: int, gain: float) -> nn.Module:
@@ -93,19 +63,10 @@ def build_pointer(plan: Plan) -> nn.Module:
     """Build a network that scores the rows of a matrix."""
     parts, dist, values, config, generator, _ = plan
     if config.recurrent != "none":
-        return _recurrent_network("pointer", parts.flatten(), plan.head, values, config, generator)
+        return recurrent_network("pointer", parts.flatten(), plan.head, values, config, generator)
     return pointer_network(
         parts.shapes, parts.shapes, parts.classes, dist, values, config, generator
     )
-
-
-def items_key(shapes: dict[str, tuple[int, ...]], dist: Dist) -> str | None:
-    """Return the key of the matrix whose rows are what an action chooses from."""
-    matrices = [key for key, shape in shapes.items() if len(shape) == 2]
-    if len(matrices) != 1 or not isinstance(dist, Categorical):
-        return None
-    count = shapes[matrices[0]][0]
-    return matrices[0] if dist.n >= count and dist.n % count < count else None
 
 
 def pointer_network(
@@ -206,7 +167,7 @@ def joined_apart(
     return SeparateJoined(actor_parts.flatten(), critic_parts.flatten(), actor, critic, head)
 
 
-def _recurrent_network(
+def recurrent_network(
     kind: str,
     encoder: Flatten,
     head: Head,
@@ -246,19 +207,3 @@ def _recurrent_actor_critic(
 
     actor, critic = tower("actor", head.outputs, 0.01), tower("critic", values, 1.0)
     return RecurrentActorCritic(encoder, trunk, actor, critic, head)
-
-
-def policy_head(dist: Dist, config: Network) -> Head:
-    dim = 0 if config.state_std else dist.log_stds
-    if dim:
-        return Head(dist.outputs - dim, torch.full((dim,), config.log_std))
-    return Head(dist.outputs, None)
-
-
-def start_state_std(network: nn.Module, dist: Dist, config: Network) -> None:
-    """Set the initial log-std, as the bias of the outputs that are log-stds."""
-    if not (config.state_std and dist.log_stds):
-        return
-    biases = [p for name, p in network.named_parameters() if name.startswith("actor")]
-    with torch.no_grad():
-        biases[-1][-dist.log_stds :] = config.log_std

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from keel.functional.natural import Linear, linearize
 from keel.keys import MASK
-from keel.networks.actor_critic import CNN, MLP, SharedActorCritic
+from keel.networks.actor_critic import MLP
 from keel.networks.agent import Agent
 from keel.networks.recurrent import torch_operations
+from keel.networks.shared import CNN, SharedActorCritic
 from keel.types import Tree
 
 

@@ -19,7 +19,7 @@ Buffers and frozen parameters are saved with the weights, and nothing moves them
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,10 +29,11 @@ from torch import Tensor, nn
 from keel.distributions.actions import Dist
 from keel.errors import InputError
 from keel.keys import MASK
-from keel.networks.actor_critic import MLP, Outputs, Part, widen
-from keel.networks.critics import Critic
-from keel.networks.pointer import FEATURES
+from keel.networks.actor_critic import FEATURES, MLP, Outputs, Part, widen
 from keel.types import Tree
+
+if TYPE_CHECKING:
+    from keel.networks.critics import Critic
 
 ROWS = 3
 """Observations that a new network is tried on."""
@@ -61,7 +62,7 @@ class OwnActorCritic(nn.Module):
         shapes: of one observation, by key; one that is called `obs` is given without its name.
     """
 
-    ragged = True
+    ragged = one_by_one = True
     """Shapes inside are not known."""
 
     def __init__(
@@ -134,11 +135,15 @@ class OwnActorCritic(nn.Module):
 
     def load(self, params: Tree) -> None:
         """Copy parameters by the names of `weights` into the modules."""
-        held = {**dict(self.named_parameters()), **dict(self.named_buffers())}
         with torch.no_grad():
-            for weight in self.weights:
-                if weight.name in params:
-                    held[weight.path].copy_(params[weight.name])
+            for name, x in self.held().items():
+                if name in params:
+                    x.copy_(params[name])
+
+    def held(self) -> Tree:
+        """Return all parameters and buffers by the names of `weights`."""
+        held = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        return {weight.name: held[weight.path] for weight in self.weights}
 
     def _observation(self, obs: Tree) -> tuple[Any, tuple[int, ...]]:
         """Return the observation as modules from outside see it, with one leading axis."""

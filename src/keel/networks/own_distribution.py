@@ -19,7 +19,7 @@ from keel.errors import InputError
 ROWS = 3
 NEEDED = (
     *("outputs", "log_stds", "exact", "exact_entropy", "params", "log_prob", "entropy", "kl"),
-    *("fisher", "noise", "sample", "mode", "to_env", "from_env"),
+    *("compare", "fisher", "noise", "sample", "mode", "to_env", "from_env", "constants"),
 )
 ZERO = 1e-5
 """Largest KL of a distribution from itself: rounding."""

@@ -17,6 +17,9 @@ from torch.nn.functional import linear
 
 from keel.keys import MASK
 from keel.networks.actor_critic import (
+    FEATURES,
+    ITEMS,
+    LEGAL,
     MLP,
     Activation,
     Flatten,
@@ -26,9 +29,6 @@ from keel.networks.actor_critic import (
     orthogonal,
 )
 from keel.types import Tree
-
-FEATURES, ITEMS, LEGAL = "features", "items", "legal"
-"""Keys of `Agent.critic_inputs`; the last two, if the critic looks at items."""
 
 
 class Embedding(nn.Module):
@@ -202,7 +202,7 @@ class PointerActorCritic(nn.Module):
         critic_encoder: of a critic that sees the state alone.
     """
 
-    ragged = True
+    ragged = one_by_one = True
     """Shapes inside depend on the masks."""
 
     def __init__(
@@ -256,7 +256,7 @@ class PointerActorCritic(nn.Module):
                 value = self.critic.pure(params, "critic", *inputs).reshape(*lead, -1)
         return Outputs(policy, value)
 
-    def critic_view(self, obs: Tree) -> Tree:
+    def critic_view(self, params: Tree, obs: Tree) -> Tree:
         """Return the inputs of the critic, of rows `[B, …]`."""
         if self.critic_encoder is not None:
             return {FEATURES: self.critic_encoder(obs)}

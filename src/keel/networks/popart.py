@@ -8,17 +8,11 @@ histogram cannot be moved so, and learns the little that its units drift in an u
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from keel.networks.agent import Agent
+from keel.networks.agent import FRESH_UNITS, Agent
 
-NAME = "critic_units"
-FRESH = (0.0, 1.0, 0.0)
-"""Shift, scale, and the number of updates behind them."""
 RATE = 0.02
 """Rate of the moving averages from 50 updates on; before, all updates count alike."""
 
@@ -47,7 +41,7 @@ def in_units(params: Tensor, value: Tensor) -> Tensor:
 
 def _units(params: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """Return shift and scale of a single agent, or of each agent on the last axis of `value`."""
-    shift, scale, _ = params.detach()[:, -len(FRESH) :].unbind(1)
+    shift, scale, _ = params.detach()[:, -len(FRESH_UNITS) :].unbind(1)
     return (shift[0], scale[0]) if len(params) == 1 else (shift, scale)
 
 
@@ -61,7 +55,7 @@ def rescale_critic(agent: Agent, params: Tensor, mean: Tensor, variance: Tensor)
         variance: `[A]`, of the same targets.
     """
     mean, variance = _pooled(agent, mean, variance)
-    shift, scale, updates = params[:, -len(FRESH) :].unbind(1)
+    shift, scale, updates = params[:, -len(FRESH_UNITS) :].unbind(1)
     rate = torch.clamp(1.0 / (updates + 1.0), min=RATE)
     new_shift = shift + rate * (mean.to(shift) - shift)
     second = (1.0 - rate) * (scale**2 + shift**2) + rate * (variance + mean**2).to(shift)
@@ -72,7 +66,7 @@ def rescale_critic(agent: Agent, params: Tensor, mean: Tensor, variance: Tensor)
     count = agent.critic.affine
     if count:
         _move_last_layer(agent, moved, count, scale / new_scale, (shift - new_shift) / new_scale)
-    moved[:, -len(FRESH) :] = torch.stack([new_shift, new_scale, updates + 1.0], 1)
+    moved[:, -len(FRESH_UNITS) :] = torch.stack([new_shift, new_scale, updates + 1.0], 1)
     return moved
 
 

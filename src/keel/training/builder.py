@@ -7,16 +7,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from keel.algorithms.critic import CriticFit, CriticObjective
-from keel.algorithms.happo import HAPPO
-from keel.algorithms.optimizer import Step, make_chosen_step
-from keel.algorithms.popart import PopArt
+from keel.algorithms.optimizer import Loss, Step, make_chosen_step
 from keel.algorithms.ppo import PPO
-from keel.algorithms.trpo import TRPO
 from keel.config import Config
 from keel.config.common import CONTROLLERS
 from keel.errors import InputError
-from keel.losses.demos import Limit
 from keel.losses.ppo import Objective
 from keel.networks.accelerate import (
     Acceleration,
@@ -34,6 +29,7 @@ from keel.types import HyperParams
 
 if TYPE_CHECKING:
     from keel.controllers.controllers import Controller
+    from keel.losses.demos import Limit
 
 
 def initial_hparams(config: Config) -> HyperParams:
@@ -129,14 +125,13 @@ def acceleration(config: Config, agent: Agent, learner: Agent | None = None) -> 
 
 def build_step(config: Config, agent: Agent, kind: Kind) -> Step:
     """Return the optimizer step of the agent that learns, of the kind chosen by `acceleration`."""
-    region = config.region
-    critic = CriticObjective(region.value_clip) if config.algo == "trpo" else None
-    return make_chosen_step(
-        kind,
-        _stepping(config, agent),
-        critic or build_objective(config),
-        max_grad_norm=region.max_grad_norm,
-    )
+    objective: Loss = build_objective(config)
+    if config.algo == "trpo":
+        from keel.algorithms.critic import CriticObjective
+
+        objective = CriticObjective(config.region.value_clip)
+    norm = config.region.max_grad_norm
+    return make_chosen_step(kind, _stepping(config, agent), objective, max_grad_norm=norm)
 
 
 def _stepping(config: Config, agent: Agent) -> Agent:
@@ -159,9 +154,15 @@ def build_algorithm(config: Config, agent: Agent, step: Step) -> Algorithm:
     build = _build_trpo if config.algo == "trpo" else _build_ppo
     algorithm: Algorithm = build(config, own, step)
     if in_turn:
+        from keel.algorithms.happo import HAPPO
+
         algorithm = HAPPO(agent, algorithm)
     certified = Certified(algorithm, config.region.certify, config.region.gate)
-    return PopArt(certified) if agent.critic.normalized else certified
+    if not agent.critic.normalized:
+        return certified
+    from keel.algorithms.popart import PopArt
+
+    return PopArt(certified)
 
 
 def _build_ppo(config: Config, agent: Agent, step: Step) -> Algorithm:
@@ -182,6 +183,9 @@ def _build_ppo(config: Config, agent: Agent, step: Step) -> Algorithm:
 
 
 def _build_trpo(config: Config, agent: Agent, step: Step) -> Algorithm:
+    from keel.algorithms.critic import CriticFit, CriticObjective
+    from keel.algorithms.trpo import TRPO
+
     region, natural = config.region, config.natural
     return TRPO(
         agent,
@@ -211,8 +215,11 @@ def _minibatch(config: Config) -> int:
 
 def _limit(config: Config) -> Limit | None:
     demos = config.demos
-    adaptive = demos.control == "adaptive" and demos.steer == "gradient"
-    return Limit(demos.coef, demos.max_ratio, demos.coef_min) if adaptive else None
+    if not (demos.path and demos.control == "adaptive" and demos.steer == "gradient"):
+        return None
+    from keel.losses.demos import Limit
+
+    return Limit(demos.coef, demos.max_ratio, demos.coef_min)
 
 
 def build_controllers(config: Config) -> tuple[Controller, ...]:

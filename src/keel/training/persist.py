@@ -23,7 +23,7 @@ from keel.tracking.directory import METRICS, RunDirectory
 from keel.tracking.writer import MetricsWriter, last_record
 from keel.training.checkpoint import mark_best
 from keel.training.signals import EvaluationStopped
-from keel.trust_region.numeric import NumericError
+from keel.trust_region.gate import NumericError
 
 if TYPE_CHECKING:
     from keel.tracking.sinks import Sinks

@@ -26,12 +26,11 @@ from keel.experience.demos import open_demo_dataset
 from keel.experience.targets import check_groups, group_function
 from keel.keys import ENCODING, GROUP
 from keel.networks.accelerate import Acceleration
+from keel.networks.actor_critic import spaces_of
 from keel.networks.agent import Agent
 from keel.networks.build import build_agent
-from keel.networks.devices import find_device
-from keel.networks.multi_input import spaces_of
 from keel.parallel import set_threads
-from keel.resources import cores, expect_memory, keep_memory
+from keel.resources import cores, expect_memory, find_device, keep_memory
 from keel.training.builder import (
     acceleration,
     build_algorithm,

@@ -16,7 +16,7 @@ from torch import Tensor
 from keel.envs import ObsNormalizer
 from keel.experience.batch import Sampled
 from keel.experience.rollout import Rollout
-from keel.functional import walk_back
+from keel.functional.walk_back import walk_back
 from keel.networks.agent import Agent
 from keel.trust_region.measure import Bounded, exact_kl
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from keel.errors import KeelError
 from keel.experience.batch import Batch, Experience
-from keel.functional import Ratio, RatioReport, ratio_report, walk_back
+from keel.functional.ratio import Ratio, RatioReport, ratio_report
+from keel.functional.walk_back import walk_back
 from keel.losses.ppo import Objective
-from keel.losses.token import TokenObjective
 from keel.networks.agent import Agent
 from keel.trust_region.gate import check_replay, is_due, is_odd
 from keel.trust_region.measure import (
@@ -26,6 +26,9 @@ from keel.trust_region.measure import (
     measure,
 )
 from keel.types import POLICY, AlgorithmState, HyperParams, OptimizerState, UpdateReport
+
+if TYPE_CHECKING:
+    from keel.losses.token import TokenObjective
 
 
 class Algorithm(Protocol):

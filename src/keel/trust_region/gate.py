@@ -2,7 +2,7 @@
 
 All rows are replayed in the first updates, and in every tenth after them; in between the first pass
 of the objective tells its largest |log-ratio|, and one that is too large, or a KL that is out of
-all proportion, has all rows replayed at once.
+all proportion, has all rows replayed at once. Numbers that are not finite stop an update, too.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from torch import Tensor
 from keel.errors import KeelError
 from keel.experience.batch import Batch, chunks
 from keel.networks.agent import Agent
-from keel.trust_region.diagnosis import Replay, cause
 from keel.trust_region.measure import measure
-from keel.trust_region.numeric import not_finite
 from keel.types import Tree
 
 GATE = 1e-3
@@ -30,6 +28,9 @@ FIRST_UPDATES, EVERY = 10, 10
 """All rows are replayed in so many updates at first, and once in so many after them."""
 ODD = 100.0
 """A KL of this many times its bound is out of all proportion: the rows are replayed at once."""
+
+BAD_STEPS = 10
+"""So many steps of one update may be skipped for a gradient that is not finite."""
 
 
 class ConsistencyError(KeelError):
@@ -107,6 +108,8 @@ def _message(
     Raises:
         NumericError: the policy gives NaN.
     """
+    from keel.trust_region.diagnosis import Replay, cause
+
     bad = wrong | other
     index = next(index for index in chunks(batch) if bool(bad[index].any()))
     part = batch.part(index)
@@ -170,3 +173,25 @@ def check_objective(gap: float, replayed: float, enforce: bool) -> None:
             f"the objective's own pass sees {gap:.3g} before any step. It evaluates the policy "
             "in another way: at another temperature, with other masks, or on other observations."
         )
+
+
+class NumericError(KeelError):
+    """The loss or the gradients are not finite; `tensors` hold the minibatch and the parameters."""
+
+    def __init__(self, message: str, tensors: Tree) -> None:
+        super().__init__(message)
+        self.tensors = tensors
+
+
+def not_finite(what: str, skipped: int, params: Tensor, minibatch: Tree) -> NumericError:
+    """Return the error of a step that was skipped; it names the columns that are to blame."""
+    wrong = [name for name, x in minibatch.items() if not x.isfinite().all()]
+    cause = f"not finite in the minibatch: {', '.join(wrong)}" if wrong else "the minibatch is fine"
+    large = max((x.abs().max().item(), name) for name, x in minibatch.items() if x.numel())
+    return NumericError(
+        f"{what} is not finite (steps skipped, none applied: {skipped}); {cause}; "
+        f"its largest number is {large[0]:.3g} ({large[1]}), the largest parameter "
+        f"{params.abs().max().item():.3g}. Usual causes: rewards or observations of great size "
+        "(normalize them), a learning rate that is too high",
+        {**minibatch, "params": params},
+    )

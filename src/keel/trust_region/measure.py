@@ -7,10 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from keel.distributions.vocabulary import HEAD, Vocabulary
 from keel.experience.batch import Batch, DemoBatch, chunks
-from keel.functional import Ratio, policy_ratio
 from keel.functional.divergence import exp_minus_linear
+from keel.functional.ratio import Ratio, policy_ratio
 from keel.networks.agent import Agent
 from keel.parallel import parallel_map
 from keel.types import Tree
@@ -132,7 +131,8 @@ def behavior_at(agent: Agent, params: Tensor, batch: Batch, temperature: float) 
             agent.policy(params, {k: x[index] for k, x in batch.obs.items()}, temperature)
             for index in chunks(batch)
         ]
-    return {key: torch.cat([part[key] for part in parts]) for key in parts[0] if key != HEAD}
+    rows = [key for key in parts[0] if key not in agent.dist.constants]
+    return {key: torch.cat([part[key] for part in parts]) for key in rows}
 
 
 def group_mean(x: Tensor, batch: Batch) -> Tensor:
@@ -172,12 +172,5 @@ def kl_metrics(measured: Measurement, batch: Batch) -> dict[str, float]:
 @torch.no_grad()
 def _measure(agent: Agent, params: Tensor, part: Batch, temperature: float) -> Measurement:
     old, now = part.old_policy, agent.policy(params, part.obs, temperature)
-    if isinstance(agent.dist, Vocabulary):
-        kl, reverse, log_prob, entropy = agent.dist.compare(old, now, part.action)
-        return Measurement(kl, reverse, policy_ratio(log_prob, part.log_prob, part.weight), entropy)
-    return Measurement(
-        kl=agent.dist.kl(old, now),
-        kl_reverse=agent.dist.kl(now, old),
-        ratio=policy_ratio(agent.dist.log_prob(now, part.action), part.log_prob, part.weight),
-        entropy=agent.dist.entropy(now),
-    )
+    kl, reverse, log_prob, entropy = agent.dist.compare(old, now, part.action)
+    return Measurement(kl, reverse, policy_ratio(log_prob, part.log_prob, part.weight), entropy)

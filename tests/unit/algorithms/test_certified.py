@@ -16,9 +16,15 @@ from keel.errors import KeelError
 from keel.experience.batch import Batch, Sampled
 from keel.losses.ppo import Objective
 from keel.trust_region.certify import Certified
-from keel.trust_region.gate import GATE, ConsistencyError, _slack, check_replay, replay_gap
+from keel.trust_region.gate import (
+    GATE,
+    ConsistencyError,
+    NumericError,
+    _slack,
+    check_replay,
+    replay_gap,
+)
 from keel.trust_region.measure import exact_kl
-from keel.trust_region.numeric import NumericError
 from keel.types import HyperParams
 
 from .conftest import SHAPES, Setting, build, small

@@ -16,7 +16,7 @@ from keel.experience.batch import CHUNK, Batch
 from keel.losses.ppo import Statistics
 from keel.networks.agent import Agent
 from keel.networks.build import build_agent
-from keel.trust_region.numeric import BAD_STEPS, NumericError
+from keel.trust_region.gate import BAD_STEPS, NumericError
 from keel.types import HyperParams
 
 from .conftest import Setting, build

@@ -13,9 +13,9 @@ from keel.algorithms.optimizer import make_step
 from keel.config import Critic, Network
 from keel.experience.batch import Batch
 from keel.networks.accelerate import critic_step_obstacle
+from keel.networks.actor_critic import FEATURES
 from keel.networks.agent import Agent
 from keel.networks.build import build_agent
-from keel.networks.pointer import FEATURES
 from keel.types import HyperParams, OptimizerState
 
 ROWS, MINIBATCH = 24, 16

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from keel.algorithms.penalties import DeadPenaltyError, check_penalties
+from keel.algorithms.ppo import DeadPenaltyError, check_penalties
 from keel.distributions.composed import SquashedGaussian
 from keel.errors import InputError
 from keel.experience.batch import Batch

@@ -14,7 +14,7 @@ from keel.algorithms.optimizer import StepResult, make_step
 from keel.algorithms.ppo import PPO
 from keel.experience.batch import Batch, Experience, Targets, minibatches
 from keel.losses.ppo import Objective
-from keel.trust_region.numeric import NumericError
+from keel.trust_region.gate import NumericError
 from keel.types import HyperParams, OptimizerState
 
 from .conftest import Setting, build, small

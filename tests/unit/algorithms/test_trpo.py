@@ -200,7 +200,7 @@ def replace_advantage(setting: Setting, change: Callable[[Tensor], Tensor]) -> S
 
 
 def test_an_advantage_that_is_not_finite_stops_the_run(steps: Setting) -> None:
-    from keel.trust_region.numeric import NumericError
+    from keel.trust_region.gate import NumericError
 
     with pytest.raises(NumericError, match=r"policy's gradient is not finite .*: 0\).*advantage"):
         update(replace_advantage(steps, lambda x: x * torch.nan), HyperParams())

@@ -103,7 +103,7 @@ def test_on_policy_values(rows, estimator: str, unbiased: bool):
 
 
 def test_a_gradient_that_nothing_explains_is_said_to_be_so(monkeypatch: pytest.MonkeyPatch):
-    module = import_module("keel.functional.certificate")  # the name itself is the function's
+    module = import_module("keel.functional.gradient_certificate")
     monkeypatch.setattr(module, "OBJECTIVES", {"KL(π‖ref)": module.OBJECTIVES["KL(π‖ref)"]})
     verdicts = {row.estimator: row.descends for row in certificate() if row[1:3] == LOSS_ON_POLICY}
     assert verdicts["k2"] == "KL(π‖ref)"

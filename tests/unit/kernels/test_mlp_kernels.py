@@ -15,7 +15,7 @@ from keel.algorithms.optimizer import BETAS, EPSILON, _adam, _plain_adam, initia
 from keel.config import Network
 from keel.experience.acting import make_actor
 from keel.kernels import mlp as kernels
-from keel.kernels.adam import adam
+from keel.kernels.steps import adam
 from keel.networks.build import build_agent
 
 

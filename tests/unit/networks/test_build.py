@@ -12,9 +12,10 @@ from gymnasium import spaces
 from keel.config import Network
 from keel.envs.spaces import observation_layout
 from keel.errors import InputError
-from keel.networks.actor_critic import LARGEST_MAP, NATURE, SMALL, convolutions_for, feature_map
+from keel.networks.actor_critic import image_scale, spaces_of
 from keel.networks.build import build_agent
-from keel.networks.multi_input import JoinedEncoder, image_scale, spaces_of
+from keel.networks.multi_input import JoinedEncoder
+from keel.networks.shared import LARGEST_MAP, NATURE, SMALL, convolutions_for, feature_map
 
 ACTION = spaces.Discrete(3)
 

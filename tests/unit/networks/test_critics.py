@@ -15,9 +15,10 @@ from keel.config import Network, from_dict
 from keel.errors import InputError
 from keel.functional import value as losses
 from keel.networks import popart
-from keel.networks.agent import Agent
+from keel.networks.actor_critic import Scalar
+from keel.networks.agent import UNITS, Agent
 from keel.networks.build import build_agent
-from keel.networks.critics import Critic, Histogram, Quantile, Scalar, calibration, lower_mean
+from keel.networks.critics import Critic, Histogram, Quantile, calibration, lower_mean
 
 ALL: dict[str, Critic] = {
     "scalar": Scalar(),
@@ -201,9 +202,9 @@ def test_returns_that_do_not_vary_keep_the_scale():
 
 
 def test_a_scalar_critic_has_no_units_unless_asked():
-    assert popart.NAME not in agent_for("scalar").layout.names
-    assert agent_for("scalar", normalize="on").layout.names[-1] == popart.NAME
-    assert agent_for("quantile", normalize="off").layout.names[-1] != popart.NAME
+    assert UNITS not in agent_for("scalar").layout.names
+    assert agent_for("scalar", normalize="on").layout.names[-1] == UNITS
+    assert agent_for("quantile", normalize="off").layout.names[-1] != UNITS
 
 
 def test_the_policy_starts_as_with_a_scalar_critic():

@@ -6,8 +6,9 @@ from gymnasium import spaces
 
 from keel.config import Agents, Network
 from keel.errors import InputError
-from keel.networks.build import build_agent, sharing
+from keel.networks.build import build_agent
 from keel.networks.pointer import Pooled, Scorer
+from keel.networks.several import sharing
 
 OBSERVATION = spaces.Dict(
     {

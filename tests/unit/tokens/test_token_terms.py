@@ -24,8 +24,8 @@ from keel.losses.token import (
     TokenObjective,
     covariances,
 )
+from keel.networks.actor_critic import Scalar
 from keel.networks.agent import Evaluation
-from keel.networks.critics import Scalar
 from keel.types import HyperParams
 
 TOKENS = 4
