@@ -213,6 +213,23 @@ def as_function(function: Any, name: str, takes: Sequence[str] = ()) -> Callable
     return result
 
 
+def lazy_names(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package that imports its names when they are first used.
+
+    Args:
+        package: `__name__` of the package.
+        names: names by their module in the package, separated by spaces.
+    """
+    modules = {name: module for module, line in names.items() for name in line.split()}
+
+    def load(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{package}.{modules[name]}"), name)
+
+    return load
+
+
 def module_origin(module: str) -> str:
     """Return where the package of a module would be imported from, without importing it.
 
