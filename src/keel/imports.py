@@ -219,6 +219,10 @@ def lazy_names(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
     Args:
         package: `__name__` of the package.
         names: names by their module in the package, separated by spaces.
+
+    Examples:
+        >>> lazy_names("keel.tracking", {"lines": "name_lines describe_lines"})("name_lines")([4])
+        'line 4'
     """
     modules = {name: module for module, line in names.items() for name in line.split()}
 
@@ -251,25 +255,3 @@ def module_origin(module: str) -> str:
     if spec.origin is not None:
         return spec.origin if not spec.has_location else str(Path(spec.origin).resolve())
     return ":".join(str(Path(place).resolve()) for place in spec.submodule_search_locations or ())
-
-
-def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """Return a `__getattr__` of a package whose names are imported when they are first used.
-
-    Args:
-        package: its name.
-        modules: public names by the module of the package that defines them.
-
-    Examples:
-        >>> getattr_of_package = lazy_names("keel.tracking", {"lines": ["name_lines"]})
-        >>> getattr_of_package("name_lines")([4])
-        'line 4'
-    """
-    homes = {name: module for module, names in modules.items() for name in names}
-
-    def load(name: str) -> Any:
-        if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
-
-    return load

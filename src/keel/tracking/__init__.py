@@ -45,16 +45,14 @@ __all__ = [
     "run_name",
 ]
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "config_file": ["read_config"],
-        "directory": ["RunDirectory", "run_name"],
-        "listing": ["RunInfo", "list_runs", "run_info"],
-        "metrics": ["REGISTRY", "Canonical", "Metric", "canonical", "documentation", "metric"],
-        "reader": ["MetricsTable", "export_csv", "last_values", "read_metrics"],
-        "resume": ["check_config", "config_changes"],
-        "sinks": ["Sink", "open_sinks"],
-        "writer": ["MetricsWriter"],
-    },
-)
+_NAMES = {
+    "config_file": "read_config",
+    "directory": "RunDirectory run_name",
+    "listing": "RunInfo list_runs run_info",
+    "metrics": "REGISTRY Canonical Metric canonical documentation metric",
+    "reader": "MetricsTable export_csv last_values read_metrics",
+    "resume": "check_config config_changes",
+    "sinks": "Sink open_sinks",
+    "writer": "MetricsWriter",
+}
+__getattr__ = lazy_names(__name__, _NAMES)
