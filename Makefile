@@ -59,10 +59,11 @@ docs: $(READY) ## build the documentation into site/, strictly
 	@out=$$(NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict 2>&1) || { echo "$$out"; exit 1; } # --quiet would hide warnings from --strict
 	@echo "site/index.html"
 
-pictures: $(READY) ## draw the README's picture again (a run of several minutes)
+pictures: $(READY) ## draw the pictures of the README and of a trust region again (needs tmux; minutes)
 	@rm -rf build/pictures
 	@$(BIN)/keel train HalfCheetah-v5 --seed 2 --runs build/pictures --name five
 	@cp build/pictures/five/seed-2/trust-region.png docs/images/halfcheetah-trust-region.png
+	@$(BIN)/python -m benchmarks.live_picture
 
 bench: $(READY) $(PEERS_READY) ## side by side with peers, in one run
 	@$(PEERS)/bin/python -m benchmarks
