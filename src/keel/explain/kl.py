@@ -15,12 +15,7 @@ from keel.explain.explanation import Explanation, Table, bits, make_table, nats_
 from keel.explain.inputs import check_distributions, check_names, check_positive
 from keel.explain.kl_estimates import Estimate, estimate_kl, estimate_numbers, estimate_table
 from keel.explain.kl_figures import draw_discrete, draw_gaussian, log_density
-from keel.explain.kl_sample import (
-    add_sample,
-    compare_estimates,
-    label_outcomes,
-    read_sample,
-)
+from keel.explain.kl_sample import add_sample, compare_estimates, label_outcomes, read_sample
 from keel.functional import (
     categorical_entropy,
     categorical_kl,
