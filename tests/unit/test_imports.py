@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from keel.apps import land, serving
 from keel.errors import InputError
 from keel.imports import import_attribute, import_function, module_origin
 
@@ -41,3 +43,12 @@ def test_where_a_module_lies_is_found_without_importing_it(here: Path) -> None:
     assert "resolver_toys" not in sys.modules
     assert module_origin("no_such_module_anywhere") == ""
     assert module_origin("_imp") == "built-in"
+
+
+@pytest.mark.parametrize("package", [land, serving], ids=["land", "serving"])
+def test_all_public_names_of_a_package_can_be_had(package: ModuleType) -> None:
+    """They are imported when they are first used, so a name without a module is told only then."""
+    assert dir(package) == sorted(package.__all__)
+    assert all(getattr(package, name) is not None for name in package.__all__)
+    with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no attribute 'x'"):
+        getattr(package, "x")  # noqa: B009

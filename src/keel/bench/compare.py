@@ -192,20 +192,15 @@ class _Run:
         return dict(zip(counts, rates, strict=True))
 
     def steady(self, threads: int, repeats: int) -> tuple[list[Reading], list[Reading]]:
-        our_readings: list[Reading] = []
-        peer_readings: list[Reading] = []
-        job = self.settings
+        pairs = []
+        job, peer_job = self.settings, self.settings.replace(threads=threads)
         for repeat in range(1, repeats + 1):
-            our_reading, peer_reading = self.workers.race(
-                (self.ours, job), (self.peer, job.replace(threads=threads))
-            )
-            both = (
-                f"keel {our_reading.rate:,.0f}, {self.peer} {peer_reading.rate:,.0f} {job.unit}/s"
-            )
-            self.log(f"{repeat}/{repeats}: {both}, {our_reading.rate / peer_reading.rate:.2f}×")
-            our_readings.append(our_reading)
-            peer_readings.append(peer_reading)
-        return our_readings, peer_readings
+            pair = self.workers.race((self.ours, job), (self.peer, peer_job))
+            ours, peer = (reading.rate for reading in pair)
+            both = f"keel {ours:,.0f}, {self.peer} {peer:,.0f} {job.unit}/s"
+            self.log(f"{repeat}/{repeats}: {both}, {ours / peer:.2f}×")
+            pairs.append(pair)
+        return [ours for ours, _ in pairs], [peer for _, peer in pairs]
 
     def whole(
         self, settings: Settings, threads: int, repeats: int

@@ -48,13 +48,13 @@ class Settings:
     env: str
     peer_env: str
     """the peer's name for the same environment"""
-    num_envs: int
-    rollout_steps: int
-    minibatch: int
-    epochs: int
     iterations: int
     """measured, after `warmup` others"""
     warmup: int
+    num_envs: int = 8
+    rollout_steps: int = 128
+    minibatch: int = 256
+    epochs: int = 4
     normalize: bool = False
     """observations and rewards, by running statistics"""
     pixels: bool = False
@@ -111,40 +111,20 @@ class Settings:
 
 SETTINGS: dict[Algo, dict[str, Settings]] = {}
 SETTINGS["ppo"] = {
-    "CartPole-v1": Settings(
-        env="CartPole-v1",
-        peer_env="CartPole-v1",
-        num_envs=8,
-        rollout_steps=128,
-        minibatch=256,
-        epochs=4,
-        iterations=60,
-        warmup=6,
-        turn=6,
-    ),
+    "CartPole-v1": Settings("CartPole-v1", "CartPole-v1", iterations=60, warmup=6, turn=6),
     "HalfCheetah-v5": Settings(
-        env="HalfCheetah-v5",
-        peer_env="HalfCheetah-v5",
-        num_envs=8,
-        rollout_steps=256,
-        minibatch=512,
-        epochs=10,
+        "HalfCheetah-v5",
+        "HalfCheetah-v5",
         iterations=20,
         warmup=2,
         turn=2,
+        rollout_steps=256,
+        minibatch=512,
+        epochs=10,
         normalize=True,
     ),
     "Breakout": Settings(
-        env="Breakout",
-        peer_env="BreakoutNoFrameskip-v4",
-        num_envs=8,
-        rollout_steps=128,
-        minibatch=256,
-        epochs=4,
-        iterations=4,
-        warmup=1,
-        turn=1,
-        pixels=True,
+        "Breakout", "BreakoutNoFrameskip-v4", iterations=4, warmup=1, turn=1, pixels=True
     ),
 }
 
@@ -162,15 +142,15 @@ SETTINGS["trpo"] = {
 SETTINGS["tokens"] = {
     # one update on the whole batch, as GRPO has it
     "qwen3-0.8m": Settings(
-        env="qwen3-0.8m",
-        peer_env="qwen3-0.8m",
+        "qwen3-0.8m",
+        "qwen3-0.8m",
+        iterations=12,
+        warmup=2,
+        turn=2,
         num_envs=64,
         rollout_steps=48,
         minibatch=64 * 48,
         epochs=1,
-        iterations=12,
-        warmup=2,
-        turn=2,
         learning_rate=1e-4,
         max_grad_norm=1.0,
         algo="tokens",

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from keel.compare.sources import Run
 from keel.errors import InputError
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Values = NDArray[np.float64]
+Values = NDArray[np.float64]
 
 POINTS = 200
 """Number of points of the grid."""
@@ -39,8 +37,6 @@ def horizon(runs: Sequence[Run], metric: str, max_steps: int | None = None) -> i
 
 def grid_to(end: int) -> Values:
     """Return the steps at which curves are compared: the ends of equal parts, `[POINTS]`."""
-    import numpy as np
-
     return np.linspace(0.0, float(end), POINTS + 1)[1:]
 
 
@@ -54,8 +50,6 @@ def on_grid(run: Run, metric: str, grid: Values) -> Values:
         metric: Name of the metric.
         grid: Ends of the parts, `[POINTS]`.
     """
-    import numpy as np
-
     steps, values = finite_values(run, metric)
     inside = steps <= grid[-1]
     part = np.searchsorted(grid, steps[inside])
@@ -84,8 +78,6 @@ def final_score(run: Run, metric: str, end: int, tail: float) -> float:
 
 def finite_values(run: Run, metric: str) -> tuple[Values, Values]:
     """Return steps and values where the metric is a finite number, `[n]` each."""
-    import numpy as np
-
     values = run.table.columns.get(metric)
     if values is None:
         return np.zeros(0), np.zeros(0)

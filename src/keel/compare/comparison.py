@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +16,11 @@ from torch import Tensor
 from keel.compare.align import (
     EVALUATION,
     RETURN,
+    Values,
     choose_metric,
     describe_metrics,
     final_score,
+    finite_values,
     grid_to,
     horizon,
     on_grid,
@@ -40,11 +42,6 @@ from keel.compare.verdict import (
 )
 from keel.errors import InputError, check_choice
 from keel.functional import Interval, interquartile_mean
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -174,7 +171,7 @@ def _tasks(runs: Sequence[Run], names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _all_have(runs: Sequence[Run], metric: str) -> bool:
-    return all(metric in run.table.columns and np.isfinite(run.table[metric]).any() for run in runs)
+    return all(finite_values(run, metric)[1].size for run in runs)
 
 
 def _group(

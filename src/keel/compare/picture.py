@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from keel.compare.align import grid_to
+from keel.compare.align import Values, grid_to
 from keel.compare.comparison import Comparison, Group
 from keel.compare.tables import number, signed
 from keel.functional import performance_profile
@@ -18,7 +18,6 @@ from keel.tracking.drawing import short, write_png
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from numpy.typing import NDArray
 
 COLORS = (BLUE, ORANGE, GREEN, "#9c36b5", "#0b7285", "#a61e4d", "#5c940d", GREY)
 VERDICTS = {
@@ -34,7 +33,7 @@ def color_of(comparison: Comparison, group: Group) -> str:
     return COLORS[comparison.groups.index(group) % len(COLORS)]
 
 
-def band(curves: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
+def band(curves: Values) -> tuple[Values, ...]:
     """Return low, interquartile mean and high over runs `[runs, grid]`, each `[grid]`.
 
     The band is the range of the middle half of the runs (all of them where they are few): what runs

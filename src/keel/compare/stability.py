@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from keel.compare.align import finite_values
 from keel.compare.sources import Run
 
 LOSSES = ("train/loss", "train/policy_loss")
@@ -43,9 +44,9 @@ def stability_of(runs: Sequence[Run]) -> Stability:
 
 def _variance(run: Run) -> float:
     for name in LOSSES:
-        values = run.table.columns.get(name)
-        if values is not None and np.isfinite(values).any():
-            return float(values[np.isfinite(values)].var())
+        _, values = finite_values(run, name)
+        if values.size:
+            return float(values.var())
     return math.nan
 
 
@@ -70,9 +71,8 @@ def _worst(run: Run) -> tuple[float, float]:
 
 
 def _last(run: Run, name: str) -> float:
-    values = run.table.columns.get(name)
-    finite = values[np.isfinite(values)] if values is not None else np.zeros(0)
-    return float(finite[-1]) if finite.size else math.nan
+    _, values = finite_values(run, name)
+    return float(values[-1]) if values.size else math.nan
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from keel.errors import InputError
-from keel.explain.explanation import Explanation, Table, make_table
+from keel.explain.explanation import Explanation, make_table
 from keel.explain.inputs import check_finite, check_positive
 from keel.functional.surrogate import Surrogate, clip, dual_clip
 from keel.look import BLUE, GREEN, GREY, INK, ORANGE, tidy
@@ -23,6 +23,15 @@ IDEA = (
     "the gradient away. It pulls nothing back, so it does not bound the KL."
 )
 FORMULA = "loss = max(−r·A, −clip(r, 1−ε, 1+ε)·A)"
+SAMPLE = {
+    "ratio π_new/π_old": "ratio",
+    "ratio after the clip": "clipped_ratio",
+    "loss without the clip: −r·A": "unclipped_loss",
+    "loss with the clipped ratio": "clipped_loss",
+    "loss, the larger of the two": "loss",
+    "gradient in r": "gradient",
+}
+"""Numbers of the sample, by their names in the table."""
 
 
 def explain_clip(
@@ -56,25 +65,28 @@ def explain_clip(
     result = surrogate(leaf, torch.tensor(advantage, dtype=torch.float64))
     (gradient,) = torch.autograd.grad(result.loss, leaf)
     bounded = min(max(ratio, 1.0 - low), 1.0 + upper)
-    loss, slope, clipped = result.loss.item(), gradient.item(), bool(result.clipped)
+    clipped = bool(result.clipped)
+    numbers = {
+        "ratio": ratio,
+        "advantage": advantage,
+        "clip_low": low,
+        "clip_high": upper,
+        "clipped_ratio": bounded,
+        "unclipped_loss": -ratio * advantage,
+        "clipped_loss": -bounded * advantage,
+        "loss": result.loss.item(),
+        "gradient": gradient.item(),
+    }
+    rows = [(name, numbers[key]) for name, key in SAMPLE.items()]
+    if dual is not None:
+        rows.insert(4, ("dual clip's ceiling for A < 0", -dual * advantage))
     return Explanation(
         title=f"The clip at ratio {ratio:g}, advantage {advantage:g}",
         idea=IDEA,
         formula=FORMULA,
-        tables=(_sample_table(ratio, bounded, advantage, loss, slope, dual),),
+        tables=(make_table("This sample", ("", ""), rows),),
         meaning=_meaning(ratio, advantage, low, upper, clipped),
-        numbers={
-            "ratio": ratio,
-            "advantage": advantage,
-            "clip_low": low,
-            "clip_high": upper,
-            "clipped_ratio": bounded,
-            "unclipped_loss": -ratio * advantage,
-            "clipped_loss": -bounded * advantage,
-            "loss": loss,
-            "gradient": slope,
-            "clipped": clipped,
-        },
+        numbers=numbers | {"clipped": clipped},
         draw=lambda figure: _draw(figure, surrogate, ratio, advantage, low, upper),
     )
 
@@ -88,22 +100,6 @@ def _check(ratio: float, advantage: float, low: float, high: float, dual: float 
     check_positive("clip-high", high)
     if dual is not None and dual <= 1.0:
         raise InputError(f"dual: expected a number above 1, got {dual:g}")
-
-
-def _sample_table(
-    ratio: float, bounded: float, advantage: float, loss: float, slope: float, dual: float | None
-) -> Table:
-    rows = [
-        ("ratio π_new/π_old", ratio),
-        ("ratio after the clip", bounded),
-        ("loss without the clip: −r·A", -ratio * advantage),
-        ("loss with the clipped ratio", -bounded * advantage),
-        ("loss, the larger of the two", loss),
-        ("gradient in r", slope),
-    ]
-    if dual is not None:
-        rows.insert(4, ("dual clip's ceiling for A < 0", -dual * advantage))
-    return make_table("This sample", ("", ""), rows)
 
 
 def _meaning(ratio: float, advantage: float, low: float, high: float, clipped: bool) -> str:

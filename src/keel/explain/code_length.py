@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from keel.explain.explanation import Explanation, Table, make_table, number
 from keel.explain.figures import legend_below
@@ -17,6 +17,19 @@ if TYPE_CHECKING:
 
 NARROW = 0.04
 """Share of the axis below which an outcome has no room for its name."""
+
+
+class Road(NamedTuple):
+    """Lengths of the roads to a place, in bits."""
+
+    name: str
+    p: float
+    """how often the place is visited"""
+    shortest: float
+    mapped: float
+    detour: float
+    weighted: float
+    """p · detour"""
 
 
 def explain_code_length(
@@ -43,7 +56,7 @@ def explain_code_length(
     weighted = [w * x if w > 0.0 else 0.0 for w, x in zip(p, detours, strict=True)]
     shortest = math.fsum(w * x for w, x in zip(p, best, strict=True) if w > 0.0)
     detour = math.fsum(weighted) if all(map(math.isfinite, weighted)) else math.inf
-    rows = zip(labels, p, best, mapped, detours, weighted, strict=True)
+    roads = list(map(Road, labels, p, best, mapped, detours, weighted))
     return Explanation(
         title=f"A map of the wrong terrain costs {number(detour, 4)} bits a trip",
         idea=(
@@ -53,7 +66,7 @@ def explain_code_length(
         ),
         formula="KL(P‖Q) in bits = Σ P(x) · (−log₂ Q(x) − (−log₂ P(x)))",
         tables=(
-            _road_table(list(rows)),
+            _road_table(roads),
             make_table(
                 "Bits a trip, on average",
                 ("", ""),
@@ -64,17 +77,17 @@ def explain_code_length(
                 ),
             ),
         ),
-        meaning=_meaning(labels, weighted, shortest, detour),
+        meaning=_meaning(roads, shortest, detour),
         numbers={
             "shortest_bits": shortest,
             "mapped_bits": shortest + detour,
             "detour_bits": detour,
             "outcomes": [
                 {"name": name, "p": a, "shortest_bits": b, "mapped_bits": c, "weighted_detour": d}
-                for name, a, b, c, d in zip(labels, p, best, mapped, weighted, strict=True)
+                for name, a, b, c, _, d in roads
             ],
         },
-        draw=lambda figure: _draw(figure, labels, p, best, mapped, weighted, detour),
+        draw=lambda figure: _draw(figure, roads, detour),
     )
 
 
@@ -83,19 +96,21 @@ def _length(probability: float) -> float:
     return -math.log2(probability) + 0.0 if probability > 0.0 else math.inf
 
 
-def _road_table(rows: list[tuple[str, float, float, float, float, float]]) -> Table:
-    cells = ((name, w, number(a, 3), number(b, 3), number(x, 3), y) for name, w, a, b, x, y in rows)
+def _road_table(roads: list[Road]) -> Table:
+    cells = (
+        (name, w, number(a, 3), number(b, 3), number(x, 3), y) for name, w, a, b, x, y in roads
+    )
     columns = ("place", "visited, P", "shortest", "by the map", "detour", "P · detour")
     return make_table("Roads, in bits", columns, cells)
 
 
-def _meaning(labels: list[str], weighted: list[float], shortest: float, detour: float) -> str:
-    worst = labels[max(range(len(labels)), key=weighted.__getitem__)]
+def _meaning(roads: list[Road], shortest: float, detour: float) -> str:
+    worst = max(roads, key=lambda road: road.weighted).name
     if math.isinf(detour):
         return f"The map has no road to {worst!r}, where P goes: no finite detour leads there."
     if detour < 1e-12:
         return "The map is right: no road is longer than it has to be."
-    saved = -math.fsum(x for x in weighted if x < 0.0)
+    saved = -math.fsum(road.weighted for road in roads if road.weighted < 0.0)
     return (
         f"By the map a trip takes {shortest + detour:.4f} bits where {shortest:.4f} would do. "
         f"Roads that are too long cost {detour + saved:.4f}, most of it to {worst!r}; roads that "
@@ -103,27 +118,22 @@ def _meaning(labels: list[str], weighted: list[float], shortest: float, detour: 
     )
 
 
-def _draw(
-    figure: Figure,
-    labels: list[str],
-    p: Sequence[float],
-    best: list[float],
-    mapped: list[float],
-    weighted: list[float],
-    detour: float,
-) -> None:
+def _draw(figure: Figure, roads: list[Road], detour: float) -> None:
     left, right = figure.subplots(1, 2, width_ratios=(1.35, 1.0))
-    top = 1.3 * max([1.0, *filter(math.isfinite, [*best, *mapped])])
-    start = 0.0
-    for width, short, long in zip(p, best, mapped, strict=True):
-        if width > 0.0:
-            _draw_road(left, start, start + width, short, min(long, top))
-        start += width
-    _name_places(left, labels, p)
+    lengths = [x for road in roads for x in (road.shortest, road.mapped)]
+    top = 1.3 * max([1.0, *filter(math.isfinite, lengths)])
+    start, named = 0.0, {}
+    for road in roads:
+        if road.p > 0.0:
+            _draw_road(left, start, start + road.p, road.shortest, min(road.mapped, top))
+        if road.p >= NARROW:
+            named[start + road.p / 2.0] = road.name
+        start += road.p
+    left.set_xticks(list(named), list(named.values()))
     left.set_xlim(0.0, 1.0)
     left.set_ylim(0.0, top)
     tidy(left, "Roads: as wide as the place is visited", "", "bits").grid(False, axis="x")
-    _draw_sum(right, labels, weighted, detour)
+    _draw_sum(right, roads, detour)
     legend_below(figure, left)
 
 
@@ -138,24 +148,17 @@ def _draw_road(axes: Axes, start: float, end: float, short: float, long: float) 
     axes.axvline(end, color=GREY, linewidth=0.6)
 
 
-def _name_places(axes: Axes, labels: list[str], p: Sequence[float]) -> None:
-    ends = [math.fsum(p[: i + 1]) for i in range(len(p))]
-    middles = [(end - width / 2.0, name) for end, width, name in zip(ends, p, labels, strict=True)]
-    named = [pair for pair, width in zip(middles, p, strict=True) if width >= NARROW]
-    axes.set_xticks([position for position, _ in named], [name for _, name in named])
-
-
-def _draw_sum(axes: Axes, labels: list[str], weighted: list[float], detour: float) -> None:
+def _draw_sum(axes: Axes, roads: list[Road], detour: float) -> None:
     """Draw what each place adds, from left to right, and the sum."""
     running = 0.0
-    for position, value in enumerate(weighted):
-        step = value if math.isfinite(value) else 0.0
+    for position, road in enumerate(roads):
+        step = road.weighted if math.isfinite(road.weighted) else 0.0
         axes.bar(position, step, 0.65, bottom=running, color=GREEN if step >= 0.0 else GREY)
         running += step
     if math.isfinite(detour):
-        axes.bar(len(labels), detour, 0.65, color=INK)
+        axes.bar(len(roads), detour, 0.65, color=INK)
     axes.axhline(0.0, color=INK, linewidth=0.8)
     axes.autoscale_view()
     axes.set_ylim(top=1.08 * max(axes.get_ylim()[1], 1e-9))
-    axes.set_xticks(range(len(labels) + 1), [*labels, "KL"])
+    axes.set_xticks(range(len(roads) + 1), [*(road.name for road in roads), "KL"])
     tidy(axes, "Detours, added up", "", "P · detour, bits").grid(False, axis="x")

@@ -14,13 +14,8 @@ from keel.errors import InputError
 from keel.explain.explanation import Explanation, Table, bits, make_table, nats_table, number
 from keel.explain.inputs import check_distributions, check_names, check_positive
 from keel.explain.kl_estimates import Estimate, estimate_kl, estimate_numbers, estimate_table
-from keel.explain.kl_figures import draw_discrete, draw_gaussian, log_density
-from keel.explain.kl_sample import (
-    add_sample,
-    compare_estimates,
-    label_outcomes,
-    read_sample,
-)
+from keel.explain.kl_figures import Outcome, draw_discrete, draw_gaussian, log_density
+from keel.explain.kl_sample import add_sample, compare_estimates, label_outcomes, read_sample
 from keel.functional import (
     categorical_entropy,
     categorical_kl,
@@ -46,7 +41,6 @@ SUMMARY = {
     "Jensen–Shannon (symmetric)": "jensen_shannon_nats",
 }
 """Exact values in nats, by their names in a table."""
-OUTCOME = ("name", "p", "q", "contribution_nats")
 MAX_SAMPLES = 10_000_000
 
 
@@ -82,11 +76,10 @@ def explain_kl(
     exact = _measures(log_p, log_q)
     forward, reverse = exact["kl_nats"], exact["reverse_kl_nats"]
     estimates = _sampled(log_p, log_q, samples, seed)
-    contributions = _contributions(p, q)
-    outcomes = list(zip(labels, p, q, contributions, strict=True))
+    outcomes = [Outcome(*x, _contribution(*x[1:])) for x in zip(labels, p, q, strict=True)]
 
     def picture(shown: list[Estimate]) -> Callable[[Figure], None]:
-        return lambda figure: draw_discrete(figure, labels, p, q, contributions, shown, forward)
+        return lambda figure: draw_discrete(figure, outcomes, shown, forward)
 
     plain = Explanation(
         title=f"KL(P‖Q) = {number(forward)} nats",
@@ -97,10 +90,10 @@ def explain_kl(
             _summary_table(exact),
             estimate_table(estimates, samples, forward),
         ),
-        meaning=_discrete_meaning(exact, labels, p, q),
+        meaning=_discrete_meaning(exact, outcomes),
         numbers={
             **exact,
-            "outcomes": [dict(zip(OUTCOME, row, strict=True)) for row in outcomes],
+            "outcomes": [outcome._asdict() for outcome in outcomes],
             **estimate_numbers(estimates, samples, seed),
         },
         draw=picture(estimates),
@@ -197,11 +190,8 @@ def _gaussian(mean: float, std: float) -> tuple[Tensor, Tensor]:
     return torch.tensor([mean]).double(), torch.tensor([math.log(std)]).double()
 
 
-def _contributions(p: Sequence[float], q: Sequence[float]) -> list[float]:
-    return [
-        0.0 if a == 0.0 else math.inf if b == 0.0 else a * math.log(a / b)
-        for a, b in zip(p, q, strict=True)
-    ]
+def _contribution(p: float, q: float) -> float:
+    return 0.0 if p == 0.0 else math.inf if q == 0.0 else p * math.log(p / q)
 
 
 def _headline(forward: float, reverse: float, h_p: float, h_q: float) -> dict[str, float]:
@@ -217,9 +207,7 @@ def _headline(forward: float, reverse: float, h_p: float, h_q: float) -> dict[st
     }
 
 
-def _outcome_table(
-    outcomes: Sequence[tuple[str, float, float, float]], in_order_of_sample: bool
-) -> Table:
+def _outcome_table(outcomes: Sequence[Outcome], in_order_of_sample: bool) -> Table:
     title = "Outcome by outcome"
     names = [name for name, *_ in outcomes]
     if in_order_of_sample and names != check_names(None, len(names)):
@@ -240,18 +228,16 @@ def _summary_table(exact: Mapping[str, float]) -> Table:
     return make_table("Exact values", ("", "nats", "bits"), rows, digits=5)
 
 
-def _discrete_meaning(
-    exact: Mapping[str, float], labels: list[str], p: Sequence[float], q: Sequence[float]
-) -> str:
+def _discrete_meaning(exact: Mapping[str, float], outcomes: Sequence[Outcome]) -> str:
     forward, h_p = exact["kl_nats"], exact["entropy_p_nats"]
     if math.isinf(forward):
-        name, a = next((n, a) for n, a, b in zip(labels, p, q, strict=True) if a > 0 and b == 0)
+        name, a = next((name, a) for name, a, b, _ in outcomes if a > 0 and b == 0)
         return (
             f"Infinite: Q says {name!r} can never happen, yet under P it happens "
             f"{a:.2%} of the time. No finite number of bits can encode the impossible."
         )
     text = _finite_meaning(forward)
-    unseen = math.fsum(b for a, b in zip(p, q, strict=True) if a == 0.0)
+    unseen = math.fsum(b for _, a, b, _ in outcomes if a == 0.0)
     if unseen > 0.0:
         text += f" P never samples what Q gives {unseen:.2%} of its mass, and k3 misses just that."
     if forward > 0.0:

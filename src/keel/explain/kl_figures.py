@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,16 +17,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+class Outcome(NamedTuple):
+    """An outcome of both distributions, and what it adds to KL(P‖Q)."""
+
+    name: str
+    p: float
+    q: float
+    contribution_nats: float
+
+
 def draw_discrete(
-    figure: Figure,
-    labels: list[str],
-    p: Sequence[float],
-    q: Sequence[float],
-    contributions: list[float],
-    estimates: list[Estimate],
-    exact: float,
+    figure: Figure, outcomes: Sequence[Outcome], estimates: list[Estimate], exact: float
 ) -> None:
     """Draw two distributions, what each outcome adds to KL(P‖Q), and estimates of it."""
+    labels, p, q, contributions = zip(*outcomes, strict=True)
     left, middle, right = figure.subplots(1, 3, width_ratios=(1.25, 1.0, 1.0))
     positions = list(range(len(labels)))
     left.bar([x - 0.2 for x in positions], p, 0.4, color=BLUE, label="P, the world")
@@ -83,7 +87,7 @@ def _draw_estimates(axes: Axes, estimates: list[Estimate], exact: float) -> None
     )
 
 
-def _name_outcomes(axes: Axes, labels: list[str]) -> None:
+def _name_outcomes(axes: Axes, labels: Sequence[str]) -> None:
     axes.set_xticks(range(len(labels)), labels)
     axes.grid(False, axis="x")
     axes.set_xlim(-0.6, len(labels) - 0.4)

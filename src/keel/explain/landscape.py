@@ -145,12 +145,7 @@ def _draw(
 
 
 def _draw_map(
-    axes: Axes,
-    log_ref: Tensor,
-    reward: Tensor,
-    beta: float,
-    labels: Sequence[str],
-    path: Tensor,
+    axes: Axes, log_ref: Tensor, reward: Tensor, beta: float, labels: Sequence[str], path: Tensor
 ) -> None:
     """Draw the triangle of policies: height lines of the reward, rings of the same KL, the path."""
     policies = _grid()

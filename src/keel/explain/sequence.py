@@ -116,10 +116,7 @@ def explain_sequence(
 
 
 def _read(
-    values: Sequence[float],
-    mask: Sequence[float] | None,
-    names: Sequence[str] | None,
-    terms: Terms,
+    values: Sequence[float], mask: Sequence[float] | None, names: Sequence[str] | None, terms: Terms
 ) -> _Terms:
     """Check the input, and return it as tensors; what a mask leaves out may hold any number."""
     check_choice("terms", terms, FORMULAS)

@@ -9,14 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from keel.apps.land import kernels
-from keel.apps.land.arrays import (
-    Array,
-    Month,
-    blank_month,
-    blank_state,
-    blank_world,
-    make_tables,
-)
+from keel.apps.land.arrays import Array, Month, blank_month, blank_state, blank_world, make_tables
 from keel.apps.land.maps import check_seeds, write_maps
 from keel.apps.land.rules import Rules
 from keel.errors import InputError

@@ -110,12 +110,8 @@ def stretch(r, total, requests, replicas):
     times = entry * GRAIN - mean + 1 if entry * GRAIN < MOST_KV else 1 << 30
     for j in range(size):
         q = replicas.batch[r, j]
-        times = min(
-            times,
-            requests.ints[f.Q_PROMPT, q]
-            + requests.ints[f.Q_OUTPUT, q]
-            - requests.ints[f.Q_PROCESSED, q],
-        )
+        tokens = requests.ints[f.Q_PROMPT, q] + requests.ints[f.Q_OUTPUT, q]
+        times = min(times, tokens - requests.ints[f.Q_PROCESSED, q])
     more = times - 1
     if more < 1:
         return 0
@@ -130,9 +126,8 @@ def stretch(r, total, requests, replicas):
     for j in range(size):
         q = replicas.batch[r, j]
         requests.ints[f.Q_PROCESSED, q] += more
-        requests.ints[f.Q_HELD, q] = max(
-            requests.ints[f.Q_HELD, q], blocks_of(requests.ints[f.Q_PROCESSED, q])
-        )
+        needed = blocks_of(requests.ints[f.Q_PROCESSED, q])
+        requests.ints[f.Q_HELD, q] = max(requests.ints[f.Q_HELD, q], needed)
     replicas.ints[f.R_FREE, r] -= blocks
     return more
 
@@ -140,7 +135,8 @@ def stretch(r, total, requests, replicas):
 @outer
 def cut(r, now, requests, replicas):
     """End a stretch with the iteration that is under way now."""
-    done = math.floor((now - replicas.times[f.R_BEGUN, r]) / replicas.times[f.R_SECONDS, r])
+    begun, seconds = replicas.times[f.R_BEGUN, r], replicas.times[f.R_SECONDS, r]
+    done = math.floor((now - begun) / seconds)
     less = replicas.ints[f.R_MORE, r] - done
     if less < 1:
         return
@@ -153,10 +149,8 @@ def cut(r, now, requests, replicas):
         replicas.ints[f.R_FREE, r] += requests.ints[f.Q_HELD, q] - held
         requests.ints[f.Q_HELD, q] = held
     replicas.ints[f.R_MORE, r] = done
-    replicas.times[f.R_END, r] = (
-        replicas.times[f.R_BEGUN, r] + (done + 1) * replicas.times[f.R_SECONDS, r]
-    )
-    replicas.times[f.R_BUSY, r] -= less * replicas.times[f.R_SECONDS, r]
+    replicas.times[f.R_END, r] = begun + (done + 1) * seconds
+    replicas.times[f.R_BUSY, r] -= less * seconds
     replicas.ints[f.R_DONE_TOKENS, r] -= less * replicas.ints[f.R_SIZE, r]
 
 
@@ -166,9 +160,8 @@ def blocks_now(r, now, requests, replicas):
     free = replicas.ints[f.R_FREE, r]
     if replicas.ints[f.R_SIZE, r] == 0 or replicas.ints[f.R_MORE, r] == 0:
         return free
-    less = replicas.ints[f.R_MORE, r] - math.floor(
-        (now - replicas.times[f.R_BEGUN, r]) / replicas.times[f.R_SECONDS, r]
-    )
+    done = math.floor((now - replicas.times[f.R_BEGUN, r]) / replicas.times[f.R_SECONDS, r])
+    less = replicas.ints[f.R_MORE, r] - done
     if less < 1:
         return free
     for j in range(replicas.ints[f.R_SIZE, r]):
@@ -214,11 +207,8 @@ def begin(r, now, clock, plan, requests, replicas):
             more = stretch(r, total, requests, replicas)
     if decoding and replicas.times[f.R_PACE, r] == 0.0:
         replicas.times[f.R_PACE, r] = seconds
-    replicas.times[f.R_BEGUN, r], replicas.times[f.R_SECONDS, r], replicas.ints[f.R_MORE, r] = (
-        now,
-        seconds,
-        more,
-    )
+    replicas.times[f.R_BEGUN, r], replicas.times[f.R_SECONDS, r] = now, seconds
+    replicas.ints[f.R_MORE, r] = more
     replicas.times[f.R_END, r] = now + (more + 1) * seconds
     replicas.times[f.R_BUSY, r] += (more + 1) * seconds
     replicas.ints[f.R_DONE_TOKENS, r] += tokens + more * size
@@ -237,10 +227,8 @@ def complete(r, requests, replicas):
             if math.isnan(requests.times[f.Q_FIRST_TOKEN, q]):
                 requests.times[f.Q_FIRST_TOKEN, q] = now
                 cache_prefix(r, q, requests, replicas)
-        if (
-            requests.ints[f.Q_PROCESSED, q]
-            == requests.ints[f.Q_PROMPT, q] + requests.ints[f.Q_OUTPUT, q]
-        ):
+        tokens = requests.ints[f.Q_PROMPT, q] + requests.ints[f.Q_OUTPUT, q]
+        if requests.ints[f.Q_PROCESSED, q] == tokens:
             requests.times[f.Q_FINISHED, q] = now
             replicas.ints[f.R_FREE, r] += requests.ints[f.Q_HELD, q]
             requests.ints[f.Q_HELD, q] = 0
@@ -273,12 +261,9 @@ def send(q, r, clock, plan, requests, replicas):
     requests.ints[f.Q_REPLICA, q] = r
     now = requests.times[f.Q_ARRIVAL, q]
     need = blocks_of(requests.ints[f.Q_PROMPT, q] + requests.ints[f.Q_OUTPUT, q])
-    if (
-        replicas.ints[f.R_UP, r] == 0
-        or replicas.ints[f.R_WAITING, r] >= plan.queue
-        or need > plan.blocks[r] - plan.watermark[r]
-    ):
-        requests.ints[f.Q_LOST, q] = FAILED if replicas.ints[f.R_UP, r] == 0 else TURNED_AWAY
+    down, full = replicas.ints[f.R_UP, r] == 0, replicas.ints[f.R_WAITING, r] >= plan.queue
+    if down or full or need > plan.blocks[r] - plan.watermark[r]:
+        requests.ints[f.Q_LOST, q] = FAILED if down else TURNED_AWAY
         requests.times[f.Q_FINISHED, q] = now
         return
     push_back(r, q, requests, replicas)

@@ -129,9 +129,8 @@ def read_on(r, tokens, prompts, i, end, requests, replicas, plan):
     running, left = replicas.running[r], 0
     for j in range(prompts):
         q = running[j]
-        more = min(
-            requests.ints[f.Q_PREFILL, q] - requests.ints[f.Q_PROCESSED, q], plan.chunk - tokens
-        )
+        unread = requests.ints[f.Q_PREFILL, q] - requests.ints[f.Q_PROCESSED, q]
+        more = min(unread, plan.chunk - tokens)
         if more > 0:
             add(r, q, more, replicas)
             tokens += more
@@ -143,9 +142,8 @@ def read_on(r, tokens, prompts, i, end, requests, replicas, plan):
         left += 1
     for j in range(1, left):  # few, and nearly sorted
         q, k = running[j], j
-        while (
-            k > 0 and requests.times[f.Q_ARRIVAL, running[k - 1]] > requests.times[f.Q_ARRIVAL, q]
-        ):
+        came = requests.times[f.Q_ARRIVAL, q]
+        while k > 0 and requests.times[f.Q_ARRIVAL, running[k - 1]] > came:
             running[k] = running[k - 1]
             k -= 1
         running[k] = q
@@ -171,10 +169,7 @@ def admit(r, now, tokens, requests, replicas, plan):
     """Admit waiting requests, first come, first served, while memory lasts."""
     while replicas.ints[f.R_HEAD, r] != NONE:
         q = replicas.ints[f.R_HEAD, r]
-        if (
-            replicas.ints[f.R_SIZE, r] + replicas.ints[f.R_ASIDE, r] >= plan.cap
-            or replicas.ints[f.R_SIZE, r] >= plan.cap
-        ):
+        if replicas.ints[f.R_SIZE, r] + replicas.ints[f.R_ASIDE, r] >= plan.cap:
             break
         need = blocks_of(requests.ints[f.Q_PREFILL, q])
         if replicas.ints[f.R_FREE, r] - need < plan.watermark[r]:

@@ -145,11 +145,8 @@ def heuristic_cost(kind, r, q, plan, telemetry, requests, view):
         return float(outstanding)
     if kind == LEAST_BY_SPEED:
         return (outstanding + 1) / speed_of(r, plan, telemetry, view)
-    work = (
-        view.ints[f.V_UNREAD, r]
-        + view.ints[f.V_SENT_TOKENS, r]
-        + telemetry.mean_output * outstanding
-    )
+    unread = view.ints[f.V_UNREAD, r] + view.ints[f.V_SENT_TOKENS, r]
+    work = unread + telemetry.mean_output * outstanding
     if kind == STICKY:
         return outstanding - 1e9 * (view.ints[f.V_HIT, r] / requests.ints[f.Q_PROMPT, q])
     if kind == WORK:
@@ -174,11 +171,8 @@ def choose(kind, q, plan, telemetry, requests, view, dice):
     if kind == TWO:
         one, other = random_live_replica(view, dice), random_live_replica(view, dice)
         first = heuristic_cost(kind, one, q, plan, telemetry, requests, view)
-        return (
-            one
-            if first <= heuristic_cost(kind, other, q, plan, telemetry, requests, view)
-            else other
-        )
+        second = heuristic_cost(kind, other, q, plan, telemetry, requests, view)
+        return one if first <= second else other
     best, least, ties = -1, np.inf, 0
     for r in range(count):
         if view.ints[f.V_UP, r] == 0:
@@ -213,9 +207,8 @@ def simulate(kind, clock, plan, telemetry, failures, requests, replicas, index, 
     """Simulate a trace with one router, to the end of the last request."""
     at = 0
     for q in range(len(requests.times[f.Q_ARRIVAL])):
-        at = apply_failures(
-            requests.times[f.Q_ARRIVAL, q], at, failures, clock, plan, requests, replicas, index
-        )
+        now = requests.times[f.Q_ARRIVAL, q]
+        at = apply_failures(now, at, failures, clock, plan, requests, replicas, index)
         observe(q, clock, plan, telemetry, requests, replicas, index, view)
         r = choose(kind, q, plan, telemetry, requests, view, dice)
         send_and_record(q, r, clock, plan, requests, replicas, index, view)
@@ -241,10 +234,8 @@ def copy_replica(r, replicas, spare):
         length = replicas.ring.shape[1]
         for j in range(replicas.ints[f.R_RING_COUNT, r]):
             k = (replicas.ints[f.R_RING_FROM, r] + j) % length
-            spare.ring[0, k, 0], spare.ring[0, k, 1] = (
-                replicas.ring[r, k, 0],
-                replicas.ring[r, k, 1],
-            )
+            spare.ring[0, k, 0] = replicas.ring[r, k, 0]
+            spare.ring[0, k, 1] = replicas.ring[r, k, 1]
 
 
 @outer
@@ -284,13 +275,29 @@ def cost_of_all(r, q, weights, requests, future):
     return total
 
 
+@outer
+def cost_of_choice(q, r, weights, clock, plan, requests, future, replicas, spare):
+    """Return what sending a request to a replica costs all requests there.
+
+    The future of the replica is simulated to its end without the request and with it, with its true
+    lengths, speed and cache. `plan` is that of the replica alone.
+    """
+    cost = 0.0
+    for sign in (-1.0, 1.0):
+        copy_requests(q, requests, future)
+        copy_replica(r, replicas, spare)
+        if sign > 0.0:
+            send(q, 0, clock, plan, future, spare)
+        advance(0, np.inf, clock, plan, future, spare)
+        cost += sign * cost_of_all(r, q, weights, requests, future)
+    return cost
+
+
 @compiled
 def clairvoyant(weights, clock, plan, plans, requests, future, replicas, spare, failures, index):
     """Simulate a trace with a router that knows all lengths, speeds and caches.
 
-    For every request and replica the replica's future is simulated to its end, with and without
-    the request; it is sent where the total cost increases least. `plans` are those of single
-    replicas.
+    A request is sent where the total cost increases least. `plans` are those of single replicas.
     """
     at = 0
     for q in range(len(requests.times[f.Q_ARRIVAL])):
@@ -302,14 +309,9 @@ def clairvoyant(weights, clock, plan, plans, requests, future, replicas, spare, 
         for r in range(len(replicas.ints[f.R_HEAD])):
             if replicas.ints[f.R_UP, r] == 0:
                 continue
-            extra = 0.0
-            for sign in (-1.0, 1.0):
-                copy_requests(q, requests, future)
-                copy_replica(r, replicas, spare)
-                if sign > 0.0:
-                    send(q, 0, clock, plans[r], future, spare)
-                advance(0, np.inf, clock, plans[r], future, spare)
-                extra += sign * cost_of_all(r, q, weights, requests, future)
+            extra = cost_of_choice(
+                q, r, weights, clock, plans[r], requests, future, replicas, spare
+            )
             if extra < least:
                 best, least = r, extra
         send(q, best, clock, plan, requests, replicas)

@@ -16,12 +16,10 @@ import numpy as np
 from keel.apps.serving import fields as f
 from keel.apps.serving.arrays import Plan, Replicas, Requests, Telemetry, View
 from keel.apps.serving.compiling import compiled, inner, outer
-from keel.apps.serving.kernels import advance, send
+from keel.apps.serving.kernels import advance
 from keel.apps.serving.kernels_route import (
     apply_failures,
-    copy_replica,
-    copy_requests,
-    cost_of_all,
+    cost_of_choice,
     observe,
     send_and_record,
 )
@@ -147,25 +145,13 @@ def observe_cluster(c, at, clock, plans, telemetries, failures, next_failure, re
     q, plan = at[c], plan_of(c, plans)
     own, own_replicas = requests_of(c, requests), replicas_of(c, replicas)
     own_index, view = replicas_of(c, index), view_of(c, views)
+    now, prompt = own.times[f.Q_ARRIVAL, q], own.ints[f.Q_PROMPT, q]
     next_failure[c] = apply_failures(
-        own.times[f.Q_ARRIVAL, q],
-        next_failure[c],
-        failures[c],
-        clock,
-        plan,
-        own,
-        own_replicas,
-        own_index,
+        now, next_failure[c], failures[c], clock, plan, own, own_replicas, own_index
     )
     observe(q, clock, plan, telemetry_of(c, telemetries), own, own_replicas, own_index, view)
-    write_observation(
-        own.times[f.Q_ARRIVAL, q],
-        own.ints[f.Q_PROMPT, q],
-        view,
-        observations[0][c],
-        observations[1][c],
-        observations[2][c],
-    )
+    features, request, mask = observations
+    write_observation(now, prompt, view, features[c], request[c], mask[c])
 
 
 @compiled
@@ -188,36 +174,29 @@ def step_clusters(part, action, weights, cost, at, clock, plans, telemetries, fa
     for c in part:
         q, plan = at[c], plan_of(c, plans)
         own, own_replicas = requests_of(c, requests), replicas_of(c, replicas)
-        send_and_record(
-            q, action[c], clock, plan, own, own_replicas, replicas_of(c, index), view_of(c, views)
-        )
+        own_index, view = replicas_of(c, index), view_of(c, views)
+        send_and_record(q, action[c], clock, plan, own, own_replicas, own_index, view)
+        now = own.times[f.Q_ARRIVAL, q]
         if q + 1 < len(own.times[f.Q_ARRIVAL]):
             at[c] = q + 1
             observe_cluster(c, at, clock, plans, telemetries, failures, next_failure, requests,
                             replicas, index, views, observations)  # fmt: skip
-            cost[c] = cost_between(
-                q, weights, own, own.times[f.Q_ARRIVAL, q], own.times[f.Q_ARRIVAL, q + 1]
-            )
+            cost[c] = cost_between(q, weights, own, now, own.times[f.Q_ARRIVAL, q + 1])
             continue
         next_failure[c] = apply_failures(
-            np.inf, next_failure[c], failures[c], clock, plan, own, own_replicas,
-            replicas_of(c, index),
-        )  # fmt: skip
+            np.inf, next_failure[c], failures[c], clock, plan, own, own_replicas, own_index
+        )
         for r in range(len(own_replicas.ints[f.R_HEAD])):
             advance(r, np.inf, clock, plan, own, own_replicas)
-        until = own.times[f.Q_ARRIVAL, q]
+        until = now
         for i in range(len(own.times[f.Q_ARRIVAL])):
             until = max(until, own.times[f.Q_FINISHED, i])
-        cost[c] = cost_between(q, weights, own, own.times[f.Q_ARRIVAL, q], until)
+        cost[c] = cost_between(q, weights, own, now, until)
 
 
 @compiled
 def counterfactual_costs(part, weights, at, clock, plans, requests, future, replicas, spare, cost):
-    """Write the cost of each choice to all requests of its replica, `cost` `[C, R]`.
-
-    The future of each replica is simulated with its true lengths, speeds and caches, with the
-    request and without.
-    """
+    """Write the cost of each choice to all requests of its replica, `cost` `[C, R]`."""
     for c in part:
         q = at[c]
         own, own_replicas = requests_of(c, requests), replicas_of(c, replicas)
@@ -226,12 +205,7 @@ def counterfactual_costs(part, weights, at, clock, plans, requests, future, repl
             if own_replicas.ints[f.R_UP, r] == 0:
                 cost[c, r] = weights.lost
                 continue
-            cost[c, r] = 0.0
             single = single_plan(c, r, plans)
-            for sign in (-1.0, 1.0):
-                copy_requests(q, own, then)
-                copy_replica(r, own_replicas, alone)
-                if sign > 0.0:
-                    send(q, 0, clock, single, then, alone)
-                advance(0, np.inf, clock, single, then, alone)
-                cost[c, r] += sign * cost_of_all(r, q, weights, own, then)
+            cost[c, r] = cost_of_choice(
+                q, r, weights, clock, single, own, then, own_replicas, alone
+            )

@@ -32,11 +32,7 @@ def write_timeline(result: SimulationResult, path: Path) -> None:
         own = requests.ints[f.Q_REPLICA] == r
         came, begun, gone = (
             np.sort(x[own & ~np.isnan(x)])
-            for x in (
-                requests.times[f.Q_ARRIVAL],
-                requests.times[f.Q_STARTED],
-                requests.times[f.Q_FINISHED],
-            )
+            for x in requests.times[[f.Q_ARRIVAL, f.Q_STARTED, f.Q_FINISHED]]
         )
         here, in_work, left = (np.searchsorted(x, moments, "right") for x in (came, begun, gone))
         running = np.maximum(in_work - left, 0)

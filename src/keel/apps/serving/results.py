@@ -80,14 +80,14 @@ def summarize(result: SimulationResult, objective: Objective | None = None) -> R
     """
     objective = objective or Objective()
     requests, replicas = result.requests, result.replicas
-    served = requests.ints[f.Q_LOST] == 0
+    lost, replica = requests.ints[[f.Q_LOST, f.Q_REPLICA]]
+    served = lost == 0
+    output, hits, prompts = requests.ints[[f.Q_OUTPUT, f.Q_HIT, f.Q_PROMPT]][:, served].sum(1)
     ttft, tpot, end_to_end = latencies(result)
     within_slo = served & (ttft <= objective.ttft) & ~(tpot > objective.tpot)
     span = max(end_time(result) - float(requests.times[f.Q_ARRIVAL][0]), 1e-9)
     count = replicas.ints.shape[1]
-    sent = np.bincount(
-        requests.ints[f.Q_REPLICA][requests.ints[f.Q_REPLICA] >= 0], minlength=count
-    ).astype(float)
+    sent = np.bincount(replica[replica >= 0], minlength=count).astype(float)
     share = sent / max(1.0, sent.sum())
     return Report(
         router=result.router,
@@ -98,15 +98,13 @@ def summarize(result: SimulationResult, objective: Objective | None = None) -> R
         slo=float(within_slo.mean()),
         throughput=float(served.sum()) / span,
         goodput=float(within_slo.sum()) / span,
-        tokens_per_second=float(requests.ints[f.Q_OUTPUT][served].sum()) / span,
+        tokens_per_second=float(output) / span,
         dropped=int((~served).sum()),
-        turned_away=int((requests.ints[f.Q_LOST] == 1).sum()),
-        gave_up=int((requests.ints[f.Q_LOST] == 2).sum()),
-        failed=int((requests.ints[f.Q_LOST] == 3).sum()),
+        turned_away=int((lost == 1).sum()),
+        gave_up=int((lost == 2).sum()),
+        failed=int((lost == 3).sum()),
         restarts=int(requests.ints[f.Q_RESTARTS].sum()),
-        cache_hits=float(
-            requests.ints[f.Q_HIT][served].sum() / max(1, requests.ints[f.Q_PROMPT][served].sum())
-        ),
+        cache_hits=float(hits / max(1, prompts)),
         utilisation=tuple((replicas.times[f.R_BUSY] / span).tolist()),
         shares=tuple(share.tolist()),
         fairness=float(share.sum() ** 2 / (count * (share**2).sum())) if sent.sum() else 1.0,
@@ -129,17 +127,11 @@ def latencies(result: SimulationResult) -> tuple[Floats, Floats, Floats]:
     Returns:
         Seconds to the first token, per token after it (NaN if there is only one), and to the end.
     """
-    requests = result.requests
-    ttft = requests.times[f.Q_FIRST_TOKEN] - requests.times[f.Q_ARRIVAL]
-    end_to_end = requests.times[f.Q_FINISHED] - requests.times[f.Q_ARRIVAL]
-    more = requests.ints[f.Q_OUTPUT] - 1
+    arrival, _, first_token, finished = result.requests.times
+    more = result.requests.ints[f.Q_OUTPUT] - 1
     with np.errstate(invalid="ignore", divide="ignore"):
-        tpot = np.where(
-            more > 0,
-            (requests.times[f.Q_FINISHED] - requests.times[f.Q_FIRST_TOKEN]) / more,
-            np.nan,
-        )
-    return ttft, tpot, end_to_end
+        tpot = np.where(more > 0, (finished - first_token) / more, np.nan)
+    return first_token - arrival, tpot, finished - arrival
 
 
 def _summary(x: Floats) -> LatencySummary:

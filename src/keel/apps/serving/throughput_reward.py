@@ -181,9 +181,7 @@ def measure_clusters(
     count = done.sum(1)
     span = np.maximum(now - arrival[:, 0], 1e-9)
     waited = np.where(done, requests.times[:, f.Q_FIRST_TOKEN] - arrival, 0.0).sum(1)
-    queues: Ints = (
-        replicas.ints[:, f.R_WAITING] + replicas.ints[:, f.R_ASIDE] + replicas.ints[:, f.R_SIZE]
-    )
+    queues: Ints = replicas.ints[:, [f.R_WAITING, f.R_ASIDE, f.R_SIZE]].sum(1)
     mean = queues.mean(1)
     uneven = np.where(mean > 0, queues.std(1) / np.maximum(mean, 1e-9), 0.0)
     return count / span, waited / np.maximum(count, 1), uneven

@@ -97,10 +97,7 @@ class ServingEnvs:
         self._parts = np.zeros((len(RewardTerms._fields), num_envs))
         self.action_space = spaces.Discrete(setting.replicas)
         self.observation_space = spaces.Dict(
-            {
-                "replicas": _box(setting.replicas, len(REPLICA)),
-                "request": _box(len(REQUEST)),
-            }
+            {"replicas": _box(setting.replicas, len(REPLICA)), "request": _box(len(REQUEST))}
         )
 
     def reset(self, seed: int) -> Obs:

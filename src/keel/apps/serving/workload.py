@@ -193,13 +193,7 @@ def _sorted(
     if not requests:
         raise InputError(f"{path}: holds no requests")
     order = sorted(range(len(requests)), key=lambda i: requests[i][0])
-    begin = requests[order[0]][0]
-    blocks = [names[i] for i in order] if names is not None else [[] for _ in order]
-    return make_workload(
-        [requests[i][0] - begin for i in order],
-        [requests[i][1] for i in order],
-        [requests[i][2] for i in order],
-        np.cumsum([0, *map(len, blocks)]),
-        [x for part in blocks for x in part],
-        block,
-    )
+    arrival, prompt, output = zip(*(requests[i] for i in order), strict=True)
+    blocks = [names[i] if names is not None else [] for i in order]
+    first, hashes = np.cumsum([0, *map(len, blocks)]), [x for part in blocks for x in part]
+    return make_workload(np.subtract(arrival, arrival[0]), prompt, output, first, hashes, block)

@@ -26,7 +26,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Router:
-    """Reverse proxy with its policy and metrics; `start` it inside of a running loop.
+    """Reverse proxy with its policy and metrics; `open` it inside of a running loop.
 
     Args:
         backends: The servers.
@@ -54,11 +54,6 @@ class Router:
     async def probe_backends(self) -> None:
         """Find the backends that answer."""
         await self.forwarder.start_monitoring()
-
-    async def start(self) -> None:
-        """Get ready, and find the backends that answer."""
-        self.open()
-        await self.probe_backends()
 
     async def close(self) -> None:
         """Release all resources, after the last response."""
