@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
@@ -12,6 +11,7 @@ import tyro
 from tyro.conf import arg
 
 from keel.cli.arguments import read_options
+from keel.cli.strict_json import print_json
 from keel.errors import check_choice
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def run(args: Sequence[str]) -> int:
         log=lambda line: console.print(line, style="dim", markup=False),
     )
     if options.json:
-        print(json.dumps(dataclasses.asdict(result), allow_nan=False))  # noqa: T201
+        print_json(dataclasses.asdict(result))
     else:
         _print(result)
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from tyro.conf import Positional, arg
 
 from keel.cli.arguments import read_options
 from keel.cli.legacy_flags import take_tags
+from keel.cli.strict_json import print_json
 from keel.errors import InputError
 from keel.printing import printable
 
@@ -83,7 +83,7 @@ def run(args: Sequence[str]) -> int:
         mapping=dict(_pair(assignment) for assignment in options.map),
     )
     if options.json:
-        print(json.dumps(as_json(comparison), allow_nan=False))  # noqa: T201
+        print_json(as_json(comparison))
     else:
         print_comparison(comparison)
     write_files(comparison, options.png, options.html, quiet=options.json)

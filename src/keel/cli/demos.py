@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import tyro
 from tyro.conf import Positional, arg
 
 from keel.cli.arguments import read_options
+from keel.cli.strict_json import print_json
 from keel.errors import InputError, check_choice
 from keel.printing import printable
 
@@ -149,7 +149,7 @@ def _print_demos(demos: Demos, name: str, as_json: bool) -> int:
             "returns": returns,
             "lengths": list(demos.lengths),
         }
-        print(json.dumps(summary, allow_nan=False))  # noqa: T201
+        print_json(summary)
         return 0
     text = (
         f"{name}: {demos.env}, {len(returns)} episodes, {demos.steps:,} steps, "

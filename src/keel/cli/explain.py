@@ -5,24 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from keel.cli.arguments import read_options
-from keel.cli.explain_kl import KL, CodeLength, Estimators, Projection, SequenceKL
-from keel.cli.explain_policy import Advantage, Clip, Landscape, Penalty, States, TrustRegion
+from keel.cli.explain_topics import (
+    KL,
+    Advantage,
+    Clip,
+    CodeLength,
+    Estimators,
+    Landscape,
+    Penalty,
+    Projection,
+    SequenceKL,
+    States,
+    Topic,
+    TrustRegion,
+)
 from keel.cli.strict_json import print_json
 from keel.errors import check_choice
 
-Topic = (
-    KL
-    | CodeLength
-    | Projection
-    | SequenceKL
-    | Clip
-    | Penalty
-    | Landscape
-    | TrustRegion
-    | States
-    | Estimators
-    | Advantage
-)
 TOPICS: dict[str, type[Topic]] = {
     "kl": KL,
     "code-length": CodeLength,
@@ -50,7 +49,7 @@ def run(args: Sequence[str]) -> int:
         from keel.explain.figures import check_picture_path
 
         check_picture_path(output.plot)
-    explanation = options.explain()
+    explanation = options.explain(f"explain_{args[0].replace('-', '_')}")
     if output.plot is not None:
         from keel.explain.figures import save_picture
 

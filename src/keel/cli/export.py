@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import tyro
 from tyro.conf import Positional, arg
 
 from keel.cli.arguments import read_options
+from keel.cli.strict_json import print_json
 from keel.printing import printable
 
 
@@ -57,7 +57,7 @@ def run(args: Sequence[str]) -> int:
         "rows": written.rows,
     }
     if options.json:
-        print(json.dumps(result, allow_nan=False))  # noqa: T201
+        print_json(result)
         return 0
     inside = "with" if policy.normalizer is not None else "without"
     text = (

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +13,7 @@ import tyro
 from tyro.conf import Positional, arg
 
 from keel.cli.arguments import read_options, translate
+from keel.cli.strict_json import print_json
 from keel.errors import InputError
 from keel.printing import printable
 
@@ -79,9 +78,8 @@ def _report_finished(path: Path, steps: int, options: Resume) -> int:
 
     if options.json:
         (score,) = last_values(path, "eval/return_mean").values
-        mean = score if math.isfinite(score) else None
-        result = {"run": str(path), "steps": steps, "return_mean": mean, "finished": True}
-        print(json.dumps(result))  # noqa: T201
+        result = {"run": str(path), "steps": steps, "return_mean": score, "finished": True}
+        print_json(result)
     elif not options.quiet:
         print(printable(finished_message(path, steps)))  # noqa: T201
     return 0

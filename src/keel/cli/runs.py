@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import tyro
 from tyro.conf import Positional, arg
 
 from keel.cli.arguments import read_options
+from keel.cli.strict_json import print_json
 from keel.errors import InputError, KeelError, check_choice
 from keel.printing import printable
 
@@ -66,7 +66,7 @@ def _list(options: List) -> int:
         raise InputError(f"--runs: there is no folder {str(options.runs)!r}")
     rows = [_describe(info) for info in list_runs(options.runs)]
     if options.json:
-        print(json.dumps(rows, allow_nan=False))  # noqa: T201
+        print_json(rows)
     elif not rows:
         print(f"no runs in {options.runs}; `keel train ENV` makes one")  # noqa: T201
     else:
@@ -134,7 +134,7 @@ def _export(options: Export) -> int:
     columns = 1 + len(table.columns) + len(table.texts)
     if options.json:
         result = {"run": str(path), "csv": str(options.csv), "rows": len(table), "columns": columns}
-        print(json.dumps(result | {"damage": table.damage}))  # noqa: T201
+        print_json(result | {"damage": table.damage})
     else:
         lines = [f"{options.csv}: {len(table)} iterations, {columns} columns"]
         lines += [f"{path}: {sentence}" for sentence in table.damage]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keel.ablate.jobs import Job, at_once, failure_lines, run_jobs
+from keel.cli.strict_json import print_json
 from keel.errors import KeelError
 from keel.tracking.directory import run_name
 from keel.tracking.progress import PipedConsole
@@ -86,7 +86,7 @@ def _report(results: dict[int, dict[str, Any]], folder: Path, options: TrainOpti
         "rollbacks": sum(r["rollbacks"] for r in results.values()),
     }
     if options.json:
-        print(json.dumps(summary, allow_nan=False))  # noqa: T201
+        print_json(summary)
         return
     if options.quiet:
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from typing import Any
 
 
 def print_json(data: object) -> None:
@@ -16,7 +17,7 @@ def print_json(data: object) -> None:
     print(json.dumps(strict(data), allow_nan=False))  # noqa: T201
 
 
-def strict(value: object) -> object:
+def strict(value: Any) -> Any:
     """Return the same data without what strict JSON cannot hold: NaN and infinities become None.
 
     Args:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
@@ -14,6 +12,7 @@ from rich.console import Console
 
 from keel.cli.kinds import grammar_for
 from keel.cli.settings import Grammar, prepare
+from keel.cli.strict_json import print_json, strict
 from keel.tracking.health import Breach
 from keel.tracking.live import NOT_STARTED, Display, print_health, print_line
 from keel.tracking.progress import PipedConsole, is_interactive
@@ -121,7 +120,8 @@ def summary(newest: Progress, grammar: Grammar, breaches: list[Breach]) -> dict[
         "health": [breach.as_dict() for breach in breaches],
         **session.choices,
     }
-    return {key: _finite(value) for key, value in entries.items()}
+    finite: dict[str, Any] = strict(entries)
+    return finite
 
 
 def finish(
@@ -137,7 +137,7 @@ def finish(
     pictures = grammar.draw(newest.path, session.config)
     result = summary(newest, grammar, breaches)
     if as_json:
-        print(json.dumps(result, allow_nan=False))  # noqa: T201
+        print_json(result)
         return
     if quiet:
         return
@@ -157,8 +157,3 @@ def finish(
     for what, path in pictures:
         if path.is_file():
             console.print(f"{what}: {path}", highlight=False)
-
-
-def _finite(value: Any) -> Any:
-    """Return None in place of a number that JSON does not know."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
 import sys
 from collections.abc import Sequence
@@ -18,6 +16,7 @@ from tyro.conf import Positional, arg
 
 from keel.cli.arguments import read_known_options
 from keel.cli.legacy_flags import translate_train
+from keel.cli.strict_json import print_json
 from keel.errors import InputError, KeelError
 
 if TYPE_CHECKING:
@@ -200,11 +199,11 @@ def _report(tuning: Tuning, as_json: bool) -> int:
         write_file(path, text.encode())
     if as_json:
         result: dict[str, Any] = {
-            "best": None if not allowed else _plain(allowed[0]),
+            "best": allowed[0] if allowed else None,
             "config": str(path) if allowed else None,
-            "trials": [_plain(x) for x in trials],
+            "trials": trials,
         }
-        print(json.dumps(result, allow_nan=False))  # noqa: T201
+        print_json(result)
     else:
         _print_table(trials[:SHOWN])
         if not allowed:
@@ -213,11 +212,6 @@ def _report(tuning: Tuning, as_json: bool) -> int:
             train = f"keel train {tuning.base.env} --config {path}"
             print(f"best: trial {allowed[0].number}; train with it: {train}")  # noqa: T201
     return 0 if allowed else 1
-
-
-def _plain(result: TrialResult) -> dict[str, Any]:
-    plain = dataclasses.asdict(result)
-    return plain | {"score": result.score if math.isfinite(result.score) else None}
 
 
 def _print_table(results: list[TrialResult]) -> None:

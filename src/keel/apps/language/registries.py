@@ -13,9 +13,9 @@ from keel.registry import Registry
 TASKS: Registry[Any] = Registry(
     "task",
     {
-        "sort": "keel.apps.language.tasks.sort:Sort",
-        "sort-flawed": "keel.apps.language.tasks.sort_flawed:FlawedSort",
-        "reverse": "keel.apps.language.tasks.reverse:Reverse",
+        "sort": "keel.apps.language.tasks.strings:Sort",
+        "sort-flawed": "keel.apps.language.tasks.strings:FlawedSort",
+        "reverse": "keel.apps.language.tasks.strings:Reverse",
         "addition": "keel.apps.language.tasks.addition:Addition",
         "countdown": "keel.apps.language.tasks.countdown:Countdown",
         "parity": "keel.apps.language.tasks.parity:Parity",
