@@ -36,7 +36,27 @@ class StepResult(NamedTuple):
     """`[G]` bool: a non-finite gradient is never applied, a stopped group never moved"""
 
 
-Step = Callable[[OptimizerState, Batch, Tensor, Tensor, Tensor, Tensor], StepResult]
+class Minibatch(NamedTuple):
+    """What a step learns from, and how."""
+
+    rows: Batch
+    """all rows of the update"""
+    chosen: Tensor
+    """`[B]`: the rows of this minibatch"""
+    real: Tensor
+    """`[B]`: 0 for padding"""
+    hparams: Tensor
+    """values in the order of `HPARAM_INDEX`"""
+    active: Tensor
+    """`[G]` bool: the groups that may move"""
+
+    @property
+    def taken(self) -> Batch:
+        """Its own rows."""
+        return self.rows.take(self.chosen, self.real)
+
+
+Step = Callable[[OptimizerState, Minibatch], StepResult]
 Loss = Callable[..., tuple[Tensor, Statistics]]
 """(agent, parameters, minibatch, hyperparameters) → the loss per group, and statistics;
 of micro-batches with `total`, what the whole minibatch is divided by."""
@@ -59,8 +79,7 @@ def make_step(
     micro: int | None = None,
     workers: int = 1,
 ) -> Step:
-    """Return a function from (optimizer state, all rows, row numbers, padding mask,
-    hyperparameters, active groups) to a result.
+    """Return one step of Adam on an objective.
 
     Args:
         agent: the agent.
@@ -74,14 +93,8 @@ def make_step(
     critic_columns = agent.layout.columns("critic").to(agent.initial.device)
     gradient_of = _Gradient(agent, objective, compiled, micro, workers)
 
-    def step(
-        opt_state: OptimizerState,
-        rows: Batch,
-        index: Tensor,
-        real: Tensor,
-        hparams: Tensor,
-        active: Tensor,
-    ) -> StepResult:
+    def step(opt_state: OptimizerState, minibatch: Minibatch) -> StepResult:
+        rows, index, real, hparams, active = minibatch
         if workers > 1:  # rows of a group stay together, and share the reading of their prompt
             index, order = index.sort()
             real = real[order]
@@ -226,19 +239,13 @@ def without_adam(step: Step) -> Step:
         step: one step of Adam.
     """
 
-    def descend(
-        opt_state: OptimizerState,
-        rows: Batch,
-        index: Tensor,
-        real: Tensor,
-        hparams: Tensor,
-        active: Tensor,
-    ) -> StepResult:
+    def descend(opt_state: OptimizerState, minibatch: Minibatch) -> StepResult:
         nothing = torch.zeros_like(opt_state.params)
         fresh = opt_state._replace(first=nothing, second=nothing.clone())
-        result = step(fresh, rows, index, real, hparams, active)
+        result = step(fresh, minibatch)
         gradient = result.opt_state.first / (1.0 - BETAS[0])
-        params = opt_state.params - hparams[HPARAM_INDEX["learning_rate"]] * gradient
+        rate = minibatch.hparams[HPARAM_INDEX["learning_rate"]]
+        params = opt_state.params - rate * gradient
         return result._replace(opt_state=result.opt_state._replace(params=params))
 
     return descend

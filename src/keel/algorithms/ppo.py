@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from keel.algorithms.optimizer import Loss, Step, StepResult, initial_opt_state
+from keel.algorithms.optimizer import Loss, Minibatch, Step, StepResult, initial_opt_state
 from keel.errors import KeelError
 from keel.experience.batch import Batch, Experience, minibatches
 from keel.losses.ppo import Objective, Statistics
@@ -112,7 +112,9 @@ class PPO:
         """Take all minibatches once, or as many as early stopping lets pass."""
         device, first = batch.weight.device, len(progress.records)
         for index, real in minibatches(batch.rows, self.minibatch, rng):
-            progress = self._minibatch(progress, batch, index.to(device), real.to(device))
+            chosen = index.to(device), real.to(device)
+            minibatch = Minibatch(batch, *chosen, progress.hparams, progress.active)
+            progress = self._minibatch(progress, minibatch)
             if self.early_stop == "minibatch" and not progress.active.any():
                 break
         active, kl = progress.active, progress.records[-1].statistics.kl
@@ -127,16 +129,14 @@ class PPO:
             stop_kl=kl.max().item() if stopped else math.nan,
         )
 
-    def _minibatch(
-        self, progress: _Progress, batch: Batch, index: Tensor, real: Tensor
-    ) -> _Progress:
+    def _minibatch(self, progress: _Progress, minibatch: Minibatch) -> _Progress:
         """Take one step, for every group that did not stop."""
         before, active, skipped = progress.opt_state, progress.active, progress.skipped
-        result = self.step(before, batch, index, real, progress.hparams, active)
-        gap = progress.gap if progress.records else self._gate(result, batch, index, real, progress)
+        result = self.step(before, minibatch)
+        gap = progress.gap if progress.records else self._gate(result, minibatch, progress)
         if not math.isfinite(result.gradient_norm.sum().item()):
             skipped += 1
-            _check_finite(result, before, batch.take(index, real), skipped)
+            _check_finite(result, before, minibatch.taken, skipped)
         after, over = result.opt_state, None
         if self.early_stop == "minibatch":
             over = self._over(self.agent.worst(result.statistics.kl))
@@ -146,15 +146,13 @@ class PPO:
         progress.records.append(_StepRecord(result.statistics, result.gradient_norm))
         return progress._replace(opt_state=after, active=active, skipped=skipped, gap=gap)
 
-    def _gate(
-        self, result: StepResult, batch: Batch, index: Tensor, real: Tensor, progress: _Progress
-    ) -> float:
+    def _gate(self, result: StepResult, minibatch: Minibatch, progress: _Progress) -> float:
         """Return the largest |log-ratio| of the first minibatch, before its step."""
         gap = result.statistics.log_ratio_max.max().item()
         if gap <= GATE:
             return gap
-        params, first = progress.opt_state.params, batch.take(index, real)
-        replayed = replay_gap(self.agent, params, first, progress.temperature)
+        params, temperature = progress.opt_state.params, progress.temperature
+        replayed = replay_gap(self.agent, params, minibatch.taken, temperature)
         check_objective(gap, replayed, self.gate)
         return max(gap, replayed) if math.isfinite(gap) else replayed
 

@@ -18,15 +18,7 @@ from torch import Tensor, nn
 from keel.distributions.actions import Dist
 from keel.errors import InputError
 from keel.keys import CRITIC_HIDDEN_STATE, EPISODE_STARTS, MASK
-from keel.networks.actor_critic import (
-    FEATURES,
-    ITEMS,
-    LEGAL,
-    Outputs,
-    Part,
-    Scalar,
-    SeparateActorCritic,
-)
+from keel.networks.actor_critic import FEATURES, Outputs, Part, Scalar, SeparateActorCritic
 from keel.types import Tree
 
 if TYPE_CHECKING:
@@ -299,9 +291,7 @@ class Agent:
             value = own_outputs(named, inputs)
             return value
         tree = {k.removeprefix("critic."): x for k, x in named.items() if k != UNITS}
-        arguments: list[Tensor | None] = [
-            inputs[key] for key in (FEATURES, ITEMS, LEGAL) if key in inputs
-        ]
+        arguments: list[Tensor | None] = [inputs[FEATURES]]
         if EPISODE_STARTS in inputs:
             arguments += [inputs.get(CRITIC_HIDDEN_STATE), inputs[EPISODE_STARTS]]
         output = torch.func.functional_call(self.network.critic, tree, tuple(arguments))  # type: ignore[arg-type]

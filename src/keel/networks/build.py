@@ -78,31 +78,33 @@ class Plan(NamedTuple):
     config: Network
     generator: torch.Generator
     encoding: int = ENCODING
+    critic_parts: Spaces | None = None
+    """what the critic sees, where it is not the same"""
 
     @property
     def head(self) -> Head:
         """The policy's last operation."""
-        return policy_head(self.dist, self.config)
+        dim = 0 if self.config.state_std else self.dist.log_stds
+        log_std = torch.full((dim,), self.config.log_std) if dim else None
+        return Head(self.dist.outputs - dim, log_std)
 
 
 def build_mlp(plan: Plan) -> nn.Module:
     """Build two MLPs, or two with a GRU before their last layers."""
-    parts, _, values, config, generator, _ = plan
+    parts, config, critic = plan.parts, plan.config, plan.critic_parts
     if config.recurrent != "none":
         from keel.networks.kinds import recurrent_network
 
-        return recurrent_network("mlp", parts.flatten(), plan.head, values, config, generator)
+        return recurrent_network("mlp", plan)
     return SeparateActorCritic(
-        parts.flatten(), config.hidden, config.activation, plan.head, values, generator
+        parts.flatten(),
+        config.hidden,
+        config.activation,
+        plan.head,
+        plan.values,
+        plan.generator,
+        None if critic is None else critic.flatten(),
     )
-
-
-def policy_head(dist: Dist, config: Network) -> Head:
-    """Build the policy's last operation."""
-    dim = 0 if config.state_std else dist.log_stds
-    if dim:
-        return Head(dist.outputs - dim, torch.full((dim,), config.log_std))
-    return Head(dist.outputs, None)
 
 
 def start_state_std(network: nn.Module, dist: Dist, config: Network) -> None:

@@ -59,19 +59,10 @@ class Algorithm(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Certified:
-    """A wrapped algorithm: afterwards mean KL(old‖new) ≤ `HyperParams.max_kl` for every group.
-
-    Old is the policy that sampled, as it sampled: its statistics, its temperature. New is the one
-    that acts next. Where either has a temperature, the bound holds without it, too. It speaks of
-    the states of this rollout; of states never seen it can say nothing.
-    """
+class Wrapper:
+    """What is around an algorithm, of which it has agent, objective and state."""
 
     algorithm: Algorithm
-    enforce: bool = True
-    """False: measure and report, but leave the update as it is"""
-    gate: bool = True
-    """refuse to learn from another policy's actions"""
 
     @property
     def agent(self) -> Agent:
@@ -82,6 +73,25 @@ class Certified:
     def objective(self) -> Objective | TokenObjective:
         """The algorithm's own objective."""
         return self.algorithm.objective
+
+    def init(self) -> OptimizerState:
+        """Return the algorithm's own state."""
+        return self.algorithm.init()
+
+
+@dataclass(frozen=True, eq=False)
+class Certified(Wrapper):
+    """A wrapped algorithm: afterwards mean KL(old‖new) ≤ `HyperParams.max_kl` for every group.
+
+    Old is the policy that sampled, as it sampled: its statistics, its temperature. New is the one
+    that acts next. Where either has a temperature, the bound holds without it, too. It speaks of
+    the states of this rollout; of states never seen it can say nothing.
+    """
+
+    enforce: bool = True
+    """False: measure and report, but leave the update as it is"""
+    gate: bool = True
+    """refuse to learn from another policy's actions"""
 
     def init(self) -> OptimizerState:
         """Return the algorithm's own state."""

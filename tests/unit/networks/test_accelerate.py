@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from keel.algorithms.critic import CriticObjective
 from keel.algorithms.dense_critic import DenseCriticStep
-from keel.algorithms.optimizer import initial_opt_state, make_chosen_step
+from keel.algorithms.optimizer import Minibatch, initial_opt_state, make_chosen_step
 from keel.config import Agents, Network
 from keel.experience.batch import Batch
 from keel.losses.ppo import Objective
@@ -112,11 +112,13 @@ def test_kernels_and_torch_take_the_same_step_bounded_alike(setting: str) -> Non
     for kind in (chosen_kind, "torch"):
         result = make_chosen_step(kind, agent, SMALL, max_grad_norm=0.5)(
             initial_opt_state(agent.initial),
-            batch,
-            torch.arange(6),
-            torch.ones(6),
-            HyperParams().tensor(),
-            torch.ones(1, dtype=torch.bool),
+            Minibatch(
+                batch,
+                torch.arange(6),
+                torch.ones(6),
+                HyperParams().tensor(),
+                torch.ones(1, dtype=torch.bool),
+            ),
         )
         moments.append(result.opt_state.first)
         assert result.opt_state.first.norm().item() == pytest.approx(0.05, rel=1e-3)
