@@ -42,16 +42,10 @@ def build_many(
     hidden = {STATE} | (set() if len(rows) < len(agents) else {AGENT})
     sees = [key for key in shapes if key not in hidden]
     critic_sees = [STATE, *sees] if many.critic == "central" and STATE in shapes else sees
-    plan = Plan(
-        parts.of(sees)._replace(classes=classes),
-        dist,
-        returns.outputs,
-        config,
-        generator,
-        critic_parts=None
-        if critic_sees == sees
-        else parts.of(critic_sees)._replace(classes=classes),
-    )
+    own, critics = (parts.of(keys)._replace(classes=classes) for keys in (sees, critic_sees))
+    plan = Plan(own, dist, returns.outputs, config, generator)
+    if critic_sees != sees:
+        plan = plan._replace(critic_parts=critics)
     joined = kind == "cnn" or (kind == "mlp" and bool(parts.of([STATE]).images))
     build = joined_apart if joined else NETWORKS.get(kind)
     networks = [build(plan) for _ in rows]
