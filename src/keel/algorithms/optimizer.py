@@ -6,7 +6,8 @@ that is about three times faster than eager, where Python between small operatio
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -61,6 +62,16 @@ Loss = Callable[..., tuple[Tensor, Statistics]]
 """(agent, parameters, minibatch, hyperparameters) → the loss per group, and statistics;
 of micro-batches with `total`, what the whole minibatch is divided by."""
 Total = Callable[[Tensor], tuple[Tensor, Statistics]]
+
+
+def joined_metrics(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Average over agents; the largest of what warns, the sum of what counts."""
+    metrics = {key: math.fsum(table[key] for table in tables) / len(tables) for key in tables[0]}
+    metrics["train/gate_log_ratio"] = max(table["train/gate_log_ratio"] for table in tables)
+    for key in ("train/non_finite_gradients", "error/non_finite_ratio_count"):
+        if key in metrics:
+            metrics[key] *= len(tables)
+    return metrics
 
 
 def initial_opt_state(params: Tensor) -> OptimizerState:

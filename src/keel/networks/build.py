@@ -21,7 +21,6 @@ from keel.networks.agent import Agent
 
 if TYPE_CHECKING:
     from keel.networks.critics import Critic
-    from keel.networks.own import OwnActorCritic
 
 
 def build_agent(
@@ -64,7 +63,10 @@ def build_agent(
         network = NETWORKS.get(kind)(Plan(parts, dist, values, config, generator, encoding))
         start_state_std(network, dist, config)
     else:
-        network = own_network(kind, observation, action, dist, returns, config, seed)
+        from keel.networks.own import build_own
+
+        make = NETWORKS.get(kind)
+        network = build_own(make, observation, action, dist, returns, config, seed)
     return Agent(network, dist, critic=returns)
 
 
@@ -114,30 +116,6 @@ def start_state_std(network: nn.Module, dist: Dist, config: Network) -> None:
     biases = [p for name, p in network.named_parameters() if name.startswith("actor")]
     with torch.no_grad():
         biases[-1][-dist.log_stds :] = config.log_std
-
-
-def own_network(
-    kind: str,
-    observation: spaces.Space[Any],
-    action: spaces.Space[Any],
-    dist: Dist,
-    returns: Critic,
-    config: Network,
-    seed: int,
-) -> OwnActorCritic:
-    """Build a network from outside."""
-    from keel.networks.own import build_own
-
-    return build_own(
-        NETWORKS.get(kind),
-        observation,
-        action,
-        dist,
-        returns,
-        log_std=config.log_std,
-        recurrent=config.recurrent,
-        seed=seed,
-    )
 
 
 def items_key(shapes: dict[str, tuple[int, ...]], dist: Dist) -> str | None:

@@ -16,9 +16,10 @@ from keel.errors import InputError
 from keel.keys import AGENT, STATE
 from keel.networks.actor_critic import Spaces
 from keel.networks.agent import Agent
-from keel.networks.build import Plan, kind_of, own_network, start_state_std
+from keel.networks.build import Plan, kind_of, start_state_std
 from keel.networks.critics import Critic
 from keel.networks.kinds import joined_apart
+from keel.networks.own import build_own
 
 
 def build_many(
@@ -75,8 +76,9 @@ def own_many(
     rows, members = sharing(agents, many.sharing)
     hidden = {STATE} | (set() if len(rows) < len(agents) else {AGENT})
     seen = {key: space for key, space in observation.spaces.items() if key not in hidden}
+    make = NETWORKS.get(config.kind)
     networks = [
-        own_network(config.kind, spaces.Dict(seen), action, dist, returns, config, seed + row)
+        build_own(make, spaces.Dict(seen), action, dist, returns, config, seed + row)
         for row in range(len(rows))
     ]
     return _stack(networks, dist, returns, members, rows)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from keel.algorithms.optimizer import StepResult, initial_opt_state, make_step
+from keel.algorithms.optimizer import Minibatch, StepResult, initial_opt_state, make_step
 from keel.experience.batch import Batch
 from keel.functional import aggregate, denominator
 from keel.losses.ppo import Statistics
