@@ -55,19 +55,11 @@ class Layout:
         """Numbers per parameter."""
         return [shape.numel() for shape in self.shapes]
 
-    def unflatten(self, row: Tensor) -> Tree:
-        """Return the parameters of one row `[P]`, as views."""
-        parts = torch.split(row, self.sizes)  # its backward is a single cat
+    def unflatten(self, params: Tensor) -> Tree:
+        """Return the parameters of one row `[P]`, or of several `[A, P]`, as views `[*lead, …]`."""
+        parts = torch.split(params, self.sizes, dim=-1)  # its backward is a single cat
         return {
-            name: part.view(shape)
-            for name, part, shape in zip(self.names, parts, self.shapes, strict=True)
-        }
-
-    def unstack(self, params: Tensor) -> Tree:
-        """Return the parameters of several rows `[A, P]`, each `[A, *shape]`, as views."""
-        parts = torch.split(params, self.sizes, dim=1)
-        return {
-            name: part.view(len(params), *shape)
+            name: part.view(*params.shape[:-1], *shape)
             for name, part, shape in zip(self.names, parts, self.shapes, strict=True)
         }
 
@@ -189,7 +181,7 @@ class Agent:
         """
         assert isinstance(self.network, SeparateActorCritic)
         by_agent = {key: x.movedim(1, 0).contiguous() for key, x in obs.items()}
-        policy, value, _ = self.network.pure(self.layout.unstack(params), by_agent, part)
+        policy, value, _ = self.network.pure(self.layout.unflatten(params), by_agent, part)
         return Outputs(
             None if policy is None else policy.movedim(0, 1),
             None if value is None else value.movedim(0, 1),
