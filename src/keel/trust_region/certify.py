@@ -220,14 +220,18 @@ def _walked_back(
     bounded: Bounded, old: OptimizerState, asked: _Certificate, hparams: HyperParams
 ) -> _Certificate:
     """Return the largest share of a step that is inside the bound."""
-    agent, new = bounded.agent, asked.opt_state
-    fraction = _share_to_keep(bounded, old, new, hparams.max_kl, asked.requested)
-    new = _walk(agent, old, new, fraction)
+    agent, new, requested = bounded.agent, asked.opt_state, asked.requested
+
+    def kl_at(fraction: Tensor) -> Tensor:
+        return bounded.kl(_interpolate(agent, old.params, new.params, fraction))
+
+    fraction = walk_back(kl_at, hparams.max_kl, requested.shape[0], requested=requested).fraction
+    kept = _walk(agent, old, new, fraction)
     began = time.perf_counter()
-    measured = measure(agent, new.params, bounded.batch, hparams.temperature)
-    kl = bounded.kl(new.params, measured.kl)
+    measured = measure(agent, kept.params, bounded.batch, hparams.temperature)
+    kl = bounded.kl(kept.params, measured.kl)
     seconds = time.perf_counter() - began
-    return _Certificate(new, measured, asked.requested, kl, fraction, seconds)
+    return _Certificate(kept, measured, requested, kl, fraction, seconds)
 
 
 @dataclass
@@ -265,17 +269,6 @@ class _Gate:
             "train/gate_log_ratio": self.gap,
             "train/gate_all_rows": float(self.all_rows),
         }
-
-
-def _share_to_keep(
-    bounded: Bounded, old: OptimizerState, new: OptimizerState, max_kl: float, requested: Tensor
-) -> Tensor:
-    """Return the share of each group's step whose KL is inside the bound, `[G]`."""
-
-    def kl_at(fraction: Tensor) -> Tensor:
-        return bounded.kl(_interpolate(bounded.agent, old.params, new.params, fraction))
-
-    return walk_back(kl_at, max_kl, requested.shape[0], requested=requested).fraction
 
 
 def _reason(report: UpdateReport, requested: Tensor, fraction: Tensor) -> str:
