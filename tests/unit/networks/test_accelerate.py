@@ -20,10 +20,11 @@ from keel.networks.accelerate import (
     COMPILE_PAYS,
     Acceleration,
     Choice,
-    choose_actor,
-    choose_fisher,
+    actor_obstacle,
     choose_step,
     critic_step_obstacle,
+    fisher_obstacle,
+    kernels_unless,
     slow_lines,
     step_obstacle,
 )
@@ -161,8 +162,8 @@ def continuous(**network: Any) -> Any:
     ],
 )
 def test_who_acts_and_who_multiplies(agent: Any, actor: str, fisher: str) -> None:
-    assert str(choose_actor(agent)) == actor
-    assert str(choose_fisher(agent)) == fisher
+    assert str(kernels_unless(actor_obstacle(agent))) == actor
+    assert str(kernels_unless(fisher_obstacle(agent))) == fisher
 
 
 @pytest.mark.parametrize(
@@ -179,7 +180,7 @@ def test_several_agents_act_by_kernels_with_a_network_each(sharing: Any, expecte
         agents=("a", "b"),
         many=Agents(sharing=sharing, critic="own"),
     )
-    assert str(choose_actor(agent)) == expected
+    assert str(kernels_unless(actor_obstacle(agent))) == expected
 
 
 def test_what_kernels_do_not_take_is_said_in_a_line_each() -> None:
