@@ -20,7 +20,7 @@ from keel.config import Config, Network, from_dict
 from keel.config.registries import DISTRIBUTIONS
 from keel.distributions.actions import Categorical, Dist, Gaussian
 from keel.errors import InputError, KeelError
-from keel.networks.accelerate import actor_obstacle, fisher_obstacle, kernels_unless, step_obstacle
+from keel.networks.accelerate import actor_obstacle, fisher_obstacle, step_obstacle
 from keel.networks.build import build_agent, build_dist
 from keel.tracking.config_file import read_config
 from keel.training.api import iterate
@@ -179,7 +179,7 @@ def test_kernels_leave_it_and_say_why(here: Path) -> None:
     session.source.close()
     assert session.choices["optimizer_step"] == "torch (the distribution is Beta)"
     agent = session.agent
-    assert str(kernels_unless(fisher_obstacle(agent))) == "torch (the distribution is Beta)"
+    assert fisher_obstacle(agent) == "the distribution is Beta"
     assert (
         str(kernels_unless(actor_obstacle(agent))) == "kernels"
     )  # it gives outputs, whatever they mean
