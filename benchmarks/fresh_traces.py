@@ -18,7 +18,7 @@ import numpy as np
 from keel.apps.serving import Workload
 from keel.apps.serving.settings import FIRST_HELD_OUT, Scenario, Setting, Span, draw_scenario
 from keel.config import read
-from keel.config.renamed import rename_settings
+from keel.config.reading import rename_settings
 from keel.presets import path_of
 
 FROZEN = "ee0a90f"

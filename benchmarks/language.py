@@ -1,10 +1,11 @@
 """Token-level RL: train what the page on language models shows, and write its tables and pictures.
 
-    python -m benchmarks.language train --runs RUNS [--only lookup addition] [--seeds 0 1 2]
+    python -m benchmarks.language train --runs RUNS [--only lookup addition] [--seeds 100 101 102]
     python -m benchmarks.language gather --runs RUNS    into docs/data/language.json
     python -m benchmarks.language page                  tables and pictures from that
 
-Training may be interrupted: finished seeds are never trained twice, begun ones go on.
+Training may be interrupted: finished seeds are never trained twice, begun ones go on. Settings were
+chosen on seeds below 100: where there are others, only those are reported.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ EXPERIMENTS: dict[str, tuple[str, ...]] = {
     "held": ("--task", "sort-flawed", *ADAPTIVE, "--kl.target", "0.05", "--no-control"),
 }
 """Words of `keel train language`."""
+FRESH = 100
+"""Seeds from here on were used for nothing before."""
 CURVES = {
     "success": "rollout/success",
     "reward": "rollout/return_mean",
@@ -62,7 +65,7 @@ CURVES = {
 
 def gather(runs: Path) -> None:
     """What every finished seed came to, and its curves."""
-    told: dict[str, Any] = json.loads(DATA.read_text()) if DATA.exists() else {}
+    results: dict[str, Any] = json.loads(DATA.read_text()) if DATA.exists() else {}
     for name in EXPERIMENTS:
         for folder in sorted((runs / name).glob("seed-*")):
             if not (folder / "language.json").is_file():
@@ -74,7 +77,7 @@ def gather(runs: Path) -> None:
                 for key, column in CURVES.items()
                 if column in table.columns
             }
-            told.setdefault(name, {})[folder.name] = {
+            results.setdefault(name, {})[folder.name] = {
                 **json.loads((folder / "language.json").read_text()),
                 "seconds": float(table["time/seconds"][-1]),
                 "updates": len(table),
@@ -85,7 +88,28 @@ def gather(runs: Path) -> None:
                 "curves": curves,
             }
             print(f"{name} {folder.name}")
-    DATA.write_text(json.dumps(told, indent=1, sort_keys=True) + "\n")
+    DATA.write_text(json.dumps(_reported(results), indent=1, sort_keys=True) + "\n")
+
+
+def _reported(results: dict[str, Any]) -> dict[str, Any]:
+    """Return the fresh seeds of each experiment, or all where none is fresh."""
+    fresh = {
+        name: {seed: run for seed, run in runs.items() if _number(seed) >= FRESH}
+        for name, runs in results.items()
+    }
+    return {name: fresh[name] or runs for name, runs in results.items()}
+
+
+def _number(seed: str) -> int:
+    return int(seed.removeprefix("seed-"))
+
+
+def _seeds(runs: dict[str, Any]) -> str:
+    """Write the seeds of an experiment: 100–104."""
+    numbers = sorted(map(_number, runs))
+    listed = ", ".join(map(str, numbers))
+    whole = numbers == list(range(numbers[0], numbers[-1] + 1))
+    return f"{numbers[0]}–{numbers[-1]}" if whole and len(numbers) > 2 else listed
 
 
 def _second_half(table: Any) -> dict[str, float | None]:
@@ -104,8 +128,8 @@ def _plain(x: float) -> float | None:
 
 def interval(values: list[float]) -> str:
     """Write the mean, and the 95 % interval of Student's t over seeds."""
-    found = t_interval((1.0, trimmed_mean(torch.tensor(values), 0.0)))
-    mean, low, high = (float(x) for x in found)
+    result = t_interval((1.0, trimmed_mean(torch.tensor(values), 0.0)))
+    mean, low, high = (float(x) for x in result)
     return f"{mean:.3f} ({low:.3f} to {high:.3f})" if len(values) > 1 else f"{mean:.3f}"
 
 
@@ -122,8 +146,8 @@ def share(values: list[float], prompts: float) -> tuple[float, float, float]:
     mean = statistics.fmean(values)
     _, low, high = (float(x) for x in wilson_interval(mean * prompts, prompts))
     if len(values) > 1:
-        found = t_interval((1.0, trimmed_mean(torch.tensor(values), 0.0)))
-        low, high = min(low, float(found.low)), max(high, float(found.high))
+        result = t_interval((1.0, trimmed_mean(torch.tensor(values), 0.0)))
+        low, high = min(low, float(result.low)), max(high, float(result.high))
     return mean, max(0.0, low), min(1.0, high)
 
 
@@ -135,15 +159,15 @@ def rate(values: list[float], prompts: float, digits: int = 3) -> str:
 
 def page() -> None:
     """Tables and pictures."""
-    told = json.loads(DATA.read_text())
+    results = json.loads(DATA.read_text())
     FOLDER.mkdir(exist_ok=True)
-    _write("tasks.md", _tasks(told))
-    _write("controller.md", _controller(told))
-    _write("hacking.md", _hacking(told))
-    if any(name in told for name in ("lookup", "addition", "countdown")):
-        _draw_tasks(told)
-    if "hacked" in told and "held" in told:
-        _draw_hacking(told)
+    _write("tasks.md", _tasks(results))
+    _write("controller.md", _controller(results))
+    _write("hacking.md", _hacking(results))
+    if any(name in results for name in ("lookup", "addition", "countdown")):
+        _draw_tasks(results)
+    if "hacked" in results and "held" in results:
+        _draw_hacking(results)
 
 
 def _write(name: str, lines: list[str]) -> None:
@@ -151,14 +175,14 @@ def _write(name: str, lines: list[str]) -> None:
     print("\n".join(lines), end="\n\n")
 
 
-def _tasks(told: dict[str, Any]) -> list[str]:
+def _tasks(results: dict[str, Any]) -> list[str]:
     lines = [
         "| task | seeds | after the warm-up | more imitation, equal computing | after RL "
         "| RL beyond imitation, by seed | minutes | largest KL / bound |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for name in ("lookup", "lookup-unmasked", "addition", "countdown"):
-        runs = list(told.get(name, {}).values())
+        runs = list(results.get(name, {}).values())
         if not runs:
             continue
         controls = [run["control"]["success"] for run in runs if "control" in run]
@@ -168,7 +192,7 @@ def _tasks(told: dict[str, Any]) -> list[str]:
         minutes = statistics.fmean(run["seconds"] for run in runs) / 60
         worst = max(run["kl_exact_max"] for run in runs)
         lines.append(
-            f"| {name} | {len(runs)} "
+            f"| {name} | {_seeds(results[name])} "
             f"| {rate([run['warm_up']['judged_success'] for run in runs], prompts)} "
             f"| {rate(controls, prompts) if controls else ''} "
             f"| **{rate([run['rl']['success'] for run in runs], prompts)}** "
@@ -185,13 +209,13 @@ TARGETS = {
 }
 
 
-def _controller(told: dict[str, Any]) -> list[str]:
+def _controller(results: dict[str, Any]) -> list[str]:
     lines = [
         "| run | target, nats per token | measured, second half | off by | β at the end |",
         "|---|---:|---:|---:|---:|",
     ]
     for name, target in TARGETS.items():
-        for seed, run in told.get(name, {}).items():
+        for seed, run in results.get(name, {}).items():
             measured = run["half"]["kl_reference"]
             lines.append(
                 f"| {name}, {seed} | {target:g} | {measured:.4f} | {measured / target - 1:+.0%} "
@@ -200,13 +224,13 @@ def _controller(told: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _hacking(told: dict[str, Any]) -> list[str]:
+def _hacking(results: dict[str, Any]) -> list[str]:
     lines = [
         "| run | flawed reward | really solved (95 %) | nats per token from the warm-up |",
         "|---|---:|---:|---:|",
     ]
     for name in ("hacked", "held"):
-        for seed, run in told.get(name, {}).items():
+        for seed, run in results.get(name, {}).items():
             start, end = run["warm_up"], run["rl"]
             kl = run["half"].get("kl_reference")
             before = rate([start["judged_success"]], start["judged_episodes"], 2)
@@ -219,13 +243,13 @@ def _hacking(told: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _draw_tasks(told: dict[str, Any]) -> None:
-    names = [name for name in ("lookup", "addition", "countdown") if name in told]
+def _draw_tasks(results: dict[str, Any]) -> None:
+    names = [name for name in ("lookup", "addition", "countdown") if name in results]
     figure = new_figure(4.2 * len(names), 3.6)
     for axes, name in zip(np.atleast_1d(figure.subplots(1, len(names))), names, strict=True):
         tidy(axes, name, "completions", "share solved in training")
         axes.locator_params(axis="x", nbins=5)
-        runs = list(told[name].values())
+        runs = list(results[name].values())
         for k, run in enumerate(runs):
             success = [math.nan if x is None else x for x in run["curves"]["success"]]
             label = None if k else f"RL, {len(runs)} seeds"
@@ -244,7 +268,7 @@ def _draw_tasks(told: dict[str, Any]) -> None:
     write_png(figure, IMAGES / "language-tasks.png")
 
 
-def _draw_hacking(told: dict[str, Any]) -> None:
+def _draw_hacking(results: dict[str, Any]) -> None:
     figure = new_figure(9.6, 3.6)
     panels = figure.subplots(1, 2)
     for axes, key, title in zip(
@@ -252,7 +276,7 @@ def _draw_hacking(told: dict[str, Any]) -> None:
     ):
         tidy(axes, title, "completions", "mean over completions")
         for name, colour in (("hacked", ORANGE), ("held", BLUE)):
-            for k, run in enumerate(told[name].values()):
+            for k, run in enumerate(results[name].values()):
                 label = {"hacked": "β = 0", "held": "β steered by the KL"}[name] if not k else ""
                 values = [math.nan if x is None else x for x in run["curves"][key]]
                 axes.plot(run["steps"], values, lw=1.2, color=colour, label=label or None)
@@ -267,14 +291,17 @@ def main() -> None:
     parser.add_argument("action", choices=("train", "gather", "page"))
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--only", choices=EXPERIMENTS, nargs="+", default=list(EXPERIMENTS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(FRESH, FRESH + 5)))
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--no-control", action="store_true", help="without more imitation beside")
     args = parser.parse_args()
     if args.action == "train":
         threads = ("--threads", str(args.threads))
+        control = ("--no-control",) if args.no_control else ()
         for seed in args.seeds:
             for name in args.only:
-                train_seed(args.runs / name, "language", seed, *EXPERIMENTS[name], *threads)
+                words = (*EXPERIMENTS[name], *control, *threads)
+                train_seed(args.runs / name, "language", seed, *words)
         return
     if args.action == "gather":
         gather(args.runs)

@@ -4,7 +4,8 @@
   with `--plot generated/NAME.png` also the picture, which lands in `docs/generated`.
 * `{{ keel explain kl 0.8,0.2 0.7,0.3 | kl_nats | .4f }}` in the text becomes that number; a key
   may be dotted.
-* `{{ metrics }}` becomes the registry of metrics, `{{ changelog }}` the project's changelog.
+* `{{ metrics }}` becomes the registry of metrics, `{{ changelog }}` the project's changelog,
+  `{{ walk_through }}` the notebook of `examples` with the outputs that it holds.
 * `<!-- commands … -->` and `<!-- python … -->` say how `tests/documentation` runs what a page
   shows: they are left out.
 * A picture becomes a link to its file, and may be wider than a small screen.
@@ -12,6 +13,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import io
 import json
@@ -29,6 +31,8 @@ BLOCK = re.compile(r"^```keel\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r"^<!-- (?:commands|python)\n.*?^-->\n", re.MULTILINE | re.DOTALL)
 IMAGE = re.compile(r'<img [^>]*?src="([^"]+)"[^>]*>')
 CHANGELOG = "{{ changelog }}"
+WALK_THROUGH = "{{ walk_through }}"
+NOTEBOOK = DOCS.parent / "examples" / "walk_through.ipynb"
 INLINE = re.compile(r"\{\{ *keel (.+?) *\| *([\w.]+) *\| *([^ }]+) *\}\}")
 
 
@@ -55,9 +59,40 @@ def picture_of(command: str) -> str | None:
     return args[args.index("--plot") + 1] if "--plot" in args else None
 
 
+def cells() -> list[dict[str, Any]]:
+    """Return the cells of the notebook."""
+    read: list[dict[str, Any]] = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    return read
+
+
+def notebook(here: str) -> str:
+    """Return the notebook and the outputs in it as Markdown, for a page in this folder."""
+    parts = []
+    for cell in cells():
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {"text/plain": output.get("text")})
+            if "image/png" in data:
+                place = posixpath.relpath(f"generated/{cell['id']}.png", here or ".")
+                parts.append(f"![What the lines above draw]({place})")
+            else:
+                parts.append(f"```text\n{''.join(data['text/plain']).rstrip()}\n```")
+    return "\n\n".join(parts)
+
+
+def draw_notebook() -> None:
+    """Write the pictures in the notebook beside those of the commands."""
+    for cell in cells():
+        for output in cell.get("outputs", ()):
+            if picture := output.get("data", {}).get("image/png"):
+                (PICTURES / f"{cell['id']}.png").write_bytes(base64.b64decode(picture))
+
+
 def on_pre_build(config: Any) -> None:
     """Draw every picture before mkdocs collects its files."""
     PICTURES.mkdir(exist_ok=True)
+    draw_notebook()
     excluded = config["exclude_docs"]
     for page in sorted(DOCS.rglob("*.md")):
         if excluded and excluded.match_file(page.relative_to(DOCS).as_posix()):
@@ -89,6 +124,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     if CHANGELOG in markdown:  # its links lead from the project's root
         text = (DOCS.parent / "CHANGELOG.md").read_text(encoding="utf-8")
         markdown = markdown.replace(CHANGELOG, text.replace("](docs/", "]("))
+    if WALK_THROUGH in markdown:
+        markdown = markdown.replace(WALK_THROUGH, notebook(here))
     if "{{ metrics }}" in markdown:
         from keel.tracking.metrics import documentation
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from keel import errors, explain, functional
     from keel.compare.api import compare_runs
     from keel.config import Config
-    from keel.config.registries import (
+    from keel.config.common import (
         ADVANTAGES,
         CONTROLLERS,
         DISTRIBUTIONS,
@@ -100,7 +100,7 @@ def __getattr__(name: str) -> Any:
     if name in _NAMES:
         return getattr(importlib.import_module(_NAMES[name]), name)
     if name in _REGISTRIES:
-        registries = importlib.import_module("keel.config.registries")
+        registries = importlib.import_module("keel.config.common")
         return getattr(registries, _REGISTRIES[name]).register
     raise AttributeError(f"module 'keel' has no attribute {name!r}")
 

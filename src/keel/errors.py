@@ -28,6 +28,14 @@ class ShapeError(InputError):
     """A tensor whose shape does not fit; the message names argument, expected and actual shape."""
 
 
+class RunError(KeelError):
+    """A run directory that cannot be used: taken, locked, read-only, vanished or damaged."""
+
+
+class RunWarning(UserWarning):
+    """Something of a run was lost (a metric line, a sink) while training goes on."""
+
+
 class EstimatorWarning(UserWarning):
     """A KL estimator in a place where its gradient is not the gradient of the KL it claims."""
 

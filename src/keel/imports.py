@@ -16,7 +16,7 @@ import re
 import secrets
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -211,6 +211,27 @@ def as_function(function: Any, name: str, takes: Sequence[str] = ()) -> Callable
             pass  # some functions in C do not tell
     result: Callable[..., Any] = function
     return result
+
+
+def lazy_names(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package that imports its names when they are first used.
+
+    Args:
+        package: `__name__` of the package.
+        names: names by their module in the package, separated by spaces.
+
+    Examples:
+        >>> lazy_names("keel.tracking", {"lines": "name_lines describe_lines"})("name_lines")([4])
+        'line 4'
+    """
+    modules = {name: module for module, line in names.items() for name in line.split()}
+
+    def load(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{package}.{modules[name]}"), name)
+
+    return load
 
 
 def module_origin(module: str) -> str:

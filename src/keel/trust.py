@@ -24,10 +24,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from keel.config.options import named_values, options_text
+from keel.config.values import named_values, options_text
 from keel.errors import InputError
 from keel.imports import is_object, module_origin, not_importable, was_passed
-from keel.printing import printable
 from keel.registry import texts
 
 ENVIRONMENT = ("env", "envs.options", "envs.wrappers")
@@ -41,6 +40,7 @@ PLUGGED = (
     "controllers",
     "advantage.estimator",
     "advantage.group",
+    "algo",
     "task",
     "reward.functions",
 )
@@ -308,5 +308,7 @@ def _make_secret(folder: Path) -> bytes:
 
 def _short(text: str, limit: int = 120) -> str:
     """Return a text on one short line, without what would steer a terminal."""
+    from keel.printing import printable
+
     line = printable(" ".join(text.split()))
     return line if len(line) <= limit else f"{line[:limit]}…"

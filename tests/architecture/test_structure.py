@@ -24,7 +24,8 @@ EXPERIENCE = NETWORKS | {"networks", "envs", "processes", "resources"}
 LOSSES = EXPERIENCE | {"experience"}
 TRUST_REGION = LOSSES | {"losses"}
 ALGORITHMS = TRUST_REGION | {"trust_region"}
-TRAINING = ALGORITHMS | {"algorithms", "controllers", "tracking", "presets", "trust"}
+EXPERIMENTS = ALGORITHMS | {"algorithms"}
+TRAINING = EXPERIMENTS | {"experiments", "controllers", "tracking", "presets", "trust"}
 WHOLE = TRAINING | {"training"}
 MAY_IMPORT = {
     "": {
@@ -55,6 +56,7 @@ MAY_IMPORT = {
     "losses": LOSSES,
     "trust_region": TRUST_REGION,
     "algorithms": ALGORITHMS,
+    "experiments": EXPERIMENTS,
     "controllers": BASE | {"types"},
     "tracking": MATHEMATICS | {"look", "printing", "resources"},
     "training": TRAINING | {"look"},
@@ -79,7 +81,7 @@ def folder_of(path: Path) -> str:
 MAY_NAME = {
     "envs/names.py": {"apps"},
     "trust.py": {"ablate"},
-    "config/registries.py": {"losses", "networks", "training", "functional"},
+    "config/common.py": {"losses", "networks", "training", "functional"},
     "training/kinds.py": {"apps"},
 }
 """Names of what comes with Keel (aliases of environments, functions, kinds of runs), in texts that

@@ -20,7 +20,7 @@ from children import run_child
 
 from keel.tracking import files
 from keel.tracking.manifest import dump_manifest
-from keel.training import checkpoint
+from keel.training import checkpoint, migration
 from keel.training.checkpoint import (
     CheckpointError,
     CheckpointWarning,
@@ -62,7 +62,7 @@ KILL = """
 import json, os, shutil, signal, sys
 from pathlib import Path
 import torch
-from keel.training import checkpoint
+from keel.training import checkpoint, migration
 from keel.training.checkpoint import load, mark_best, save
 torch.set_num_threads(1)
 
@@ -181,7 +181,7 @@ REAL = """
 import sys
 from pathlib import Path
 import torch
-from keel.training import checkpoint
+from keel.training import checkpoint, migration
 run = Path(sys.argv[1])
 checkpoint.save(run, 1, {}, {"w": torch.ones(10)}, {})
 real, asked = checkpoint.shutil.disk_usage, []
@@ -419,7 +419,7 @@ def test_an_older_schema_is_migrated_step_by_step(tmp_path, monkeypatch):
         load(tmp_path)
     for version in (3, 4):
         monkeypatch.setitem(
-            checkpoint.MIGRATIONS,
+            migration.MIGRATIONS,
             version,
             lambda tensors, data, version=version: (
                 tensors,

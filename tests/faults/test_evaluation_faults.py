@@ -16,7 +16,7 @@ from keel.cli import main
 from keel.config import Config, from_dict
 from keel.envs import EnvError
 from keel.tracking.reader import read_metrics
-from keel.training import environments, policy
+from keel.training import evaluation, policy
 from keel.training.checkpoint import load
 from keel.training.evaluation import EvaluationWarning
 from keel.training.runner import resume, start
@@ -52,13 +52,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def disturb(monkeypatch: pytest.MonkeyPatch, fault: Callable[[], None]) -> None:
     """Let `fault` happen when an evaluation begins, before it goes on as ever."""
-    evaluate = environments.evaluate
+    evaluate = evaluation.evaluate
 
     def disturbed(*args: Any, **more: Any) -> Any:
         fault()
         return evaluate(*args, **more)
 
-    monkeypatch.setattr(environments, "evaluate", disturbed)
+    monkeypatch.setattr(evaluation, "evaluate", disturbed)
 
 
 def assert_completed(path: Path, whole: Any) -> None:

@@ -50,6 +50,9 @@ def spread(action_space):
 
 def score(example, text):
     return 0.0
+
+def estimate(score):
+    return score
 """
 SMALL = {
     "total_steps": 64,
@@ -87,7 +90,13 @@ GROUPS: dict[str, dict[str, Any]] = {
 DISTRIBUTION: dict[str, Any] = {"network": {"distribution": f"{MODULE}:spread"}}
 REWARDS: dict[str, dict[str, Any]] = {
     "reward function": {"reward": {"functions": f"task,{MODULE}:score*0.5"}},
+    "estimator": {"algo": f"{MODULE}:estimate"},
 }
+NAMED = {
+    "reward function": "reward.functions canary_code:score",
+    "estimator": "algo canary_code:estimate",
+}
+"""How the refusal lists them."""
 
 
 @pytest.fixture(scope="module")
@@ -299,6 +308,18 @@ def test_a_downloaded_file_executes_nothing(
     assert not Path("runs").exists()
 
 
+def test_the_settings_of_a_downloaded_file_are_printed_without_its_code(
+    canary: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = file_of({**SMALL, **ENVIRONMENTS["environment class"]})
+    assert main(["train", "--config", file, "--print-config"]) == 0
+    assert capsys.readouterr().out.endswith("decided when the environment is known\n")
+    assert not canary.exists()
+    assert main(["train", f"{MODULE}:Env", "--config", file, "--print-config"]) == 0
+    assert capsys.readouterr().out.endswith("# actor: kernels\n")
+    assert canary.exists()
+
+
 @pytest.mark.parametrize("place", ["settings", "vary", "variants", "stops", "env"])
 def test_a_downloaded_plan_executes_nothing(
     place: str, canary: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -324,14 +345,15 @@ def test_a_downloaded_plan_executes_nothing(
     assert not canary.exists()
 
 
+@pytest.mark.parametrize("field", REWARDS)
 @pytest.mark.parametrize("command", ["evaluate", "resume", "export", "runs", "compare", "route"])
 def test_a_downloaded_run_on_tokens_executes_nothing(
-    command: str, tokens: Path, canary: Path, capsys: pytest.CaptureFixture[str]
+    command: str, field: str, tokens: Path, canary: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = downloaded(tokens, REWARDS["reward function"], canary)
+    run = downloaded(tokens, REWARDS[field], canary)
     words = {**NEEDS_ENVIRONMENT, **NEEDS_NONE}[command](str(run))
     if command == "resume":
-        assert "reward.functions canary_code:score" in refused(words, capsys)
+        assert NAMED[field] in refused(words, capsys)
     else:
         status = main(words)
         assert status == 0 or command in ("export", "route")
@@ -339,18 +361,20 @@ def test_a_downloaded_run_on_tokens_executes_nothing(
     assert MODULE not in sys.modules
 
 
+@pytest.mark.parametrize("field", REWARDS)
 def test_a_downloaded_file_of_a_run_on_tokens_executes_nothing(
-    canary: Path, capsys: pytest.CaptureFixture[str]
+    field: str, canary: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = file_of(changed(TOKENS, REWARDS["reward function"], canary))
+    file = file_of(changed(TOKENS, REWARDS[field], canary))
     for words in (["train", "language", "--config", file], ["train", "--config", file]):
-        assert "reward.functions canary_code:score" in refused(words, capsys)
+        assert NAMED[field] in refused(words, capsys)
     assert not canary.exists()
     assert not Path("runs").exists()
 
 
-def test_trusted_rewards_are_imported(tokens: Path, canary: Path) -> None:
-    run = downloaded(tokens, REWARDS["reward function"], canary)
+@pytest.mark.parametrize("field", REWARDS)
+def test_trusted_functions_of_tokens_are_imported(field: str, tokens: Path, canary: Path) -> None:
+    run = downloaded(tokens, REWARDS[field], canary)
     with pytest.raises(UntrustedCodeError):
         resume_run(run)
     assert not canary.exists()

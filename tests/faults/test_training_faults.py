@@ -21,7 +21,7 @@ from gymnasium.envs.classic_control import CartPoleEnv, PendulumEnv
 
 from keel.config import Config, from_dict
 from keel.envs import EnvHungError, WorkerDiedError
-from keel.tracking.errors import RunWarning
+from keel.errors import RunWarning
 from keel.tracking.writer import MetricsWriter
 from keel.training.checkpoint import CheckpointError, load
 from keel.training.runner import resume, start

@@ -93,7 +93,6 @@ ALGORITHMS = {
     ],
     "algorithms/optimizer": [
         "test_micro_batches.py",
-        "test_without_adam.py",
         "test_ppo.py",
         "test_dense.py",
     ],

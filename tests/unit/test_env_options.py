@@ -11,7 +11,7 @@ from keel.apps.language import config as language
 from keel.cli.arguments import translate
 from keel.cli.environments import parse
 from keel.config import Config, Envs, from_dict, load, named_values, options, to_dict
-from keel.config.options import in_text
+from keel.config.values import in_text
 from keel.errors import InputError
 
 

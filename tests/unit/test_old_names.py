@@ -16,7 +16,7 @@ from keel.cli.legacy_flags import translate_train
 from keel.compare.sources import load_runs
 from keel.config import from_dict, to_dict
 from keel.config.origins import leaves
-from keel.config.renamed import FIELDS, SECTIONS, rename_settings, setting_name
+from keel.config.reading import FIELDS, SECTIONS, rename_settings, setting_name
 from keel.errors import InputError
 from keel.presets import RENAMED as OLD_PRESETS
 from keel.presets import names, preset

@@ -36,6 +36,7 @@ FOREIGN = {
     "region": {"loss": "toys:loss"},
     "controllers": ["toys:one", "mine, toys:two"],
     "advantage": {"estimator": "toys:advantage", "group": "toys:by_level"},
+    "algo": "toys:estimate",
     "task": "toys:Task",
     "reward": {"functions": "task*0.5, toys:score*0.2,toys:length"},
 }
@@ -61,6 +62,7 @@ def test_every_field_that_names_code_is_listed() -> None:
         "controllers toys:two",
         "advantage.estimator toys:advantage",
         "advantage.group toys:by_level",
+        "algo toys:estimate",
         "task toys:Task",
         "reward.functions toys:score",
         "reward.functions toys:length",
@@ -68,7 +70,7 @@ def test_every_field_that_names_code_is_listed() -> None:
 
 
 DATA = {
-    "algo", "device", "tag", "log", "task_options", "demos.path", "model.path", "kl.reward",
+    "device", "tag", "log", "task_options", "demos.path", "model.path", "kl.reward",
     "kl.loss",
 }  # fmt: skip
 """Texts that choose among Keel's own names, or name files that are read as data."""
@@ -208,6 +210,7 @@ def test_trust_is_given_by_the_flag_or_by_typing_the_name() -> None:
         "controllers": "toys:one,toys:two",
         "advantage.estimator": "toys:advantage",
         "advantage.group": "toys:by_level",
+        "algo": "toys:estimate",
         "task": "toys:Task",
         "reward.functions": "toys:score*.2,toys:length",
     }

@@ -131,33 +131,22 @@ def run_jobs(
     running: dict[Key, _Running] = {}
     try:
         with _terminable():
-            _work_through(waiting, running, limit, done, tick, pause)
+            while waiting or running:
+                while waiting and len(running) < limit:
+                    key, command = waiting.pop(0)
+                    running[key] = _Running(command())
+                tick(list(running))
+                for key, child in list(running.items()):
+                    if (job := child.ended()) is not None:
+                        del running[key]
+                        done(key, job)
+                time.sleep(pause if running else 0.0)
     finally:
         for child in running.values():
             child.process.terminate()
         for child in running.values():
             child.process.wait()
             child.close()
-
-
-def _work_through(
-    waiting: list[tuple[Key, Callable[[], list[str]]]],
-    running: dict[Key, _Running],
-    limit: int,
-    done: Callable[[Key, Job], None],
-    tick: Callable[[list[Key]], None],
-    pause: float,
-) -> None:
-    while waiting or running:
-        while waiting and len(running) < limit:
-            key, command = waiting.pop(0)
-            running[key] = _Running(command())
-        tick(list(running))
-        for key, child in list(running.items()):
-            if (job := child.ended()) is not None:
-                del running[key]
-                done(key, job)
-        time.sleep(pause if running else 0.0)
 
 
 @contextmanager

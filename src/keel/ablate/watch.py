@@ -46,12 +46,9 @@ def watched(plan: Plan, root: Path) -> list[Watched]:
             for cell in plan.cells
         }
         expectations = watch.expected if update == watch.expected_at else {}
-        expected = (
-            tuple(str(expectations.get(title, "")) for title in watch.metrics)
-            if expectations
-            else ()
-        )
-        tables.append(Watched(update, tuple(watch.metrics), rows, expected))
+        titles = tuple(watch.metrics)
+        expected = tuple(str(expectations.get(title, "")) for title in titles if expectations)
+        tables.append(Watched(update, titles, rows, expected))
     return tables
 
 

@@ -239,24 +239,3 @@ def _plain_adam(old: OptimizerState, gradient: Tensor, rate: float) -> Optimizer
     spread = second.sqrt().add_(EPSILON * shrink)
     params = torch.addcdiv(old.params, first, spread, value=-rate * shrink / (1 - BETAS[0] ** age))
     return OptimizerState(params, first, second, steps)
-
-
-def without_adam(step: Step) -> Step:
-    """Return a step along the clipped gradient itself, at the policy's learning rate.
-
-    Adam's first moment after one step from 0 is (1 − β₁) times that gradient.
-
-    Args:
-        step: one step of Adam.
-    """
-
-    def descend(opt_state: OptimizerState, minibatch: Minibatch) -> StepResult:
-        nothing = torch.zeros_like(opt_state.params)
-        fresh = opt_state._replace(first=nothing, second=nothing.clone())
-        result = step(fresh, minibatch)
-        gradient = result.opt_state.first / (1.0 - BETAS[0])
-        rate = minibatch.hparams[HPARAM_INDEX["learning_rate"]]
-        params = opt_state.params - rate * gradient
-        return result._replace(opt_state=result.opt_state._replace(params=params))
-
-    return descend

@@ -56,12 +56,12 @@ class TRPO:
     accept_ratio: float = 0.1
     rescale_to_kl: bool = True
     """scale the step until its exact KL is at the bound"""
-    entropy_accepted: bool = True
-    """False is a deliberate bug: steps are aimed with the entropy bonus and accepted without"""
     objective: Objective = field(default_factory=Objective)
     critic: CriticFit = field(default_factory=CriticFit)
     limit: Limit | None = None
     """on what demonstrations may do"""
+    problem: Callable[..., Problem] = field(default_factory=lambda: Problem)
+    """makes the constrained problem of a group"""
 
     def init(self) -> OptimizerState:
         """Return the optimizer; Adam's state is the critic's: the policy's part stays 0."""
@@ -100,9 +100,7 @@ class TRPO:
         if batch.demos is not None:
             pulled = pull(agent, state.params, batch, hparams)
             hparams = hparams if self.limit is None else self.limit(hparams, pulled)
-        problem = Problem(
-            agent, state.params, batch, hparams, self.objective, self.entropy_accepted
-        )
+        problem = self.problem(agent, state.params, batch, hparams, self.objective)
         gradient, gap = problem.gradient()
         if pulled is not None:
             gradient -= hparams.bc_coef * pulled.cloning[: gradient.shape[0]].to(gradient)
@@ -196,12 +194,8 @@ class Problem:
     batch: Batch
     hparams: HyperParams
     objective: Objective
-    entropy_accepted: bool = True
-    """whether `evaluate` measures the objective of `gradient`, or the same without entropy"""
     before: float = 0.0
     """the objective before the step; `gradient` finds it"""
-    accepted_from: float = 0.0
-    """what `evaluate` measures, before the step; `gradient` finds it"""
 
     def __post_init__(self) -> None:
         """Set the entropy's weight: below the floor its penalty adds to it."""
@@ -235,9 +229,7 @@ class Problem:
         start_policy = batch.behavior
         if batch.sampled is not None:  # the step begins at the policy as it acts next
             start_policy = behavior_at(agent, self.params, batch, self.hparams.temperature)
-        self.before = self.accepted_from = self.value(start_policy, self.params)
-        if not self.entropy_accepted:
-            self.accepted_from = self.value(start_policy, self.params, entropy=False)
+        self.before = self.value(start_policy, self.params)
         return gradient, gap
 
     def _gain(self, now: dict[str, Tensor], part: slice, slope: float) -> tuple[Tensor, float]:
@@ -295,20 +287,18 @@ class Problem:
             return 0.0
         return mean_cloning_loss(self.agent, params, self.batch.demos, self.hparams.temperature)
 
-    def value(self, now: dict[str, Tensor], params: Tensor, *, entropy: bool = True) -> float:
+    def value(self, now: dict[str, Tensor], params: Tensor) -> float:
         """Return the objective of a policy on all rows.
 
         Args:
             now: Its distributions there.
             params: Its parameters.
-            entropy: False leaves out the bonus and the floor.
         """
         total = self.batch.weight.double().sum().clamp(min=1.0).item()
         everything = slice(0, self.batch.rows)
-        slope = self.entropy_coef if entropy else 0.0
-        gain = self._gain(now, everything, slope)[0].item() / total
+        gain = self._gain(now, everything, self.entropy_coef)[0].item() / total
         floor = self.objective.entropy_floor
-        if floor is not None and entropy:
+        if floor is not None:
             nats = group_mean(self.agent.dist.entropy(now), self.batch).item()
             gain -= self.objective.entropy_floor_coef * max(0.0, floor - nats)
         return gain - self.hparams.bc_coef * self.cloned(params)
@@ -317,8 +307,7 @@ class Problem:
         """Return (improvement, exact mean KL(old‖new)) over all rows, for the line search."""
         now = behavior_at(self.agent, params, self.batch, self.hparams.temperature)
         kl = self._bounded.kl(params, self.agent.dist.kl(self.batch.behavior, now))
-        value = self.value(now, params, entropy=self.entropy_accepted)
-        return value - self.accepted_from, kl.max().item()
+        return self.value(now, params) - self.before, kl.max().item()
 
     @cached_property
     def _bounded(self) -> Bounded:

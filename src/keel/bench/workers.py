@@ -24,6 +24,9 @@ ROOT = Path(__file__).resolve().parents[3]
 OURS = ("keel", "keel-tokens", "floor")
 """Workers that our own Python runs."""
 
+Job = Settings | Mapping[str, Any]
+"""Settings of a worker, as they are or as plain data."""
+
 
 class BenchError(KeelError):
     """A measurement that cannot be taken."""
@@ -85,13 +88,28 @@ class Workers:
     def race(self, *jobs: tuple[str, Settings]) -> list[Reading]:
         """Run several workers side by side, of which only one is ever awake.
 
+        Args:
+            jobs: names of workers, and their settings.
+        """
+        return self.race_sides(*((self, name, settings, None) for name, settings in jobs))
+
+    @staticmethod
+    def race_sides(
+        *jobs: tuple[Workers, str, Job, Mapping[str, str] | None],
+    ) -> list[Reading]:
+        """Run workers of several checkouts side by side, of which only one is ever awake.
+
         A machine that is shared changes its speed within minutes: between two runs one after the
         other by half, between two turns of a second by little.
+
+        Args:
+            jobs: checkout, name of the worker, settings (plain data for another revision, whose
+                settings may have other names), and environment variables of each.
         """
         with ExitStack() as stack:
             workers = []
-            for name, settings in jobs:
-                worker = stack.enter_context(_Worker(self, name, settings, None))
+            for checkout, name, settings, extra in jobs:
+                worker = stack.enter_context(_Worker(checkout, name, settings, extra))
                 worker.go()  # to its first turn, before the next one starts
                 workers.append(worker)
             while any(worker.running for worker in workers):
@@ -105,14 +123,15 @@ class _Worker:
     """A subprocess that runs until its turn is over or its job is done."""
 
     def __init__(
-        self, workers: Workers, name: str, settings: Settings, extra: Mapping[str, str] | None
+        self, workers: Workers, name: str, settings: Job, extra: Mapping[str, str] | None
     ) -> None:
         is_ours = name in OURS
         script = workers.scripts / (
             "floor.py" if name == "floor" else f"run_{name.replace('-', '_')}.py"
         )
         python = workers.ours if is_ours else workers.peers
-        job = json.dumps(dataclasses.asdict(settings))
+        data = settings if isinstance(settings, Mapping) else dataclasses.asdict(settings)
+        job = json.dumps(data)
         self._name, self.running = name, True
         self._output, self._errors = "", tempfile.TemporaryFile("w+")  # noqa: SIM115  see __exit__
         self._started = time.perf_counter()

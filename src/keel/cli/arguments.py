@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import tyro
 
 from keel.config import read
-from keel.config.renamed import setting_name, setting_value
-from keel.config.schema import SINKS
+from keel.config.common import SINKS
+from keel.config.reading import setting_name, setting_value
 from keel.errors import InputError
 from keel.printing import printable
 from keel.tracking.config_file import warn_if_changed

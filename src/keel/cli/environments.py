@@ -8,14 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import tyro
-from tyro.conf import Positional, arg
+from tyro.conf import arg
 
 from keel.cli.arguments import check_file, find_option, read_options
 from keel.cli.legacy_flags import settle, translate_train
-from keel.cli.settings import Grammar, Resolved, add_flags, short_help
+from keel.cli.settings import Grammar, Resolved, TrainOptions, resolved, short_help
 from keel.config import Config, check, from_dict, read
-from keel.config.origins import Layer, dotted
 from keel.errors import InputError
 from keel.kernels.compiling import cache_folder
 from keel.presets import names, path_of, preset, preset_for
@@ -25,34 +23,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Train:
+class Train(TrainOptions):
     """Train an agent inside an exact, enforced trust region.
 
     Example: keel train CartPole-v1 --seed 1 --region.max-kl 0.02
     """
 
-    env: Annotated[Positional[str], arg(metavar="ENV")]
-    """A Gymnasium id such as CartPole-v1, an alias such as Breakout, or module:Class; by default
-    the environment that the file of --config names."""
-    preset: str | None = None
-    """Settings to start from; by default those of the environment and the algorithm.
-    `keel presets` lists them."""
-    config_file: Annotated[Path | None, arg(name="config", metavar="FILE.yaml")] = None
-    """A YAML file of settings; flags go before it, it goes before the preset."""
-    runs: Path = Path("runs")
-    """Folder of the runs."""
-    name: str | None = None
-    """Name of the run; by default environment, algorithm and time."""
-    seeds: tuple[int, ...] = ()
-    """Train several seeds, as many at a time as there are cores for."""
-    trust_code: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Import code that FILE names, also from outside of Keel; it can do anything."""
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Print one JSON object at the end, and nothing else."""
-    quiet: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Show no progress."""
-    print_config: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Print the settings in force and where each comes from, as a YAML file; train nothing."""
     config: Annotated[Config, arg(name="")] = field(default_factory=Config)
 
 
@@ -84,10 +60,7 @@ def resolve(args: list[str]) -> Resolved:
     name = chosen or preset_for(env, algo)[0]
     base = from_dict(settings, preset(name))
     options = on_top(dataclasses.replace(base, env=env), args, "keel train")
-    layers = [Layer(f"preset {name}", dotted(read(path_of(name))))]
-    if file:
-        layers.append(Layer(f"file {file}", dotted(settings)))
-    return add_flags(options, args, layers, ("env",) if _environment(args) else ())
+    return resolved(options, args, path_of(name), ("env",) if _environment(args) else ())
 
 
 def _environment(args: list[str]) -> str:
@@ -105,25 +78,14 @@ SHORT_HELP = (
     "explore.entropy_coef", "evaluation.every", "evaluation.episodes", "device", "log",
 )  # fmt: skip
 """Settings of the short help: those that most runs change."""
-OPTIONS = {
-    "--preset NAME": "Settings to start from; `keel presets` lists them.",
-    "--config FILE.yaml": "A file of settings; flags go before it, it goes before the preset.",
-    "--runs DIR": "Where runs are kept (runs).",
-    "--name NAME": "Name of the run; by default environment, algorithm and time.",
-    "--seeds 0 1 2": "Train several seeds, as many at a time as there are cores for.",
-    "--trust-code": "Import code that FILE names, also from outside of Keel.",
-    "--json, --quiet": "Print one JSON object at the end, or nothing.",
-    "--print-config": "Print the settings in force and where each comes from; train nothing.",
-    "--help-all": "Show every setting.",
-}
 
 
 def _help(words: list[str]) -> str:
     """Return the short help, with the defaults of the environment that is named."""
     named = bool(words) and not words[0].startswith("-")
-    resolved = resolve(words if named else ["ENV", *words])
-    config = resolved.options.config
-    whose = resolved.layers[0].source
+    shown = resolve(words if named else ["ENV", *words])
+    config = shown.options.config
+    whose = shown.layers[0].source
     whose = f"{config.env} ({whose})" if named else f"the {whose}"
     about = (
         "Train an agent inside an exact, enforced trust region.\n"
@@ -132,7 +94,7 @@ def _help(words: list[str]) -> str:
     )
     natural = ("natural.cg_iters", "natural.damping") if config.algo == "trpo" else ()
     usage = "keel train ENV [settings and options]"
-    return short_help(resolved, usage, about, (*SHORT_HELP, *natural), OPTIONS)
+    return short_help(shown, usage, about, (*SHORT_HELP, *natural))
 
 
 def on_top(base: Config, args: list[str], prog: str) -> Train:
@@ -177,6 +139,12 @@ def _outcome(result: dict[str, Any]) -> list[str]:
     return [] if evaluated is None else [f"evaluation: {evaluated:,.1f}"]
 
 
+def _acceleration(config: Config) -> dict[str, str]:
+    from keel.training.session import planned_acceleration
+
+    return planned_acceleration(config)
+
+
 def _evaluate(options: Any) -> tuple[dict[str, Any], str]:
     from keel.cli.evaluate import play
 
@@ -196,5 +164,6 @@ GRAMMAR = Grammar(
     draw=_draw,
     summary=_summary,
     outcome=_outcome,
+    acceleration=_acceleration,
     evaluate=_evaluate,
 )

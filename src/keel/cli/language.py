@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import tyro
 from tyro.conf import Positional, arg
 
 from keel.apps.language.checks import check
@@ -16,9 +15,8 @@ from keel.apps.language.presets import name_for, names, path_of, preset, preset_
 from keel.apps.language.tasks import task_named
 from keel.cli.arguments import find_option, read_options
 from keel.cli.legacy_flags import translate_language
-from keel.cli.settings import Grammar, Resolved, add_flags, short_help
+from keel.cli.settings import Grammar, Resolved, TrainOptions, resolved, short_help
 from keel.config import read
-from keel.config.origins import Layer, dotted
 
 if TYPE_CHECKING:
     from keel.cli.evaluate import Evaluate
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TrainLanguage:
+class TrainLanguage(TrainOptions):
     """Train a language model on a task with a verifier, inside an exact, enforced trust region.
 
     Examples: keel train language --task lookup --algo grpo
@@ -34,24 +32,6 @@ class TrainLanguage:
     """
 
     env: Annotated[Positional[str], arg(metavar="language")] = "language"
-    preset: str | None = None
-    """Settings to start from; by default those of the task. `keel presets` lists them."""
-    config_file: Annotated[Path | None, arg(name="config", metavar="FILE.yaml")] = None
-    """A YAML file of settings; flags go before it, it goes before the preset."""
-    runs: Path = Path("runs")
-    """Folder of the runs."""
-    name: str | None = None
-    """Name of the run; by default task, algorithm and time."""
-    seeds: tuple[int, ...] = ()
-    """Train several seeds, one after the other or as many at a time as there are cores for."""
-    trust_code: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Import code that FILE names, also from outside of Keel; it can do anything."""
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Print one JSON object at the end, and nothing else."""
-    quiet: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Show no progress."""
-    print_config: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Print the settings in force and where each comes from, as a YAML file; train nothing."""
     config: Annotated[Language, arg(name="")] = field(default_factory=Language)
 
 
@@ -66,13 +46,8 @@ def resolve(args: list[str]) -> Resolved:
     base = preset(chosen) if chosen else preset_for(wanted, algo)
     base = from_dict({**settings, "env": "language"}, base)
     options = read_options(TrainLanguage, args, "keel train", TrainLanguage(config=base))
-    layers = []
     name = chosen or name_for(wanted, algo)
-    if name is not None:
-        layers.append(Layer(f"preset {name}", dotted(read(path_of(name)))))
-    if file:
-        layers.append(Layer(f"file {file}", dotted(settings)))
-    return add_flags(options, args, layers, ("env",))
+    return resolved(options, args, None if name is None else path_of(name), ("env",))
 
 
 SHORT_HELP = (
@@ -87,16 +62,13 @@ SHORT_HELP = (
 
 def _help(args: list[str]) -> str:
     """Return the short help, with the defaults of the task that is named."""
-    from keel.cli.environments import OPTIONS
-
-    resolved = resolve(args)
-    config = resolved.options.config
+    shown = resolve(args)
+    config = shown.options.config
     about = (
         "Train a language model on a task with a verifier, inside an exact, enforced trust "
         f"region.\nDefaults below are those of task {config.task}."
     )
-    return short_help(resolved, "keel train language [settings and options]", about, SHORT_HELP,
-                      OPTIONS)  # fmt: skip
+    return short_help(shown, "keel train language [settings and options]", about, SHORT_HELP)
 
 
 def _progress_line(config: Language, metrics: dict[str, float]) -> str:
@@ -188,6 +160,7 @@ GRAMMAR = Grammar(
     draw=_draw,
     summary=_summary,
     outcome=_outcome,
+    acceleration=lambda config: {"optimizer_step": "torch (kernels take no language models)"},
     evaluate=_evaluate,
     unit="nats per token",
 )

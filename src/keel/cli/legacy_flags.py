@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from keel.cli.arguments import split_flags, translate
 from keel.config import Config
-from keel.config.options import OPTIONS, options_text
+from keel.config.values import OPTIONS, options_text
 from keel.errors import InputError
 
 if TYPE_CHECKING:

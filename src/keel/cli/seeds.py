@@ -14,14 +14,13 @@ from keel.tracking.directory import run_name
 from keel.tracking.progress import PipedConsole
 
 if TYPE_CHECKING:
-    from keel.cli.environments import Train
-    from keel.cli.language import TrainLanguage
+    from keel.cli.settings import TrainOptions
 
 PICTURE = "seeds.png"
 """Name of the picture of all seeds, in the folder that holds them."""
 
 
-def train_seeds(args: list[str], options: Train | TrainLanguage) -> int:
+def train_seeds(args: list[str], options: TrainOptions) -> int:
     """Train every seed; the status is that of the first seed that failed.
 
     Args:
@@ -73,9 +72,7 @@ def _without(args: list[str], flag: str) -> list[str]:
     return rest
 
 
-def _report(
-    results: dict[int, dict[str, Any]], folder: Path, options: Train | TrainLanguage
-) -> None:
+def _report(results: dict[int, dict[str, Any]], folder: Path, options: TrainOptions) -> None:
     """Sum up all seeds: their scores, where they are, a picture of them, and what to do next."""
     scores = sorted(r["return_mean"] for r in results.values() if r["return_mean"] is not None)
     picture, problem = _draw(folder)

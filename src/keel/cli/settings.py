@@ -3,30 +3,85 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import inspect
+import itertools
 import shutil
+import sys
 import textwrap
 import typing
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from keel.cli.arguments import check_file
+from tyro.conf import FlagCreatePairsOff, Positional, arg
+
+from keel.cli.arguments import check_file, find_option
 from keel.cli.strict_json import print_json
+from keel.config import read
 from keel.config.origins import (
     DEFAULT,
     Layer,
     Setting,
     as_yaml,
+    dotted,
     flagged,
     leaves,
     one_line_yaml,
     settings_of,
 )
+from keel.errors import KeelError
+from keel.trust import require_trust
 
 HELP_ALL = "--help-all"
 HELP = ("-h", "--help")
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Options of `keel train`; each kind of run adds its settings as `config`."""
+
+    env: Annotated[Positional[str], arg(metavar="ENV")]
+    """A Gymnasium id such as CartPole-v1, an alias such as Breakout, or module:Class; by default
+    the environment that the file of --config names."""
+    preset: str | None = None
+    """Settings to start from; by default those of the environment, or of the task, and the
+    algorithm. `keel presets` lists them."""
+    config_file: Annotated[Path | None, arg(name="config", metavar="FILE.yaml")] = None
+    """A YAML file of settings; flags go before it, it goes before the preset."""
+    runs: Path = Path("runs")
+    """Folder of the runs."""
+    name: str | None = None
+    """Name of the run; by default environment or task, algorithm and time."""
+    seeds: tuple[int, ...] = ()
+    """Train several seeds, as many at a time as there are cores for."""
+    trust_code: Annotated[bool, FlagCreatePairsOff] = False
+    """Import code that FILE names, also from outside of Keel; it can do anything."""
+    json: Annotated[bool, FlagCreatePairsOff] = False
+    """Print one JSON object at the end, and nothing else."""
+    quiet: Annotated[bool, FlagCreatePairsOff] = False
+    """Show no progress."""
+    print_config: Annotated[bool, FlagCreatePairsOff] = False
+    """Print the settings in force and where each comes from, as a YAML file; train nothing."""
+    config: Any = None
+    """Settings of the run."""
+
+
+SHORT_OPTIONS = {
+    "--preset NAME": "Settings to start from; `keel presets` lists them.",
+    "--config FILE.yaml": "A file of settings; flags go before it, it goes before the preset.",
+    "--runs DIR": "Where runs are kept (runs).",
+    "--name NAME": "Name of the run; by default environment, algorithm and time.",
+    "--seeds 0 1 2": "Train several seeds, as many at a time as there are cores for.",
+    "--trust-code": "Import code that FILE names, also from outside of Keel.",
+    "--json, --quiet": "Print one JSON object at the end, or nothing.",
+    "--print-config": "Print the settings in force and where each comes from; train nothing.",
+    HELP_ALL: "Show every setting.",
+}
+"""Options of the short help."""
 
 
 class Resolved(NamedTuple):
@@ -67,6 +122,8 @@ class Grammar(NamedTuple):
     """more entries for the summary of a run, from its last progress"""
     outcome: Callable[[dict[str, Any]], list[str]]
     """lines about what was learned, of a summary"""
+    acceleration: Callable[[Any], dict[str, str]]
+    """what computes the parts of a run, in words; opens what it needs to know it"""
     evaluate: Callable[[Any], tuple[dict[str, Any], str]]
     """evaluates with the options of `keel evaluate`: the result, and the same as text"""
     unit: str = "nats"
@@ -90,27 +147,34 @@ def prepare(words: list[str], grammar: Grammar, typed: Sequence[str] | None = No
     grammar.check(config)
     if resolved.options.print_config:
         print_settings(resolved, grammar.title(config))
+        if not resolved.options.json:
+            print_acceleration(resolved.options, grammar, words if typed is None else typed)
         return None
     check_file(config, words if typed is None else typed, resolved.options.trust_code)
     return resolved.options
 
 
-def add_flags(
-    options: Any, args: list[str], below: Sequence[Layer], typed: Collection[str] = ()
+def resolved(
+    options: Any, args: list[str], preset: Path | None, typed: Collection[str] = ()
 ) -> Resolved:
-    """Return options with all their layers, that of the flags at the top.
+    """Return options with the layers of their settings: preset, file and flags.
 
     Args:
         options: What the command line was read into; the first of `seeds` becomes the seed.
         args: The command line.
-        below: Layers of preset and file.
+        preset: File of the preset below everything else, if there is one.
         typed: More settings that the command line names, without a flag.
     """
     flags = flagged(args, dict(leaves(options.config))) | frozenset(typed)
     if options.seeds:
         config = dataclasses.replace(options.config, seed=options.seeds[0])
         options, flags = dataclasses.replace(options, config=config), flags | {"seed"}
-    return Resolved(options, (*below, Layer("flag", flags)))
+    layers = []
+    if preset is not None:
+        layers.append(Layer(f"preset {preset.stem}", dotted(read(preset))))
+    if file := find_option(args, "--config"):
+        layers.append(Layer(f"file {file}", dotted(read(Path(file)))))
+    return Resolved(options, (*layers, Layer("flag", flags)))
 
 
 def print_settings(resolved: Resolved, title: str) -> None:
@@ -129,9 +193,28 @@ def print_settings(resolved: Resolved, title: str) -> None:
     print(as_yaml(settings))  # noqa: T201
 
 
-def short_help(
-    resolved: Resolved, usage: str, about: str, fields: Sequence[str], options: Mapping[str, str]
-) -> str:
+def print_acceleration(options: TrainOptions, grammar: Grammar, typed: Sequence[str]) -> None:
+    """Print what computes the run, as comments below its settings.
+
+    Args:
+        options: What the command line was read into.
+        grammar: What it was read with.
+        typed: The command line: code that only a file names is not imported for this.
+    """
+    choices = {"optimizer_step": "decided when the environment is known"}
+    with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
+        warnings.simplefilter("ignore")  # both are told again when training begins
+        with contextlib.suppress(KeelError):
+            require_trust(
+                dataclasses.asdict(options.config), "--config", options.trust_code, typed=typed
+            )
+            choices = grammar.acceleration(options.config)
+    for name, choice in choices.items():
+        words = name.replace("_", " ").replace("fisher", "Fisher")
+        print(f"# {words}: {choice}")  # noqa: T201
+
+
+def short_help(resolved: Resolved, usage: str, about: str, fields: Sequence[str]) -> str:
     """Return help on the settings that matter most, with the values in force as defaults.
 
     Args:
@@ -139,14 +222,13 @@ def short_help(
         usage: The command with its positional words.
         about: One or more lines below it.
         fields: Dotted names of the settings to list.
-        options: Options of the command itself, with their help.
     """
     config = resolved.options.config
     values, helps = dict(leaves(config)), field_help(type(config))
     rows = [
         (_flag(name, type(config)), one_line_yaml(values[name]), helps[name]) for name in fields
     ]
-    own = [(flag, "", text) for flag, text in options.items()]
+    own = [(flag, "", text) for flag, text in SHORT_OPTIONS.items()]
     total = len(values)
     return "\n".join(
         [
@@ -197,20 +279,29 @@ def field_help(kind: type) -> dict[str, str]:
     """Return the first sentence of the text below each field of a dataclass, by dotted name."""
     hints = typing.get_type_hints(kind)
     helps: dict[str, str] = {}
-    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
-    assert isinstance(body, ast.ClassDef)
     texts = dict.fromkeys(hints, "")
-    for statement, after in zip(body.body, [*body.body[1:], None], strict=True):
-        if isinstance(statement, ast.AnnAssign) and isinstance(after, ast.Expr):
-            value = after.value
-            if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                texts[ast.unparse(statement.target)] = first_sentence(value.value)
+    for defined in reversed(kind.__mro__[:-1]):  # a field that is given again keeps its text
+        texts |= _own_texts(defined)
     for name, hint in hints.items():
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
             helps |= {f"{name}.{inner}": text for inner, text in field_help(hint).items()}
         else:
             helps[name] = texts[name]
     return helps
+
+
+def _own_texts(kind: type) -> dict[str, str]:
+    """Return the first sentence of the text below each field that a class itself defines."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    return {
+        ast.unparse(statement.target): first_sentence(after.value.value)
+        for statement, after in itertools.pairwise(body.body)
+        if isinstance(statement, ast.AnnAssign)
+        and isinstance(after, ast.Expr)
+        and isinstance(after.value, ast.Constant)
+        and isinstance(after.value.value, str)
+    }
 
 
 def first_sentence(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -139,18 +140,14 @@ def compare(
     ends = {t: horizon([r for r in runs if r.task == t], metric, steps) for t in tasks}
     limits = criteria or Criteria()
 
-    members = {
-        name: {t: [r for r in runs if (r.group, r.task) == (name, t)] for t in tasks}
-        for name in names
-    }
-    scores = {
-        name: {t: _scores(of[t], metric, ends[t], tail) for t in tasks}
-        for name, of in members.items()
-    }
-    curves = {
-        name: {t: np.stack([on_grid(r, curve, grid_to(ends[t])) for r in of[t]]) for t in tasks}
-        for name, of in members.items()
-    }
+    scores: dict[str, dict[str, Tensor]] = {name: {} for name in names}
+    curves: dict[str, dict[str, Values]] = {name: {} for name in names}
+    for name, t in itertools.product(names, tasks):
+        own = [run for run in runs if (run.group, run.task) == (name, t)]
+        scores[name][t] = torch.tensor(
+            [final_score(run, metric, ends[t], tail) for run in own], dtype=torch.float64
+        )
+        curves[name][t] = np.stack([on_grid(run, curve, grid_to(ends[t])) for run in own])
     levels = {t: _threshold(curves[first][t], threshold) for t in tasks}
     groups = tuple(
         _group(name, runs, scores, curves[name], first, ends, levels, limits) for name in names
@@ -165,18 +162,13 @@ def compare(
     return Comparison(metric, curve, tasks, ends, levels, groups, pairs, limits, notes)
 
 
-def _scores(runs: Sequence[Run], metric: str, end: int, tail: float) -> Tensor:
-    return torch.tensor([final_score(r, metric, end, tail) for r in runs], dtype=torch.float64)
-
-
 def _tasks(runs: Sequence[Run], names: Sequence[str]) -> tuple[str, ...]:
     """Return the environments that every group has."""
     tasks_by_group = {name: {run.task for run in runs if run.group == name} for name in names}
     common = set.intersection(*tasks_by_group.values())
     if not common:
-        listed = "; ".join(
-            f"{name}: {', '.join(sorted(tasks))}" for name, tasks in tasks_by_group.items()
-        )
+        parts = (f"{name}: {', '.join(sorted(x))}" for name, x in tasks_by_group.items())
+        listed = "; ".join(parts)
         raise InputError(f"the groups have no environment in common ({listed})")
     return tuple(task for task in dict.fromkeys(run.task for run in runs) if task in common)
 

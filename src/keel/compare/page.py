@@ -7,12 +7,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from keel.compare import tables
 from keel.compare.align import grid_to
 from keel.compare.comparison import Comparison, Pair
-from keel.compare.picture import VERDICTS, band, color_of
+from keel.compare.picture import VERDICTS, band, color_of, profile_levels
 from keel.compare.tables import Table, signed
 from keel.compare.verdict import percent
 from keel.functional import performance_profile
@@ -112,29 +110,23 @@ def _figures(comparison: Comparison, task: str, *, first: bool) -> Markup:
         cols=2, column_widths=[0.66, 0.34], subplot_titles=("learning", "performance profile")
     )
     grid = grid_to(comparison.horizon[task])
-    scores = torch.cat([group.scores[task] for group in comparison.groups])
-    margin = 0.05 * float(scores.max() - scores.min()) or 1.0
-    levels = torch.linspace(
-        float(scores.min()) - margin, float(scores.max()) + margin, 200, dtype=torch.float64
-    )
+    levels = profile_levels(comparison, task)
     for group in comparison.groups:
         color, name = color_of(comparison, group), escape(group.name)
         trace: dict[str, Any] = {"legendgroup": name, "name": name}
         low, middle, high = band(group.curves[task])
-        edge = {"mode": "lines", "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
-        figure.add_trace(go.Scatter(x=grid, y=high, **edge, legendgroup=name))
-        figure.add_trace(
-            go.Scatter(
-                x=grid, y=low, **edge, legendgroup=name, fill="tonexty", fillcolor=_faint(color)
-            )
-        )
-        figure.add_trace(go.Scatter(x=grid, y=middle, line={"color": color, "width": 2}, **trace))
-        share = performance_profile(group.scores[task][:, None], levels)
-        line = {"color": color, "width": 2, "shape": "hv"}
-        profile = go.Scatter(
-            x=levels.numpy(), y=share.numpy(), line=line, showlegend=False, **trace
-        )
-        figure.add_trace(profile, col=2, row=1)
+        edge: dict[str, Any] = {
+            "mode": "lines", "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip",
+            "legendgroup": name,
+        }  # fmt: skip
+        faint = {"fill": "tonexty", "fillcolor": _faint(color)}
+        line = {"color": color, "width": 2}
+        figure.add_trace(go.Scatter(x=grid, y=high, **edge))
+        figure.add_trace(go.Scatter(x=grid, y=low, **edge, **faint))
+        figure.add_trace(go.Scatter(x=grid, y=middle, line=line, **trace))
+        share = performance_profile(group.scores[task][:, None], levels).numpy()
+        trace |= {"line": {**line, "shape": "hv"}, "showlegend": False}
+        figure.add_trace(go.Scatter(x=levels.numpy(), y=share, **trace), col=2, row=1)
     figure.add_hline(comparison.thresholds[task], line_dash="dash", line_color="#868e96", col=1)
     figure.update_layout(
         template="simple_white", height=420, margin={"l": 60, "r": 20, "t": 40, "b": 50},

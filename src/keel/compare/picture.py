@@ -46,6 +46,14 @@ def band(curves: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
     return middle_half[0], middle_half.mean(axis=0), middle_half[-1]
 
 
+def profile_levels(comparison: Comparison, task: str) -> torch.Tensor:
+    """Return the thresholds of a performance profile, `[200]`: a little beyond all scores."""
+    scores = torch.cat([group.scores[task] for group in comparison.groups])
+    low, high = float(scores.min()), float(scores.max())
+    margin = 0.05 * (high - low) or 1.0
+    return torch.linspace(low - margin, high + margin, 200, dtype=torch.float64)
+
+
 def draw(comparison: Comparison) -> Figure:
     """Draw a row for every task: its curves, its scores and its profile."""
     tasks = len(comparison.tasks)
@@ -109,10 +117,7 @@ def _scores(axes: Axes, comparison: Comparison, task: str) -> None:
 
 def _profile(axes: Axes, comparison: Comparison, task: str) -> None:
     tidy(axes, "performance profile", "score τ", "share of runs above τ")
-    all_scores = torch.cat([group.scores[task] for group in comparison.groups])
-    low, high = float(all_scores.min()), float(all_scores.max())
-    margin = 0.05 * (high - low) or 1.0
-    levels = torch.linspace(low - margin, high + margin, 200, dtype=torch.float64)
+    levels = profile_levels(comparison, task)
     for group in comparison.groups:
         share = performance_profile(group.scores[task][:, None], levels)
         axes.step(levels.numpy(), share.numpy(), color=color_of(comparison, group), linewidth=1.6)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from keel.config.options import in_text
-from keel.config.renamed import rename_settings, setting_name
+from keel.config.reading import rename_settings, setting_name
+from keel.config.values import in_text
 from keel.errors import InputError, KeelError
 from keel.printing import printable
 from keel.tracking import MetricsTable, read_config, read_metrics

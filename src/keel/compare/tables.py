@@ -34,12 +34,8 @@ def scores(comparison: Comparison) -> Table:
         columns += [f"area{name}", f"steps to {number(comparison.thresholds[task])}{name}"]
     rows = []
     for group in comparison.groups:
-        row = [
-            group.name,
-            str(len(group.runs)),
-            number(float(group.iqm.estimate)),
-            interval(group.iqm),
-        ]
+        estimate = number(float(group.iqm.estimate))
+        row = [group.name, str(len(group.runs)), estimate, interval(group.iqm)]
         for task in comparison.tasks:
             count, steps = group.reached[task]
             total = len(group.scores[task])
@@ -73,23 +69,6 @@ def _cost(group: Group) -> tuple[str, ...]:
         number(stability.worst_kl),
         "–" if math.isnan(stability.worst_share) else f"{stability.worst_share:.0%}",
     )
-
-
-def pairs(comparison: Comparison) -> Table:
-    """Tabulate every variant against the baseline."""
-    rows = tuple(
-        (
-            f"{pair.variant} against {pair.baseline}",
-            signed(pair.effect.estimate),
-            f"{signed(pair.effect.low)} … {signed(pair.effect.high)}",
-            percent(float(pair.better.estimate)),
-            pair.verdict.decision,
-        )
-        for pair in comparison.pairs
-    )
-    columns = ("pair", "change", "95 % interval", "better in", "verdict")
-    level = f"{comparison.criteria.confidence:.0%} interval"
-    return Table(tuple(level if x == "95 % interval" else x for x in columns), rows)
 
 
 def changes(pair: Pair) -> Table:

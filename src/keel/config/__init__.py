@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from keel.config.checks import check
-from keel.config.demos import Demonstrations
-from keel.config.leaves import nested
-from keel.config.options import named_values
+from keel.config.common import Checkpoints
 from keel.config.reading import (
     MINARI,
     anchored,
     from_dict,
     load,
     merged,
+    nested,
     options,
     read,
     to_dict,
 )
-from keel.config.results import Checkpoints, Evaluation
 from keel.config.schema import (
     Advantage,
     Agents,
@@ -24,7 +22,9 @@ from keel.config.schema import (
     Backend,
     Config,
     Critic,
+    Demonstrations,
     Envs,
+    Evaluation,
     Explore,
     Faults,
     Natural,
@@ -32,7 +32,7 @@ from keel.config.schema import (
     Region,
     Stabilizer,
 )
-from keel.config.values import describe, parse_yaml
+from keel.config.values import describe, named_values, parse_yaml
 
 __all__ = [
     "MINARI",

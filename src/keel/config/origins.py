@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from keel.config.renamed import setting_name
+from keel.config.reading import setting_name
 
 DEFAULT = "default"
 

@@ -1,7 +1,9 @@
 """Configurations from and to plain data.
 
 An unknown or misspelt key, a wrong type or an impossible value is an error with a suggestion,
-raised before anything is created.
+raised before anything is created. Settings may be named by the last part of their name, where only
+one has it (`max_kl` for `region.max_kl`), and as older versions of Keel called them: such names are
+read, never written.
 """
 
 from __future__ import annotations
@@ -16,11 +18,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
 
 from keel.config.checks import check
-from keel.config.options import listed, named_values
-from keel.config.registries import Pluggable
-from keel.config.renamed import rename_settings
+from keel.config.common import Pluggable
 from keel.config.schema import Config
-from keel.config.values import describe, parse_yaml, read_text
+from keel.config.values import describe, listed, named_values, parse_yaml, read_text
 from keel.errors import InputError, similar
 
 T = TypeVar("T")
@@ -28,6 +28,21 @@ FIRST = {"network": "kind", "advantage": "estimator"}
 """Settings that a whole section may stand for: `network=make_network`, `network: module:make`."""
 MINARI = "minari:"
 """Before the name of a data set that is not a folder."""
+MEANT = {"loss": "region"}
+"""Sections of names that several have, and by which one of them is meant: `loss` is PPO's."""
+SECTIONS = {"bc": "demos", "stabiliser": "stabilizer"}
+FIELDS = {
+    "demos.demos": "path",
+    "network.memory": "recurrent",
+    "network.memory_size": "recurrent_size",
+    "natural.land": "rescale_to_kl",
+    "envs.normalise_obs": "normalize_obs",
+    "envs.normalise_reward": "normalize_reward",
+    "critic.normalise": "normalize",
+    "advantage.normalise": "normalize",
+}
+"""The old name below the section of today, and the new one."""
+VALUES = {("network.kind", "items"): "pointer"}
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -219,3 +234,129 @@ def _name(hint: Any) -> str:
         dict[str, Any]: "names and values",
         tuple[str, ...]: "a list of texts",
     }.get(hint, "a list of whole numbers")
+
+
+def nested(settings: Mapping[str, Any], default: Any = None) -> dict[str, Any]:
+    """Return settings in their sections.
+
+    Args:
+        settings: values by section (`region={"max_kl": 0.02}`), by their whole name
+            (`{"region.max_kl": 0.02}`), or by a last part that only one setting has (`max_kl=…`).
+        default: a configuration of this kind of run; by default one of environments.
+
+    Raises:
+        InputError: several settings end so, or none does.
+
+    Examples:
+        >>> nested({"max_kl": 0.02, "seed": 1, "region": {"clip": 0.1}})
+        {'region': {'max_kl': 0.02, 'clip': 0.1}, 'seed': 1}
+    """
+    default = Config() if default is None else default
+    top = {field.name: field for field in dataclasses.fields(default)}
+    whole: dict[str, Any] = {}
+    for key, value in rename_settings(settings).items():
+        section, dot, leaf = key.partition(".")
+        if not dot and key not in top:
+            section, leaf = _place(key, leaves(default), top)
+        if not leaf and not isinstance(value, Mapping):
+            if section not in FIRST:
+                whole[section] = value
+                continue
+            leaf = FIRST[section]
+        part = whole.setdefault(section, {})
+        inside = dict(value) if isinstance(value, Mapping) and not leaf else {leaf: value}
+        twice = part.keys() & inside.keys()
+        if twice:
+            raise InputError(f"{section}.{min(twice)}: is given twice")
+        part.update(inside)
+    return whole
+
+
+def _place(leaf: str, known: Mapping[str, list[str]], top: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the section of a setting that is named without it."""
+    sections = known.get(leaf, [])
+    if len(sections) == 1 or leaf in MEANT:
+        return MEANT.get(leaf, sections[0]), leaf
+    if sections:
+        names = ", ".join(f"{section}.{leaf}" for section in sections)
+        raise InputError(
+            f"{leaf}: may be {names}; say which, for example {sections[0]}={{{leaf!r}: …}}"
+        )
+    near = similar(leaf, [*known, *top])
+    hint = "" if not near else ".".join((*known.get(near[0], [])[:1], near[0]))
+    raise InputError(f"unknown setting {leaf}" + (f"; did you mean {hint}?" if hint else ""))
+
+
+def leaves(config: Any) -> dict[str, list[str]]:
+    """Return the sections of a configuration that have a setting of each name."""
+    sections: dict[str, list[str]] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            for inner in dataclasses.fields(value):
+                sections.setdefault(inner.name, []).append(field.name)
+    return sections
+
+
+def setting_name(name: str) -> str:
+    """Return the name of today of a setting.
+
+    Args:
+        name: Dotted, with underscores or hyphens, which it keeps.
+
+    Examples:
+        >>> setting_name("bc.demos"), setting_name("network.memory-size"), setting_name("seed")
+        ('demos.path', 'network.recurrent-size', 'seed')
+        >>> setting_name("natural.no-land")
+        'natural.no-rescale-to-kl'
+    """
+    section, dot, leaf = name.partition(".")
+    section = SECTIONS.get(section, section)
+    negated = "no-" if leaf.startswith("no-") else "no_" if leaf.startswith("no_") else ""
+    today = FIELDS.get(f"{section}.{leaf.removeprefix(negated).replace('-', '_')}")
+    if today is None:
+        return f"{section}{dot}{leaf}"
+    return f"{section}.{negated}{today.replace('_', '-') if '-' in name else today}"
+
+
+def setting_value(name: str, value: Any) -> Any:
+    """Return the value of today of a setting.
+
+    Args:
+        name: Dotted, as it is called today.
+        value: From a file or a flag.
+    """
+    return VALUES.get((name, value), value) if isinstance(value, str) else value
+
+
+def rename_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested settings under the names of today; those that are unknown stay as they are.
+
+    Args:
+        settings: Sections as mappings; keys may be dotted. An `InputError` where a setting stands
+            under both names.
+    """
+    renamed: dict[str, Any] = {}
+    for key, value in settings.items():
+        name = setting_name(key) if isinstance(key, str) else key
+        if name in renamed:
+            raise InputError(f"{key}: is called {name} now, and both are given; say one of them")
+        if isinstance(value, Mapping) and isinstance(name, str) and "." not in name:
+            value = _rename_section(name, value)
+        renamed[name] = setting_value(name, value) if isinstance(name, str) else value
+    return renamed
+
+
+def _rename_section(section: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    renamed: dict[str, Any] = {}
+    for key, value in settings.items():
+        leaf = key
+        if isinstance(key, str):
+            leaf = setting_name(f"{section}.{key}").partition(".")[2]
+            value = setting_value(f"{section}.{leaf}", value)
+        if leaf in renamed:
+            raise InputError(
+                f"{section}.{key}: is called {section}.{leaf} now, and both are given; say one"
+            )
+        renamed[leaf] = value
+    return renamed

@@ -11,28 +11,26 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Suppress
 
-from keel.config import bounds
-from keel.config.demos import Demonstrations
-from keel.config.options import LISTED, NAMED, settle_texts
-from keel.config.registries import (
+from keel.config import common
+from keel.config.common import (
     Controllers,
     Distribution,
     Estimator,
     Group,
-    Loss,
     NetworkKind,
+    RunSettings,
+    TrustRegion,
 )
-from keel.config.results import Checkpoints, Evaluation
+from keel.config.values import NAMED, settle_texts
 
 Backend = Literal["auto", "vector", "sync", "async", "envpool", "ale"]
-SINKS = ("tensorboard", "wandb", "trackio")
 
 
 @dataclass(frozen=True)
 class Envs:
     """How environments are run."""
 
-    num: Annotated[int, bounds.ABOVE_0] = 8
+    num: Annotated[int, common.ABOVE_0] = 8
     """Environments stepped together."""
     backend: Backend = "auto"
     """`auto` takes the fastest that is installed."""
@@ -44,7 +42,7 @@ class Envs:
     """Bound on the (normalized) reward."""
     guard: bool = True
     """Stop at non-finite or misshapen observations and rewards, before they are stored."""
-    timeout: Annotated[float, bounds.ABOVE_0] = 60.0
+    timeout: Annotated[float, common.ABOVE_0] = 60.0
     """Seconds after which a silent worker counts as hung."""
     options: Annotated[dict[str, Any], NAMED] = field(default_factory=dict, hash=False)
     """Constructor options: a mapping; name=value,… on the command line, also 'a={"b": [1, 2]}'."""
@@ -78,13 +76,13 @@ class Atari:
     """A lost life ends an episode for the learner; the game goes on."""
     fire_reset: bool = True
     """Press FIRE after a reset, and after a lost life of an episodic one, where a game waits."""
-    sticky: Annotated[float, bounds.SHARE] = 0.0
+    sticky: Annotated[float, common.SHARE] = 0.0
     """The probability that the last action is repeated."""
     noop_max: int = 30
     """At most so many steps without action at the beginning."""
-    frame_skip: Annotated[int, bounds.ABOVE_0] = 4
+    frame_skip: Annotated[int, common.ABOVE_0] = 4
     """Frames per step of the agent."""
-    frame_stack: Annotated[int, bounds.ABOVE_0] = 4
+    frame_stack: Annotated[int, common.ABOVE_0] = 4
     """Pictures that it sees at once."""
 
 
@@ -103,13 +101,13 @@ class Network:
     """Widths of the hidden layers (MLP), or the width of the branches (decoupled)."""
     activation: Literal["tanh", "relu", "gelu"] = "tanh"
     """Between the layers of an MLP."""
-    log_std: Annotated[float, bounds.ANY_NUMBER] = 0.0
+    log_std: Annotated[float, common.ANY_NUMBER] = 0.0
     """Initial log standard deviation of continuous actions."""
     state_std: bool = False
     """Let the standard deviation depend on the observation."""
     squash: bool = False
     """Squash continuous actions into their bounds by tanh, in place of clipping."""
-    features: Annotated[int, bounds.ABOVE_0] = 512
+    features: Annotated[int, common.ABOVE_0] = 512
     """Width of the CNN's last layer, and of the decoupled network's projection."""
     cnn: Literal["nature", "small"] = "nature"
     """`nature`: three convolutions (Mnih et al. 2015); `small`: two (2013), a third of the time."""
@@ -117,7 +115,7 @@ class Network:
     """Whether actor and critic see pixels through one CNN, or each through its own."""
     recurrent: Literal["none", "actor", "critic", "both"] = "none"
     """Which of them has a GRU; minibatches are then whole sequences."""
-    recurrent_size: Annotated[int, bounds.ABOVE_0] = 64
+    recurrent_size: Annotated[int, common.ABOVE_0] = 64
     """Width of the GRU."""
 
 
@@ -128,16 +126,16 @@ class Critic:
     kind: Literal["scalar", "quantile", "two_hot", "hl_gauss"] = "scalar"
     """`scalar`: the mean; `quantile`: quantiles; `two_hot`, `hl_gauss`: a histogram, whose targets
     are spread over the two nearest atoms, or by a Gaussian."""
-    quantiles: Annotated[int, bounds.AT_LEAST_2] = 32
+    quantiles: Annotated[int, common.AT_LEAST_2] = 32
     """Number of quantiles."""
     kappa: float = 0.02
     """Where the quantile Huber loss turns linear, in the critic's units; 0: at once. Above the
     spread of the return the quantiles come out too narrow."""
     ordered: bool = False
     """Quantiles that cannot cross."""
-    atoms: Annotated[int, bounds.AT_LEAST_2] = 101
+    atoms: Annotated[int, common.AT_LEAST_2] = 101
     """Of the histogram."""
-    reach: Annotated[float, bounds.ABOVE_0] = 8.0
+    reach: Annotated[float, common.ABOVE_0] = 8.0
     """The histogram covers ± this, in the critic's units: standard deviations of the return where
     returns are normalized."""
     normalize: Literal["auto", "on", "off"] = "auto"
@@ -145,7 +143,7 @@ class Critic:
     targets: Literal["sampled", "mean"] = "sampled"
     """What the distribution is fitted to: samples of the return, which bootstrap from samples of
     the distribution itself, or λ-returns, which bootstrap from its mean and vary too little."""
-    cvar: Annotated[float, bounds.SHARE_ABOVE_0] = 1.0
+    cvar: Annotated[float, common.SHARE_ABOVE_0] = 1.0
     """Advantages are measured against the mean of this lowest share of the distribution; 1: all."""
 
 
@@ -156,9 +154,9 @@ class Advantage:
     estimator: Estimator = "gae"
     """How advantages and value targets come from rewards and values; `module:attribute`: a function
     of your own."""
-    gamma: Annotated[float, bounds.SHARE] = 0.99
+    gamma: Annotated[float, common.SHARE] = 0.99
     """Discount."""
-    lam: Annotated[float, bounds.SHARE] = 0.95
+    lam: Annotated[float, common.SHARE] = 0.95
     """λ of GAE: 0 looks one step ahead, 1 to the end."""
     normalize: Literal["none", "batch", "global", "group", "robust"] = "batch"
     """Centre and scale advantages over the rollout: `batch` (or `global`) by mean and standard
@@ -173,32 +171,11 @@ class Advantage:
 
 
 @dataclass(frozen=True)
-class Region:
+class Region(TrustRegion):
     """The trust region, and the optimisation inside of it."""
 
-    max_kl: Annotated[float, bounds.ABOVE_0] = 0.05
-    """The hard bound on the exact mean KL(old‖new) of an update, in nats."""
-    certify: bool = True
-    """Measure the exact KL after every update and walk back what is over `max_kl`."""
-    gate: bool = True
-    """Before the first step of an update, replaying must give ratio 1."""
-    loss: Loss = "clip"
-    """The surrogate that PPO minimises; `module:attribute`: a function of your own, of ratio,
-    advantage and hyperparameters."""
-    clip: Annotated[float | None, bounds.BETWEEN_0_AND_1] = 0.2
-    """ε of PPO's clip; `None` takes the clip away."""
-    clip_high: float | None = None
-    """Another ε for the upper side (clip-higher)."""
     symmetric: bool = False
     """Clip to [1/(1+ε), 1+ε]."""
-    dual_clip: float | None = None
-    """For A < 0, no loss above −dual_clip·A."""
-    value_clip: float | None = None
-    """Keep the value within this distance of the old one, in the loss."""
-    value_coef: float = 0.5
-    """Weight of the critic's loss."""
-    max_log_ratio: Annotated[float, bounds.ABOVE_0] = 10.0
-    """Clamp on the log-ratio: it keeps the loss finite, and is no trust region."""
     kl_coef: float = 0.0
     """Penalty: this times the exact KL(old‖new) is added to the loss."""
     kl_measure: Literal["exact", "k1", "k3"] = "exact"
@@ -208,25 +185,13 @@ class Region:
     """Narrow or widen `clip` to keep the KL near `target_kl`."""
     adaptive_kl: bool = False
     """Double or halve `kl_coef` to keep the KL near `target_kl`."""
-    target_kl: float | None = None
-    """The soft level that early stopping and adaptive coefficients aim at."""
     early_stop: Literal["off", "minibatch", "epoch"] = "off"
     """Stop an update at 1.5 × `target_kl`."""
-    epochs: Annotated[int, bounds.ABOVE_0] = 4
-    """Passes over each rollout."""
-    minibatch: Annotated[int, bounds.ABOVE_0] = 256
-    """Rows per optimizer step; the remainder is used, not dropped."""
-    learning_rate: Annotated[float, bounds.ABOVE_0] = 3e-4
-    """Adam's step size."""
-    critic_learning_rate: Annotated[float | None, bounds.ABOVE_0] = None
+    critic_learning_rate: Annotated[float | None, common.ABOVE_0] = None
     """Adam's step size for the critic's own layers, where it differs; schedule and adaptive rate
     scale both alike. (TRPO's `learning_rate` is the critic's.)"""
-    schedule: Literal["constant", "linear"] = "linear"
-    """How the learning rate goes: `linear` ends at 0."""
     adaptive_rate: bool = False
     """Steer the learning rate by the KL towards `target_kl`, in place of a schedule."""
-    max_grad_norm: Annotated[float, bounds.ABOVE_0] = 0.5
-    """Bound on the gradient's norm."""
 
 
 @dataclass(frozen=True)
@@ -237,23 +202,23 @@ class Natural:
     `region.learning_rate`.
     """
 
-    cg_iters: Annotated[int, bounds.ABOVE_0] = 15
+    cg_iters: Annotated[int, common.ABOVE_0] = 15
     """Iterations of conjugate gradient: one Fisher-vector product each."""
     damping: float = 0.1
     """Added to the diagonal of the Fisher matrix."""
-    fisher_fraction: Annotated[float, bounds.SHARE_ABOVE_0] = 0.5
+    fisher_fraction: Annotated[float, common.SHARE_ABOVE_0] = 0.5
     """Share of the rollout, drawn anew for every update, on which the Fisher matrix is taken."""
-    backtrack_iters: Annotated[int, bounds.ABOVE_0] = 10
+    backtrack_iters: Annotated[int, common.ABOVE_0] = 10
     """Step lengths that the line search tries."""
-    backtrack_coeff: Annotated[float, bounds.BETWEEN_0_AND_1] = 0.8
+    backtrack_coeff: Annotated[float, common.BETWEEN_0_AND_1] = 0.8
     """Each of them is this times the one before."""
     accept_ratio: float = 0.1
     """The least share of the predicted improvement that a step must bring."""
     rescale_to_kl: bool = True
     """Scale the step, up or down, to the exact KL bound; else as the quadratic model says."""
-    max_kl_end: Annotated[float | None, bounds.ABOVE_0] = None
+    max_kl_end: Annotated[float | None, common.ABOVE_0] = None
     """Where `region.max_kl` goes by the end of the run; `None` leaves it."""
-    max_kl_hold: Annotated[float, bounds.SHARE] = 0.0
+    max_kl_hold: Annotated[float, common.SHARE] = 0.0
     """The share of the run during which it stays where it began."""
     max_kl_schedule: Literal["linear", "geometric"] = "linear"
     """How it goes from there: by equal differences, or by equal factors."""
@@ -265,11 +230,11 @@ class Stabilizer:
 
     ls_fail_threshold: int = 20
     """Updates in a row without an acceptable step, after which it tightens; 0: never."""
-    max_kl_decay: Annotated[float, bounds.DECAY] = 0.8
+    max_kl_decay: Annotated[float, common.DECAY] = 0.8
     """Factor on `max_kl`."""
     min_max_kl: float = 0.005
     """Where that ends."""
-    damping_growth: Annotated[float, bounds.GROWTH] = 1.2
+    damping_growth: Annotated[float, common.GROWTH] = 1.2
     """Factor on `damping`."""
     max_damping: float = 0.2
     """Where that ends."""
@@ -293,9 +258,9 @@ class Explore:
     """Entropy in nats below which a differentiable penalty sets in, such as 0.5."""
     pulses: bool = False
     """Temperature pulses: raise the policy's temperature for a few updates at a time."""
-    pulse_interval: Annotated[int, bounds.ABOVE_0] = 8
+    pulse_interval: Annotated[int, common.ABOVE_0] = 8
     """Updates between pulses; of a block under `hierarchical`."""
-    pulse_magnitude: Annotated[float, bounds.ABOVE_0] = 2.0
+    pulse_magnitude: Annotated[float, common.ABOVE_0] = 2.0
     """The temperature during a pulse; the highest under `hierarchical`."""
     stagnation_threshold: float = 0.005
     """A relative change of the return below this counts as stagnation."""
@@ -304,6 +269,42 @@ class Explore:
     hierarchical: bool = False
     """Choose the temperature of blocks of updates by a bandit on their returns, in place of pulses:
     how much to explore above, the policy's own sampling below."""
+
+
+@dataclass(frozen=True)
+class Demonstrations:
+    """Demonstrations: behavior cloning beside the run's own experience.
+
+    `coef` times the mean of −log π of what was shown is added to the loss of the policy, inside of
+    the same trust region.
+    """
+
+    path: str = ""
+    """A folder that `keel demos record` wrote, or minari:ID; empty: no demonstrations."""
+    episodes: Annotated[int | None, common.AT_LEAST_1] = None
+    """Only so many of their episodes, the first."""
+    loss: Literal["plain", "filtered", "weighted"] = "plain"
+    """`plain` takes all that was shown alike; `filtered` what earned more than the critic expects;
+    `weighted` gives it the weight exp(A / temperature), A being that difference over its rms."""
+    temperature: Annotated[float, common.ABOVE_0] = 1.0
+    """Temperature of the weights."""
+    cap: Annotated[float, common.ABOVE_0] = 20.0
+    """The largest weight."""
+    coef: float = 1.0
+    """Weight of the loss on demonstrations."""
+    control: Literal["fixed", "decay", "adaptive"] = "adaptive"
+    """`decay` multiplies `coef` by `decay` after every update; `adaptive` lowers it while
+    demonstrations pull harder than `max_ratio` allows or against what the reward teaches, and
+    raises it again when they no longer do."""
+    steer: Literal["gradient", "loss"] = "gradient"
+    """Ratio that `adaptive` and the warning go by: of the gradients' norms, with their cosine, or
+    of the losses, of which PPO's is near 0 whatever it teaches."""
+    max_ratio: Annotated[float, common.ABOVE_0] = 1.0
+    """The largest ratio of cloning to PPO that `adaptive` lets be."""
+    coef_min: float = 0.01
+    """Lower end of `decay` and `adaptive`."""
+    decay: Annotated[float, common.SHARE] = 0.99
+    """Factor on `coef` after every update, under control `decay`."""
 
 
 @dataclass(frozen=True)
@@ -317,31 +318,42 @@ class Faults:
     first_actions: int = 0
     """Updates know only so many legal actions, the first, and take any other for the last of them;
     the log-prob is that of the choice among all. 0: all."""
-    epsilon_greedy: Annotated[float, bounds.SHARE] = 0.0
+    epsilon_greedy: Annotated[float, common.SHARE] = 0.0
     """This share of the actions is random, with the log-prob of the action that was meant."""
     interleaved_gae: bool = False
     """Advantages run through all agents, as if they acted one after the other."""
     entropy_outside_acceptance: bool = False
     """TRPO aims its step with the entropy bonus and accepts it without."""
-    reward_gain: Annotated[float, bounds.ABOVE_0] = 1.0
+    reward_gain: Annotated[float, common.ABOVE_0] = 1.0
     """Updates see rewards so many times larger; returns and observations stay as they are."""
     plain_descent: bool = False
     """Steps follow the gradient itself, without Adam's division by its size."""
 
 
 @dataclass(frozen=True)
-class Config:
+class Evaluation:
+    """Evaluation episodes beside training, in environments of their own."""
+
+    every: int = 0
+    """Agent steps between evaluations; 0: only at the end."""
+    episodes: int = 10
+    """Episodes per evaluation; 0: no evaluations at all."""
+    deterministic: bool = True
+    """Take the likeliest action, in place of sampling."""
+    max_episode_steps: int = 0
+    """Agent steps after which an episode that has not ended is cut, with a warning, and counted in
+    `eval/episodes_cut`; 0: the environment's own time limit, or 27,000 where it has none."""
+
+
+@dataclass(frozen=True)
+class Config(RunSettings):
     """A whole run."""
 
     env: Suppress[str] = "CartPole-v1"
     """A Gymnasium id, or an alias such as Breakout."""
     algo: Literal["ppo", "trpo"] = "ppo"
     """The algorithm: clipped steps of Adam, or one natural-gradient step with a line search."""
-    seed: int = 0
-    """Random seed of environments, networks, sampling and shuffling."""
-    total_steps: Annotated[int, bounds.ABOVE_0] = 100_000
-    """Agent steps, over all environments."""
-    rollout_steps: Annotated[int, bounds.ABOVE_0] = 128
+    rollout_steps: Annotated[int, common.ABOVE_0] = 128
     """Steps per environment between updates."""
     envs: Envs = field(default_factory=Envs)
     atari: Atari = field(default_factory=Atari)
@@ -356,24 +368,12 @@ class Config:
     demos: Demonstrations = field(default_factory=Demonstrations)
     faults: Faults = field(default_factory=Faults)
     evaluation: Evaluation = field(default_factory=Evaluation)
-    checkpoints: Checkpoints = field(default_factory=Checkpoints)
     controllers: Controllers = ()
     """Controllers that change hyperparameters after every update, beside those that other settings
     switch on: names, or `module:attribute` of your own."""
-    device: str = "auto"
-    """`auto`, `cpu`, `cuda`, …"""
-    threads: Annotated[int, bounds.THREADS] = 0
-    """torch's threads; 0: all cores for CNNs, one for everything else."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Let torch compile the optimizer step. Small MLPs have loops of their own, which `on` passes
     by; `auto` compiles what else gains by it, in runs long enough to earn it back."""
-    tag: str = ""
-    """Stored with the run, for comparing."""
-    log: Annotated[tuple[str, ...], LISTED] = ()
-    """Copies of the metrics: tensorboard, wandb, trackio."""
-
-    def __post_init__(self) -> None:
-        settle_texts(self)
 
     @property
     def batch(self) -> int:

@@ -52,8 +52,16 @@ class Controller(Protocol):
         """Return the state after an update, and the hyperparameters for the next."""
 
 
+class Stateless:
+    """A rule without a state of its own: the hyperparameter is the state."""
+
+    def init(self) -> State:
+        """Return no state."""
+        return {}
+
+
 @dataclass(frozen=True)
-class AdaptivePenalty:
+class AdaptivePenalty(Stateless):
     """Double the KL coefficient above 1.5 × target, halve it below target / 1.5 (PPO 2017, §4).
 
     Bounded at both ends: an unbounded coefficient winds up and never comes back.
@@ -62,10 +70,6 @@ class AdaptivePenalty:
     target: float
     low: float = 1e-4
     high: float = 100.0
-
-    def init(self) -> State:
-        """Return no state: the hyperparameter is the state."""
-        return {}
 
     def __call__(
         self, state: State, outcome: Outcome, hparams: HyperParams
@@ -77,7 +81,7 @@ class AdaptivePenalty:
 
 
 @dataclass(frozen=True)
-class ProportionalPenalty:
+class ProportionalPenalty(Stateless):
     """β ← β·(1 + clip(KL/target − 1, ±0.2)·n/horizon) (Ziegler et al. 2019, arXiv 1909.08593).
 
     Of the KL to a reference, in the unit of `target`. The factor is never below 0.8: with more
@@ -91,10 +95,6 @@ class ProportionalPenalty:
     """n: seen in an update"""
     low: float = 1e-5
     high: float = 10.0
-
-    def init(self) -> State:
-        """Return no state: the hyperparameter is the state."""
-        return {}
 
     def __call__(
         self, state: State, outcome: Outcome, hparams: HyperParams
@@ -191,16 +191,12 @@ def _checked_coef(name: str, coef: float) -> float:
 
 
 @dataclass(frozen=True)
-class AdaptiveRate:
+class AdaptiveRate(Stateless):
     """Divide the learning rate by 1.5 above 2 × target, multiply it below target / 2."""
 
     target: float
     low: float = 1e-6
     high: float = 1e-2
-
-    def init(self) -> State:
-        """Return no state: the hyperparameter is the state."""
-        return {}
 
     def __call__(
         self, state: State, outcome: Outcome, hparams: HyperParams
@@ -211,17 +207,13 @@ class AdaptiveRate:
 
 
 @dataclass(frozen=True)
-class AdaptiveClip:
+class AdaptiveClip(Stateless):
     """Divide both ends of the clip by 1.5 above 2 × target, multiply them below target / 2, up to
     where they began: a wider clip than was asked for is another algorithm."""
 
     target: float
     widest: float
     narrowest: float = 0.02
-
-    def init(self) -> State:
-        """Return no state: the hyperparameters are the state."""
-        return {}
 
     def __call__(
         self, state: State, outcome: Outcome, hparams: HyperParams
@@ -234,16 +226,12 @@ class AdaptiveClip:
 
 
 @dataclass(frozen=True)
-class Decay:
+class Decay(Stateless):
     """Decay of a hyperparameter, x ← max(floor, x · decay): of the entropy bonus, or of cloning."""
 
     hparam: Literal["entropy_coef", "bc_coef"]
     decay: float
     floor: float
-
-    def init(self) -> State:
-        """Return no state: the hyperparameter is the state."""
-        return {}
 
     def __call__(
         self, state: State, outcome: Outcome, hparams: HyperParams

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from keel.controllers.controllers import Outcome, State
+from keel.controllers.controllers import Outcome, State, Stateless
 from keel.types import HyperParams
 
 
 @dataclass(frozen=True)
-class LossBalance:
+class LossBalance(Stateless):
     """Balance of losses: keep |coef · BC loss| ≤ max_ratio · |PPO loss|, and coef above a floor.
 
     A rule that only ever lowers it would let one rollout with a small PPO loss silence
@@ -20,10 +20,6 @@ class LossBalance:
     coef: float
     max_ratio: float = 1.0
     floor: float = 0.01
-
-    def init(self) -> State:
-        """Return no state: the hyperparameter is the state."""
-        return {}
 
     def __call__(
         self, state: State, outcome: Outcome, hparams: HyperParams

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from keel.distributions.actions import Array, Categorical
+from keel.distributions.actions import Array
 from keel.envs import Envs, Obs, ObsNormalizer, Step, lead
-from keel.errors import InputError
 from keel.experience.acting import Acted, initial_hidden_state, make_actor
 from keel.experience.rollout import Episodes, RawObs, Rollout
 from keel.keys import EPISODE_STARTS, MASK
@@ -33,8 +32,6 @@ class Collector:
     """recurrent states, `[N, H]` each"""
     episode_starts: Array = field(default_factory=lambda: np.zeros(0, bool))
     """`[N]` bool: whose `obs` begins an episode"""
-    epsilon: float = 0.0
-    """a deliberate bug: this share of the actions is random, unknown to their log-probs"""
     _store: dict[str, Array] = field(default_factory=dict)
 
     def begin(self, obs: Obs) -> None:
@@ -78,9 +75,6 @@ class Collector:
             acted = act({**obs, **self.hidden_state} if recurrent else obs, output)
             action = dist.sample(output, obs.get(MASK), temperature, noise[t])
             actions[t] = action
-            if self.epsilon:
-                store["meant"][t] = action
-                action = actions[t] = self._strayed(action, obs.get(MASK))
             if acted.value is not None:
                 store["value"][t] = acted.value
             step = self.envs.step(dist.to_env(action))
@@ -129,7 +123,7 @@ class Collector:
         return Rollout(
             obs=obs,
             action=tensors["action"],
-            log_prob=self.agent.dist.log_prob(behavior, tensors.get("meant", tensors["action"])),
+            log_prob=self.agent.dist.log_prob(behavior, tensors["action"]),
             behavior=behavior,
             reward=tensors["reward"],
             terminated=tensors["terminated"],
@@ -170,18 +164,8 @@ class Collector:
             store[f"obs/{key}"] = _frames((self.steps, *x.shape), x.dtype)
             if normalizer is not None and key in normalizer.moments:
                 store[f"raw/{key}"] = np.zeros((self.steps, *x.shape), x.dtype)
-        if self.epsilon:
-            store["meant"] = store["action"].copy()
         self._store = store
         return store
-
-    def _strayed(self, action: Array, mask: Array | None) -> Array:
-        """Replace a share of Discrete actions by draws from all that are legal."""
-        if not isinstance(self.agent.dist, Categorical):
-            raise InputError("faults.epsilon_greedy: needs Discrete actions")
-        noise = self.rng.random((*action.shape, self.agent.dist.n))
-        drawn = (noise if mask is None else np.where(mask, noise, -1.0)).argmax(-1)
-        return np.where(self.rng.random(action.shape) < self.epsilon, drawn, action)
 
 
 X = TypeVar("X")

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from keel.config import Advantage
-from keel.config.registries import ADVANTAGES, GROUPS
+from keel.config.common import ADVANTAGES, GROUPS
 from keel.errors import InputError
 from keel.experience.batch import Targets
-from keel.experience.faults import interleaved
 from keel.experience.rollout import Rollout
 from keel.functional.advantage import Advantages, gae, normalize
 from keel.imports import as_function
@@ -31,7 +30,6 @@ def compute_targets(
     config: Advantage,
     value: Tensor | None = None,
     rng: torch.Generator | None = None,
-    interleave: bool = False,
 ) -> tuple[Targets, dict[str, float]]:
     """Compute advantages and targets, as rows, and their statistics.
 
@@ -42,12 +40,11 @@ def compute_targets(
         config: how advantages are computed and normalized.
         value: `[T, N]`, saves a pass where the values of the rollout are already known.
         rng: a distributional critic learns samples of the return; without, its λ-returns.
-        interleave: a deliberate bug, GAE across agents (`faults.interleaved`).
     """
     outputs = _outputs(agent, params, rollout, value)
     values = outputs.map(lambda raw: agent.value_of(params, raw))
     if config.estimator == "gae":
-        raw = _gae(rollout, values, config.gamma, config.lam, interleaved if interleave else gae)
+        raw = _gae(rollout, values, config.gamma, config.lam)
     else:
         raw = _estimate(rollout, values, config)
     group = group_of(rollout, config)
@@ -143,14 +140,8 @@ class _CriticOutputs(NamedTuple):
         return _CriticOutputs(*map(function, self))
 
 
-def _gae(
-    rollout: Rollout,
-    values: _CriticOutputs,
-    gamma: float,
-    lam: float | Tensor,
-    estimate: Callable[..., Advantages] = gae,
-) -> Advantages:
-    return estimate(
+def _gae(rollout: Rollout, values: _CriticOutputs, gamma: float, lam: float | Tensor) -> Advantages:
+    return gae(
         rollout.reward,
         values.rows,
         values.last,

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from keel.errors import InputError, check_choice
-from keel.explain.explanation import Explanation, Table, number
-from keel.explain.figures import BLUE, GREEN, GREY, INK, ORANGE, tidy
+from keel.explain.explanation import Explanation, make_table, number
 from keel.explain.inputs import check_finite, check_same_length
 from keel.functional import gae, normalize
+from keel.look import BLUE, GREEN, GREY, INK, ORANGE, tidy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,6 +25,7 @@ IDEA = (
     "future, truncation only the recording: there the critic speaks for what was cut off."
 )
 FORMULA = "δ_t = r_t + γ·V(s_{t+1}) − V(s_t)        A_t = δ_t + γ·λ·A_{t+1}"
+COLUMNS = ("t", "reward", "value", "δ", "advantage", "normalized", "robust")
 
 
 def explain_advantage(
@@ -60,16 +61,17 @@ def explain_advantage(
     normalized = normalize(advantage)
     robust = normalize(advantage, "robust")
     columns = (reward, value, delta, advantage, normalized.advantage, robust.advantage)
+    steps = torch.stack(columns, 1).tolist()
     settings = f"γ = {gamma:g}, λ = {lam:g}; the episode is {end} after the last step"
-    flips = int(normalized.sign_flips)
+    first, flips = advantage[0].item(), int(normalized.sign_flips)
     return Explanation(
         title=f"Advantages over {len(rewards)} step{'s' * (len(rewards) > 1)}, {end}",
         idea=IDEA,
         formula=FORMULA,
-        tables=(_step_table(settings, *columns),),
+        tables=(make_table(settings, COLUMNS, [(str(t), *x) for t, x in enumerate(steps)]),),
         meaning=(
-            f"The first step is {_verdict(advantage[0].item())} than expected by "
-            f"{abs(advantage[0].item()):.4f}. Normalizing centres on "
+            f"The first step is {'better' if first >= 0.0 else 'worse'} than expected by "
+            f"{abs(first):.4f}. Normalizing centres on "
             f"{number(normalized.center.item(), 4)} and turns {flips} of {len(rewards)} "
             "advantages against their action."
         ),
@@ -85,12 +87,6 @@ def explain_advantage(
             figure, reward, value, {0.0: delta, lam: advantage, 1.0: advantages(1.0)}
         ),
     )
-
-
-def _step_table(title: str, *columns: Tensor) -> Table:
-    names = ("t", "reward", "value", "δ", "advantage", "normalized", "robust")
-    rows = enumerate(zip(*columns, strict=True))
-    return Table(title, names, tuple((str(t), *(number(x.item(), 4) for x in r)) for t, r in rows))
 
 
 def _check(
@@ -118,21 +114,16 @@ def _gae(
     last = torch.tensor([last_value], dtype=torch.float64)
     at_end = torch.zeros_like(reward, dtype=torch.bool)[:, None]
     at_end[-1] = True
-    no_ends = torch.zeros_like(at_end)
     return gae(
         reward[:, None],
         value[:, None],
         last,
-        at_end if end == "terminated" else no_ends,
-        at_end if end == "truncated" else no_ends,
+        at_end & (end == "terminated"),
+        at_end & (end == "truncated"),
         last.expand(reward.shape[0], 1),
         gamma=gamma,
         lam=lam,
     ).advantage[:, 0]
-
-
-def _verdict(advantage: float) -> str:
-    return "better" if advantage >= 0.0 else "worse"
 
 
 def _draw(figure: Figure, reward: Tensor, value: Tensor, by_lambda: dict[float, Tensor]) -> None:

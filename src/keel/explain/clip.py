@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from keel.errors import InputError
-from keel.explain.explanation import Explanation, Table, number
-from keel.explain.figures import BLUE, GREEN, GREY, INK, ORANGE, tidy
+from keel.explain.explanation import Explanation, Table, make_table
 from keel.explain.inputs import check_finite, check_positive
 from keel.functional.surrogate import Surrogate, clip, dual_clip
+from keel.look import BLUE, GREEN, GREY, INK, ORANGE, tidy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -94,16 +94,16 @@ def _sample_table(
     ratio: float, bounded: float, advantage: float, loss: float, slope: float, dual: float | None
 ) -> Table:
     rows = [
-        ("ratio π_new/π_old", number(ratio, 4)),
-        ("ratio after the clip", number(bounded, 4)),
-        ("loss without the clip: −r·A", number(-ratio * advantage, 4)),
-        ("loss with the clipped ratio", number(-bounded * advantage, 4)),
-        ("loss, the larger of the two", number(loss, 4)),
-        ("gradient in r", number(slope, 4)),
+        ("ratio π_new/π_old", ratio),
+        ("ratio after the clip", bounded),
+        ("loss without the clip: −r·A", -ratio * advantage),
+        ("loss with the clipped ratio", -bounded * advantage),
+        ("loss, the larger of the two", loss),
+        ("gradient in r", slope),
     ]
     if dual is not None:
-        rows.insert(4, ("dual clip's ceiling for A < 0", number(-dual * advantage, 4)))
-    return Table("This sample", ("", ""), tuple(rows))
+        rows.insert(4, ("dual clip's ceiling for A < 0", -dual * advantage))
+    return make_table("This sample", ("", ""), rows)
 
 
 def _meaning(ratio: float, advantage: float, low: float, high: float, clipped: bool) -> str:

@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from keel.explain.explanation import Explanation, Table, number
-from keel.explain.figures import BLUE, GREEN, GREY, INK, ORANGE, tidy
-from keel.explain.inputs import check_names, check_probabilities, check_same_length
+from keel.explain.explanation import Explanation, Table, make_table, number
+from keel.explain.figures import legend_below
+from keel.explain.inputs import check_distributions, check_names
+from keel.look import BLUE, GREEN, GREY, INK, ORANGE, tidy
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -36,9 +36,7 @@ def explain_code_length(
         >>> round(explain_code_length([0.5, 0.5], [0.25, 0.75]).numbers["detour_bits"], 4)
         0.2075
     """
-    check_probabilities("P", p)
-    check_probabilities("Q", q)
-    check_same_length("P", p, "Q", q)
+    check_distributions("P", p, "Q", q)
     labels = check_names(names, len(p))
     best, mapped = ([_length(x) for x in values] for values in (p, q))
     detours = [b - a if math.isfinite(a) else 0.0 for a, b in zip(best, mapped, strict=True)]
@@ -54,7 +52,18 @@ def explain_code_length(
             "Some get too long, others shorter than needed, and the average detour is KL(P‖Q)."
         ),
         formula="KL(P‖Q) in bits = Σ P(x) · (−log₂ Q(x) − (−log₂ P(x)))",
-        tables=(_road_table(list(rows)), _mean_table(shortest, detour)),
+        tables=(
+            _road_table(list(rows)),
+            make_table(
+                "Bits a trip, on average",
+                ("", ""),
+                (
+                    ("shortest: the entropy of P", shortest),
+                    ("by the map: the cross-entropy of P under Q", shortest + detour),
+                    ("detour: KL(P‖Q)", detour),
+                ),
+            ),
+        ),
         meaning=_meaning(labels, weighted, shortest, detour),
         numbers={
             "shortest_bits": shortest,
@@ -75,24 +84,9 @@ def _length(probability: float) -> float:
 
 
 def _road_table(rows: list[tuple[str, float, float, float, float, float]]) -> Table:
-    cells = tuple(
-        (name, number(w, 4), number(a, 3), number(b, 3), number(x, 3), number(y, 4))
-        for name, w, a, b, x, y in rows
-    )
+    cells = ((name, w, number(a, 3), number(b, 3), number(x, 3), y) for name, w, a, b, x, y in rows)
     columns = ("place", "visited, P", "shortest", "by the map", "detour", "P · detour")
-    return Table("Roads, in bits", columns, cells)
-
-
-def _mean_table(shortest: float, detour: float) -> Table:
-    return Table(
-        "Bits a trip, on average",
-        ("", ""),
-        (
-            ("shortest: the entropy of P", number(shortest, 4)),
-            ("by the map: the cross-entropy of P under Q", number(shortest + detour, 4)),
-            ("detour: KL(P‖Q)", number(detour, 4)),
-        ),
-    )
+    return make_table("Roads, in bits", columns, cells)
 
 
 def _meaning(labels: list[str], weighted: list[float], shortest: float, detour: float) -> str:
@@ -130,31 +124,18 @@ def _draw(
     left.set_ylim(0.0, top)
     tidy(left, "Roads: as wide as the place is visited", "", "bits").grid(False, axis="x")
     _draw_sum(right, labels, weighted, detour)
-    handles, names = _legend(left)
-    figure.legend(handles, names, frameon=False, fontsize=9, ncols=4, loc="outside lower center")
+    legend_below(figure, left)
 
 
 def _draw_road(axes: Axes, start: float, end: float, short: float, long: float) -> None:
+    axes.hlines(short, start, end, color=BLUE, linewidth=3, label="shortest: terrain P")
+    axes.hlines(long, start, end, color=ORANGE, linewidth=3, label="by the map Q")
     color, label = (GREEN, "too long") if long > short else (GREY, "shorter than needed")
     if long != short:
         axes.fill_between(
             [start, end], short, long, color=color, alpha=0.35, linewidth=0, label=label
         )
-    for height, line, name in (
-        (short, BLUE, "shortest: terrain P"),
-        (long, ORANGE, "by the map Q"),
-    ):
-        axes.hlines(height, start, end, color=line, linewidth=3, label=name)
     axes.axvline(end, color=GREY, linewidth=0.6)
-
-
-def _legend(axes: Axes) -> tuple[list[Artist], list[str]]:
-    """Return each label once, the lines first."""
-    handles, labels = axes.get_legend_handles_labels()
-    handle_by_label = dict(zip(labels, handles, strict=True))
-    order = ("shortest: terrain P", "by the map Q", "too long", "shorter than needed")
-    ordered = [label for label in order if label in handle_by_label]
-    return [handle_by_label[label] for label in ordered], ordered
 
 
 def _name_places(axes: Axes, labels: list[str], p: Sequence[float]) -> None:
@@ -166,7 +147,7 @@ def _name_places(axes: Axes, labels: list[str], p: Sequence[float]) -> None:
 
 def _draw_sum(axes: Axes, labels: list[str], weighted: list[float], detour: float) -> None:
     """Draw what each place adds, from left to right, and the sum."""
-    running, positions = 0.0, [*range(len(labels))]
+    running = 0.0
     for position, value in enumerate(weighted):
         step = value if math.isfinite(value) else 0.0
         axes.bar(position, step, 0.65, bottom=running, color=GREEN if step >= 0.0 else GREY)
@@ -176,5 +157,5 @@ def _draw_sum(axes: Axes, labels: list[str], weighted: list[float], detour: floa
     axes.axhline(0.0, color=INK, linewidth=0.8)
     axes.autoscale_view()
     axes.set_ylim(top=1.08 * max(axes.get_ylim()[1], 1e-9))
-    axes.set_xticks([*positions, len(labels)], [*labels, "KL"])
+    axes.set_xticks(range(len(labels) + 1), [*labels, "KL"])
     tidy(axes, "Detours, added up", "", "P · detour, bits").grid(False, axis="x")

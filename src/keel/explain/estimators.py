@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from keel.explain.explanation import Explanation, Table, number
-from keel.explain.figures import GREEN, INK, ORANGE, tidy
 from keel.functional import Certificate, certificate
+from keel.look import GREEN, INK, ORANGE, tidy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

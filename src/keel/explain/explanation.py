@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,21 @@ class Explanation:
     draw: Callable[[Figure], None]
 
 
+def make_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str | float]], digits: int = 4
+) -> Table:
+    """Return a table of texts and numbers.
+
+    Args:
+        title: Title of the table.
+        columns: Titles of the columns.
+        rows: Cells of every row.
+        digits: Digits of the numbers.
+    """
+    cells = (tuple(x if isinstance(x, str) else number(x, digits) for x in row) for row in rows)
+    return Table(title, tuple(columns), tuple(cells))
+
+
 def number(x: float, digits: int = 5) -> str:
     """Format a number for people: ∞ as such, no exponent where none is needed."""
     if math.isnan(x):
@@ -50,3 +65,9 @@ def number(x: float, digits: int = 5) -> str:
 def bits(nats: float) -> float:
     """Convert nats to bits."""
     return nats / NATS_PER_BIT
+
+
+def nats_table(title: str, *rows: tuple[str, float], first: str = "") -> Table:
+    """Return a table of numbers in nats and in bits; `first` is the title of their names."""
+    cells = ((name, nats, bits(nats)) for name, nats in rows)
+    return make_table(title, (first, "nats", "bits"), cells, digits=5)

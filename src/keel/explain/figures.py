@@ -4,27 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from keel.errors import InputError
 from keel.explain.explanation import Explanation
-from keel.look import BLUE, GREEN, GREY, INK, ORANGE, PALE, new_figure, tidy
+from keel.look import INK, new_figure
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-__all__ = [
-    "BLUE",
-    "FORMATS",
-    "GREEN",
-    "GREY",
-    "INK",
-    "ORANGE",
-    "PALE",
-    "check_picture_path",
-    "save_picture",
-    "tidy",
-]
 
 FORMATS = (".png", ".svg", ".pdf")
 
@@ -47,6 +35,16 @@ def save_picture(explanation: Explanation, path: Path) -> None:
     _take_names_literally(figure)
     figure.suptitle(explanation.title, fontsize=13, color=INK, fontweight="bold")
     figure.savefig(path)
+
+
+def legend_below(figure: Figure, *panels: Axes) -> None:
+    """Draw one legend for several panels, below them, with each label once."""
+    entries: dict[str, Any] = {}
+    for axes in panels:
+        handles, labels = axes.get_legend_handles_labels()
+        entries |= dict(zip(labels, handles, strict=True))
+    style: dict[str, Any] = {"frameon": False, "fontsize": 9, "ncols": 4}
+    figure.legend(entries.values(), entries.keys(), loc="outside lower center", **style)
 
 
 def _take_names_literally(figure: Figure) -> None:

@@ -45,6 +45,13 @@ def check_probabilities(name: str, values: Sequence[float]) -> None:
         )
 
 
+def check_distributions(p_name: str, p: Sequence[float], q_name: str, q: Sequence[float]) -> None:
+    """Raise unless both are distributions over the same number of outcomes."""
+    check_probabilities(p_name, p)
+    check_probabilities(q_name, q)
+    check_same_length(p_name, p, q_name, q)
+
+
 def check_same_length(a_name: str, a: Sequence[float], b_name: str, b: Sequence[float]) -> None:
     """Raise unless both have the same number of outcomes."""
     if len(a) != len(b):

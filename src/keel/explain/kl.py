@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,13 +11,8 @@ import torch
 from torch import Tensor
 
 from keel.errors import InputError
-from keel.explain.explanation import Explanation, Table, bits, number
-from keel.explain.inputs import (
-    check_names,
-    check_positive,
-    check_probabilities,
-    check_same_length,
-)
+from keel.explain.explanation import Explanation, Table, bits, make_table, nats_table, number
+from keel.explain.inputs import check_distributions, check_names, check_positive
 from keel.explain.kl_estimates import Estimate, estimate_kl, estimate_numbers, estimate_table
 from keel.explain.kl_figures import draw_discrete, draw_gaussian, log_density
 from keel.explain.kl_sample import (
@@ -42,6 +37,16 @@ IDEA = (
     "It is never negative, 0 only when both agree, and not the same in the other direction."
 )
 FORMULA = "KL(P‖Q) = Σ P(x) · (log P(x) − log Q(x))"
+SUMMARY = {
+    "KL(P‖Q)": "kl_nats",
+    "KL(Q‖P), the other direction": "reverse_kl_nats",
+    "entropy of P": "entropy_p_nats",
+    "entropy of Q": "entropy_q_nats",
+    "cross-entropy of P under Q": "cross_entropy_nats",
+    "Jensen–Shannon (symmetric)": "jensen_shannon_nats",
+}
+"""Exact values in nats, by their names in a table."""
+OUTCOME = ("name", "p", "q", "contribution_nats")
 MAX_SAMPLES = 10_000_000
 
 
@@ -74,9 +79,11 @@ def explain_kl(
         raise InputError("digits: rounds the logarithms of a sample; give one with --sample")
     log_p, log_q = _read(p, q)
     labels = label_outcomes(names, sample, len(p))
-    forward, reverse, h_p, h_q, *divergence = _measures(log_p, log_q)
+    exact = _measures(log_p, log_q)
+    forward, reverse = exact["kl_nats"], exact["reverse_kl_nats"]
     estimates = _sampled(log_p, log_q, samples, seed)
     contributions = _contributions(p, q)
+    outcomes = list(zip(labels, p, q, contributions, strict=True))
 
     def picture(shown: list[Estimate]) -> Callable[[Figure], None]:
         return lambda figure: draw_discrete(figure, labels, p, q, contributions, shown, forward)
@@ -86,16 +93,14 @@ def explain_kl(
         idea=IDEA,
         formula=FORMULA,
         tables=(
-            _outcome_table(labels, p, q, contributions, in_order_of_sample=names is None),
-            _summary_table(forward, reverse, h_p, h_q, divergence),
+            _outcome_table(outcomes, in_order_of_sample=names is None),
+            _summary_table(exact),
             estimate_table(estimates, samples, forward),
         ),
-        meaning=_discrete_meaning(forward, reverse, h_p, labels, p, q),
+        meaning=_discrete_meaning(exact, labels, p, q),
         numbers={
-            **_headline(forward, reverse, h_p, h_q),
-            "total_variation": divergence[0],
-            "jensen_shannon_nats": divergence[1],
-            "outcomes": _outcome_numbers(labels, p, q, contributions),
+            **exact,
+            "outcomes": [dict(zip(OUTCOME, row, strict=True)) for row in outcomes],
             **estimate_numbers(estimates, samples, seed),
         },
         draw=picture(estimates),
@@ -109,18 +114,19 @@ def explain_kl(
 
 def _read(p: Sequence[float], q: Sequence[float]) -> list[Tensor]:
     """Return the log-probabilities of two distributions, checked."""
-    check_probabilities("P", p)
-    check_probabilities("Q", q)
-    check_same_length("P", p, "Q", q)
+    check_distributions("P", p, "Q", q)
     return [torch.tensor(x, dtype=torch.float64).log() for x in (p, q)]
 
 
-def _measures(log_p: Tensor, log_q: Tensor) -> list[float]:
-    """Return KL(P‖Q), KL(Q‖P), H(P), H(Q), total variation and Jensen-Shannon divergence."""
+def _measures(log_p: Tensor, log_q: Tensor) -> dict[str, float]:
+    """Return the exact values of two distributions, by name."""
     kls = categorical_kl(log_p, log_q), categorical_kl(log_q, log_p)
     entropies = categorical_entropy(log_p), categorical_entropy(log_q)
-    symmetric = total_variation(log_p, log_q), jensen_shannon(log_p, log_q)
-    return [x.item() for x in (*kls, *entropies, *symmetric)]
+    return {
+        **_headline(*(x.item() for x in (*kls, *entropies))),
+        "total_variation": total_variation(log_p, log_q).item(),
+        "jensen_shannon_nats": jensen_shannon(log_p, log_q).item(),
+    }
 
 
 def _sampled(log_p: Tensor, log_q: Tensor, samples: int, seed: int) -> list[Estimate]:
@@ -154,33 +160,30 @@ def explain_gaussian_kl(
     generator = torch.Generator().manual_seed(seed)
     x = p[0] + p[1] * torch.randn(samples, generator=generator, dtype=torch.float64)
     estimates = estimate_kl(log_density(x, *p), log_density(x, *q))
-    numbers = {
-        **_headline(forward, reverse, h_p, h_q),
-        "kl_from_mean_nats": shift,
-        "kl_from_spread_nats": spread,
-        "p": {"mean": p[0], "std": p[1]},
-        "q": {"mean": q[0], "std": q[1]},
-        **estimate_numbers(estimates, samples, seed),
-    }
-    parts = Table(
-        "Where it comes from",
-        ("part", "nats", "bits"),
-        (
-            ("the means differ", number(shift), number(bits(shift))),
-            ("the spreads differ", number(spread), number(bits(spread))),
-        ),
-    )
+    exact = _headline(forward, reverse, h_p, h_q)
     return Explanation(
         title=f"KL(P‖Q) = {number(forward)} nats",
         idea=IDEA,
         formula="KL = log(σ_Q/σ_P) + (σ_P² + (μ_P − μ_Q)²) / (2σ_Q²) − ½",
         tables=(
-            parts,
-            _summary_table(forward, reverse, h_p, h_q),
+            nats_table(
+                "Where it comes from",
+                ("the means differ", shift),
+                ("the spreads differ", spread),
+                first="part",
+            ),
+            _summary_table(exact),
             estimate_table(estimates, samples, forward),
         ),
         meaning=_finite_meaning(forward),
-        numbers=numbers,
+        numbers={
+            **exact,
+            "kl_from_mean_nats": shift,
+            "kl_from_spread_nats": spread,
+            "p": {"mean": p[0], "std": p[1]},
+            "q": {"mean": q[0], "std": q[1]},
+            **estimate_numbers(estimates, samples, seed),
+        },
         draw=lambda figure: draw_gaussian(figure, p, q, estimates, forward),
     )
 
@@ -214,69 +217,33 @@ def _headline(forward: float, reverse: float, h_p: float, h_q: float) -> dict[st
     }
 
 
-def _outcome_numbers(
-    labels: list[str], p: Sequence[float], q: Sequence[float], contributions: list[float]
-) -> list[dict[str, object]]:
-    return [
-        {"name": name, "p": a, "q": b, "contribution_nats": c}
-        for name, a, b, c in zip(labels, p, q, contributions, strict=True)
-    ]
-
-
 def _outcome_table(
-    labels: list[str],
-    p: Sequence[float],
-    q: Sequence[float],
-    contributions: list[float],
-    in_order_of_sample: bool,
+    outcomes: Sequence[tuple[str, float, float, float]], in_order_of_sample: bool
 ) -> Table:
     title = "Outcome by outcome"
-    if in_order_of_sample and labels != check_names(None, len(labels)):
+    names = [name for name, *_ in outcomes]
+    if in_order_of_sample and names != check_names(None, len(names)):
         title += ", named in the order of the sample"
-    rows = tuple(
-        (
-            name,
-            number(a, 4),
-            number(b, 4),
-            number(math.log(a / b), 4) if a > 0.0 and b > 0.0 else ("∞" if a > 0.0 else "–"),
-            number(c),
-            number(bits(c)),
-        )
-        for name, a, b, c in zip(labels, p, q, contributions, strict=True)
+    rows = (
+        (name, a, b, c / a if a > 0.0 else math.nan, number(c), number(bits(c)))
+        for name, a, b, c in outcomes
     )
-    return Table(title, ("", "P", "Q", "log P/Q", "P·log P/Q", "in bits"), rows)
+    return make_table(title, ("", "P", "Q", "log P/Q", "P·log P/Q", "in bits"), rows)
 
 
-def _summary_table(
-    forward: float,
-    reverse: float,
-    h_p: float,
-    h_q: float,
-    divergence: Sequence[float] | None = None,
-) -> Table:
-    rows = [
-        ("KL(P‖Q)", forward),
-        ("KL(Q‖P), the other direction", reverse),
-        ("entropy of P", h_p),
-        ("entropy of Q", h_q),
-        ("cross-entropy of P under Q", h_p + forward),
+def _summary_table(exact: Mapping[str, float]) -> Table:
+    rows: list[tuple[str, float, float | str]] = [
+        (name, exact[key], bits(exact[key])) for name, key in SUMMARY.items() if key in exact
     ]
-    if divergence is not None:
-        rows.append(("Jensen–Shannon (symmetric)", divergence[1]))
-    cells = [(name, number(value), number(bits(value))) for name, value in rows]
-    if divergence is not None:
-        cells.append(("total variation (a probability)", number(divergence[0]), ""))
-    return Table("Exact values", ("", "nats", "bits"), tuple(cells))
+    if "total_variation" in exact:
+        rows.append(("total variation (a probability)", exact["total_variation"], ""))
+    return make_table("Exact values", ("", "nats", "bits"), rows, digits=5)
 
 
 def _discrete_meaning(
-    forward: float,
-    reverse: float,
-    h_p: float,
-    labels: list[str],
-    p: Sequence[float],
-    q: Sequence[float],
+    exact: Mapping[str, float], labels: list[str], p: Sequence[float], q: Sequence[float]
 ) -> str:
+    forward, h_p = exact["kl_nats"], exact["entropy_p_nats"]
     if math.isinf(forward):
         name, a = next((n, a) for n, a, b in zip(labels, p, q, strict=True) if a > 0 and b == 0)
         return (
@@ -290,7 +257,7 @@ def _discrete_meaning(
     if forward > 0.0:
         text += f" The best code for P needs {bits(h_p):.4f} bits, Q's needs "
         text += f"{bits(h_p + forward):.4f}."
-    if math.isinf(reverse):
+    if math.isinf(exact["reverse_kl_nats"]):
         text += " The other direction is infinite: P rules out something that Q allows."
     return text
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from keel.explain.explanation import Table, number
+from keel.explain.explanation import Table, make_table, number
 from keel.functional import kl_estimate
 
 
@@ -19,6 +19,10 @@ class Estimate:
     mean: float
     standard_error: float
     negative_share: float
+
+    def numbers(self) -> dict[str, float]:
+        """Return mean and standard error as data."""
+        return {"mean": self.mean, "standard_error": self.standard_error}
 
 
 def estimate_kl(log_p: Tensor, log_q: Tensor) -> list[Estimate]:
@@ -48,21 +52,16 @@ def estimate_numbers(estimates: list[Estimate], samples: int, seed: int) -> dict
     return {
         "samples": samples,
         "seed": seed,
-        "estimators": {
-            e.name: {"mean": e.mean, "standard_error": e.standard_error} for e in estimates
-        },
+        "estimators": {estimate.name: estimate.numbers() for estimate in estimates},
     }
 
 
 def estimate_table(estimates: list[Estimate], samples: int, exact: float) -> Table:
     """Return the estimates as a table, with the exact value below them."""
     rows = [
-        (e.name, number(e.mean), f"± {number(e.standard_error)}", f"{e.negative_share:.0%}")
+        (e.name, e.mean, f"± {number(e.standard_error)}", f"{e.negative_share:.0%}")
         for e in estimates
     ]
-    rows.append(("exact", number(exact), "", ""))
-    return Table(
-        f"Estimated from {samples:,} samples of P",
-        ("estimator", "nats", "standard error", "negative samples"),
-        tuple(rows),
-    )
+    columns = ("estimator", "nats", "standard error", "negative samples")
+    title = f"Estimated from {samples:,} samples of P"
+    return make_table(title, columns, [*rows, ("exact", exact, "", "")], digits=5)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from keel.explain.figures import BLUE, GREEN, GREY, INK, ORANGE, tidy
 from keel.explain.kl_estimates import Estimate
+from keel.look import BLUE, GREEN, GREY, INK, ORANGE, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -144,16 +144,13 @@ def _sample_numbers(sample: GivenSample) -> dict[str, object]:
     numbers: dict[str, object] = {
         "outcomes": sample.outcomes,
         "count": len(sample.outcomes),
-        **{name: _pair(estimate) for name, estimate in estimates.items()},
+        **{name: estimate.numbers() for name, estimate in estimates.items()},
         "samples_until_error_is_kl": sample.samples_needed,
     }
     if sample.rounded is not None:
-        numbers["rounded_log_q_minus_log_p"] = {"digits": sample.digits, **_pair(sample.rounded)}
+        rounded: dict[str, object] = {"digits": sample.digits, **sample.rounded.numbers()}
+        numbers["rounded_log_q_minus_log_p"] = rounded
     return numbers
-
-
-def _pair(estimate: Estimate) -> dict[str, float]:
-    return {"mean": estimate.mean, "standard_error": estimate.standard_error}
 
 
 def _sample_table(sample: GivenSample, forward: float, reverse: float) -> Table:
@@ -170,11 +167,9 @@ def _sample_table(sample: GivenSample, forward: float, reverse: float) -> Table:
         ("exact KL(P‖Q)", number(forward), "", "", ""),
         ("exact KL(Q‖P)", number(reverse), "", "", ""),
     ]
-    return Table(
-        f"Your sample of {len(sample.outcomes)}, and what it estimates",
-        ("mean of", "nats", "std. error", "drawn from P", "drawn from Q"),
-        tuple(rows),
-    )
+    title = f"Your sample of {len(sample.outcomes)}, and what it estimates"
+    columns = ("mean of", "nats", "std. error", "drawn from P", "drawn from Q")
+    return Table(title, columns, tuple(rows))
 
 
 def _cells(estimate: Estimate) -> tuple[str, str]:

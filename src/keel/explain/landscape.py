@@ -10,14 +10,12 @@ import torch
 from torch import Tensor
 
 from keel.errors import InputError
-from keel.explain.explanation import Explanation, Table, number
-from keel.explain.figures import BLUE, GREEN, GREY, INK, ORANGE, tidy
-from keel.explain.inputs import (
-    check_names,
-    check_positive,
-)
+from keel.explain.explanation import Explanation, Table, make_table, number
+from keel.explain.figures import legend_below
+from keel.explain.inputs import check_names, check_positive
 from keel.explain.penalty import optimal_policy, read_rewards
 from keel.functional import categorical_kl
+from keel.look import BLUE, GREEN, GREY, INK, ORANGE, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,7 +70,15 @@ def explain_landscape(
         formula=FORMULA,
         tables=(
             _force_table(beta, labels, pull_at_start, pull, spring),
-            _rest_table(start, expected, kl, beta),
+            make_table(
+                "Where it rests",
+                ("", "at π_ref", "at π*"),
+                (
+                    ("expected reward", start, expected),
+                    ("KL(π‖π_ref), nats", 0.0, kl),
+                    ("reward − β·KL", start, expected - beta * kl),
+                ),
+            ),
         ),
         meaning=_meaning(start, expected, kl, beta),
         numbers={
@@ -88,26 +94,16 @@ def explain_landscape(
     )
 
 
-def _force_table(beta: float, labels: Sequence[str], *forces: Tensor) -> Table:
-    rows = zip(labels, *(force.tolist() for force in forces), strict=True)
-    return Table(
+def _force_table(
+    beta: float, labels: Sequence[str], pull_at_start: Tensor, pull: Tensor, spring: Tensor
+) -> Table:
+    together = (pull + spring).round(decimals=9) + 0.0
+    forces = torch.stack([pull_at_start, pull, spring, together], 1).tolist()
+    return make_table(
         f"Forces on each logit, β = {beta:g}",
         ("action", "pull at π_ref", "pull at π*", "spring at π*", "together"),
-        tuple(
-            (name, *(number(x, 4) for x in (a, b, c, round(b + c, 9) + 0.0)))
-            for name, a, b, c in rows
-        ),
+        [(name, *row) for name, row in zip(labels, forces, strict=True)],
     )
-
-
-def _rest_table(start: float, expected: float, kl: float, beta: float) -> Table:
-    rows = (
-        ("expected reward", start, expected),
-        ("KL(π‖π_ref), nats", 0.0, kl),
-        ("reward − β·KL", start, expected - beta * kl),
-    )
-    cells = tuple((name, number(a, 4), number(b, 4)) for name, a, b in rows)
-    return Table("Where it rests", ("", "at π_ref", "at π*"), cells)
 
 
 def _forces(
@@ -145,9 +141,7 @@ def _draw(
     rest = categorical_kl(best, log_ref).item()
     right.axvline(rest, color=GREY, linestyle="--", label="π*: both slopes are β")
     tidy(right, "Along the path", "KL(π‖π_ref), nats", "reward")
-    entries = [axes.get_legend_handles_labels() for axes in (left, right)]
-    handles, names = ([*a, *b] for a, b in zip(*entries, strict=True))
-    figure.legend(handles, names, frameon=False, fontsize=9, ncols=4, loc="outside lower center")
+    legend_below(figure, left, right)
 
 
 def _draw_map(

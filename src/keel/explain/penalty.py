@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from keel.errors import InputError
-from keel.explain.explanation import Explanation, Table, number
-from keel.explain.figures import BLUE, GREEN, GREY, ORANGE, tidy
+from keel.explain.explanation import Explanation, Table, make_table, number
 from keel.explain.inputs import (
     check_finite,
     check_names,
@@ -20,6 +19,7 @@ from keel.explain.inputs import (
     check_same_length,
 )
 from keel.functional import categorical_kl, kl_reward
+from keel.look import BLUE, GREEN, GREY, ORANGE, tidy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,17 +58,13 @@ def explain_penalty(
         >>> round(explain_penalty(0.3, 0.6, beta=0.1).numbers["penalised_reward"], 3)
         0.931
     """
-    _check_share("reference", reference_probability)
-    _check_share("probability", probability)
+    _check_shares(reference=reference_probability, probability=probability)
     check_positive("beta", beta)
     check_finite(reward=reward)
     log_ref, score = read_rewards(reference, rewards)
     labels = check_names(names, len(reference))
-    drift = kl_reward(
-        "k1",
-        torch.tensor(probability, dtype=torch.float64).log(),
-        torch.tensor(reference_probability, dtype=torch.float64).log(),
-    ).item()
+    probabilities = torch.tensor([probability, reference_probability], dtype=torch.float64)
+    drift = kl_reward("k1", *probabilities.log()).item()
     shaped = reward - beta * drift
     best = optimal_policy(log_ref, score, beta)
     expected, kl = (best.exp() @ score).item(), categorical_kl(best, log_ref).item()
@@ -79,7 +75,11 @@ def explain_penalty(
         formula=FORMULA,
         tables=(
             _sample_table(reference_probability, probability, drift, beta, reward),
-            _optimum_table(beta, labels, rewards, reference, policy),
+            make_table(
+                f"The best policy at β = {beta:g}: π* ∝ π_ref · exp(reward / β)",
+                ("action", "reward", "π_ref", "π*"),
+                zip(labels, (number(x, 3) for x in rewards), reference, policy, strict=True),
+            ),
         ),
         meaning=_meaning(drift, beta, expected, kl),
         numbers={
@@ -95,9 +95,10 @@ def explain_penalty(
     )
 
 
-def _check_share(name: str, value: float) -> None:
-    if not 0.0 < value <= 1.0:
-        raise InputError(f"{name}: expected a probability above 0 and at most 1, got {value:g}")
+def _check_shares(**values: float) -> None:
+    for name, x in values.items():
+        if not 0.0 < x <= 1.0:
+            raise InputError(f"{name}: expected a probability above 0 and at most 1, got {x:g}")
 
 
 def read_rewards(reference: Sequence[float], rewards: Sequence[float]) -> tuple[Tensor, Tensor]:
@@ -138,18 +139,7 @@ def _sample_table(
         ("reward before", reward),
         ("reward after", reward - beta * drift),
     )
-    return Table("One sampled action", ("", ""), tuple((name, number(x, 4)) for name, x in rows))
-
-
-def _optimum_table(beta: float, labels: Sequence[str], *columns: Sequence[float]) -> Table:
-    return Table(
-        f"The best policy at β = {beta:g}: π* ∝ π_ref · exp(reward / β)",
-        ("action", "reward", "π_ref", "π*"),
-        tuple(
-            (name, number(r, 3), number(a, 4), number(b, 4))
-            for name, r, a, b in zip(labels, *columns, strict=True)
-        ),
-    )
+    return make_table("One sampled action", ("", ""), rows)
 
 
 def _meaning(drift: float, beta: float, expected: float, kl: float) -> str:
@@ -173,26 +163,19 @@ def _draw(
     temperatures = torch.logspace(
         math.log10(min(0.03 * spread, beta)), math.log10(max(10 * spread, beta)), 200
     ).double()
-    policies = [optimal_policy(log_ref, reward, t.item()) for t in temperatures]
+    policies = torch.stack([optimal_policy(log_ref, reward, t.item()) for t in temperatures])
     colors = (BLUE, ORANGE, GREEN, GREY)
     for index, name in enumerate(labels):
-        share = [policy.exp()[index].item() for policy in policies]
+        share = policies[:, index].exp()
         left.plot(temperatures, share, color=colors[index % 4], linewidth=2, label=name)
     left.axvline(beta, color=GREY, linestyle="--", label=f"β = {beta:g}")
     left.set_xscale("log")
     left.legend(frameon=False, fontsize=9)
     tidy(left, "The policy each β asks for", "β, the temperature", "probability")
-    kls = [categorical_kl(policy, log_ref).item() for policy in policies]
-    gains = [(policy.exp() @ reward).item() for policy in policies]
-    right.plot(kls, gains, color=BLUE, linewidth=2)
+    kls = categorical_kl(policies, log_ref.expand_as(policies))
+    right.plot(kls, policies.exp() @ reward, color=BLUE, linewidth=2)
     best = optimal_policy(log_ref, reward, beta)
-    right.plot(
-        [categorical_kl(best, log_ref).item()],
-        [(best.exp() @ reward).item()],
-        "o",
-        color=ORANGE,
-        markersize=8,
-        label=f"β = {beta:g}",
-    )
+    kl, gain = categorical_kl(best, log_ref).item(), (best.exp() @ reward).item()
+    right.plot([kl], [gain], "o", color=ORANGE, markersize=8, label=f"β = {beta:g}")
     right.legend(frameon=False, fontsize=9)
     tidy(right, "What the nats buy", "KL(π*‖π_ref), nats", "expected reward")

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from keel.errors import InputError
-from keel.explain.explanation import Explanation, Table, bits, number
-from keel.explain.figures import BLUE, GREEN, GREY, INK
+from keel.explain.explanation import Explanation, Table, bits, make_table, nats_table, number
 from keel.explain.inputs import check_names, check_probabilities
 from keel.functional import categorical_entropy, categorical_kl
+from keel.look import BLUE, GREEN, GREY, INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,7 +69,8 @@ def explain_projection(
         tables=(
             _matrix_table("The object P, and its shadows", p, row_names, column_names),
             _matrix_table("Q, rebuilt from the shadows", q, row_names, column_names),
-            _nats_table(
+            nats_table(
+                "What is lost",
                 ("entropy of the rows", h_rows),
                 ("entropy of the columns", h_columns),
                 ("entropy of P", h_joint),
@@ -109,18 +110,12 @@ def _entropy(p: Tensor) -> float:
 
 
 def _matrix_table(title: str, x: Tensor, rows: list[str], columns: list[str]) -> Table:
+    lines = torch.cat([x, x.sum(0, keepdim=True)])
     cells = [
-        (name, *(number(value, 4) for value in [*line.tolist(), line.sum().item()]))
-        for name, line in zip(rows, x, strict=True)
+        (name, *line.tolist(), line.sum().item())
+        for name, line in zip([*rows, "sum"], lines, strict=True)
     ]
-    sums = [*x.sum(0).tolist(), x.sum().item()]
-    cells.append(("sum", *(number(value, 4) for value in sums)))
-    return Table(title, ("", *columns, "sum"), tuple(cells))
-
-
-def _nats_table(*rows: tuple[str, float]) -> Table:
-    cells = tuple((name, number(x), number(bits(x))) for name, x in rows)
-    return Table("What is lost", ("", "nats", "bits"), cells)
+    return make_table(title, ("", *columns, "sum"), cells)
 
 
 def _meaning(kl: float, h_joint: float) -> str:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from keel.errors import InputError, check_choice
-from keel.explain.explanation import Explanation, Table, bits, number
-from keel.explain.figures import BLUE, GREEN, GREY, INK, ORANGE, tidy
+from keel.explain.explanation import Explanation, Table, bits, make_table, number
+from keel.explain.figures import legend_below
 from keel.explain.inputs import check_finite, check_mask, check_names
 from keel.functional import aggregate, k3
+from keel.look import BLUE, GREEN, GREY, INK, ORANGE, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -144,11 +145,11 @@ def _read(
     return _Terms(labels, term, torch.tensor(counts), low_variance)
 
 
-def _token_numbers(sequence: _Terms) -> list[dict[str, object]]:
+def _token_numbers(sequence: _Terms) -> list[dict[str, Any]]:
     rows = []
     running = sequence.running(sequence.value).tolist()
     for position, name in enumerate(sequence.labels):
-        row: dict[str, object] = {
+        row: dict[str, Any] = {
             "name": name,
             "counts": bool(sequence.mask[position]),
             "term_nats": sequence.value[position].item(),
@@ -175,22 +176,18 @@ def _token_table(sequence: _Terms) -> Table:
     columns = ["token", "counts", sequence.symbol, "in bits", "running sum"]
     if sequence.k3 is not None:
         columns.append("k3 ≥ 0")
-    running = sequence.running(sequence.value).tolist()
     rows = []
-    for position, name in enumerate(sequence.labels):
-        counts, value = bool(sequence.mask[position]), sequence.value[position].item()
-        row = [name, str(int(counts)), number(value, 4), number(bits(value), 4)]
-        row.append(number(running[position], 4) if counts else "–")
-        if sequence.k3 is not None:
-            row.append(number(sequence.k3[position].item(), 4) if counts else "–")
-        rows.append(tuple(row))
-    return Table("Token by token, in nats", tuple(columns), tuple(rows))
+    for token in _token_numbers(sequence):
+        name, counts, value, *others = token.values()
+        shown = others if counts else [math.nan] * len(others)
+        rows.append((name, str(int(counts)), value, bits(value), *shown))
+    return make_table("Token by token, in nats", columns, rows)
 
 
 def _sequence_table(sequence: _Terms) -> Table:
     counted = f"{int(sequence.mask.sum())} of {len(sequence.labels)}"
     rows = [
-        (f"{name} of {symbol}", number(x), number(bits(x)), estimates)
+        (f"{name} of {symbol}", x, bits(x), estimates)
         for symbol, values in ((sequence.symbol, sequence.value), ("k3", sequence.k3))
         if values is not None
         for name, x, estimates in (
@@ -199,7 +196,7 @@ def _sequence_table(sequence: _Terms) -> Table:
         )
     ]
     title = f"The sequence, of which {counted} tokens count: one sample"
-    return Table(title, ("", "nats", "bits", "what it estimates"), tuple(rows))
+    return make_table(title, ("", "nats", "bits", "what it estimates"), rows, digits=5)
 
 
 def _meaning(sequence: _Terms, total: float) -> str:
@@ -240,8 +237,7 @@ def _draw(figure: Figure, sequence: _Terms) -> None:
         axes.axhline(0.0, color=INK, linewidth=0.8)
         tidy(axes, title, "", "nats")
         _mark_tokens(axes, sequence)
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, frameon=False, fontsize=9, ncols=4, loc="outside lower center")
+    legend_below(figure, left)
 
 
 def _mark_tokens(axes: Axes, sequence: _Terms) -> None:

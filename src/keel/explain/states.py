@@ -10,15 +10,11 @@ import torch
 from torch import Tensor
 
 from keel.errors import InputError
-from keel.explain.explanation import Explanation, Table, number
-from keel.explain.figures import BLUE, GREEN, GREY, INK, ORANGE, tidy
-from keel.explain.inputs import (
-    check_names,
-    check_positive,
-    check_probabilities,
-    check_same_length,
-)
+from keel.explain.explanation import Explanation, Table, make_table, number
+from keel.explain.figures import legend_below
+from keel.explain.inputs import check_names, check_positive, check_probabilities, check_same_length
 from keel.functional import categorical_kl, walk_back
+from keel.look import BLUE, GREEN, GREY, INK, ORANGE, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -89,6 +85,7 @@ def explain_states(
     fraction = step.fraction.item()
     requested, kept_kl = update.kl(1.0), update.kl(fraction)
     mean, kept_mean = step.requested.item(), step.kl.item()
+    numbers = torch.stack([update.visits, requested, kept_kl], 1)
     return Explanation(
         title=f"KL {number(mean, 4)} on average over states, {max_kl:g} allowed",
         idea=IDEA,
@@ -107,13 +104,7 @@ def explain_states(
             "mean_kl_kept_nats": kept_mean,
             "states": [
                 {"name": name, "visits": w, "kl_nats": a, "kl_kept_nats": b}
-                for name, w, a, b in zip(
-                    update.states,
-                    update.visits.tolist(),
-                    requested.tolist(),
-                    kept_kl.tolist(),
-                    strict=True,
-                )
+                for name, (w, a, b) in zip(update.states, numbers.tolist(), strict=True)
             ],
         },
         draw=lambda figure: _draw(figure, update, fraction, max_kl),
@@ -164,22 +155,18 @@ def _policy_table(update: _Update, fraction: float) -> Table:
     for state, actions, *logits in policies:
         columns = [x.softmax(-1).tolist() for x in logits]
         for action, *values in zip(actions, *columns, strict=True):
-            rows.append((state, action, *(number(x, 4) for x in values)))
-    return Table("The policies", ("state", "action", "old", "kept", "asked for"), tuple(rows))
+            rows.append((state, action, *values))
+    return make_table("The policies", ("state", "action", "old", "kept", "asked for"), rows)
 
 
 def _state_table(
     update: _Update, requested: Tensor, kept_kl: Tensor, mean: float, left: float
 ) -> Table:
-    rows = [
-        (name, number(w, 3), number(a), number(b))
-        for name, w, a, b in zip(
-            update.states, update.visits.tolist(), requested.tolist(), kept_kl.tolist(), strict=True
-        )
-    ]
-    rows.append(("average over visits", "1.000", number(mean), number(left)))
+    visits = (number(w, 3) for w in update.visits.tolist())
+    rows = zip(update.states, visits, requested.tolist(), kept_kl.tolist(), strict=True)
+    average = ("average over visits", "1.000", mean, left)
     columns = ("state", "visits", "KL(old‖new) asked for", "kept")
-    return Table("The trust region, in nats", columns, tuple(rows))
+    return make_table("The trust region, in nats", columns, [*rows, average], digits=5)
 
 
 def _meaning(update: _Update, requested: Tensor, mean: float, fraction: float, bound: float) -> str:
@@ -200,16 +187,7 @@ def _draw(figure: Figure, update: _Update, fraction: float, bound: float) -> Non
     left, right = figure.subplots(1, 2, width_ratios=(1.2, 1.0))
     _draw_policies(left, update, fraction)
     _draw_kls(right, update, fraction, bound)
-    handles, labels = left.get_legend_handles_labels()
-    more_handles, more_labels = right.get_legend_handles_labels()
-    figure.legend(
-        [*handles, *more_handles],
-        [*labels, *more_labels],
-        frameon=False,
-        fontsize=9,
-        ncols=4,
-        loc="outside lower center",
-    )
+    legend_below(figure, left, right)
 
 
 def _draw_policies(axes: Axes, update: _Update, fraction: float) -> None:

@@ -9,15 +9,10 @@ import torch
 from torch import Tensor
 
 from keel.errors import InputError
-from keel.explain.explanation import Explanation, Table, number
-from keel.explain.figures import BLUE, GREEN, GREY, INK, ORANGE, tidy
-from keel.explain.inputs import (
-    check_names,
-    check_positive,
-    check_probabilities,
-    check_same_length,
-)
+from keel.explain.explanation import Explanation, Table, make_table, number
+from keel.explain.inputs import check_distributions, check_names, check_positive
 from keel.functional import categorical_kl, walk_back
+from keel.look import BLUE, GREEN, GREY, INK, ORANGE, tidy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,17 +46,13 @@ def explain_trust_region(
         >>> round(explain_trust_region(max_kl=0.01).numbers["kl_requested_nats"], 4)
         0.0335
     """
-    check_probabilities("old policy", old)
-    check_probabilities("new policy", new)
-    check_same_length("old policy", old, "new policy", new)
+    check_distributions("old policy", old, "new policy", new)
     if min(*old, *new, 1.0) <= 0.0:
         raise InputError("trust-region: every action needs some probability in both policies")
     check_positive("max-kl", max_kl)
     labels = check_names(names, len(old))
     before, after = (torch.tensor(x, dtype=torch.float64).log() for x in (old, new))
-    result = walk_back(
-        lambda share: categorical_kl(before, _along(before, after, share)).reshape(1), max_kl
-    )
+    result = walk_back(lambda share: _kl_along(before, after, share).reshape(1), max_kl)
     fraction, kl, requested = result.fraction.item(), result.kl.item(), result.requested.item()
     kept_policy = _along(before, after, fraction).softmax(-1)
     reverse = categorical_kl(after, before).item()
@@ -71,7 +62,18 @@ def explain_trust_region(
         formula=FORMULA,
         tables=(
             _policy_table(labels, old, new, kept_policy.tolist()),
-            _region_table(requested, max_kl, fraction, kl, reverse),
+            make_table(
+                "The trust region",
+                ("", ""),
+                (
+                    ("KL(old‖new) asked for, nats", requested),
+                    ("the bound, nats", max_kl),
+                    ("share of the step kept", number(fraction, 4)),
+                    ("KL(old‖new) kept, nats", kl),
+                    ("KL(new‖old) asked for, nats", reverse),
+                ),
+                digits=5,
+            ),
         ),
         meaning=_meaning(requested, fraction, kl, max_kl),
         numbers={
@@ -89,25 +91,11 @@ def explain_trust_region(
 
 def _policy_table(labels: Sequence[str], *policies: Sequence[float]) -> Table:
     rows = (
-        (name, number(a, 4), number(b, 4), number(b / a, 3),
-         "outside" if abs(b / a - 1.0) > CLIP else "", number(c, 4))
+        (name, a, b, number(b / a, 3), "outside" if abs(b / a - 1.0) > CLIP else "", c)
         for name, a, b, c in zip(labels, *policies, strict=True)
-    )  # fmt: skip
-    columns = ("action", "old", "asked for", "ratio", f"clip {CLIP:g}?", "kept")
-    return Table("The policies", columns, tuple(rows))
-
-
-def _region_table(
-    requested: float, max_kl: float, fraction: float, kl: float, reverse: float
-) -> Table:
-    rows = (
-        ("KL(old‖new) asked for, nats", number(requested)),
-        ("the bound, nats", number(max_kl)),
-        ("share of the step kept", number(fraction, 4)),
-        ("KL(old‖new) kept, nats", number(kl)),
-        ("KL(new‖old) asked for, nats", number(reverse)),
     )
-    return Table("The trust region", ("", ""), rows)
+    columns = ("action", "old", "asked for", "ratio", f"clip {CLIP:g}?", "kept")
+    return make_table("The policies", columns, rows)
 
 
 def _along(before: Tensor, after: Tensor, share: float | Tensor) -> Tensor:
@@ -115,8 +103,8 @@ def _along(before: Tensor, after: Tensor, share: float | Tensor) -> Tensor:
     return before + share * (after - before)
 
 
-def _kl_along(before: Tensor, after: Tensor, share: float) -> float:
-    return categorical_kl(before, _along(before, after, share)).item()
+def _kl_along(before: Tensor, after: Tensor, share: float | Tensor) -> Tensor:
+    return categorical_kl(before, _along(before, after, share))
 
 
 def _meaning(requested: float, fraction: float, kl: float, bound: float) -> str:
@@ -139,7 +127,7 @@ def _draw(
 ) -> None:
     left, right = figure.subplots(1, 2)
     shares = torch.linspace(0.0, 1.0, 101).tolist()
-    curve = [_kl_along(before, after, share) for share in shares]
+    curve = [_kl_along(before, after, share).item() for share in shares]
     left.axhspan(0.0, bound, color=GREEN, alpha=0.12, label="trust region")
     left.axhline(bound, color=GREEN, linewidth=1.5)
     left.plot(shares, curve, color=BLUE, linewidth=2.2, label="exact KL(old‖new)")
@@ -147,9 +135,8 @@ def _draw(
         shares, [curve[-1] * s * s for s in shares], "--", color=GREY, label="square of the step"
     )
     left.plot([1.0], [curve[-1]], "X", color=ORANGE, markersize=10, label="asked for")
-    left.plot(
-        [fraction], [_kl_along(before, after, fraction)], "o", color=INK, markersize=8, label="kept"
-    )
+    kept_kl = _kl_along(before, after, fraction)
+    left.plot([fraction], [kept_kl], "o", color=INK, markersize=8, label="kept")
     left.legend(frameon=False, fontsize=9)
     tidy(left, "Walking back along the step", "share of the step", "nats")
     kept_logits = _along(before, after, fraction)

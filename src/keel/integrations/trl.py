@@ -145,13 +145,8 @@ class KeelCallback(TrainerCallback):
         if state.global_step > 0 and self.path.exists():
             self._directory = RunDirectory.resume(self.path)
         else:
-            config = {
-                "env": self._env,
-                "algo": algo,
-                "seed": args.seed,
-                "library": SOURCE,
-                SOURCE: _plain(args.to_dict()),
-            }
+            config = {"env": self._env, "algo": algo, "seed": args.seed, "library": SOURCE}
+            config[SOURCE] = _plain(args.to_dict())
             choices = {"step": "tokens" if self._trainer is not None else "updates"}
             self._directory = RunDirectory.create(
                 self._root, name, args.seed, config=config, tag=self._tag, choices=choices
@@ -365,11 +360,10 @@ def _target(name: str) -> tuple[str, float] | None:
 
 
 def _combine(measurements: list[dict[str, float]]) -> dict[str, float]:
-    names = dict.fromkeys(name for measurement in measurements for name in measurement)
-    columns = {
-        name: [measurement[name] for measurement in measurements if name in measurement]
-        for name in names
-    }
+    columns: dict[str, list[float]] = {}
+    for measurement in measurements:
+        for name, value in measurement.items():
+            columns.setdefault(name, []).append(value)
     return {
         name: max(values) if name in LARGEST else math.fsum(values) / len(values)
         for name, values in columns.items()

@@ -90,8 +90,7 @@ class Loss(NamedTuple):
 
 def clip(terms: Terms) -> Loss:
     """Return PPO's clipped loss, with `clip_ratio_low` and `clip_ratio_high`."""
-    result = surrogate.clip(terms.ratio.ratio, terms.advantage, terms.low, terms.high)
-    return Loss(result.loss, result.clipped)
+    return Loss(*surrogate.clip(terms.ratio.ratio, terms.advantage, terms.low, terms.high))
 
 
 def dual_clip(terms: Terms) -> Loss:
@@ -113,24 +112,19 @@ def sequence(terms: Terms) -> Loss:
         terms.ratio.log_ratio, terms.ratio.weight
     ).detach()
     token_gradient = terms.ratio.log_ratio - terms.ratio.log_ratio.detach()
-    result = surrogate.clip(
-        (sequence_log_ratio + token_gradient).exp(), terms.advantage, terms.low, terms.high
-    )
-    return Loss(result.loss, result.clipped)
+    ratio = (sequence_log_ratio + token_gradient).exp()
+    return Loss(*surrogate.clip(ratio, terms.advantage, terms.low, terms.high))
 
 
 def cispo(terms: Terms) -> Loss:
     """Return CISPO's loss: the weight is clipped, not the gradient."""
-    result = surrogate.cispo(
-        terms.log_prob, terms.ratio.ratio, terms.advantage, terms.low, terms.high
-    )
-    return Loss(result.loss, result.clipped)
+    ratio = terms.ratio.ratio
+    return Loss(*surrogate.cispo(terms.log_prob, ratio, terms.advantage, terms.low, terms.high))
 
 
 def unclipped(terms: Terms) -> Loss:
     """Return TRPO's surrogate, where the step is bounded in another way."""
-    result = surrogate.unclipped(terms.ratio.ratio, terms.advantage)
-    return Loss(result.loss, result.clipped)
+    return Loss(*surrogate.unclipped(terms.ratio.ratio, terms.advantage))
 
 
 def penalty(terms: Terms) -> Loss:

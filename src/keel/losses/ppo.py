@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from keel.config.registries import LOSSES
+from keel.config.common import LOSSES
 from keel.errors import InputError
 from keel.experience.batch import Batch, DemoBatch
 from keel.functional.ratio import MAX_LOG_RATIO, Ratio, policy_ratio
@@ -42,7 +42,7 @@ class Objective:
     + bc_coef·cloning."""
 
     surrogate: str | SurrogateFunction = "clip"
-    """a name of `keel.config.registries.LOSSES`, or a function"""
+    """a name of `keel.config.common.LOSSES`, or a function"""
     dual_clip: float | None = None
     value_coef: float = 0.5
     value_clip: float | None = None

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from keel.config.registries import LOSSES
+from keel.config.common import LOSSES
 from keel.distributions.vocabulary import HEAD, HIDDEN, Vocabulary
 from keel.experience.batch import Batch
 from keel.functional.estimators import kl_loss
@@ -55,7 +55,7 @@ class TokenObjective:
     """The objective on tokens that is minimised; `kl_coef` and the clip are `HyperParams`."""
 
     surrogate: str | SurrogateFunction = "clip"
-    """a name of `keel.config.registries.LOSSES`, or a function"""
+    """a name of `keel.config.common.LOSSES`, or a function"""
     dual_clip: float | None = None
     reduction: Reduction = "token-mean"
     constant: float | None = None

@@ -12,7 +12,7 @@ from torch import nn
 
 from keel.config import Agents, Network
 from keel.config import Critic as CriticConfig
-from keel.config.registries import DISTRIBUTIONS, NETWORKS
+from keel.config.common import DISTRIBUTIONS, NETWORKS
 from keel.distributions.actions import Categorical, Dist, Gaussian
 from keel.errors import InputError
 from keel.keys import ENCODING

@@ -1,5 +1,5 @@
 """Builders of Keel's own kinds of networks but the MLP, entries of
-`keel.config.registries.NETWORKS`."""
+`keel.config.common.NETWORKS`."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from torch import nn
 
 from keel.config import Agents, Network
-from keel.config.registries import NETWORKS
+from keel.config.common import NETWORKS
 from keel.distributions.actions import Dist
 from keel.errors import InputError
 from keel.keys import AGENT, STATE

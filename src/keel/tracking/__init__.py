@@ -1,17 +1,23 @@
 """A run on disk: its directory and lock, the registry of metrics, their file, and its readers.
 
-Torch is not imported here, so that listing and reading runs is quick.
+Torch is not imported here, so that listing and reading runs is quick; names are loaded when they
+are first used.
 """
 
-from keel.tracking.config_file import read_config
-from keel.tracking.directory import RunDirectory, run_name
-from keel.tracking.errors import RunError, RunWarning
-from keel.tracking.listing import RunInfo, list_runs, run_info
-from keel.tracking.metrics import REGISTRY, Canonical, Metric, canonical, documentation, metric
-from keel.tracking.reader import MetricsTable, export_csv, last_values, read_metrics
-from keel.tracking.resume import check_config, config_changes
-from keel.tracking.sinks import Sink, open_sinks
-from keel.tracking.writer import MetricsWriter
+from typing import TYPE_CHECKING
+
+from keel.errors import RunError, RunWarning
+from keel.imports import lazy_names
+
+if TYPE_CHECKING:
+    from keel.tracking.config_file import read_config
+    from keel.tracking.directory import RunDirectory, run_name
+    from keel.tracking.listing import RunInfo, list_runs, run_info
+    from keel.tracking.metrics import REGISTRY, Canonical, Metric, canonical, documentation, metric
+    from keel.tracking.reader import MetricsTable, export_csv, last_values, read_metrics
+    from keel.tracking.resume import check_config, config_changes
+    from keel.tracking.sinks import Sink, open_sinks
+    from keel.tracking.writer import MetricsWriter
 
 __all__ = [
     "REGISTRY",
@@ -38,3 +44,15 @@ __all__ = [
     "run_info",
     "run_name",
 ]
+
+_NAMES = {
+    "config_file": "read_config",
+    "directory": "RunDirectory run_name",
+    "listing": "RunInfo list_runs run_info",
+    "metrics": "REGISTRY Canonical Metric canonical documentation metric",
+    "reader": "MetricsTable export_csv last_values read_metrics",
+    "resume": "check_config config_changes",
+    "sinks": "Sink open_sinks",
+    "writer": "MetricsWriter",
+}
+__getattr__ = lazy_names(__name__, _NAMES)

@@ -11,8 +11,7 @@ from typing import Any
 
 import yaml
 
-from keel.errors import InputError
-from keel.tracking.errors import RunError, RunWarning
+from keel.errors import InputError, RunError, RunWarning
 from keel.tracking.files import read_regular
 from keel.tracking.manifest import CHECKSUM
 

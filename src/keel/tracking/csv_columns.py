@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
-from keel.tracking.damage import describe_lines
-from keel.tracking.errors import RunError
+from keel.errors import RunError
+from keel.tracking.lines import describe_lines
 
 if TYPE_CHECKING:
     import numpy as np

@@ -20,15 +20,13 @@ from typing import Any, Literal
 
 import yaml
 
-from keel.errors import InputError
+from keel.errors import InputError, RunError, RunWarning
 from keel.tracking import lock
 from keel.tracking.config_file import CONFIG, RECORD, dump_config, dump_yaml, read_config
-from keel.tracking.damage import describe_missing
 from keel.tracking.environment import describe_environment
-from keel.tracking.errors import RunError, RunWarning
 from keel.tracking.files import is_disk_full, read_regular, replace_file, write_synced
+from keel.tracking.lines import describe_missing
 from keel.tracking.manifest import dump_checked, is_intact
-from keel.tracking.resume import check_config
 
 ENVIRONMENT = "environment.json"
 METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"
@@ -119,6 +117,8 @@ class RunDirectory:
         if missing := missing_lines(path, record):
             _warn(f"{path / METRICS}: {describe_missing(missing)}")
         if config is not None:
+            from keel.tracking.resume import check_config
+
             as_stored = yaml.safe_load(dump_yaml(config))  # tuples are lists there
             before = read_config(path) if stored is None else yaml.safe_load(dump_yaml(stored))
             check_config(before, as_stored, may_change)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from keel import __version__
+from keel.errors import RunWarning
 from keel.resources import cores
-from keel.tracking.errors import RunWarning
 from keel.tracking.manifest import is_intact
 
 PACKAGES = ("torch", "numpy", "gymnasium", "safetensors", "envpool", "ale-py", "mujoco")

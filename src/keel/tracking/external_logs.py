@@ -12,10 +12,9 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from keel.errors import InputError, import_extra
+from keel.errors import InputError, RunError, import_extra
 from keel.tracking.csv_columns import Columns, read_columns
-from keel.tracking.damage import describe_lines
-from keel.tracking.errors import RunError
+from keel.tracking.lines import describe_lines
 from keel.tracking.metrics import REGISTRY, canonical
 from keel.tracking.reader import MetricsTable
 

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from keel.tracking.errors import RunError
+from keel.errors import RunError
 
 Hook = Callable[[str], None]
 """Told before each step what comes next; tests stop the process there."""

@@ -6,12 +6,11 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from keel.errors import KeelError
+from keel.errors import KeelError, RunError
 from keel.tracking import lock
 from keel.tracking.config_file import RECORD
-from keel.tracking.damage import describe_missing
 from keel.tracking.directory import METRICS, missing_lines, read_record
-from keel.tracking.errors import RunError
+from keel.tracking.lines import describe_missing
 from keel.tracking.reader import last_values
 
 

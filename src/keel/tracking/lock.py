@@ -14,8 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from keel.printing import printable
-from keel.tracking.errors import RunError
+from keel.errors import RunError
 from keel.tracking.files import read_regular
 
 NAME = "lock"
@@ -37,6 +36,8 @@ def acquire(directory: Path) -> None:
             "wait for it, stop it, or choose another --name"
         )
     if dead := holder_of(directory):
+        from keel.printing import printable
+
         _log.warning(printable(f"{directory}: took over the lock of {dead}, which is dead"))
     _held[_identity(os.fstat(descriptor))] = descriptor
     since = time.strftime("%Y-%m-%dT%H:%M:%S%z")

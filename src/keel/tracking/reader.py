@@ -11,11 +11,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from keel.tracking.damage import describe_lines, describe_missing
+from keel.errors import RunError
 from keel.tracking.directory import METRICS, missing_lines
-from keel.tracking.errors import RunError
 from keel.tracking.files import write_file
-from keel.tracking.line_checksum import damaged_lines
+from keel.tracking.lines import damaged_lines, describe_lines, describe_missing
 from keel.tracking.old_names import has_old_names, rename_metrics
 from keel.tracking.writer import RESERVED
 

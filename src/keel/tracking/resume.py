@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from keel.tracking.errors import RunError
+from keel.errors import RunError
 
 
 class Change(NamedTuple):

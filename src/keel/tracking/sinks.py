@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from keel.errors import check_choice, import_extra
-from keel.tracking.errors import RunWarning
+from keel.errors import RunWarning, check_choice, import_extra
 
 
 class Sink(Protocol):

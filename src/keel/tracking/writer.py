@@ -3,7 +3,7 @@
     {"step":2048,"train/kl_exact":0.0,"train/kl_step":null,"flags":{"train/kl_step":"nan"},"crc":…}
 
 A number that JSON cannot hold is null and named in `flags`; after a full disk, `dropped` counts the
-lines that are missing. `crc` is a checksum of the line (`line_checksum.py`).
+lines that are missing. `crc` is a checksum of the line (`lines.py`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, SupportsFloat
 
-from keel.errors import InputError
-from keel.tracking.damage import describe_lines
+from keel.errors import InputError, RunError, RunWarning
 from keel.tracking.directory import METRICS
-from keel.tracking.errors import RunError, RunWarning
 from keel.tracking.files import is_disk_full, replace_file
-from keel.tracking.line_checksum import KEY, add_checksum, damaged_lines
+from keel.tracking.lines import KEY, add_checksum, damaged_lines, describe_lines
 
 RESERVED = ("step", "flags", "dropped", KEY)
 

@@ -11,21 +11,17 @@ from signal import SIGINT
 from typing import TYPE_CHECKING, Any
 
 from keel.config import nested
-from keel.envs.check import check_env as check_named_env
 from keel.envs.objects import given_env
 from keel.tracking.config_file import read_config
-from keel.tracking.directory import find_run
-from keel.training.evaluation import Score
 from keel.training.kinds import kind_of
 from keel.training.persist import Progress
 from keel.training.plan import bind_again, plan
-from keel.training.policy import Policy, evaluate_policy, open_policy
-from keel.training.run import Run
-from keel.training.runner import resume as go_on
-from keel.training.signals import graceful_stop
 
 if TYPE_CHECKING:
     from keel.tracking.live import Display
+    from keel.training.evaluation import Score
+    from keel.training.policy import Policy
+    from keel.training.run import Run
 
 OnIteration = Callable[[Progress], object]
 """Called after every iteration; training stops where it returns False."""
@@ -165,7 +161,10 @@ def resume(
         ...     keel.resume(run, total_steps=128).metrics.step.tolist()
         [64, 128]
     """
-    path = find_run(run.path if isinstance(run, Run) else Path(run))
+    from keel.tracking.directory import find_run
+    from keel.training.runner import resume as go_on
+
+    path = find_run(_path_of(run))
     data = read_config(path)
     kind = kind_of(data.get("env"))
     stored = kind.read(data)
@@ -202,6 +201,8 @@ def load(
         >>> int(action) in (0, 1)
         True
     """
+    from keel.training.policy import open_policy
+
     return open_policy(Path(path), checkpoint, trust_code=trust_code, seed=seed)
 
 
@@ -236,9 +237,10 @@ def evaluate(
         >>> len(score.returns), score.returns == [float(x) for x in score.lengths]
         (3, True)
     """
+    from keel.training.policy import Policy, evaluate_policy, open_policy
+
     if not isinstance(policy, Policy):
-        path = policy.path if isinstance(policy, Run) else Path(policy)
-        policy = open_policy(path, trust_code=trust_code)
+        policy = open_policy(_path_of(policy), trust_code=trust_code)
     return evaluate_policy(
         policy,
         episodes=episodes,
@@ -265,7 +267,14 @@ def check_env(
         >>> keel.check_env("CartPole-v1", steps=50)
         []
     """
+    from keel.envs.check import check_env as check_named_env
+
     return check_named_env(given_env(env).name, steps=steps, seed=seed, env_kwargs=env_kwargs)
+
+
+def _path_of(run: str | Path | Run) -> Path:
+    """Return the folder of a run, however it was named."""
+    return Path(run) if isinstance(run, str | Path) else run.path
 
 
 def _iterations(
@@ -284,6 +293,9 @@ def _run_to_end(
     path: Path | None = None,
 ) -> Run:
     """Consume a run, show it, and stop it where somebody asks for that."""
+    from keel.training.run import Run
+    from keel.training.signals import graceful_stop
+
     newest: Progress | None = None
     with graceful_stop() as stop, ExitStack() as stack:
         display = _display(config, progress)

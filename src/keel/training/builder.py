@@ -10,18 +10,7 @@ from typing import TYPE_CHECKING, Any
 from keel.algorithms.optimizer import Loss, Step, make_chosen_step
 from keel.algorithms.ppo import PPO
 from keel.config import Config
-from keel.config.registries import CONTROLLERS
-from keel.controllers.bandit import TemperatureLadder
-from keel.controllers.controllers import (
-    AdaptiveClip,
-    AdaptivePenalty,
-    AdaptiveRate,
-    Controller,
-    Decay,
-    Stabilizer,
-    TemperaturePulses,
-)
-from keel.controllers.demos import CloningTrust, LossBalance
+from keel.config.common import CONTROLLERS
 from keel.errors import InputError
 from keel.losses.ppo import Objective
 from keel.networks.accelerate import (
@@ -40,6 +29,7 @@ from keel.trust_region.certify import Algorithm, Certified
 from keel.types import HyperParams
 
 if TYPE_CHECKING:
+    from keel.controllers.controllers import Controller
     from keel.losses.demos import Limit
 
 
@@ -208,7 +198,6 @@ def _build_trpo(config: Config, agent: Agent, step: Step) -> Algorithm:
         backtrack_coeff=natural.backtrack_coeff,
         accept_ratio=natural.accept_ratio,
         rescale_to_kl=natural.rescale_to_kl,
-        entropy_accepted=not config.faults.entropy_outside_acceptance,
         objective=build_objective(config),
         critic=CriticFit(
             region.epochs,
@@ -280,73 +269,6 @@ def make_controller(name: str) -> Controller:
             f"controllers: {name}: init() must give numbers by name, got {type(state).__name__}"
         )
     return entry  # type: ignore[no-any-return]
-
-
-def adaptive_kl(config: Config) -> Controller:
-    """Steer the KL penalty towards `region.target_kl`."""
-    return AdaptivePenalty(_target(config))
-
-
-def adaptive_rate(config: Config) -> Controller:
-    """Steer the learning rate towards `region.target_kl`."""
-    return AdaptiveRate(_target(config))
-
-
-def adaptive_clip(config: Config) -> Controller:
-    """Steer the clip towards `region.target_kl`."""
-    return AdaptiveClip(_target(config), initial_hparams(config).clip_high)
-
-
-def stabilizer(config: Config) -> Controller:
-    """Tighten the trust region after line searches that failed."""
-    settings = config.stabilizer
-    return Stabilizer(
-        max_kl=config.region.max_kl,
-        damping=config.natural.damping,
-        threshold=settings.ls_fail_threshold,
-        max_kl_decay=settings.max_kl_decay,
-        min_max_kl=settings.min_max_kl,
-        damping_growth=settings.damping_growth,
-        max_damping=settings.max_damping,
-        min_gain=settings.min_gain,
-        recovery=settings.recovery,
-    )
-
-
-def demos(config: Config) -> Controller:
-    """Weigh demonstrations beside the reward."""
-    cloning = config.demos
-    if cloning.control == "decay":
-        return Decay("bc_coef", cloning.decay, cloning.coef_min)
-    if cloning.steer == "gradient":
-        return CloningTrust(cloning.coef, cloning.coef_min)
-    return LossBalance(cloning.coef, cloning.max_ratio, cloning.coef_min)
-
-
-def entropy_decay(config: Config) -> Controller:
-    """Lower the entropy bonus by a factor."""
-    return Decay("entropy_coef", config.explore.entropy_decay, config.explore.entropy_coef_min)
-
-
-def pulses(config: Config) -> Controller:
-    """Raise the temperature in pulses."""
-    explore = config.explore
-    return TemperaturePulses(
-        explore.pulse_interval,
-        explore.pulse_magnitude,
-        explore.stagnation_threshold,
-        explore.stagnation_memory,
-    )
-
-
-def hierarchical(config: Config) -> Controller:
-    """Choose the temperature of blocks of updates by their returns."""
-    return TemperatureLadder(config.explore.pulse_interval, config.explore.pulse_magnitude)
-
-
-def _target(config: Config) -> float:
-    assert config.region.target_kl is not None
-    return config.region.target_kl
 
 
 def _surrogate(config: Config) -> str:

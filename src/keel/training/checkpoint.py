@@ -36,10 +36,11 @@ from keel.tracking.manifest import (
     read_files,
     read_manifest,
 )
-from keel.training.migration import MIGRATIONS, SCHEMA
 
 WEIGHTS, STATE, DATA = "weights.safetensors", "state.safetensors", "state.json"
 Pointer = Literal["best", "last"]
+SCHEMA = 3
+"""Schema of the checkpoints that are written."""
 
 
 class CheckpointError(KeelError):
@@ -319,6 +320,10 @@ def _read(folder: Path) -> Checkpoint:
 
 
 def _migrate(checkpoint: Checkpoint, schema: int) -> Checkpoint:
+    if schema == SCHEMA:
+        return checkpoint
+    from keel.training.migration import MIGRATIONS
+
     for version in range(schema, SCHEMA):
         if version not in MIGRATIONS:
             raise CheckpointError(f"{checkpoint.path}: schema {schema} is too old to be read")

@@ -6,11 +6,11 @@ import dataclasses
 import math
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,20 +22,18 @@ from keel.envs.space_data import Interface, describe_space
 from keel.experience.batch import Batch, Experience, Sampled, TargetFunction, Targets
 from keel.experience.collector import Collector
 from keel.experience.demos import DemoDataset, sample_demos
-from keel.experience.faults import broken
 from keel.experience.rollout import Rollout
 from keel.experience.targets import compute_targets
 from keel.imports import import_function
 from keel.keys import MASK
 from keel.networks.agent import Agent
-from keel.tracking.catalogue.imitation import DOMINATES
 from keel.training.checkpoint import Checkpoint, check_same, check_shapes
-from keel.training.evaluation import evaluate, longest_episode
-from keel.training.seeding import Seeds
 from keel.training.shift import Shift, shift
-from keel.training.source import Metrics, ProgressCallback, Saved
-from keel.training.state import TrainState, arrays, prefixed
+from keel.training.state import Seeds, TrainState, arrays, prefixed
 from keel.types import HyperParams, UpdateReport
+
+if TYPE_CHECKING:
+    from keel.training.source import Metrics, ProgressCallback, Saved
 
 WINDOW = 100
 """Episodes over which the training return is averaged."""
@@ -73,6 +71,8 @@ class EnvironmentSource:
     """the last episodes' raw returns, at most `WINDOW`"""
     lengths: tuple[int, ...] = ()
     score: str = "eval/return_mean"
+    transform: Callable[[Rollout], Rollout] | None = None
+    """applied to rollouts before they are learned from"""
     _evaluators: Envs | None = None
 
     def prepare(self, state: TrainState, on_progress: ProgressCallback | None) -> TrainState:
@@ -131,6 +131,8 @@ class EnvironmentSource:
         """Return the coefficient of demonstrations in use, and a warning where they dominate."""
         if "train/bc_coef" not in report.metrics:
             return {}
+        from keel.tracking.catalogue.imitation import DOMINATES
+
         ratio = report.metrics["train/bc_ppo_ratio"]
         return {
             "train/bc_coef_adjusted": report.metrics["train/bc_coef"],
@@ -139,6 +141,8 @@ class EnvironmentSource:
 
     def evaluate(self, params: Tensor) -> Metrics:
         """Play whole episodes in environments of their own."""
+        from keel.training.evaluation import evaluate, longest_episode
+
         config = self.config
         if self._evaluators is None:
             number = min(config.evaluation.episodes, EVALUATION_ENVS)
@@ -262,7 +266,8 @@ class EnvironmentSource:
 
     def _learned(self, rollout: Rollout) -> Rollout:
         """Return the rollout as the update has it."""
-        return broken(rollout.to(self.device), self.config.faults)
+        rollout = rollout.to(self.device)
+        return rollout if self.transform is None else self.transform(rollout)
 
     def _targets(
         self, rollout: Rollout, params: Tensor, value: Tensor | None = None
@@ -275,7 +280,6 @@ class EnvironmentSource:
             config.advantage,
             value,
             self.shuffle if config.critic.targets == "sampled" else None,
-            config.faults.interleaved_gae,
         )
 
     def _later_targets(self, rollout: Rollout) -> TargetFunction:

@@ -18,15 +18,11 @@ from keel.config import Config, options
 from keel.envs import AtariOptions, Envs, ObsNormalizer, Step, lead, time_limit
 from keel.experience.acting import ActionSelector, initial_hidden_state
 from keel.networks.agent import Agent
-from keel.training.signals import stop_requested
+from keel.training.signals import EvaluationStopped, stop_requested
 
 LONGEST_EPISODE = 27_000
 """Steps after which an evaluation cuts an episode of an environment that has no time limit: that of
 Atari games, half an hour at 60 frames a second and 4 frames a step."""
-
-
-class EvaluationStopped(KeyboardInterrupt):
-    """Signal that an evaluation was left because the process was asked to stop."""
 
 
 class EvaluationWarning(UserWarning):
@@ -112,20 +108,18 @@ def evaluate(
     tally = _Tally(envs, quota=-(-episodes // envs.num_envs), limit=max_episode_steps)
     rng = None if deterministic else np.random.default_rng(seed)
     select = ActionSelector(agent, params, normalizer)
-    obs = envs.reset(seed)
-    rows = lead(envs)
+    obs, rows = envs.reset(seed), lead(envs)
     hidden_state = initial_hidden_state(agent, envs.num_envs)
     episode_starts = np.ones(envs.num_envs, bool)
-    resets = 0
     while not tally.complete:
         if stop_requested():
             raise EvaluationStopped
         if tally.stuck:  # nothing but the rest of episodes that were cut: begin new ones
-            resets += 1
-            obs = envs.reset(int(np.random.SeedSequence((seed, resets)).generate_state(1)[0]))
+            tally.begin()
+            again = np.random.SeedSequence((seed, tally.begun - 1)).generate_state(1)[0]
+            obs = envs.reset(int(again))
             hidden_state = initial_hidden_state(agent, envs.num_envs)
             episode_starts = np.ones(envs.num_envs, bool)
-            tally.begin()
         action, hidden_state = select(obs, rows, hidden_state, episode_starts, rng)
         step = envs.step(action)
         obs, episode_starts = step.obs, step.ignored
@@ -159,10 +153,13 @@ class _Tally:
         self._agents, self._quota, self._limit = envs.agents, quota, limit
         self._episodes: list[list[_Episode]] = [[] for _ in range(envs.num_envs)]
         self._incomplete = np.ones(envs.num_envs, bool)
+        self.begun = 0
+        """times that every environment began a new episode together"""
         self.begin()
 
     def begin(self) -> None:
         """Note that every environment begins a new episode."""
+        self.begun += 1
         num_envs = len(self._episodes)
         self._reward: np.ndarray = np.zeros((num_envs, max(1, len(self._agents))))
         self._length: np.ndarray = np.zeros(num_envs, np.int64)

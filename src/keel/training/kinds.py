@@ -66,11 +66,13 @@ def _base(settings: Mapping[str, Any], name: str | None) -> Any:
 
 
 def _open(config: Any, start_from: Checkpoint | None) -> Session:
-    from keel.keys import ENCODING
-    from keel.training.reopen import saved_encoding
     from keel.training.session import open_session
 
-    return open_session(config, ENCODING if start_from is None else saved_encoding(start_from))
+    if start_from is None:
+        return open_session(config)
+    from keel.training.reopen import saved_encoding
+
+    return open_session(config, saved_encoding(start_from))
 
 
 def _reopen(config: Any, path: Path, checkpoint: Checkpoint | None) -> Session:

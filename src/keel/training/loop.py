@@ -6,15 +6,16 @@ import math
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keel.config import Config, check
-from keel.controllers.controllers import Outcome
 from keel.experience.batch import Experience
-from keel.training.hyperparams import apply_changes
 from keel.training.session import Session, initial_state, open_session
 from keel.training.state import TrainState
 from keel.types import AlgorithmState, HyperParams, UpdateReport
+
+if TYPE_CHECKING:
+    from keel.controllers.controllers import Outcome
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,11 @@ def train(config: Config) -> Generator[Iteration, None, TrainState]:
 def run(session: Session, state: TrainState) -> Generator[Iteration, None, TrainState]:
     """Iterate from `state` until the configured number of steps."""
     while state.steps < session.config.total_steps:
-        state = apply_changes(state, session.config, session.changes)
-        session.changes.clear()
+        if session.changes:
+            from keel.training.hyperparams import apply_changes
+
+            state = apply_changes(state, session.config, session.changes)
+            session.changes.clear()
         state, report, metrics = iterate(session, state)
         yield Iteration(state, report, metrics, session)
     return state
@@ -127,7 +131,21 @@ def _adapt(
     experience: Experience,
 ) -> tuple[tuple[Mapping[str, Any], ...], HyperParams]:
     """Let the controllers turn the hyperparameters; what is only planned is not remembered."""
-    outcome = Outcome(
+    planned, states = hparams.max_kl, []
+    for controller, own in zip(session.controllers, state.controllers, strict=True):
+        outcome = _outcome(report, experience)
+        own, hparams = controller(own, outcome, hparams)
+        states.append(own)
+    if hparams.max_kl == planned:
+        hparams = replace(hparams, max_kl=state.hparams.max_kl)
+    return tuple(states), hparams
+
+
+def _outcome(report: UpdateReport, experience: Experience) -> Outcome:
+    """Return what controllers hear of an update."""
+    from keel.controllers.controllers import Outcome
+
+    return Outcome(
         kl=report.kl_requested.max().item(),
         accepted=report.verdict != "rejected",
         gain_ratio=report.metrics.get("train/gain_ratio", math.nan),
@@ -136,10 +154,3 @@ def _adapt(
         bc_cosine=report.metrics.get("train/bc_cosine", math.nan),
         **experience.signals,
     )
-    planned, states = hparams.max_kl, []
-    for controller, own in zip(session.controllers, state.controllers, strict=True):
-        own, hparams = controller(own, outcome, hparams)
-        states.append(own)
-    if hparams.max_kl == planned:
-        hparams = replace(hparams, max_kl=state.hparams.max_kl)
-    return tuple(states), hparams

@@ -7,8 +7,6 @@ from typing import Any
 
 from torch import Tensor
 
-SCHEMA = 3
-"""Schema of the checkpoints that are written."""
 PREFIXES = {
     "optimum/": "opt_state/",
     "obs_normaliser/": "obs_normalizer/",

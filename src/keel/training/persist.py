@@ -9,23 +9,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import save_file
 
 from keel.envs.watchdog import FAILED, before_abrupt_exit
 from keel.tracking.config_file import read_config
 from keel.tracking.directory import METRICS, RunDirectory
-from keel.tracking.sinks import Sinks, open_sinks
 from keel.tracking.writer import MetricsWriter, last_record
 from keel.training.checkpoint import mark_best
-from keel.training.evaluation import EvaluationStopped
-from keel.training.hyperparams import check_changes
+from keel.training.signals import EvaluationStopped
 from keel.trust_region.gate import NumericError
+
+if TYPE_CHECKING:
+    from keel.tracking.sinks import Sinks
 
 FAULT = "fault.safetensors"
 """File with minibatch and parameters of a run that was stopped by numbers not finite."""
@@ -56,6 +57,8 @@ class Progress:
         Args:
             **values: any of learning_rate, clip, entropy_coef, max_kl.
         """
+        from keel.training.hyperparams import check_changes
+
         session = self.iteration.session
         session.changes.update(check_changes(session.config, values))
 
@@ -124,7 +127,7 @@ def persist(
             before_abrupt_exit(partial(_mark_ended, directory)),
             directory,
             MetricsWriter(directory.metrics) as writer,
-            closing(open_sinks(config.log, directory.path, asdict(config))) as sinks,
+            closing(_open_sinks(config, directory.path)) if config.log else nullcontext() as sinks,
             _saved_faults(directory.path),
         ):
             writer.truncate_after(state.steps)
@@ -160,7 +163,7 @@ class _Recorder:
     path: Path
     config: Any
     writer: MetricsWriter
-    sinks: Sinks
+    sinks: Sinks | None
     evaluate: Callable[[Any], tuple[Any, dict[str, float]]]
     save: Callable[[Any], None]
     score: str
@@ -177,7 +180,8 @@ class _Recorder:
         metrics, report = dict(iteration.metrics), iteration.report
         texts = {"train/verdict": report.verdict, "train/reason": report.reason}
         self.writer.write(state.steps, {**metrics, **texts})
-        self.sinks.write(state.steps, metrics)
+        if self.sinks is not None:
+            self.sinks.write(state.steps, metrics)
         done = state.steps >= self.config.total_steps
         if done or state.steps - self.saved_at >= self.config.checkpoints.every:
             self.store(state)
@@ -206,7 +210,8 @@ class _Recorder:
             self.store(state)
             mark_best(self.path, state.steps, state.best_return)
         self.writer.amend(state.steps, scores)
-        self.sinks.write(state.steps, scores)
+        if self.sinks is not None:
+            self.sinks.write(state.steps, scores)
         iteration = replace(progress.iteration, state=state)
         return replace(progress, iteration=iteration, metrics=progress.metrics | scores)
 
@@ -235,6 +240,12 @@ class _Recorder:
         every: int = self.config.evaluation.every
         is_interval = every > 0 and steps // every > (steps - self.config.batch) // every
         return bool(is_interval or steps >= self.config.total_steps)
+
+
+def _open_sinks(config: Any, path: Path) -> Sinks:
+    from keel.tracking.sinks import open_sinks
+
+    return open_sinks(config.log, path, asdict(config))
 
 
 def _mark_ended(directory: RunDirectory, status: int) -> None:

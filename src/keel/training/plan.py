@@ -17,8 +17,6 @@ from keel.tracking.config_file import warn_if_changed
 from keel.tracking.directory import run_name
 from keel.training.kinds import ENVIRONMENTS, kind_of
 from keel.training.persist import Progress
-from keel.training.policy import load_checkpoint, locate
-from keel.training.runner import start
 from keel.trust import require_trust, texts_in
 
 Begin = Callable[..., Generator[Progress, None, Any]]
@@ -70,11 +68,17 @@ def plan(
         require_trust(to_dict(config), file, trust_code, typed=typed)
 
     def begin(**options: Any) -> Generator[Progress, None, Any]:
+        from keel.training.runner import start
+
         label = kind.title(config)
         if is_object(label):  # without the number that tells it from others of its name
             label = label.removeprefix(OBJECT).rpartition("_")[0]
         chosen = name or run_name(label, config.algo, Path(runs))
-        source = None if start_from is None else load_checkpoint(*locate(Path(start_from)))
+        source = None
+        if start_from is not None:
+            from keel.training.policy import load_checkpoint, locate
+
+            source = load_checkpoint(*locate(Path(start_from)))
         return start(config, Path(runs), chosen, start_from=source, **options)
 
     return config, begin

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keel.config import to_dict
 from keel.tracking.config_file import read_config
 from keel.tracking.directory import RunDirectory, find_run, run_name
-from keel.tracking.reader import last_step
-from keel.tracking.sinks import require_sinks
 from keel.tracking.writer import set_metrics_aside
-from keel.training.at_exit import close_at_exit
 from keel.training.checkpoint import Checkpoint, check_shapes, load, newest_step, save
 from keel.training.environments import ResumeWarning
 from keel.training.kinds import MAY_CHANGE, kind_of
 from keel.training.loop import Iteration, run
 from keel.training.persist import Progress, Watch, owes_evaluation, persist
 from keel.training.session import Session, initial_state
-from keel.training.source import ProgressCallback
 from keel.training.state import TrainState, pack, unpack
 from keel.trust import remember, require_importable, require_trust
+
+if TYPE_CHECKING:
+    from keel.training.source import ProgressCallback
 
 __all__ = ["MAY_CHANGE", "Progress", "ResumeWarning", "finished_message", "resume", "start"]
 
@@ -51,7 +53,10 @@ def start(
     """
     kind = kind_of(config.env)
     kind.check(config)
-    require_sinks(config.log)
+    if config.log:
+        from keel.tracking.sinks import require_sinks
+
+        require_sinks(config.log)
     config = kind.anchored(config)
     session = kind.open(config, start_from)
     try:
@@ -71,7 +76,7 @@ def start(
         session.source.close()
         raise
     remember(to_dict(config))
-    return close_at_exit(_begin(session, state, directory, evaluating, on_progress))
+    return _close_at_exit(_begin(session, state, directory, evaluating, on_progress))
 
 
 def resume(
@@ -119,8 +124,8 @@ def resume(
         raise
     if state is None:
         fresh = initial_state(session)
-        return close_at_exit(_begin(session, fresh, directory, evaluating, on_progress))
-    return close_at_exit(_drive(session, state, directory, evaluating, on_progress))
+        return _close_at_exit(_begin(session, fresh, directory, evaluating, on_progress))
+    return _close_at_exit(_drive(session, state, directory, evaluating, on_progress))
 
 
 def finished_message(path: Path, steps: int) -> str:
@@ -153,6 +158,8 @@ def _load_for_resume(path: Path, total_steps: int) -> Checkpoint | None:
         message = f"{path}: has no checkpoint yet and starts anew from its config{note}"
         warnings.warn(message, ResumeWarning, stacklevel=3)
         return None
+    from keel.tracking.reader import last_step
+
     checkpoint = load(path)
     logged = last_step(path)
     if logged < checkpoint.step:
@@ -252,3 +259,25 @@ def _restore(session: Session, checkpoint: Checkpoint) -> TrainState:
         {"params": fresh.opt_state.params},
     )
     return unpack(fresh, session.shuffle, checkpoint.tensors, checkpoint.data)
+
+
+_OPEN: weakref.WeakKeyDictionary[Generator[Any, Any, Any], int] = weakref.WeakKeyDictionary()
+"""Loops that hold a run, and the process that made each."""
+
+
+def _close_at_exit(
+    loop: Generator[Progress, None, TrainState],
+) -> Generator[Progress, None, TrainState]:
+    """Return `loop`, which is closed at exit if nothing else has done so: its checkpoint is saved.
+
+    That is before the interpreter takes itself apart; closing a loop a second time does nothing.
+    """
+    _OPEN[loop] = os.getpid()
+    return loop
+
+
+@atexit.register
+def _close_all() -> None:
+    for loop, process in list(_OPEN.items()):
+        if process == os.getpid() and not loop.gi_running:  # type: ignore[attr-defined]
+            loop.close()

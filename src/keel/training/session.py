@@ -5,18 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from threadpoolctl import threadpool_limits
 
-from keel.algorithms.optimizer import without_adam
-from keel.config import Config
-from keel.controllers.controllers import Controller
+from keel.config import Backend, Config, Faults
 from keel.envs import Envs, ObsNormalizer, RewardNormalizer, lead
 from keel.envs.registered import source_of
 from keel.envs.space_data import Interface
@@ -25,9 +23,9 @@ from keel.errors import InputError
 from keel.experience.acting import make_actor
 from keel.experience.collector import Collector
 from keel.experience.demos import open_demo_dataset
-from keel.experience.faults import learner
 from keel.experience.targets import check_groups, group_function
 from keel.keys import ENCODING, GROUP
+from keel.networks.accelerate import Acceleration
 from keel.networks.actor_critic import spaces_of
 from keel.networks.agent import Agent
 from keel.networks.build import build_agent
@@ -42,11 +40,13 @@ from keel.training.builder import (
     scheduled,
 )
 from keel.training.environments import EnvironmentSource, make_run_envs
-from keel.training.seeding import Seeds, derive_seeds
-from keel.training.source import ExperienceSource
-from keel.training.state import TrainState
+from keel.training.state import Seeds, TrainState, derive_seeds
 from keel.trust_region.certify import Algorithm
 from keel.types import HyperParams
+
+if TYPE_CHECKING:
+    from keel.controllers.controllers import Controller
+    from keel.training.source import ExperienceSource
 
 SMALLEST_IMAGE = 64
 """Numbers that the convolutions leave of the smallest image they take."""
@@ -98,14 +98,31 @@ def open_session(config: Config, encoding: int = ENCODING) -> Session:
         raise
 
 
+def planned_acceleration(config: Config) -> dict[str, str]:
+    """Return what would compute a run, in words: one environment is made, and closed."""
+    backend: Backend = "sync" if config.envs.backend == "async" else config.envs.backend
+    envs = make_run_envs(replace(config, envs=replace(config.envs, backend=backend)), 1)
+    try:
+        agent, _ = _agent(config, envs, derive_seeds(config.seed), ENCODING)
+    finally:
+        envs.close()
+    return acceleration(config, agent).texts()
+
+
 def _open(config: Config, envs: Envs, seeds: Seeds, encoding: int) -> Session:
     agent, threads = _agent(config, envs, seeds, encoding)
-    learns = learner(agent, config.faults)
-    fast = acceleration(config, agent, learns)
-    step = build_step(config, learns, fast.step.kind)
-    if config.faults.plain_descent:
-        step = without_adam(step)
-    source = _source(config, envs, agent, seeds, encoding)
+    make_algorithm: Callable[[Agent], tuple[Algorithm, Acceleration]] = partial(
+        _algorithm, config, agent
+    )
+    make_source: Callable[[], EnvironmentSource] = partial(
+        _source, config, envs, agent, seeds, encoding
+    )
+    if config.faults != Faults():
+        from keel.experiments.fault_injection import inject
+
+        make_algorithm, make_source = inject(config.faults, make_algorithm, make_source)
+    algorithm, fast = make_algorithm(agent)
+    source = make_source()
     choices: dict[str, object] = {
         "backend": envs.backend,
         "source": source_of(config.env, envs.backend),
@@ -121,7 +138,7 @@ def _open(config: Config, envs: Envs, seeds: Seeds, encoding: int) -> Session:
     return Session(
         config=config,
         source=source,
-        algorithm=build_algorithm(config, learns, step),
+        algorithm=algorithm,
         controllers=build_controllers(config),
         schedule=partial(scheduled, config=config),
         initial_hparams=initial_hparams(config),
@@ -145,6 +162,12 @@ def _agent(config: Config, envs: Envs, seeds: Seeds, encoding: int) -> tuple[Age
     return agent, threads
 
 
+def _algorithm(config: Config, agent: Agent, learner: Agent) -> tuple[Algorithm, Acceleration]:
+    """Return the algorithm that improves `learner`, and what computes the run; `agent` acts."""
+    fast = acceleration(config, agent, learner)
+    return build_algorithm(config, learner, build_step(config, learner, fast.step.kind)), fast
+
+
 def _source(
     config: Config, envs: Envs, agent: Agent, seeds: Seeds, encoding: int
 ) -> EnvironmentSource:
@@ -155,7 +178,6 @@ def _source(
         config.rollout_steps,
         envs.reset(seeds.envs),
         np.random.default_rng(seeds.actions),
-        epsilon=config.faults.epsilon_greedy,
     )
     check_groups(config.advantage, collector.obs, bool(envs.agents))
     collector.begin(collector.obs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -100,3 +100,19 @@ def arrays(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, np.ndarray]:
 def prefixed(prefix: str, values: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return arrays as tensors of their own under a prefix."""
     return {f"{prefix}{key}": torch.from_numpy(np.array(x, order="C")) for key, x in values.items()}
+
+
+class Seeds(NamedTuple):
+    """A seed for each consumer of randomness."""
+
+    envs: int
+    network: int
+    actions: int
+    shuffle: int
+    evaluation: int
+
+
+def derive_seeds(seed: int) -> Seeds:
+    """Derive five independent seeds from one, by numpy's SeedSequence."""
+    states = np.random.SeedSequence(seed).generate_state(len(Seeds._fields), np.uint32)
+    return Seeds(*(int(state) for state in states))

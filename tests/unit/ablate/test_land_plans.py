@@ -6,7 +6,7 @@ import pytest
 
 from keel.ablate import Cell, Plan, plan_named
 from keel.config import Config, Faults
-from keel.config.options import OPTIONS, named_values
+from keel.config.values import OPTIONS, named_values
 
 NO_CLIPPING = 1e9
 FAULTS = {

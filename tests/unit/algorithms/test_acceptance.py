@@ -22,6 +22,7 @@ from keel.config import Config, from_dict
 from keel.distributions.actions import Categorical
 from keel.errors import InputError
 from keel.experience.batch import Batch
+from keel.experiments.fault_injection import EntropyOutsideAcceptance, faulty_algorithm
 from keel.losses.ppo import Objective
 from keel.training.builder import build_algorithm
 from keel.trust_region.certify import Certified
@@ -33,7 +34,7 @@ from .test_trpo import update
 ABOVE, BELOW = 1.0, 0.4
 """Entropy coefficients at which the step lowers p, and raises it."""
 RIGHT = {"accept_ratio": 0.0}
-FAULTY = {**RIGHT, "entropy_accepted": False}
+FAULTY = {**RIGHT, "problem": EntropyOutsideAcceptance}
 
 
 @pytest.fixture
@@ -104,8 +105,8 @@ def test_only_the_acceptance_loses_the_entropy(bandit: Setting) -> None:
     objective = Objective(entropy_floor=10.0)
     common = bandit.agent, bandit.opt_state.params, bandit.batch, hparams
     right = Problem(*common, Objective())
-    wrong = Problem(*common, Objective(), entropy_accepted=False)
-    floored = Problem(*common, objective, entropy_accepted=False)
+    wrong = EntropyOutsideAcceptance(*common, Objective())
+    floored = EntropyOutsideAcceptance(*common, objective)
     gradient, _ = right.gradient()
     assert torch.equal(gradient, wrong.gradient()[0])
     floored.gradient()
@@ -120,13 +121,14 @@ def test_only_the_acceptance_loses_the_entropy(bandit: Setting) -> None:
 
 def test_the_fault_is_off_unless_it_is_asked_for(bandit: Setting) -> None:
     name, step = "entropy_outside_acceptance", natural(bandit.agent).step
-    for config, accepted in (
-        (Config(algo="trpo"), True),
-        (from_dict({"algo": "trpo", "faults": {name: True}}), False),
+    for config, problem in (
+        (Config(algo="trpo"), Problem),
+        (from_dict({"algo": "trpo", "faults": {name: True}}), EntropyOutsideAcceptance),
     ):
-        certified = build_algorithm(config, bandit.agent, step)
+        built = build_algorithm(config, bandit.agent, step)
+        certified = faulty_algorithm(built, config.faults)
         assert isinstance(certified, Certified)
         assert isinstance(certified.algorithm, TRPO)
-        assert certified.algorithm.entropy_accepted is accepted
+        assert certified.algorithm.problem is problem
     with pytest.raises(InputError, match=f"faults.{name}: is a fault of TRPO"):
         from_dict({"algo": "ppo", "faults": {name: True}})

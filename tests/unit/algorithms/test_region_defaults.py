@@ -84,7 +84,7 @@ def test_a_region_without_arguments_is_that_of_a_configuration_without_any() -> 
     trpo = configured({"algo": "trpo"}).algorithm
     assert isinstance(trpo, TRPO)
     names = "cg_iters fisher_fraction backtrack_iters backtrack_coeff accept_ratio"
-    same(TRPO(AGENT, STEP), trpo, *names.split(), "rescale_to_kl", "entropy_accepted")
+    same(TRPO(AGENT, STEP), trpo, *names.split(), "rescale_to_kl")
     same(CriticFit(), trpo.critic, "minibatch", "max_grad_norm", "objective")
 
 

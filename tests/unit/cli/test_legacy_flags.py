@@ -28,8 +28,8 @@ from keel.cli.legacy_flags import (
     take_tags,
     translate_train,
 )
-from keel.config.options import named_values
 from keel.config.origins import leaves
+from keel.config.values import named_values
 from keel.presets import preset
 
 

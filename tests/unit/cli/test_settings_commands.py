@@ -25,7 +25,7 @@ def out(capsys: pytest.CaptureFixture[str], *args: str) -> str:
 
 def sources(text: str) -> dict[str, str]:
     """The comment behind each setting, by its name without the section."""
-    pairs = (line.split("#") for line in text.splitlines()[1:] if "#" in line)
+    pairs = (line.split("#") for line in text.splitlines() if "#" in line and line[0] != "#")
     return {setting.split(":")[0].strip(): source.strip() for setting, source in pairs}
 
 
@@ -75,6 +75,27 @@ def test_a_language_run_prints_its_settings_too(capsys: pytest.CaptureFixture[st
     assert source["coef"] == "flag"
     assert source["task_options"] == "preset addition"
     assert language.from_dict(yaml.safe_load(text)).kl.coef == 0.5
+
+
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        (("CartPole-v1",), ["# optimizer step: kernels", "# actor: kernels"]),
+        (("CartPole-v1", "--algo", "trpo"), ["# actor: kernels", "# Fisher product: kernels"]),
+        (
+            ("CartPole-v1", "--region.value-clip", "0.2"),
+            ["# optimizer step: torch (region.value_clip is set)", "# actor: kernels"],
+        ),
+        (("no_such:Env",), ["# optimizer step: decided when the environment is known"]),
+        (("language",), ["# optimizer step: torch (kernels take no language models)"]),
+    ],
+)
+def test_what_computes_a_run_is_printed_below_its_settings(
+    words: tuple[str, ...], lines: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = out(capsys, "train", *words, "--print-config")
+    assert text.splitlines()[-len(lines) :] == lines
+    assert yaml.safe_load(text)["env"] == words[0]
 
 
 def test_one_seed_of_seeds_is_the_seed_in_force(capsys: pytest.CaptureFixture[str]) -> None:

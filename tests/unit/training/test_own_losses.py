@@ -12,7 +12,7 @@ from own_toys import TINY, finish, forget, imported, train_by_command, write_mod
 import keel
 from keel.cli import main
 from keel.config import Network, from_dict, nested
-from keel.config.registries import LOSSES
+from keel.config.common import LOSSES
 from keel.errors import InputError, ShapeError
 from keel.experience.batch import Batch, Tree
 from keel.functional.surrogate import Surrogate

@@ -15,7 +15,7 @@ from torch import nn
 import keel
 from keel.cli import main
 from keel.config import Critic, Network, from_dict
-from keel.config.registries import NETWORKS
+from keel.config.common import NETWORKS
 from keel.errors import InputError
 from keel.networks.agent import Agent
 from keel.networks.build import build_agent

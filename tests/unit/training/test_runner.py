@@ -21,7 +21,7 @@ from keel.config import Config, from_dict
 from keel.errors import InputError
 from keel.tracking.config_file import dump_config, read_config
 from keel.tracking.reader import read_metrics
-from keel.training import environments
+from keel.training import evaluation
 from keel.training.checkpoint import load, newest_step
 from keel.training.loop import iterate
 from keel.training.runner import Progress, ResumeWarning, resume, start
@@ -155,7 +155,7 @@ def test_the_best_evaluation_stays_the_best(
         value = next(scores)
         return SimpleNamespace(metrics=lambda: {"eval/return_mean": value})
 
-    monkeypatch.setattr(environments, "evaluate", scored)
+    monkeypatch.setattr(evaluation, "evaluate", scored)
     config = tiny(evaluation={"every": 128}, checkpoints={"every": 128, "keep": 1})
     path = tmp_path / "run" / "seed-0"
     run = start(config, tmp_path, "run")

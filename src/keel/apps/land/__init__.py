@@ -8,8 +8,9 @@ Names are loaded lazily, on first use: importing numba takes a second and 100 MB
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from keel.imports import lazy_names
 
 if TYPE_CHECKING:
     from keel.apps.land.arrays import Month
@@ -23,21 +24,6 @@ if TYPE_CHECKING:
     from keel.apps.land.rendering import draw_city, write_city, write_gif
     from keel.apps.land.report import Report, held_out_gap, percent_of_optimum, play
     from keel.apps.land.rules import FULL, SMALL, Rules, Trade, legacy_rules, make_rules
-
-_NAMES = {
-    "arrays": ("Month",),
-    "baselines": ("BASELINES", "Beam"),
-    "recording": ("GameRecord", "record_game"),
-    "env": ("LandDev", "parallel_env"),
-    "games": ("Games",),
-    "maps": ("HELD_OUT", "draw_map", "held_out", "map_seeds"),
-    "optimum": ("Optimum", "find_optimum", "replay"),
-    "rendering": ("draw_city", "write_city", "write_gif"),
-    "report": ("Report", "held_out_gap", "percent_of_optimum", "play"),
-    "rules": ("FULL", "SMALL", "Rules", "Trade", "make_rules", "legacy_rules"),
-    "observations": ("Observation", "observe", "marginal_npv"),
-}
-_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "BASELINES",
@@ -74,10 +60,20 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'keel.apps.land' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"keel.apps.land.{_MODULES[name]}"), name)
+_NAMES = {
+    "arrays": "Month",
+    "baselines": "BASELINES Beam",
+    "recording": "GameRecord record_game",
+    "env": "LandDev parallel_env",
+    "games": "Games",
+    "maps": "HELD_OUT draw_map held_out map_seeds",
+    "optimum": "Optimum find_optimum replay",
+    "rendering": "draw_city write_city write_gif",
+    "report": "Report held_out_gap percent_of_optimum play",
+    "rules": "FULL SMALL Rules Trade make_rules legacy_rules",
+    "observations": "Observation observe marginal_npv",
+}
+__getattr__ = lazy_names(__name__, _NAMES)
 
 
 def __dir__() -> list[str]:

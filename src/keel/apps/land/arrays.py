@@ -147,14 +147,15 @@ def make_tables(rules: Rules) -> Tables:
         return np.array([getattr(trade, name) for trade in rules.trades], np.float64)
 
     powers = rules.gamma ** np.arange(rules.months + AHEAD + 2)
+    names = ("credit", "interest", "gamma", "residual", "life", "least_income", "welfare", "scale")
+    numbers: dict[str, Any] = {name: float(getattr(rules, name)) for name in names}
+    by_trade = ("cost", "revenue", "pollutes", "adorns", "demand")
+    tables: dict[str, Any] = {name: table(name) for name in by_trade}
     return Tables(
-        cost=table("cost"),
-        revenue=table("revenue"),
+        **tables,
+        **numbers,
         upkeep=table("running") + table("rent"),
-        pollutes=table("pollutes"),
-        adorns=table("adorns"),
         suffers=np.array([trade.suffers for trade in rules.trades]),
-        demand=table("demand"),
         slopes=np.array(rules.slopes, np.float64),
         near=nearness(rules),
         construction=np.array(CONSTRUCTION),
@@ -163,14 +164,6 @@ def make_tables(rules: Rules) -> Tables:
         annuity=np.append(0.0, np.cumsum(powers)[:-1]),
         months=int(rules.months),
         ahead=AHEAD,
-        credit=float(rules.credit),
-        interest=float(rules.interest),
-        gamma=float(rules.gamma),
-        residual=float(rules.residual),
-        life=float(rules.life),
-        least_income=float(rules.least_income),
-        welfare=float(rules.welfare),
-        scale=float(rules.scale),
         legacy=rules.reward == "legacy",
         late_build_npv=bool(rules.late_build_npv),
         reward_clip=bool(rules.reward_clip),

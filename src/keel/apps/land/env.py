@@ -71,8 +71,8 @@ class LandDev(Base):  # type: ignore[misc]
         """Spaces of `own`, `parcels` and `action_mask`, by developer."""
         rules = self.rules
         everything: dict[str, spaces.Space[Any]] = {
-            "own": _box(len(OWN)),
-            "parcels": _box(rules.parcels, len(PARCEL)),
+            "own": real_box(len(OWN)),
+            "parcels": real_box(rules.parcels, len(PARCEL)),
             "action_mask": spaces.Box(0, 1, (rules.actions,), np.int8),
         }
         return {name: spaces.Dict(everything) for name in self.possible_agents}
@@ -85,7 +85,7 @@ class LandDev(Base):  # type: ignore[misc]
     @cached_property
     def state_space(self) -> spaces.Box:
         """Space of `state()`."""
-        return _box(len(state_names(self.rules)))
+        return real_box(len(state_names(self.rules)))
 
     def observation_space(self, agent: str) -> spaces.Dict:
         """Return the observation space of one developer; the same object every time."""
@@ -170,7 +170,8 @@ class LandDev(Base):  # type: ignore[misc]
         }
 
 
-def _box(*shape: int) -> spaces.Box:
+def real_box(*shape: int) -> spaces.Box:
+    """Return a space of real numbers."""
     return spaces.Box(-np.inf, np.inf, shape, np.float32)
 
 

@@ -10,7 +10,6 @@ from numpy.typing import ArrayLike
 
 from keel.apps.land import kernels
 from keel.apps.land.arrays import (
-    FREE,
     Array,
     Month,
     blank_month,
@@ -63,15 +62,10 @@ class Games:
             raise InputError(f"games: expected numbers below {self.count}, got {rows.tolist()}")
         write_maps(self.rules, rows, maps, self.world)
         self.seeds[rows] = maps
-        state = self.state
-        state.owner[rows] = FREE
-        for array in (state.size, state.left, state.age, state.prestige, state.pollution):
-            array[rows] = 0
-        state.cash[rows] = [trade.cash for trade in self.rules.trades]
-        state.bankrupt[rows] = False
-        state.month[rows] = 0
+        for array, first in zip(self.state, blank_state(self.rules, rows.size), strict=True):
+            array[rows] = first
         self.mask = self.mask.copy()  # earlier observations share the old array
-        kernels.write_mask(rows, self.world, state, self.tables, self.mask)
+        kernels.write_mask(rows, self.world, self.state, self.tables, self.mask)
 
     def step(self, action: ArrayLike) -> Month:
         """Play one month of all games.
@@ -93,8 +87,7 @@ class Games:
             raise InputError("step: a game is over; begin it anew first")
         month = blank_month(self.rules, self.count)
         kernels.advance(actions, self.world, self.state, self.tables, month)
-        self.mask = np.empty_like(self.mask)
-        kernels.write_mask(self._all_games, self.world, self.state, self.tables, self.mask)
+        self._write_masks()
         return month
 
     def select(self, rows: ArrayLike) -> Games:
@@ -134,5 +127,8 @@ class Games:
                 raise InputError(f"load: {name} is missing, or not of shape {list(array.shape)}")
         for name, array in saved_arrays.items():
             array[...] = arrays[name]
+        self._write_masks()
+
+    def _write_masks(self) -> None:
         self.mask = np.empty_like(self.mask)
         kernels.write_mask(self._all_games, self.world, self.state, self.tables, self.mask)

@@ -19,6 +19,7 @@ from scipy.sparse import coo_matrix
 from keel.apps.land.arrays import Array, World
 from keel.apps.land.games import Games
 from keel.apps.land.maps import draw_map
+from keel.apps.land.report import net_present_value
 from keel.apps.land.rules import CONSTRUCTION, LEAST_LEVEL, SMALL, Rules
 from keel.errors import InputError, KeelError
 
@@ -67,38 +68,23 @@ class Choice:
 class Program:
     """Mixed-integer linear program of one map.
 
-    Columns: x (0 or 1) for each choice, then for each developer and month revenue, debt, whether
-    it is bankrupt after the month (0 or 1), and cash before it (one month more)."""
+    Columns: x (0 or 1) for each choice, then for each developer and month `revenue`, `debt`,
+    whether it is `bankrupt` after the month (0 or 1), and `cash` before it (one month more); these
+    attributes are the numbers of the columns, `[A, months]`.
+    """
 
     def __init__(self, rules: Rules, world: World) -> None:
         self.rules, self.choices = rules, list_choices(rules, world)
         self.price = world.price[0]
-        agents, months = rules.agents, rules.months
-        count = len(self.choices)
-        self._revenue, self._debt = count, count + agents * months
-        self._bankrupt = count + 2 * agents * months
-        self._cash = count + 3 * agents * months
-        self.columns = self._cash + agents * (months + 1)
+        agents, months, first = rules.agents, rules.months, len(self.choices)
+        flows = first + np.arange(3 * agents * months).reshape(3, agents, months)
+        self.revenue, self.debt, self.bankrupt = flows
+        self.cash = first + flows.size + np.arange(agents * (months + 1)).reshape(agents, -1)
+        self.columns = first + flows.size + self.cash.size
         self._terms: list[tuple[int, int, float]] = []
         self._low: list[float] = []
         self._high: list[float] = []
         self._constrain()
-
-    def revenue(self, agent: int, month: int) -> int:
-        """Return the column of a developer's revenue in a month."""
-        return self._revenue + agent * self.rules.months + month
-
-    def debt(self, agent: int, month: int) -> int:
-        """Return the column of a developer's debt in a month."""
-        return self._debt + agent * self.rules.months + month
-
-    def bankrupt(self, agent: int, month: int) -> int:
-        """Return the column of a developer's bankruptcy after a month."""
-        return self._bankrupt + agent * self.rules.months + month
-
-    def cash(self, agent: int, month: int) -> int:
-        """Return the column of a developer's cash before a month."""
-        return self._cash + agent * (self.rules.months + 1) + month
 
     def objective(self) -> Array:
         """Return the contribution of each column to the total net present value."""
@@ -112,10 +98,8 @@ class Program:
             residual = rules.residual * trade.cost[size] * worn + self.price[choice.parcel]
             value[column] = gamma**rules.months * residual - gamma**choice.month * choice.outlay
             value[column] -= upkeep * sum(gamma**month for month in operating)
-        for agent in range(rules.agents):
-            for month in range(rules.months):
-                value[self.revenue(agent, month)] = gamma**month
-                value[self.debt(agent, month)] = -rules.interest * gamma**month
+        discounts = np.array([gamma**month for month in range(rules.months)])
+        value[self.revenue], value[self.debt] = discounts, -rules.interest * discounts
         return value
 
     def _add(self, terms: Iterable[Term], low: float, high: float) -> None:
@@ -129,7 +113,7 @@ class Program:
             here = [i for i, choice in enumerate(self.choices) if choice.parcel == parcel]
             self._add(((i, 1.0) for i in here), 0.0, 1.0)
         for agent, trade in enumerate(self.rules.trades):
-            self._add([(self.cash(agent, 0), 1.0)], trade.cash, trade.cash)
+            self._add([(self.cash[agent, 0], 1.0)], trade.cash, trade.cash)
             own = [(i, choice) for i, choice in enumerate(self.choices) if choice.agent == agent]
             for month in range(self.rules.months):
                 self._demand(agent, month, own)
@@ -144,26 +128,26 @@ class Program:
         operating = [(i, trade.revenue[c.size]) for i, c in own if c.operates <= month]
         for slope, height in zip(slopes, heights, strict=True):
             terms = [(i, -slope * revenue) for i, revenue in operating]
-            self._add([(self.revenue(agent, month), 1.0), *terms], -np.inf, height)
+            self._add([(self.revenue[agent, month], 1.0), *terms], -np.inf, height)
 
     def _money(self, agent: int, month: int, own: list[tuple[int, Choice]]) -> None:
         """Constrain cash from month to month: one building a month, within the credit line."""
         rules, trade = self.rules, self.rules.trades[agent]
-        now, then = self.cash(agent, month), self.cash(agent, month + 1)
+        now, then = self.cash[agent, month : month + 2]
         begun = [(i, choice.outlay) for i, choice in own if choice.month == month]
         upkeep = [
             (i, trade.running[c.size] + trade.rent[c.size]) for i, c in own if c.operates <= month
         ]
         line, deep = MARGIN - rules.credit, self._deepest(agent)
-        before = [] if month == 0 else [(self.bankrupt(agent, month - 1), 1.0)]
-        after = self.bankrupt(agent, month)
+        before = [] if month == 0 else [(self.bankrupt[agent, month - 1], 1.0)]
+        after = self.bankrupt[agent, month]
         self._add([*((i, 1.0) for i, _ in begun), *before], 0.0, 1.0)
         spent = ((i, -outlay) for i, outlay in begun)
         self._add([(now, 1.0), *spent, *((b, deep) for b, _ in before)], line, np.inf)
         self._add([(then, 1.0), (after, deep)], line, np.inf)
         self._add([(after, 1.0), *((b, -1.0) for b, _ in before)], 0.0, np.inf)
-        self._add([(self.debt(agent, month), 1.0), (now, 1.0)], 0.0, np.inf)
-        earned, owed = self.revenue(agent, month), self.debt(agent, month)
+        earned, owed = self.revenue[agent, month], self.debt[agent, month]
+        self._add([(owed, 1.0), (now, 1.0)], 0.0, np.inf)
         flow = [(earned, -1.0), (owed, rules.interest), *begun, *upkeep]
         self._add([(then, 1.0), (now, -1.0), *flow], 0.0, 0.0)
 
@@ -182,10 +166,10 @@ class Program:
         rows, columns, values = zip(*self._terms, strict=True)
         shape = len(self._low), self.columns
         matrix = coo_matrix((values, (rows, columns)), shape).tocsr()
-        count, integrality = len(self.choices), np.zeros(self.columns)
-        integrality[:count] = integrality[self._bankrupt : self._cash] = 1.0
+        integrality = np.zeros(self.columns)
+        integrality[: len(self.choices)] = integrality[self.bankrupt] = 1.0
         low, high = np.zeros(self.columns), np.where(integrality > 0.0, 1.0, np.inf)
-        low[self._cash :] = -np.inf
+        low[self.cash] = -np.inf
         return milp(
             -self.objective(),
             constraints=LinearConstraint(matrix, self._low, self._high),
@@ -243,9 +227,5 @@ def replay(optimum: Optimum, rules: Rules = SMALL) -> float:
     """
     games = Games(rules, 1)
     games.begin([0], [optimum.seed])
-    total, discount = 0.0, 1.0
-    for action in optimum.actions:
-        month = games.step(action[None])
-        total += discount * float((month.flow + rules.gamma * month.terminal_value).sum())
-        discount *= rules.gamma
-    return total
+    months = [games.step(action[None]) for action in optimum.actions]
+    return float(net_present_value(months, rules).sum())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -13,9 +13,11 @@ from keel.apps.land.arrays import Array, Month
 from keel.apps.land.baselines import Player
 from keel.apps.land.games import Games
 from keel.apps.land.maps import check_seeds
-from keel.apps.land.optimum import Optimum
 from keel.apps.land.rules import CONSTRUCTION, LEAST_LEVEL, SIZES, Rules
 from keel.errors import InputError
+
+if TYPE_CHECKING:
+    from keel.apps.land.optimum import Optimum
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from keel.apps.land.arrays import Array
-from keel.apps.land.env import parallel_env
+from keel.apps.land.env import parallel_env, real_box
 from keel.apps.land.games import Games
 from keel.apps.land.maps import MapSet, map_seeds
 from keel.apps.land.observations import OWN, PARCEL, observe, state_names
@@ -19,8 +19,6 @@ from keel.envs.protocol import Autoreset, Obs, Saved, Step
 from keel.keys import AGENT, MASK, STATE
 
 __all__ = ["LandEnvs", "parallel_env", "vector_env"]
-
-NO_EPISODES = np.zeros(0, np.int64)
 
 
 class LandEnvs:
@@ -43,22 +41,22 @@ class LandEnvs:
         self.agents = rules.names
         self._games = Games(rules, num_envs)
         self._rng = np.random.default_rng(0)
-        self._total = np.zeros((num_envs, rules.agents))
-        self._npv = np.zeros_like(self._total)
+        self._total, self._npv = np.zeros((2, num_envs, rules.agents))
         self._built = np.zeros((num_envs, len(SIZES)))
+        self._sums = {"total": self._total, "npv": self._npv, "built": self._built}
         self.action_space = spaces.Discrete(rules.actions)
         self.observation_space = spaces.Dict(
             {
-                "own": _box(len(OWN)),
-                "parcels": _box(rules.parcels, len(PARCEL)),
+                "own": real_box(len(OWN)),
+                "parcels": real_box(rules.parcels, len(PARCEL)),
                 AGENT: spaces.Discrete(rules.agents),
-                STATE: _box(len(state_names(rules))),
+                STATE: real_box(len(state_names(rules))),
             }
         )
 
     def reset(self, seed: int) -> Obs:
         self._rng = np.random.default_rng(seed)
-        for x in (self._total, self._npv, self._built):
+        for x in self._sums.values():
             x[:] = 0.0
         self._games.begin(np.arange(self.num_envs), self._draw(self.num_envs))
         return observation_dict(self._games)
@@ -72,12 +70,10 @@ class LandEnvs:
         kind = game * len(SIZES) + month.begun[game, agent] % len(SIZES)
         self._built += np.bincount(kind, minlength=self._built.size).reshape(self._built.shape)
         over = month.done.nonzero()[0]
-        returns, length = NO_EPISODES.astype(np.float64), NO_EPISODES
-        own, measures = np.zeros((0, self.rules.agents)), None
+        own, measures = self._total[over], None
         if over.size:
-            own, measures = self._total[over], self._measures(over)
-            returns, length = own.sum(1), np.full(over.size, self.rules.months)
-            for x in (self._total, self._npv, self._built):
+            measures = self._measures(over)
+            for x in self._sums.values():
                 x[over] = 0.0
             self._games.begin(over, self._draw(over.size))
         lead = month.reward.shape
@@ -89,8 +85,8 @@ class LandEnvs:
             ignored=np.zeros(lead, bool),
             final_obs=None,
             episode_index=over,
-            episode_return=returns,
-            episode_length=length,
+            episode_return=own.sum(1),
+            episode_length=np.full(over.size, self.rules.months),
             agent_return=own,
             episode_measures=measures,
         )
@@ -112,15 +108,13 @@ class LandEnvs:
 
     def save(self) -> Saved | None:
         arrays, data = self._games.save()
-        totals = {"total": self._total, "npv": self._npv, "built": self._built}
-        return arrays | {name: x.copy() for name, x in totals.items()}, data | {
-            "maps": self._rng.bit_generator.state
-        }
+        sums = {name: x.copy() for name, x in self._sums.items()}
+        return arrays | sums, data | {"maps": self._rng.bit_generator.state}
 
     def load(self, arrays: Mapping[str, np.ndarray], data: Mapping[str, Any]) -> None:
         self._games.load(arrays, data)
-        self._total[:], self._npv[:] = arrays["total"], arrays["npv"]
-        self._built[:] = arrays["built"]
+        for name, x in self._sums.items():
+            x[:] = arrays[name]
         self._rng.bit_generator.state = data["maps"]
 
     def _draw(self, count: int) -> Array:
@@ -149,7 +143,3 @@ def vector_env(
 ) -> LandEnvs:
     """Make a vectorized environment of `num_envs` games, with the options of `parallel_env`."""
     return LandEnvs(make_rules(variant, agents, **changes), num_envs, maps)
-
-
-def _box(*shape: int) -> spaces.Box:
-    return spaces.Box(-np.inf, np.inf, shape, np.float32)

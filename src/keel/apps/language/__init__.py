@@ -33,9 +33,7 @@ def train_language(
     """
     from keel.apps.language.config import from_dict
     from keel.apps.language.presets import preset_for
-    from keel.apps.language.registries import TASKS
     from keel.training.runner import start
 
-    task = TASKS.text(settings.get("task", "lookup"))
-    base = preset_for(task, settings.get("algo"))
+    base = preset_for(settings.get("task", "lookup"), settings.get("algo"))
     return start(from_dict(settings, base), Path(runs), name)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from keel.algorithms.ppo import PPO
+from keel.apps.language.advantages import check_estimator
 from keel.apps.language.config import Language
 from keel.apps.language.models import load_model
 from keel.apps.language.rewards import Overlong, Rewards, load_function
@@ -25,8 +26,8 @@ from keel.losses.token import Covariance, TokenObjective
 from keel.networks.causal_lm import TokenAgent
 from keel.parallel import set_threads
 from keel.resources import cores, expect_memory, find_device
-from keel.training.seeding import derive_seeds
 from keel.training.session import Session
+from keel.training.state import derive_seeds
 from keel.trust_region.certify import Certified
 from keel.types import HyperParams
 
@@ -79,6 +80,7 @@ def open_session(
     config: Language, task: Task | None = None, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> Session:
     """Make everything ready that training needs, and say what was chosen; see `open_source`."""
+    check_estimator(config)
     source = open_source(config, task, tokenizer)
     return Session(
         config=config,

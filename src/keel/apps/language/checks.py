@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from keel.apps.language.registries import REWARDS, TASKS
-from keel.config.bounds import check_numbers
-from keel.config.registries import LOSSES
-from keel.config.schema import SINKS
+from keel.apps.language.registries import ESTIMATORS, REWARDS, TASKS
+from keel.config.checks import check_numbers
+from keel.config.common import LOSSES, SINKS
 from keel.errors import InputError, check_choice
 from keel.registry import texts
 
@@ -21,6 +20,7 @@ def check(config: Language) -> None:
     for name in config.log:
         check_choice("log", name, SINKS)
     TASKS.check(config.task)
+    ESTIMATORS.check(config.algo)
     for name in texts(config.reward.functions):
         REWARDS.check(name)
     LOSSES.check(config.region.loss)
@@ -29,7 +29,6 @@ def check(config: Language) -> None:
             f"region.form: {config.region.form} belongs to region.loss clip, this is "
             f"{config.region.loss}"
         )
-    check_choice("algo", config.algo, ALGORITHMS)
     if config.algo in ("grpo", "rloo", "dr_grpo") and config.sample.group < 2:
         raise InputError(
             f"sample.group: {config.algo} compares the completions of a prompt with each other and "
@@ -60,6 +59,3 @@ def check(config: Language) -> None:
         raise InputError("kl.refresh: the reference is refreshed, or follows (kl.ema); not both")
     if config.model.lora_rank and config.critic == "model":
         raise InputError("model.critic: with adapters the critic is a head, or there is none")
-
-
-ALGORITHMS = ("ppo", "grpo", "rloo", "reinforce_pp", "remax", "dr_grpo")

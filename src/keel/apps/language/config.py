@@ -14,14 +14,13 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Suppress
 
 from keel.apps.language.checks import check
-from keel.apps.language.registries import RewardNames, TaskName
-from keel.config import Checkpoints, bounds, describe, merged
-from keel.config.options import LISTED, NAMED, settle_texts
+from keel.apps.language.registries import Algo, RewardNames, TaskName
+from keel.config import Checkpoints, common, describe, merged
+from keel.config.common import RunSettings, TrustRegion
 from keel.config.reading import with_import_paths
-from keel.config.registries import Loss
+from keel.config.values import NAMED, settle_texts
 from keel.errors import InputError
 
-Algo = Literal["ppo", "grpo", "rloo", "reinforce_pp", "remax", "dr_grpo"]
 Place = Literal["none", "reward", "loss", "both"]
 Estimator = Literal["k1", "k2", "k3", "abs", "kl", "mse", "low_var_kl"]
 """Sample estimates of the KL; `kl` is k1, `mse` is k2, `low_var_kl` is k3 with verl's clamps."""
@@ -40,20 +39,20 @@ class Model:
     """A folder in the format of Hugging Face, with safetensors; by default a model is made."""
     kind: Literal["qwen3", "llama"] = "qwen3"
     """The architecture of a model that is made."""
-    hidden: Annotated[int, bounds.AT_LEAST_2] = 128
+    hidden: Annotated[int, common.AT_LEAST_2] = 128
     """Width of its hidden states."""
-    layers: Annotated[int, bounds.AT_LEAST_1] = 4
+    layers: Annotated[int, common.AT_LEAST_1] = 4
     """Layers of the decoder."""
-    heads: Annotated[int, bounds.AT_LEAST_1] = 4
+    heads: Annotated[int, common.AT_LEAST_1] = 4
     """Attention heads, of `hidden` / `heads` numbers each."""
-    positions: Annotated[int, bounds.AT_LEAST_1] = 256
+    positions: Annotated[int, common.AT_LEAST_1] = 256
     """The longest text it can read."""
     critic: Literal["auto", "none", "head", "model"] = "auto"
     """Values by a head on the same trunk, or by a model of their own; `auto`: a head for PPO, none
     where advantages come from groups."""
     lora_rank: int = 0
     """Learn adapters of this rank (needs peft) in place of all parameters; 0: all parameters."""
-    lora_alpha: Annotated[float, bounds.ABOVE_0] = 16.0
+    lora_alpha: Annotated[float, common.ABOVE_0] = 16.0
     """Their scale, divided by the rank."""
 
 
@@ -61,19 +60,19 @@ class Model:
 class Sample:
     """How completions are drawn."""
 
-    prompts: Annotated[int, bounds.AT_LEAST_1] = 8
+    prompts: Annotated[int, common.AT_LEAST_1] = 8
     """Different prompts per update."""
-    group: Annotated[int, bounds.AT_LEAST_1] = 8
+    group: Annotated[int, common.AT_LEAST_1] = 8
     """Completions of each."""
     max_new_tokens: int = 0
     """Length of a completion; 0: as much as the task needs."""
-    temperature: Annotated[float, bounds.ABOVE_0] = 1.0
+    temperature: Annotated[float, common.ABOVE_0] = 1.0
     """Temperature of the softmax that tokens are drawn from."""
     top_k: int = 0
     """Only from the k likeliest tokens; 0: from all."""
-    top_p: Annotated[float, bounds.SHARE_ABOVE_0] = 1.0
+    top_p: Annotated[float, common.SHARE_ABOVE_0] = 1.0
     """Only from the likeliest tokens that make up this share."""
-    max_importance: Annotated[float | None, bounds.ABOVE_0] = None
+    max_importance: Annotated[float | None, common.ABOVE_0] = None
     """Weight tokens by policy over sampler, at most this much: for samplers that are not quite the
     policy (top-k, top-p, another engine)."""
     state_masking: bool = True
@@ -97,69 +96,47 @@ class KL:
     also k2; others warn."""
     controller: Literal["fixed", "adaptive"] = "fixed"
     """`adaptive` turns β until the measured KL is `target`."""
-    target: Annotated[float, bounds.ABOVE_0] = 0.1
+    target: Annotated[float, common.ABOVE_0] = 0.1
     """Exact KL(policy‖reference) to hold, in nats per `unit`."""
-    horizon: Annotated[float, bounds.ABOVE_0] = 2_000.0
+    horizon: Annotated[float, common.ABOVE_0] = 2_000.0
     """Completions in which β may change by e^±0.2, or thereabouts."""
     unit: Literal["token", "sequence"] = "token"
     """Nats per token that the policy wrote, or per completion."""
     low: float = 1e-5
     """Lower bound on an adaptive β."""
-    high: Annotated[float, bounds.ABOVE_0] = 10.0
+    high: Annotated[float, common.ABOVE_0] = 10.0
     """Upper bound on an adaptive β."""
     refresh: int = 0
     """Every so many updates the reference becomes the policy; 0: never."""
-    ema: Annotated[float, bounds.SHARE] = 0.0
+    ema: Annotated[float, common.SHARE] = 0.0
     """The reference follows the policy by this share after every update; 0: it stays."""
 
 
 @dataclass(frozen=True)
-class Region:
+class Region(TrustRegion):
     """The trust region and the steps inside of it."""
 
-    max_kl: Annotated[float, bounds.ABOVE_0] = 0.05
-    """Bound on the mean exact KL(old‖new) per token that every update is certified to keep."""
-    certify: bool = True
-    """Walk back what is over the bound; otherwise it is only measured."""
-    gate: bool = True
-    """Stop where replaying a rollout does not give the log-probs it was drawn with."""
-    epochs: Annotated[int, bounds.AT_LEAST_1] = 1
-    """Passes over the completions of an update."""
-    minibatch: Annotated[int, bounds.AT_LEAST_1] = 64
-    """Completions per step of Adam."""
+    clip: Annotated[float | None, common.ABOVE_0] = 0.2
+    clip_high: Annotated[float | None, common.ABOVE_0] = None
+    dual_clip: Annotated[float | None, common.ABOVE_0] = None
+    value_clip: Annotated[float | None, common.ABOVE_0] = None
+    target_kl: Annotated[float | None, common.ABOVE_0] = None
+    """Stop an update early at 1.5 × this exact KL."""
+    epochs: Annotated[int, common.AT_LEAST_1] = 1
+    minibatch: Annotated[int, common.AT_LEAST_1] = 64
+    learning_rate: Annotated[float, common.ABOVE_0] = 5e-4
+    schedule: Literal["constant", "linear"] = "constant"
+    max_grad_norm: Annotated[float, common.ABOVE_0] = 1.0
     micro: int = 0
     """Completions at once on the device; 0: the whole minibatch. The result is the same."""
-    learning_rate: Annotated[float, bounds.ABOVE_0] = 5e-4
-    """Adam's step size."""
-    schedule: Literal["constant", "linear"] = "constant"
-    """`linear` goes to 0."""
-    clip: Annotated[float | None, bounds.ABOVE_0] = 0.2
-    """ε of PPO's clip; None takes it away."""
-    clip_high: Annotated[float | None, bounds.ABOVE_0] = None
-    """Another ε for the upper side (clip-higher)."""
-    dual_clip: Annotated[float | None, bounds.ABOVE_0] = None
-    """Bound on the loss of bad tokens that became likely."""
-    loss: Loss = "clip"
-    """The surrogate that is minimised; `module:attribute`: a function of your own, of ratio,
-    advantage and hyperparameters."""
     form: Literal["token", "sequence", "cispo"] = "token"
     """Ratios per token, per sequence (GSPO), or as a clipped weight (CISPO)."""
     reduction: REDUCTIONS = "auto"
     """How tokens are averaged; `auto`: over all tokens, for Dr.GRPO by the longest answer."""
-    value_coef: float = 0.5
-    """Weight of the critic's loss."""
-    value_clip: Annotated[float | None, bounds.ABOVE_0] = None
-    """How far values may move from what they were."""
-    max_grad_norm: Annotated[float, bounds.ABOVE_0] = 1.0
-    """Bound on the gradient's norm."""
-    max_log_ratio: Annotated[float, bounds.ABOVE_0] = 10.0
-    """Beyond this, log-ratios are clamped."""
-    target_kl: Annotated[float | None, bounds.ABOVE_0] = None
-    """Stop an update early at 1.5 × this exact KL."""
     covariance: Literal["none", "clip", "kl"] = "none"
     """Hold the tokens that drain the entropy: without their gradient (Clip-Cov), or by a penalty
     (KL-Cov)."""
-    covariance_share: Annotated[float, bounds.SHARE_ABOVE_0] = 2e-3
+    covariance_share: Annotated[float, common.SHARE_ABOVE_0] = 2e-3
     """How many of them."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
@@ -169,11 +146,11 @@ class Region:
 class Advantage:
     """From rewards to what is learned from."""
 
-    gamma: Annotated[float, bounds.SHARE] = 1.0
+    gamma: Annotated[float, common.SHARE] = 1.0
     """Discount."""
-    lam: Annotated[float, bounds.SHARE] = 0.95
+    lam: Annotated[float, common.SHARE] = 0.95
     """λ of PPO's GAE along tokens."""
-    clamp: Annotated[float | None, bounds.ABOVE_0] = 10.0
+    clamp: Annotated[float | None, common.ABOVE_0] = 10.0
     """Bound on normalized advantages."""
 
 
@@ -184,9 +161,9 @@ class Reward:
     functions: RewardNames = ()
     """`module:function` of your own, in place of the task's verifier; each may carry a weight,
     `mine:length*0.2`."""
-    timeout: Annotated[float | None, bounds.ABOVE_0] = None
+    timeout: Annotated[float | None, common.ABOVE_0] = None
     """Seconds a function has for one completion; without, it runs inside of this process."""
-    max_failures: Annotated[float, bounds.SHARE] = 0.2
+    max_failures: Annotated[float, common.SHARE] = 0.2
     """The share of completions that may not be scored before the run stops."""
     soft_length: int = 0
     """From this many tokens on a completion costs, up to 1 at its longest; 0: it does not."""
@@ -201,15 +178,15 @@ class WarmUp:
 
     examples: int = 256
     """A fixed set of perfect completions; 0: no warm-up."""
-    until: Annotated[float, bounds.SHARE] = 0.3
+    until: Annotated[float, common.SHARE] = 0.3
     """Stop when this share of held-out prompts is solved by sampling."""
-    epochs: Annotated[int, bounds.AT_LEAST_1] = 200
+    epochs: Annotated[int, common.AT_LEAST_1] = 200
     """Stop after so many passes, whatever is solved."""
-    minibatch: Annotated[int, bounds.AT_LEAST_1] = 32
+    minibatch: Annotated[int, common.AT_LEAST_1] = 32
     """Examples per step of Adam."""
-    learning_rate: Annotated[float, bounds.ABOVE_0] = 1e-3
+    learning_rate: Annotated[float, common.ABOVE_0] = 1e-3
     """Adam's step size."""
-    every: Annotated[int, bounds.AT_LEAST_1] = 2
+    every: Annotated[int, common.AT_LEAST_1] = 2
     """Passes between two looks at how much is solved."""
 
 
@@ -219,14 +196,14 @@ class Evaluation:
 
     every: int = 0
     """Completions trained on between evaluations; 0: at the beginning and the end."""
-    prompts: Annotated[int, bounds.AT_LEAST_1] = 200
+    prompts: Annotated[int, common.AT_LEAST_1] = 200
     """Held-out prompts per evaluation."""
     greedy: bool = False
     """Take the likeliest tokens, in place of sampling."""
 
 
 @dataclass(frozen=True)
-class Language:
+class Language(RunSettings):
     """A whole run."""
 
     env: Suppress[str] = "language"
@@ -235,10 +212,9 @@ class Language:
     task_options: Annotated[dict[str, Any], NAMED] = field(default_factory=dict, hash=False)
     """What the task is made with: a mapping; name=value,… on the command line."""
     algo: Algo = "grpo"
-    """Where advantages come from: a critic (ppo), or the other completions of a prompt."""
-    seed: int = 0
-    """Random seed of the model, prompts, sampling and shuffling."""
-    total_steps: Annotated[int, bounds.AT_LEAST_1] = 6_400
+    """Where advantages come from: a critic (ppo), the other completions of a prompt, or
+    `module:attribute`: a function of your own."""
+    total_steps: Annotated[int, common.AT_LEAST_1] = 6_400
     """Completions to train on."""
     model: Model = field(default_factory=Model)
     sample: Sample = field(default_factory=Sample)
@@ -255,17 +231,6 @@ class Language:
     """Before the first update, check what must hold: ratios of 1, no KL to the reference, no
     difference by padding, micro-batches or shifts."""
     checkpoints: Checkpoints = field(default_factory=lambda: Checkpoints(every=3_200))
-    device: str = "auto"
-    """`auto`, `cpu`, `cuda`, …"""
-    threads: Annotated[int, bounds.THREADS] = 0
-    """0: all cores."""
-    tag: str = ""
-    """Stored with the run, for comparing."""
-    log: Annotated[tuple[str, ...], LISTED] = ()
-    """Copies of the metrics: tensorboard, wandb, trackio."""
-
-    def __post_init__(self) -> None:
-        settle_texts(self)
 
     @property
     def batch(self) -> int:

@@ -9,7 +9,6 @@ from typing import Any
 from keel.apps.language.checks import check
 from keel.apps.language.config import Language, anchored, from_dict
 from keel.apps.language.presets import preset, preset_for
-from keel.apps.language.registries import TASKS
 from keel.training.checkpoint import Checkpoint
 from keel.training.kinds import RunKind
 from keel.training.session import Session
@@ -18,7 +17,7 @@ from keel.training.session import Session
 def _base(settings: Mapping[str, Any], name: str | None) -> Language:
     if name:
         return preset(name)
-    return preset_for(TASKS.text(settings.get("task", Language().task)), settings.get("algo"))
+    return preset_for(settings.get("task", Language().task), settings.get("algo"))
 
 
 def _open(config: Language, start_from: Checkpoint | None = None) -> Session:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from keel.apps.language.advantages import TokenTargets
+from keel.apps.language.advantages import TokenTargets, named_arguments
 from keel.apps.language.config import Language
 from keel.apps.language.rewards import Scores
 from keel.apps.language.tasks import Example
@@ -69,7 +69,7 @@ def advantage_metrics(targets: TokenTargets, weight: Tensor, config: Language) -
         "train/advantage_raw_mean": raw.mean().item() if raw.numel() else math.nan,
         "train/advantage_raw_std": raw.std(unbiased=False).item() if raw.numel() else math.nan,
     }
-    if config.algo == "ppo" and raw.numel():
+    if "value" in named_arguments(config.algo) and raw.numel():
         value = targets.target[counts] - raw
         metrics["train/explained_variance"] = explained_variance(
             value, targets.target[counts]

@@ -1,4 +1,4 @@
-"""Registries of tasks and rewards: names, objects, or `module:attribute`."""
+"""Registries of tasks, rewards and estimators of advantages: names, objects, `module:attribute`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
-from keel.config.registries import Pluggable
+from keel.config.common import Pluggable
 from keel.registry import Registry
 
 TASKS: Registry[Any] = Registry(
@@ -27,6 +27,20 @@ TASKS: Registry[Any] = Registry(
 REWARDS: Registry[Callable[..., Any]] = Registry("reward.functions", keywords=("task",))
 """Rewards: `(example, completion)` to a number; `task` is the task's own verifier."""
 
+ESTIMATORS: Registry[Callable[..., Any]] = Registry(
+    "algo",
+    {
+        "ppo": "keel.functional:token_gae",
+        "grpo": "keel.functional:grpo",
+        "rloo": "keel.functional:rloo",
+        "reinforce_pp": "keel.apps.language.advantages:rewards_to_go",
+        "remax": "keel.apps.language.advantages:over_likeliest",
+        "dr_grpo": "keel.functional:dr_grpo",
+    },
+)
+"""Estimators of advantages of tokens (`keel.apps.language.advantages.token_targets`)."""
+
+Algo = Annotated[str, Pluggable(ESTIMATORS), arg(metavar=ESTIMATORS.choices)]
 TaskName = Annotated[str, Pluggable(TASKS), arg(metavar=TASKS.choices)]
 RewardNames = Annotated[
     tuple[str, ...], Pluggable(REWARDS), arg(metavar="[task|module:attribute …]")

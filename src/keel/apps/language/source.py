@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from keel.algorithms.optimizer import Loss, Step, initial_opt_state, make_step
-from keel.apps.language.advantages import TokenTargets, token_targets
+from keel.apps.language.advantages import TokenTargets, named_arguments, token_targets
 from keel.apps.language.config import Language
 from keel.apps.language.kl_accounting import (
     Reference,
@@ -36,9 +36,8 @@ from keel.functional import kl_reward
 from keel.losses.token import IMPORTANCE, REFERENCE, REFERENCE_HEAD, REFERENCE_HIDDEN
 from keel.networks.causal_lm import TokenAgent
 from keel.training.checkpoint import Checkpoint
-from keel.training.seeding import Seeds
 from keel.training.source import Metrics, ProgressCallback, Saved
-from keel.training.state import TrainState
+from keel.training.state import Seeds, TrainState
 from keel.types import HyperParams, UpdateReport
 
 if TYPE_CHECKING:
@@ -203,7 +202,7 @@ class PromptSource:
         completed = time.perf_counter()
         score, valid, scores = self._scored(asked, texts, completions)
         baseline = None
-        if config.algo == "remax":
+        if "baseline" in named_arguments(config.algo):
             baseline, judged = self._likeliest(params, examples)
             valid = valid & judged
         weight = self._weights(completions, valid)

@@ -7,8 +7,9 @@ Names are loaded lazily, on first use: importing numba takes a second and 100 MB
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from keel.imports import lazy_names
 
 if TYPE_CHECKING:
     from keel.apps.serving.arrays import Weights
@@ -38,28 +39,6 @@ if TYPE_CHECKING:
     from keel.apps.serving.tables import FORMS, Tables, closed_form, load_tables
     from keel.apps.serving.workload import Workload, load_workload, make_workload
 
-_NAMES = {
-    "arrays": ("Weights",),
-    "cluster": ("Cluster", "Replica", "equal_cluster"),
-    "fidelity": ("Fidelity", "compare"),
-    "evaluation": ("Gain", "Headroom", "gain", "headroom", "evaluate_routers"),
-    "simulation": (
-        "HEURISTICS",
-        "ROUTERS",
-        "Conditions",
-        "SimulationResult",
-        "clairvoyant",
-        "simulate",
-        "replay",
-    ),
-    "results": ("Objective", "Report", "latencies", "summarize"),
-    "scorer": ("Scorer", "load_scorer"),
-    "settings": ("SETTINGS", "Scenario", "Setting", "draw_scenario", "held_out", "make_setting"),
-    "synthetic": ("Synthetic", "synthesize"),
-    "tables": ("FORMS", "Tables", "closed_form", "load_tables"),
-    "workload": ("Workload", "load_workload", "make_workload"),
-}
-_HOME = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = [
     "FORMS",
     "HEURISTICS",
@@ -103,10 +82,20 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+_NAMES = {
+    "arrays": "Weights",
+    "cluster": "Cluster Replica equal_cluster",
+    "fidelity": "Fidelity compare",
+    "evaluation": "Gain Headroom gain headroom evaluate_routers",
+    "simulation": "HEURISTICS ROUTERS Conditions SimulationResult clairvoyant simulate replay",
+    "results": "Objective Report latencies summarize",
+    "scorer": "Scorer load_scorer",
+    "settings": "SETTINGS Scenario Setting draw_scenario held_out make_setting",
+    "synthetic": "Synthetic synthesize",
+    "tables": "FORMS Tables closed_form load_tables",
+    "workload": "Workload load_workload make_workload",
+}
+__getattr__ = lazy_names(__name__, _NAMES)
 
 
 def __dir__() -> list[str]:

@@ -59,6 +59,10 @@ class Plan(NamedTuple):
     """seconds after which a waiting request gives up"""
 
 
+PER_REPLICA = ("kind", "speed", "blocks", "watermark", "cache")
+"""Fields of a plan with a number for each replica."""
+
+
 class Requests(NamedTuple):
     """Requests in the order of their arrival.
 
@@ -172,6 +176,12 @@ def make_weights(end: float, first: float, lost: float) -> Weights:
             f"got {end:g}, {first:g}, {lost:g}"
         )
     return weights
+
+
+def plan_of_replica(plan: Plan, r: int) -> Plan:
+    """Return the plan of a cluster of one of the replicas alone."""
+    own = {name: getattr(plan, name)[r : r + 1].copy() for name in PER_REPLICA}
+    return plan._replace(**own)
 
 
 def blank_view(count: int) -> View:

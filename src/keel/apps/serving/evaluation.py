@@ -10,7 +10,7 @@ import numpy as np
 from scipy.stats import t as student
 
 from keel.apps.serving.arrays import Weights
-from keel.apps.serving.results import Report, summarize
+from keel.apps.serving.results import METRICS, Report, summarize
 from keel.apps.serving.scorer import Scorer
 from keel.apps.serving.settings import Scenario, Setting, draw_scenario
 from keel.apps.serving.simulation import HEURISTICS, SimulationResult, clairvoyant, simulate
@@ -23,11 +23,7 @@ CLAIRVOYANTS = {"clairvoyant": Weights(), "clairvoyant-first": Weights(end=0.0, 
 BATCH = 64
 NEGLIGIBLE = 0.03
 """Relative gap to the clairvoyant below which training is not worthwhile."""
-Measure = Callable[[Report], float]
-MEASURES: dict[str, Measure] = {
-    "end_to_end": lambda report: report.end_to_end.mean,
-    "ttft_p99": lambda report: report.ttft.p99,
-}
+MEASURES = {name: METRICS[name] for name in ("end_to_end", "ttft_p99")}
 DrawScenario = Callable[[Setting, int], Scenario]
 """Function from a setting and a seed to a scenario no larger than the setting's own."""
 OnProgress = Callable[[float, str], None]

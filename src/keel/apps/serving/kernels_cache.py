@@ -88,6 +88,5 @@ def cache_prefix(r, q, requests, replicas):
 def clear_prefixes(r, replicas):
     """Clear the prefix cache of a replica."""
     replicas.stamp[r, :] = 0
-    replicas.ints[f.R_RING_FROM, r] = replicas.ints[f.R_RING_COUNT, r] = replicas.ints[
-        f.R_CACHED, r
-    ] = 0
+    for row in (f.R_RING_FROM, f.R_RING_COUNT, f.R_CACHED):
+        replicas.ints[row, r] = 0

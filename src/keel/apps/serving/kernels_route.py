@@ -17,7 +17,7 @@ import numpy as np
 from keel.apps.serving import fields as f
 from keel.apps.serving.compiling import compiled, inner, outer
 from keel.apps.serving.kernels import advance, blocks_now, fail, send
-from keel.apps.serving.kernels_cache import cache_prefix, prefix_hit
+from keel.apps.serving.kernels_cache import cache_prefix, clear_prefixes, prefix_hit
 
 (
     RANDOM, ROUND_ROBIN, LEAST, LEAST_BY_SPEED, TWO, WORK, LOCAL, STICKY, CACHE_WORK,
@@ -201,10 +201,7 @@ def apply_failures(now, at, failures, clock, plan, requests, replicas, index):
         advance(r, when, clock, plan, requests, replicas)
         if failures[at, 2] == 0.0:
             fail(r, when, plan, requests, replicas)
-            index.stamp[r, :] = 0
-            index.ints[f.R_RING_FROM, r] = index.ints[f.R_RING_COUNT, r] = index.ints[
-                f.R_CACHED, r
-            ] = 0
+            clear_prefixes(r, index)
         else:
             replicas.ints[f.R_UP, r] = 1
         at += 1

@@ -50,16 +50,8 @@ def local_count(obs: Mapping[str, NDArray[np.float32]]) -> int:
 
     Recorded by `--policy keel.apps.serving.observations:local_count` of `keel demos record`.
     """
-    return _least(obs["replicas"][:, REPLICA.index("outstanding")], obs)
-
-
-def least_delay(obs: Mapping[str, NDArray[np.float32]]) -> int:
-    """Choose the replica with the least delay: outstanding requests times the pace."""
-    return _least(obs["replicas"][:, REPLICA.index("delay")], obs)
-
-
-def _least(score: NDArray[np.float32], obs: Mapping[str, NDArray[np.float32]]) -> int:
-    return int(np.where(obs[MASK], score, np.inf).argmin())
+    outstanding = obs["replicas"][:, REPLICA.index("outstanding")]
+    return int(np.where(obs[MASK], outstanding, np.inf).argmin())
 
 
 def update_pace(pace: float, gap: float) -> float:

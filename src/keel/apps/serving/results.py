@@ -149,16 +149,18 @@ def _summary(x: Floats) -> LatencySummary:
     return LatencySummary(float(x.mean()), p50, p90, p99)
 
 
+METRICS: dict[str, Callable[[Report], float]] = {
+    "end_to_end": lambda r: r.end_to_end.mean,
+    "end_to_end_p99": lambda r: r.end_to_end.p99,
+    "ttft": lambda r: r.ttft.mean,
+    "ttft_p99": lambda r: r.ttft.p99,
+    "slo": lambda r: r.slo,
+    "cache_hits": lambda r: r.cache_hits,
+    "largest_share": lambda r: max(r.shares),
+    "dropped": lambda r: float(r.dropped),
+}
+
+
 def means(reports: Sequence[Report]) -> dict[str, float]:
     """Return the mean metrics over traces."""
-    metrics: dict[str, Callable[[Report], float]] = {
-        "end_to_end": lambda r: r.end_to_end.mean,
-        "end_to_end_p99": lambda r: r.end_to_end.p99,
-        "ttft": lambda r: r.ttft.mean,
-        "ttft_p99": lambda r: r.ttft.p99,
-        "slo": lambda r: r.slo,
-        "cache_hits": lambda r: r.cache_hits,
-        "largest_share": lambda r: max(r.shares),
-        "dropped": lambda r: float(r.dropped),
-    }
-    return {name: statistics.fmean(map(value_of, reports)) for name, value_of in metrics.items()}
+    return {name: statistics.fmean(map(value_of, reports)) for name, value_of in METRICS.items()}

@@ -140,7 +140,7 @@ def draw_scenario(setting: Setting, seed: int) -> Scenario:
         seed: Below `FIRST_HELD_OUT` for training.
     """
     rng = np.random.default_rng([seed, 3])
-    tables = _tables(setting.model)
+    tables = closed_form(setting.model)
     low, high = np.log(setting.speed)
     count, chance = setting.replicas, np.random.default_rng([seed, 5])
     if setting.fewest is not None:
@@ -202,16 +202,6 @@ def _failures(
 
 def _between(span: Span, rng: np.random.Generator) -> float:
     return float(rng.uniform(*span))
-
-
-_KNOWN: dict[str, Any] = {}
-
-
-def _tables(model: str) -> Any:
-    """Return the tables of a model, always the same object: clusters group replicas by it."""
-    if model not in _KNOWN:
-        _KNOWN[model] = closed_form(model)
-    return _KNOWN[model]
 
 
 def held_out(count: int) -> list[int]:

@@ -10,13 +10,13 @@ import numpy as np
 from keel.apps.serving.arrays import (
     Floats,
     Ints,
-    Plan,
     Replicas,
     Requests,
     Telemetry,
     Weights,
     blank_view,
     idle_replicas,
+    plan_of_replica,
 )
 from keel.apps.serving.cluster import Cluster
 from keel.apps.serving.workload import Workload
@@ -127,8 +127,7 @@ def simulate(
     from keel.apps.serving import kernels_route
 
     kind = list(ROUTERS).index(check_choice("router", router, ROUTERS))
-    conditions = conditions or Conditions()
-    _check_failures(conditions, cluster)
+    conditions = _checked(conditions, cluster)
     clock, plan = cluster.arrays()
     requests, universe = workload.requests(), workload.universe
     replicas, index = (idle_replicas(plan, universe) for _ in range(2))
@@ -166,13 +165,12 @@ def clairvoyant(
     """
     from keel.apps.serving import kernels_route
 
-    conditions = conditions or Conditions()
-    _check_failures(conditions, cluster)
+    conditions = _checked(conditions, cluster)
     clock, plan = cluster.arrays()
-    singles = tuple(_alone(plan, r) for r in range(len(cluster)))
+    singles = tuple(plan_of_replica(plan, r) for r in range(len(cluster)))
     requests, universe = workload.requests(), workload.universe
     replicas, index = (idle_replicas(plan, universe) for _ in range(2))
-    spare = idle_replicas(_alone(plan, int(plan.cache.argmax())), universe)
+    spare = idle_replicas(plan_of_replica(plan, int(plan.cache.argmax())), universe)
     kernels_route.clairvoyant(
         weights,
         clock,
@@ -188,16 +186,10 @@ def clairvoyant(
     return SimulationResult("clairvoyant", requests, replicas)
 
 
-def _alone(plan: Plan, r: int) -> Plan:
-    """Return the plan of one replica."""
-    own = {
-        name: getattr(plan, name)[r : r + 1].copy()
-        for name in ("kind", "speed", "blocks", "watermark", "cache")
-    }
-    return plan._replace(**own)
-
-
-def _check_failures(conditions: Conditions, cluster: Cluster) -> None:
+def _checked(conditions: Conditions | None, cluster: Cluster) -> Conditions:
+    """Return the conditions, by default `Conditions()`; replicas that fail must exist."""
+    conditions = conditions or Conditions()
     for when, replica, _ in conditions.failures:
         if not 0 <= replica < len(cluster) or not when >= 0.0:
             raise InputError(f"failures: there is no replica {replica} of {len(cluster)}")
+    return conditions

@@ -8,6 +8,7 @@ knows one way to look up a time.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -143,8 +144,11 @@ half as many heads take half of the time. Four devices add up half again as many
 an H100's links carry half again as many. Memory: nine tenths of the device less the weights."""
 
 
+@cache
 def closed_form(name: str) -> Tables:
     """Return the tables of a model and device that have a closed form.
+
+    They are always the same object: clusters group replicas by it.
 
     Args:
         name: A name of `FORMS`.

@@ -9,7 +9,7 @@ here too: `latency_penalty_scale` is a parameter of them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from keel.apps.serving.arrays import Floats, Ints, Replicas, Requests
 from keel.errors import InputError, check_choice
 
 Mode = Literal["hybrid", "instant", "delta"]
-MODES = ("hybrid", "instant", "delta")
 EMA_RATE = 0.1
 LEAST_TARGET, LEAST_THRESHOLD = 0.1, 0.5
 """Lower bounds: a throughput target of 0.05 has the effect of 0.1."""
@@ -59,7 +58,7 @@ class ThroughputReward:
     `delta`, by their changes since the last decision"""
 
     def __post_init__(self) -> None:
-        check_choice("mode", self.mode, MODES)
+        check_choice("mode", self.mode, get_args(Mode))
         if self.unpaid < 0:
             raise InputError(f"unpaid: expected a number of decisions, or 0, got {self.unpaid}")
 
@@ -109,8 +108,10 @@ def compute_reward(
     abs = thr / max(target, 0.1) − α·lat / max(threshold, 0.5);
     logistic = κ·sigmoid((lat − threshold) / σ);
     delta = 0.3·Δthr / EMA(thr) − 0.2·Δlat / EMA(lat);
-    reward = tanh(w_abs·abs + w_Δ·delta − lb·balance − logistic); the legacy ones are in
-    `legacy_reward`.
+    reward = tanh(w_abs·abs + w_Δ·delta − lb·balance − logistic);
+    late = scale·(1 − e^−(lat − threshold)) above the threshold, 0 below it;
+    legacy rewards = tanh((thr − lat − lb·balance − late) / 3), of `delta` with changes in place of
+    throughput and latency.
 
     Args:
         rules: Parameters of the reward.
@@ -124,14 +125,9 @@ def compute_reward(
     """
     averages = [
         np.where(np.isnan(old), now, old + EMA_RATE * (now - old))
-        for old, now in (
-            (state.throughput_ema, throughput),
-            (state.latency_ema, latency),
-        )
+        for old, now in ((state.throughput_ema, throughput), (state.latency_ema, latency))
     ]
-    target: Floats | float = rules.throughput_target
-    if rules.adaptive_target:
-        target = averages[0]
+    target = averages[0] if rules.adaptive_target else rules.throughput_target
     absolute = throughput / np.maximum(target, LEAST_TARGET)
     absolute = absolute - rules.alpha * latency / max(rules.latency_threshold, LEAST_THRESHOLD)
     logistic = rules.kappa / (1.0 + np.exp(-(latency - rules.latency_threshold) / rules.sigma))
@@ -139,42 +135,21 @@ def compute_reward(
         np.where(np.isnan(old), 0.0, now - old)
         for old, now in ((state.throughput, throughput), (state.latency, latency))
     ]
-    relative = [
-        change / np.maximum(average, 1e-6)
-        for change, average in zip(changes, averages, strict=True)
-    ]
+    relative = [x / np.maximum(average, 1e-6) for x, average in zip(changes, averages, strict=True)]
     delta = DELTA_THROUGHPUT * relative[0] - DELTA_LATENCY * relative[1]
     uneven = rules.load_balance_penalty * balance
-    late = latency_threshold_penalty(rules, latency)
+    beyond = np.maximum(latency - rules.latency_threshold, 0.0)
+    late = rules.latency_penalty_scale * -np.expm1(-beyond)
     if rules.mode == "hybrid":
         total = np.tanh(
             rules.absolute_weight * absolute + rules.delta_weight * delta - uneven - logistic
         )
     elif rules.mode == "instant":
-        total = legacy_reward(throughput, latency, uneven, late)
+        total = np.tanh((throughput - latency - uneven - late) / LEGACY_SCALE)
     else:
-        total = legacy_reward(changes[0], changes[1], uneven, late)
+        total = np.tanh((changes[0] - changes[1] - uneven - late) / LEGACY_SCALE)
     terms = RewardTerms(absolute, delta, logistic, uneven, total, late)
     return terms, RewardState(throughput, latency, averages[0], averages[1])
-
-
-def latency_threshold_penalty(rules: ThroughputReward, latency: Floats) -> Floats:
-    """Return scale·(1 − e^−(lat − threshold)) above the threshold, 0 below it, `[C]`."""
-    return rules.latency_penalty_scale * -np.expm1(
-        -np.maximum(latency - rules.latency_threshold, 0.0)
-    )
-
-
-def legacy_reward(throughput: Floats, latency: Floats, uneven: Floats, late: Floats) -> Floats:
-    """Return the earlier reward, tanh((thr − lat − lb·balance − late) / 3).
-
-    Args:
-        throughput: Requests per second, or their change, `[C]`.
-        latency: Seconds until the first token, or their change, `[C]`.
-        uneven: The penalty on uneven queues, `[C]`.
-        late: The penalty on latency above its threshold, `[C]`.
-    """
-    return np.tanh((throughput - latency - uneven - late) / LEGACY_SCALE)
 
 
 def cold_start_metrics(rules: ThroughputReward, count: int) -> Floats:

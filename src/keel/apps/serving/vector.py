@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from gymnasium import spaces
@@ -12,7 +12,7 @@ from gymnasium import spaces
 from keel.apps.serving import fields as f
 from keel.apps.serving.arrays import Weights, make_weights
 from keel.apps.serving.observations import REPLICA, REQUEST
-from keel.apps.serving.results import summarize
+from keel.apps.serving.results import METRICS, summarize
 from keel.apps.serving.settings import Setting, draw_scenario, held_out, make_setting, training_seed
 from keel.apps.serving.throughput_reward import (
     AFTER,
@@ -31,14 +31,16 @@ from keel.errors import InputError, check_choice
 from keel.keys import MASK
 
 Reward = Literal["latency", "counterfactual", "throughput"]
-REWARDS = ("latency", "counterfactual", "throughput")
+MEASURES = {"latency": "end_to_end"} | {
+    name: name for name in ("ttft_p99", "slo", "dropped", "cache_hits", "largest_share")
+}
+"""Metrics of a trace, by the names they have here."""
 RENAMED = {"note-004": "throughput"}
 """Names of rewards in version 0.1, which still work."""
 LATENCY_SCALE, WEIGHT_SCALE = 20.0, 2.0
 """Scales of the rewards in seconds."""
 WORST = 20.0
 """Bound on the reward of one choice, in units of its scale."""
-NO_EPISODES = np.zeros(0, np.int64)
 
 
 class ServingEnvs:
@@ -74,7 +76,7 @@ class ServingEnvs:
         refresh: float = 0.0,
         weights: Weights = Weights(),  # noqa: B008
     ) -> None:
-        self.reward_kind = check_choice("reward", RENAMED.get(reward, reward), REWARDS)
+        self.reward_kind = check_choice("reward", RENAMED.get(reward, reward), get_args(Reward))
         self.scenes = check_choice("scenes", scenes, ("train", "held-out"))
         if setting.disturbed and reward != "counterfactual":
             raise InputError(
@@ -155,10 +157,8 @@ class ServingEnvs:
         saved = {"total": self._total, "crowd": self._crowd, "told": self._measured_at,
                 "known": self._metrics,
                 "parts": self._parts, "memory": np.array(self._reward_state)}  # fmt: skip
-        return self.clusters.save() | {name: x.copy() for name, x in saved.items()}, {
-            "rng": self._rng.bit_generator.state,
-            "next": self._next,
-        }
+        data = {"rng": self._rng.bit_generator.state, "next": self._next}
+        return self.clusters.save() | {name: x.copy() for name, x in saved.items()}, data
 
     def load(self, arrays: Mapping[str, np.ndarray], data: Mapping[str, Any]) -> None:
         self.clusters.load(arrays)
@@ -230,23 +230,18 @@ class ServingEnvs:
         shares = np.zeros((len(reports), self.setting.replicas))
         for own, report in zip(shares, reports, strict=True):
             own[: len(report.shares)] = report.shares
-        steps = self.setting.requests
         terms = {}
         if self.reward_kind == "throughput":
-            parts = zip(RewardTerms._fields, self._parts[:, over] / steps, strict=True)
-            terms = dict(parts)
-        return (
-            terms
-            | {f"action_replica_{r}": x for r, x in enumerate(shares.T)}
-            | {
-                "latency": np.array([r.end_to_end.mean for r in reports]),
-                "ttft_p99": np.array([r.ttft.p99 for r in reports]),
-                "slo": np.array([r.slo for r in reports]),
-                "dropped": np.array([float(r.dropped) for r in reports]),
-                "cache_hits": np.array([r.cache_hits for r in reports]),
-                "largest_share": np.array([max(r.shares) for r in reports]),
-            }
-        )
+            parts = self._parts[:, over] / self.setting.requests
+            terms = dict(zip(RewardTerms._fields, parts, strict=True))
+        return {
+            **terms,
+            **{f"action_replica_{r}": x for r, x in enumerate(shares.T)},
+            **{
+                name: np.array([METRICS[metric](report) for report in reports])
+                for name, metric in MEASURES.items()
+            },
+        }
 
     def _obs(self) -> Obs:
         replicas, request, mask = (x.copy() for x in self.clusters.observations)

@@ -11,10 +11,10 @@ import torch
 
 from keel.apps.serving import fields as f
 from keel.apps.serving.arrays import (
+    PER_REPLICA,
     Clock,
     Floats,
     Ints,
-    Plan,
     Replicas,
     Requests,
     Telemetry,
@@ -22,6 +22,7 @@ from keel.apps.serving.arrays import (
     Weights,
     blank_view,
     idle_replicas,
+    plan_of_replica,
 )
 from keel.apps.serving.observations import REPLICA, REQUEST
 from keel.apps.serving.settings import PREFIX_BLOCK, Scenario, Setting, draw_scenario
@@ -65,7 +66,7 @@ class VectorClusters:
         self.future = _stack(_blank_requests(size, max_blocks, block), count)
         idle = idle_replicas(largest, max_blocks)
         self.replicas, self.index = _stack(idle, count), _stack(idle, count)
-        self.spare = _stack(idle_replicas(_first(largest), max_blocks), count)
+        self.spare = _stack(idle_replicas(plan_of_replica(largest, 0), max_blocks), count)
         self.view: View = _stack(blank_view(setting.replicas), count)
         self.telemetry = _stack(_on_time(), count)
         self.failures = np.full((count, FAILURES, 3), np.inf)
@@ -91,7 +92,7 @@ class VectorClusters:
         c, workload = cluster, scenario.workload
         _, plan = scenario.cluster.arrays()
         size = self.sizes[c] = len(scenario.cluster)
-        for name in ("kind", "speed", "blocks", "watermark", "cache"):
+        for name in PER_REPLICA:
             getattr(self.plan, name)[c, :size] = getattr(plan, name)
         fresh = workload.requests()
         for batch in (self.requests, self.future):
@@ -158,15 +159,14 @@ class VectorClusters:
 
     def result(self, cluster: int, router: str) -> SimulationResult:
         """Return the result of a trace that has ended."""
+        size = int(self.sizes[cluster])
         own = {
-            name: (x if name == "prefix_block" else x[cluster])
-            for name, x in self.requests._asdict().items()
+            name: x[cluster] for name, x in zip(Requests._fields, self.requests[:-1], strict=False)
         }
-        arrays, size = self.replicas, int(self.sizes[cluster])
-        replicas = {name: x[cluster][:size] for name, x in arrays._asdict().items()}
-        replicas["ints"] = arrays.ints[cluster][:, :size]
-        replicas["times"] = arrays.times[cluster][:, :size]
-        return SimulationResult(router, Requests(**own), Replicas(**replicas))
+        requests = self.requests._replace(**own)
+        ints, times, *others = (x[cluster] for x in self.replicas)
+        replicas = Replicas(ints[:, :size], times[:, :size], *(x[:size] for x in others))
+        return SimulationResult(router, requests, replicas)
 
     def save(self) -> dict[str, np.ndarray]:
         """Return the state that a bit-exact continuation needs."""
@@ -220,11 +220,6 @@ def _stack(one: Any, count: int) -> Any:
 def _on_time() -> Any:
     """Return telemetry as arrays, which can be stacked."""
     return Telemetry(*(np.array(x) for x in (0.0, 0.0, 0, 0.0, 0)))  # type: ignore[arg-type]
-
-
-def _first(plan: Plan) -> Plan:
-    names = ("kind", "speed", "blocks", "watermark", "cache")
-    return plan._replace(**{name: getattr(plan, name)[:1].copy() for name in names})
 
 
 def _blank_requests(size: int, max_blocks: int, block: int) -> Requests:

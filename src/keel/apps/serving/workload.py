@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -55,10 +55,7 @@ class Workload:
         """Return the same requests, `factor` times as far apart."""
         if not 0.0 < factor < np.inf:
             raise InputError(f"factor: expected a number above 0, got {factor}")
-        return Workload(
-            self.arrival * factor, self.prompt, self.output, self.first, self.hashes,
-            self.prefix_block,
-        )  # fmt: skip
+        return replace(self, arrival=self.arrival * factor)
 
     def part(self, begin: int, end: int) -> Workload:
         """Return requests `begin` to `end`, from time 0 on."""
@@ -73,11 +70,7 @@ class Workload:
         """Return arrays for the simulator, with no request sent yet."""
         count = len(self)
         ints = np.zeros((f.Q_INTS, count), dtype=np.int64)
-        ints[f.Q_PROMPT], ints[f.Q_PREFILL], ints[f.Q_OUTPUT] = (
-            self.prompt,
-            self.prompt,
-            self.output,
-        )
+        ints[[f.Q_PROMPT, f.Q_PREFILL]], ints[f.Q_OUTPUT] = self.prompt, self.output
         ints[[f.Q_NEXT, f.Q_REPLICA]] = NONE
         times = np.full((f.Q_TIMES, count), np.nan)
         times[f.Q_ARRIVAL] = self.arrival
@@ -114,9 +107,7 @@ def make_workload(
         raise InputError("requests: expected finite times of arrival, in their order")
     if any((x < 1).any() for x in sizes):
         raise InputError("requests: expected prompts and outputs of at least one token")
-    begins = np.zeros(len(when) + 1, dtype=np.int64)
-    if first is not None:
-        begins = np.asarray(first, dtype=np.int64)
+    begins = np.asarray(np.zeros(len(when) + 1) if first is None else first, dtype=np.int64)
     names = np.asarray(hashes, dtype=np.int64)
     if len(names) and (names.min() != 0 or names.max() >= len(names)):  # foreign ids
         names = np.unique(names, return_inverse=True)[1].astype(np.int64).reshape(-1)

@@ -1,4 +1,4 @@
-"""Tasks and rewards of one's own: objects, names, `module:attribute`."""
+"""Tasks, rewards and estimators of one's own: objects, names, `module:attribute`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from keel import imports
 from keel.apps.language import train_language
+from keel.apps.language.advantages import check_estimator, token_targets
 from keel.apps.language.build import build_rewards
 from keel.apps.language.config import Language, from_dict
-from keel.apps.language.registries import REWARDS, TASKS
+from keel.apps.language.registries import ESTIMATORS, REWARDS, TASKS
 from keel.apps.language.rewards import load_function
 from keel.apps.language.tasks import Example, task_named
 from keel.cli import main
@@ -46,6 +48,18 @@ class Half:
 
 def short(example, text):
     return float(len(text) < 3)
+
+def halved(score, group, groups, baseline):
+    return 0.5 * (score - baseline)
+
+def discounted(reward, value, gamma):
+    return reward - value, gamma * reward
+
+def greedy(reward, temperature):
+    return reward
+
+def flat(score):
+    return score.mean()
 """
 TINY = {
     "model": {"hidden": 16, "layers": 1, "heads": 2},
@@ -72,7 +86,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KEEL_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setattr(imports, "_objects", {})
-    for entries in (TASKS, REWARDS):
+    for entries in (TASKS, REWARDS, ESTIMATORS):
         monkeypatch.setattr(entries, "_entries", {})
     monkeypatch.delitem(sys.modules, "own_tasks", raising=False)
     return tmp_path
@@ -136,3 +150,44 @@ def test_it_trains_from_python_and_from_the_command_line(here: Path) -> None:
     assert main(["train", "language", *words, *FLAGS]) == 0
     stored = read_config(here / "runs" / "mine" / "seed-0")
     assert (stored["task"], stored["region"]["loss"]) == ("own_tasks:Copy", "cispo")
+
+
+def test_an_estimator_gets_what_it_names() -> None:
+    """Half of 1 − ¼ and 0 − ¼, on all tokens; by token γ = ½, the score on the last, V = ¼."""
+    score, weight = torch.tensor([1.0, 0.0]), torch.ones(2, 2)
+    zero, baseline = torch.zeros(2, 2), torch.full((2,), 0.25)
+    found = token_targets(from_dict({"algo": own().halved}), score, weight, zero, zero, baseline)
+    assert found.advantage.tolist() == [[0.375, 0.375], [-0.125, -0.125]]
+    assert not found.target.any()
+    config = from_dict({"algo": "own_tasks:discounted", "advantage": {"gamma": 0.5}})
+    found = token_targets(config, score, weight, zero, torch.full((2, 2), 0.25))
+    assert found.raw.tolist() == [[-0.25, 0.75], [-0.25, -0.25]]
+    assert found.target.tolist() == [[0.0, 0.5], [0.0, 0.0]]
+    assert found.advantage.mean().item() == pytest.approx(0.0, abs=1e-6)
+
+
+def test_an_estimator_that_asks_for_too_much_is_refused() -> None:
+    with pytest.raises(InputError, match=r"own_tasks:discounted: names value; set model\.critic"):
+        check_estimator(from_dict({"algo": "own_tasks:discounted"}))
+    check_estimator(from_dict({"algo": "own_tasks:discounted", "model": {"critic": "head"}}))
+    with pytest.raises(InputError, match="'temperature'; an estimator may name score, reward, "):
+        check_estimator(from_dict({"algo": own().greedy}))
+    nothing = torch.zeros(2, 3)
+    with pytest.raises(InputError, match=r"expected advantages \[2\] or \[2, 3\], alone or with"):
+        token_targets(from_dict({"algo": own().flat}), nothing[:, 0], nothing, nothing, nothing)
+
+
+def test_an_estimator_trains_from_python_a_file_and_the_command_line(here: Path) -> None:
+    pytest.importorskip("transformers")
+    ESTIMATORS.register("halved")(own().halved)
+    (here / "mine.yaml").write_text("algo: own_tasks:halved\n")
+    with pytest.raises(UntrustedCodeError, match="algo own_tasks:halved"):
+        require_trust(to_dict(from_dict({"algo": "own_tasks:halved"})), "x")
+    *_, last = train_language({"algo": "halved", **TINY}, here / "runs", "one")
+    assert "train/explained_variance" not in last.metrics
+    assert main(["train", "language", "--config", "mine.yaml", "--trust-code", *FLAGS]) == 0
+    words = ["--algo", "own_tasks:discounted", "--model.critic", "head", *FLAGS]
+    assert main(["train", "language", *words, "--name", "two"]) == 0
+    stored = {name: read_config(here / "runs" / name / "seed-0") for name in ("one", "mine", "two")}
+    assert [stored[name]["algo"] for name in ("one", "mine")] == ["own_tasks:halved"] * 2
+    assert stored["two"]["algo"] == "own_tasks:discounted"

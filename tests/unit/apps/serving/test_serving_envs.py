@@ -33,7 +33,7 @@ from keel.apps.serving.vector import LATENCY_SCALE, vector_env
 from keel.apps.serving.vector_clusters import VectorClusters
 from keel.cli import main
 from keel.config import from_dict
-from keel.config.options import named_values
+from keel.config.values import named_values
 from keel.envs import make_envs
 from keel.errors import InputError
 from keel.keys import MASK

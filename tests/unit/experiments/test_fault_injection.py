@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from keel.config import Faults
-from keel.experience.faults import broken, interleaved
 from keel.experience.rollout import Rollout
+from keel.experiments.fault_injection import broken, interleaved
 from keel.functional import gae, kl_estimate
 from keel.keys import MASK
 
@@ -110,3 +113,16 @@ def test_the_gain_is_on_rewards_alone() -> None:
 def test_without_faults_the_rollout_is_the_one_that_was_sampled() -> None:
     rollout = taken([1, 1], 0)
     assert broken(rollout, Faults()) is rollout
+
+
+@pytest.mark.parametrize("faults", ["", "--faults.reward-gain 2"])
+def test_only_a_run_with_faults_loads_the_module(faults: str, tmp_path: Path) -> None:
+    words = ["train", "CartPole-v1", "--total-steps", "64", "--envs.num", "4", "--quiet"]
+    words += ["--rollout-steps", "16", "--region.minibatch", "32", "--runs", str(tmp_path)]
+    words += faults.split()
+    code = (
+        f"import sys; from keel.cli import main; assert main({words!r}) == 0; "
+        "print('keel.experiments' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.stdout.split()[-1] == str(bool(faults)), found.stderr
