@@ -234,6 +234,17 @@ def test_a_network_of_ones_own_gives_its_outputs(here: Path) -> None:
     assert last.metrics["train/kl_exact"] <= 0.05
 
 
+def test_it_is_not_exported(here: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    from keel.training.export import export_onnx
+
+    given = settings(imported().Beta, total_steps=64)
+    finish(iterate("Pendulum-v1", runs=here / "runs", name="mine", **given))
+    with pytest.raises(InputError, match="export: Beta is no distribution of Keel's"):
+        export_onnx(open_policy(here / "runs" / "mine"), here / "policy.onnx")
+
+
 def with_parts(**parts: Any) -> Any:
     """A categorical with other parts."""
     return lambda action_space: type("Odd", (Categorical,), parts)(int(action_space.n))
