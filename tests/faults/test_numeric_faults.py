@@ -15,7 +15,7 @@ from gymnasium import spaces
 from safetensors.torch import load_file
 
 from keel import resources
-from keel.algorithms.optimizer import StepResult, initial_opt_state, make_step
+from keel.algorithms.optimizer import Minibatch, StepResult, initial_opt_state, make_step
 from keel.algorithms.ppo import PPO
 from keel.config import Advantage, Config, from_dict
 from keel.envs import BadStepError, make_envs
@@ -275,6 +275,6 @@ def test_the_eager_step_skips_what_is_not_finite_as_well() -> None:
     before = initial_opt_state(agent.initial)
     active = torch.ones(1, dtype=torch.bool)
     hparams = initial_state(session).hparams.tensor()
-    result = step(before, rows, torch.arange(4), torch.ones(4), hparams, active)
+    result = step(before, Minibatch(rows, torch.arange(4), torch.ones(4), hparams, active))
     assert not result.applied.item()
     assert torch.equal(result.opt_state.params, before.params)

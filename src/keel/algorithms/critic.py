@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from keel.algorithms.optimizer import Step
+from keel.algorithms.optimizer import Minibatch, Step
 from keel.errors import InputError
 from keel.experience.batch import Batch, chunks, in_order
 from keel.functional.reduce import aggregate, denominator
@@ -129,7 +129,8 @@ def _sweep(step: Step) -> Sweep:
         active = torch.ones(1, dtype=torch.bool, device=device)
         measured = []
         for index, real in in_order(order, minibatch):
-            result = step(own, batch, index.to(device), real.to(device), hparams, active)
+            chosen = index.to(device), real.to(device)
+            result = step(own, Minibatch(batch, *chosen, hparams, active))
             own = result.opt_state
             measured.append(torch.stack([result.statistics.value_loss, result.gradient_norm], 1))
         return own, torch.cat(measured)

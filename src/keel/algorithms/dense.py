@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from keel.algorithms.optimizer import BETAS, EPSILON, Step, StepResult
+from keel.algorithms.optimizer import BETAS, EPSILON, Minibatch, Step, StepResult
 from keel.distributions.actions import Gaussian
 from keel.experience.batch import Batch, DemoBatch
 from keel.keys import MASK
@@ -40,14 +40,8 @@ def make_dense_step(agent: Agent, objective: Objective, *, max_grad_norm: float)
     gradient_of = _Gradient(agent, objective, kernels)
     policy_columns = agent.policy_columns.numpy()
 
-    def step(
-        opt_state: OptimizerState,
-        rows: Batch,
-        index: Tensor,
-        real: Tensor,
-        hparams: Tensor,
-        active: Tensor,
-    ) -> StepResult:
+    def step(opt_state: OptimizerState, minibatch: Minibatch) -> StepResult:
+        rows, index, real, hparams, active = minibatch
         gradient, statistics = gradient_of(opt_state.params.numpy()[0], rows, index, real, hparams)
         norm = float(statistics[kernels.NORM])
         moves = math.isfinite(norm) and bool(active.item())

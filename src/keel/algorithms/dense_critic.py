@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from keel.algorithms.dense import critic_numbers
-from keel.algorithms.optimizer import BETAS, EPSILON, StepResult
+from keel.algorithms.optimizer import BETAS, EPSILON, Minibatch, StepResult
 from keel.experience.batch import Batch
 from keel.losses.ppo import Statistics
 from keel.networks.actor_critic import FEATURES, SeparateActorCritic
@@ -80,16 +80,9 @@ class DenseCriticStep:
         steps = torch.full_like(own.steps, age)
         return OptimizerState(params, first, second, steps), torch.from_numpy(measured).float()
 
-    def __call__(
-        self,
-        opt_state: OptimizerState,
-        rows: Batch,
-        index: Tensor,
-        real: Tensor,
-        hparams: Tensor,
-        active: Tensor,
-    ) -> StepResult:
+    def __call__(self, opt_state: OptimizerState, minibatch: Minibatch) -> StepResult:
         """Take one minibatch; `real` must be 1 for its first rows and 0 for padding after them."""
+        rows, index, real, hparams, active = minibatch
         count = int(real.sum())
         moved, measured = opt_state, torch.zeros(1, 2)
         if count and bool(active.item()):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from keel.algorithms.optimizer import joined_metrics
 from keel.experience.batch import Batch, Experience, Targets
 from keel.losses.ppo import Objective
 from keel.losses.token import TokenObjective
@@ -98,11 +98,6 @@ class _Member:
 def _joined(agent: Agent, reports: list[UpdateReport]) -> UpdateReport:
     """Average over agents; the largest of what warns, the sum of what counts."""
     tables = [report.metrics for report in reports]
-    metrics = {key: math.fsum(table[key] for table in tables) / len(tables) for key in tables[0]}
-    metrics["train/gate_log_ratio"] = max(table["train/gate_log_ratio"] for table in tables)
-    for key in ("train/non_finite_gradients", "error/non_finite_ratio_count"):
-        if key in metrics:
-            metrics[key] *= len(tables)
     own = {
         key: agent.of_agents(torch.tensor([table[key] for table in tables], dtype=torch.float64))
         for key in ("train/policy_loss", "train/value_loss", "train/clip_fraction")
@@ -116,6 +111,6 @@ def _joined(agent: Agent, reports: list[UpdateReport]) -> UpdateReport:
         torch.cat([report.alpha for report in reports]),
         "rejected" if rejected else "accepted",
         ", ".join(sorted({report.reason for report in reports if report.reason})),
-        metrics,
+        joined_metrics(tables),
         own,
     )

@@ -6,7 +6,8 @@ that is about three times faster than eager, where Python between small operatio
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -36,11 +37,41 @@ class StepResult(NamedTuple):
     """`[G]` bool: a non-finite gradient is never applied, a stopped group never moved"""
 
 
-Step = Callable[[OptimizerState, Batch, Tensor, Tensor, Tensor, Tensor], StepResult]
+class Minibatch(NamedTuple):
+    """What a step learns from, and how."""
+
+    rows: Batch
+    """all rows of the update"""
+    chosen: Tensor
+    """`[B]`: the rows of this minibatch"""
+    real: Tensor
+    """`[B]`: 0 for padding"""
+    hparams: Tensor
+    """values in the order of `HPARAM_INDEX`"""
+    active: Tensor
+    """`[G]` bool: the groups that may move"""
+
+    @property
+    def taken(self) -> Batch:
+        """Its own rows."""
+        return self.rows.take(self.chosen, self.real)
+
+
+Step = Callable[[OptimizerState, Minibatch], StepResult]
 Loss = Callable[..., tuple[Tensor, Statistics]]
 """(agent, parameters, minibatch, hyperparameters) → the loss per group, and statistics;
 of micro-batches with `total`, what the whole minibatch is divided by."""
 Total = Callable[[Tensor], tuple[Tensor, Statistics]]
+
+
+def joined_metrics(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Average over agents; the largest of what warns, the sum of what counts."""
+    metrics = {key: math.fsum(table[key] for table in tables) / len(tables) for key in tables[0]}
+    metrics["train/gate_log_ratio"] = max(table["train/gate_log_ratio"] for table in tables)
+    for key in ("train/non_finite_gradients", "error/non_finite_ratio_count"):
+        if key in metrics:
+            metrics[key] *= len(tables)
+    return metrics
 
 
 def initial_opt_state(params: Tensor) -> OptimizerState:
@@ -59,8 +90,7 @@ def make_step(
     micro: int | None = None,
     workers: int = 1,
 ) -> Step:
-    """Return a function from (optimizer state, all rows, row numbers, padding mask,
-    hyperparameters, active groups) to a result.
+    """Return one step of Adam on an objective.
 
     Args:
         agent: the agent.
@@ -74,14 +104,8 @@ def make_step(
     critic_columns = agent.layout.columns("critic").to(agent.initial.device)
     gradient_of = _Gradient(agent, objective, compiled, micro, workers)
 
-    def step(
-        opt_state: OptimizerState,
-        rows: Batch,
-        index: Tensor,
-        real: Tensor,
-        hparams: Tensor,
-        active: Tensor,
-    ) -> StepResult:
+    def step(opt_state: OptimizerState, minibatch: Minibatch) -> StepResult:
+        rows, index, real, hparams, active = minibatch
         if workers > 1:  # rows of a group stay together, and share the reading of their prompt
             index, order = index.sort()
             real = real[order]

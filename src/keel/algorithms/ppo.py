@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from keel.algorithms.optimizer import Loss, Step, StepResult, initial_opt_state
+from keel.algorithms.optimizer import Loss, Minibatch, Step, StepResult, initial_opt_state
 from keel.errors import KeelError
 from keel.experience.batch import Batch, Experience, minibatches
 from keel.losses.ppo import Objective, Statistics
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 EarlyStop = Literal["off", "minibatch", "epoch"]
 STOP_FACTOR = 1.5
 """Early stopping sets in at 1.5 × target."""
+MEANS = ("policy_loss", "value_loss", "clip_fraction")
+"""Statistics whose means are metrics, also of every agent for itself."""
 PENALTIES = {
     "entropy_coef": "the entropy bonus",
     "kl_coef": "the KL penalty",
@@ -88,7 +90,11 @@ class PPO:
 
             pulled = pull(self.agent, opt_state.params, batch, hparams)
             hparams = hparams if self.limit is None else self.limit(hparams, pulled)
-        progress = _Progress.begin(opt_state, hparams)
+        device = opt_state.params.device
+        active = torch.ones(opt_state.params.shape[0], dtype=torch.bool, device=device)
+        progress = _Progress(
+            opt_state, hparams.tensor().to(device), hparams.temperature, active, []
+        )
         for epoch in range(self.epochs):
             if epoch and self.recompute_advantages:
                 anew = experience.by_critic(progress.opt_state.params)
@@ -112,7 +118,9 @@ class PPO:
         """Take all minibatches once, or as many as early stopping lets pass."""
         device, first = batch.weight.device, len(progress.records)
         for index, real in minibatches(batch.rows, self.minibatch, rng):
-            progress = self._minibatch(progress, batch, index.to(device), real.to(device))
+            chosen = index.to(device), real.to(device)
+            minibatch = Minibatch(batch, *chosen, progress.hparams, progress.active)
+            progress = self._minibatch(progress, minibatch)
             if self.early_stop == "minibatch" and not progress.active.any():
                 break
         active, kl = progress.active, progress.records[-1].statistics.kl
@@ -127,16 +135,14 @@ class PPO:
             stop_kl=kl.max().item() if stopped else math.nan,
         )
 
-    def _minibatch(
-        self, progress: _Progress, batch: Batch, index: Tensor, real: Tensor
-    ) -> _Progress:
+    def _minibatch(self, progress: _Progress, minibatch: Minibatch) -> _Progress:
         """Take one step, for every group that did not stop."""
         before, active, skipped = progress.opt_state, progress.active, progress.skipped
-        result = self.step(before, batch, index, real, progress.hparams, active)
-        gap = progress.gap if progress.records else self._gate(result, batch, index, real, progress)
+        result = self.step(before, minibatch)
+        gap = progress.gap if progress.records else self._gate(result, minibatch, progress)
         if not math.isfinite(result.gradient_norm.sum().item()):
             skipped += 1
-            _check_finite(result, before, batch.take(index, real), skipped)
+            _check_finite(result, before, minibatch.taken, skipped)
         after, over = result.opt_state, None
         if self.early_stop == "minibatch":
             over = self._over(self.agent.worst(result.statistics.kl))
@@ -146,15 +152,13 @@ class PPO:
         progress.records.append(_StepRecord(result.statistics, result.gradient_norm))
         return progress._replace(opt_state=after, active=active, skipped=skipped, gap=gap)
 
-    def _gate(
-        self, result: StepResult, batch: Batch, index: Tensor, real: Tensor, progress: _Progress
-    ) -> float:
+    def _gate(self, result: StepResult, minibatch: Minibatch, progress: _Progress) -> float:
         """Return the largest |log-ratio| of the first minibatch, before its step."""
         gap = result.statistics.log_ratio_max.max().item()
         if gap <= GATE:
             return gap
-        params, first = progress.opt_state.params, batch.take(index, real)
-        replayed = replay_gap(self.agent, params, first, progress.temperature)
+        params, temperature = progress.opt_state.params, progress.temperature
+        replayed = replay_gap(self.agent, params, minibatch.taken, temperature)
         check_objective(gap, replayed, self.gate)
         return max(gap, replayed) if math.isfinite(gap) else replayed
 
@@ -165,8 +169,8 @@ class PPO:
     def _report(
         self, progress: _Progress, hparams: HyperParams, batch: Batch, pulled: Pull | None
     ) -> UpdateReport:
-        stopped, records = progress.stopped_at >= 0, progress.records
-        metrics = _summary(records, self.max_grad_norm)
+        stopped, statistics = progress.stopped_at >= 0, _stacked(progress.records)
+        metrics = _summary(progress.records, statistics, self.max_grad_norm)
         complete = not stopped or self.early_stop == "epoch"
         metrics["train/epochs"] = float(progress.epochs if complete else progress.epochs - 1)
         metrics["train/early_stop_epoch"] = float(progress.stopped_at) if stopped else math.nan
@@ -175,12 +179,14 @@ class PPO:
         if pulled is not None:
             from keel.losses.demos import cloning_metrics
 
-            cloned = torch.stack([t.statistics.bc_loss for t in records]).mean().item()
+            cloned = statistics.bc_loss.mean().item()
             metrics |= cloning_metrics(pulled, hparams, metrics["train/policy_loss"], cloned)
         groups = progress.opt_state.params.shape[0]
         nothing = torch.zeros(groups, dtype=torch.float64)
         whole_step = torch.ones(groups, dtype=torch.float64)
-        own = {} if batch.group_axis is None else _by_agent(records)
+        own = {}
+        if batch.group_axis is not None:
+            own = {f"train/{x}": getattr(statistics, x).mean(0).double().cpu() for x in MEANS}
         return UpdateReport(nothing, nothing, whole_step, metrics=metrics, agents=own)
 
 
@@ -210,13 +216,6 @@ class _Progress(NamedTuple):
     """the epoch in which all groups stopped"""
     stop_kl: float = math.nan
 
-    @staticmethod
-    def begin(opt_state: OptimizerState, hparams: HyperParams) -> _Progress:
-        """Return an update before its first step."""
-        groups, device = opt_state.params.shape[0], opt_state.params.device
-        active = torch.ones(groups, dtype=torch.bool, device=device)
-        return _Progress(opt_state, hparams.tensor().to(device), hparams.temperature, active, [])
-
 
 def _check_finite(result: StepResult, state: OptimizerState, batch: Batch, skipped: int) -> None:
     """Raise after too many steps that were not taken, or if the loss is not finite."""
@@ -243,38 +242,24 @@ def _where(condition: Tensor, a: OptimizerState, b: OptimizerState) -> Optimizer
     return OptimizerState(*(torch.where(rows, x, y) for x, y in zip(a, b, strict=True)))
 
 
-def _by_agent(records: list[_StepRecord]) -> dict[str, Tensor]:
-    """Average over minibatches, `[A]` each."""
-
-    def mean(values: list[Tensor]) -> Tensor:
-        return torch.stack(values).mean(0).double().cpu()
-
-    statistics = [result.statistics for result in records]
-    return {
-        "train/policy_loss": mean([s.policy_loss for s in statistics]),
-        "train/value_loss": mean([s.value_loss for s in statistics]),
-        "train/clip_fraction": mean([s.clip_fraction for s in statistics]),
-    }
-
-
-def _summary(records: list[_StepRecord], max_grad_norm: float) -> dict[str, float]:
+def _summary(
+    records: list[_StepRecord], statistics: Statistics, max_grad_norm: float
+) -> dict[str, float]:
     """Average over minibatches and groups; counts are summed."""
-
-    def mean(values: list[Tensor]) -> float:
-        return torch.stack(values).mean().item()
-
-    statistics = [result.statistics for result in records]
-    norms = torch.stack([result.gradient_norm for result in records])
+    norms = torch.stack([record.gradient_norm for record in records])
     return {
-        "train/loss": mean([s.loss for s in statistics]),
-        "train/policy_loss": mean([s.policy_loss for s in statistics]),
-        "train/value_loss": mean([s.value_loss for s in statistics]),
-        "train/clip_fraction": mean([s.clip_fraction for s in statistics]),
+        **{f"train/{name}": getattr(statistics, name).mean().item() for name in ("loss", *MEANS)},
         "train/gradient_norm": norms[torch.isfinite(norms)].mean().item(),
         "train/gradient_clipped": (norms > max_grad_norm).double().mean().item(),
         "train/non_finite_gradients": float((~torch.isfinite(norms)).sum().item()),
-        "error/non_finite_ratio_count": sum(s.non_finite.sum().item() for s in statistics),
+        "error/non_finite_ratio_count": statistics.non_finite.sum().item(),
     }
+
+
+def _stacked(records: list[_StepRecord]) -> Statistics:
+    """Return the statistics of all minibatches, `[M, G]` each."""
+    fields = zip(*(record.statistics for record in records), strict=True)
+    return Statistics(*(torch.stack(x) for x in fields))
 
 
 def check_penalties(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from keel.algorithms.optimizer import Step
+from keel.algorithms.optimizer import Minibatch, Step
 from keel.distributions.vocabulary import Vocabulary
 from keel.experience.batch import Batch, minibatches
 from keel.functional.reduce import aggregate, denominator
@@ -69,7 +69,7 @@ def one_pass(
     losses = []
     for index, real in minibatches(batch.rows, size, rng):
         index, real = index.to(state.params.device), real.to(state.params.device)
-        result = step(state, batch, index, real, hparam_values, active)
+        result = step(state, Minibatch(batch, index, real, hparam_values, active))
         state = result.opt_state
         losses.append(result.statistics.loss.item())
     return state, sum(losses) / len(losses)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from keel.algorithms.critic import CriticFit, require_critic
-from keel.algorithms.optimizer import Step, initial_opt_state
+from keel.algorithms.optimizer import Step, initial_opt_state, joined_metrics
 from keel.experience.batch import Batch, Experience, chunks, take, take_rows
 from keel.functional.natural import ConjugateGradient, LineSearch, conjugate_gradient, line_search
 from keel.functional.ratio import policy_ratio
@@ -353,10 +353,7 @@ def _report(attempts: list[Attempt], tables: list[dict[str, float]]) -> UpdateRe
     accepted = torch.tensor([float(o.step is not None) for o in attempts], dtype=torch.float64)
     nothing = torch.zeros(len(attempts), dtype=torch.float64)
     rows = [table | attempt.metrics for table, attempt in zip(tables, attempts, strict=True)]
-    metrics = {key: math.fsum(row[key] for row in rows) / len(rows) for key in rows[0]}
-    metrics["train/gate_log_ratio"] = max(row["train/gate_log_ratio"] for row in rows)
-    for key in ("train/non_finite_gradients", "error/non_finite_ratio_count"):
-        metrics[key] *= len(rows)  # counts are sums
+    metrics = joined_metrics(rows)
     verdict: Literal["accepted", "rejected"] = "accepted" if bool(accepted.any()) else "rejected"
     reasons = sorted({o.reason for o in attempts if o.step is None})
     return UpdateReport(

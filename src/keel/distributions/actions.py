@@ -137,34 +137,36 @@ class Dist(Protocol):
         return action
 
 
-def tempered(output: Tensor, mask: Tensor | None, temperature: float | Tensor) -> Tensor:
-    """Return logits at a temperature; illegal outcomes at −inf: no mass there, and no gradient."""
-    logits = output / temperature
-    if mask is None:
-        return logits
-    if mask.shape != logits.shape:
-        raise ShapeError(
-            f"action_mask: expected shape {list(logits.shape)} (one entry per action), "
-            f"got {list(mask.shape)}"
-        )
-    return logits.masked_fill(~mask.bool(), -torch.inf)
-
-
-def gumbel(lead: tuple[int, ...], outputs: int, rng: np.random.Generator) -> Array:
-    """Draw Gumbel noise `[*lead, K]`: the argmax of logits + noise is a draw from their softmax."""
-    noise = rng.standard_exponential((*lead, outputs), dtype=np.float32)
-    np.maximum(noise, np.float32(1e-30), out=noise)
-    return np.negative(np.log(noise, out=noise), out=noise)
-
-
 def legal_logits(output: Array, mask: Array | None, temperature: float = 1.0) -> Array:
     """Return logits at a temperature, −inf where illegal."""
     logits = output if temperature == 1.0 else output / np.float32(temperature)
     return logits if mask is None else np.where(mask, logits, -np.inf)
 
 
+class Logits(Dist):
+    """Choices by logits; illegal outcomes are at −inf: no mass there, and no gradient."""
+
+    def params(self, output: Tensor, mask: Tensor | None, temperature: float | Tensor) -> Tree:
+        """Return logits at a temperature, −inf where illegal."""
+        logits = output / temperature
+        if mask is None:
+            return {"logits": logits}
+        if mask.shape != logits.shape:
+            raise ShapeError(
+                f"action_mask: expected shape {list(logits.shape)} (one entry per action), "
+                f"got {list(mask.shape)}"
+            )
+        return {"logits": logits.masked_fill(~mask.bool(), -torch.inf)}
+
+    def noise(self, lead: tuple[int, ...], rng: np.random.Generator) -> Array:
+        """Draw Gumbel noise: the argmax of logits + noise is a draw from their softmax."""
+        noise = rng.standard_exponential((*lead, self.outputs), dtype=np.float32)
+        np.maximum(noise, np.float32(1e-30), out=noise)
+        return np.negative(np.log(noise, out=noise), out=noise)
+
+
 @dataclass(frozen=True)
-class Categorical(Dist):
+class Categorical(Logits):
     """A choice among `n` actions, some of which a mask may rule out."""
 
     n: int
@@ -175,10 +177,6 @@ class Categorical(Dist):
     def outputs(self) -> int:
         """Number of logits: one per action."""
         return self.n
-
-    def params(self, output: Tensor, mask: Tensor | None, temperature: float | Tensor) -> Tree:
-        """Return logits, −inf where illegal."""
-        return {"logits": tempered(output, mask, temperature)}
 
     def log_prob(self, params: Tree, action: Tensor) -> Tensor:
         """Return log π of integer actions `[*lead]`."""
@@ -197,10 +195,6 @@ class Categorical(Dist):
         """Multiply by the Fisher matrix; illegal actions carry nothing."""
         logits = params["logits"]
         return {"logits": categorical_fisher(logits, tangent["logits"], logits > -torch.inf)}
-
-    def noise(self, lead: tuple[int, ...], rng: np.random.Generator) -> Array:
-        """Draw Gumbel noise."""
-        return gumbel(lead, self.outputs, rng)
 
     def sample(self, output: Array, mask: Array | None, temperature: float, noise: Array) -> Array:
         """Draw actions `[N]`."""

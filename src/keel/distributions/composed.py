@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from keel.distributions.actions import Array, Dist, Gaussian, gumbel, legal_logits, tempered
+from keel.distributions.actions import Array, Dist, Gaussian, Logits, legal_logits
 from keel.functional.divergence import (
     bernoulli_fisher,
     bernoulli_kl,
@@ -25,7 +25,7 @@ INNER = np.float32(0.999)
 
 
 @dataclass(frozen=True)
-class MultiCategorical(Dist):
+class MultiCategorical(Logits):
     """Several independent choices, action `[*lead, len(sizes)]`."""
 
     sizes: tuple[int, ...]
@@ -39,10 +39,6 @@ class MultiCategorical(Dist):
 
     def _parts(self, logits: Tensor) -> tuple[Tensor, ...]:
         return torch.split(logits, list(self.sizes), -1)
-
-    def params(self, output: Tensor, mask: Tensor | None, temperature: float | Tensor) -> Tree:
-        """Return logits, −inf where illegal."""
-        return {"logits": tempered(output, mask, temperature)}
 
     def log_prob(self, params: Tree, action: Tensor) -> Tensor:
         """Return the sum of log π over the choices."""
@@ -71,10 +67,6 @@ class MultiCategorical(Dist):
         ]
         return {"logits": torch.cat(blocks, -1)}
 
-    def noise(self, lead: tuple[int, ...], rng: np.random.Generator) -> Array:
-        """Draw Gumbel noise."""
-        return gumbel(lead, self.outputs, rng)
-
     def sample(self, output: Array, mask: Array | None, temperature: float, noise: Array) -> Array:
         """Draw actions, `[N, len(sizes)]`."""
         return self._likeliest(legal_logits(output, mask, temperature) + noise)
@@ -89,8 +81,8 @@ class MultiCategorical(Dist):
 
 
 @dataclass(frozen=True)
-class Bernoulli(Dist):
-    """`n` independent switches, action `[*lead, n]` of 0 and 1."""
+class Bernoulli(Logits):
+    """`n` independent switches, action `[*lead, n]` of 0 and 1; a masked one stays off."""
 
     n: int
     exact: bool = True
@@ -100,10 +92,6 @@ class Bernoulli(Dist):
     def outputs(self) -> int:
         """Number of logits: one per switch."""
         return self.n
-
-    def params(self, output: Tensor, mask: Tensor | None, temperature: float | Tensor) -> Tree:
-        """Return logits; a masked switch stays off."""
-        return {"logits": tempered(output, mask, temperature)}
 
     def log_prob(self, params: Tree, action: Tensor) -> Tensor:
         """Return the sum of log π over the switches."""

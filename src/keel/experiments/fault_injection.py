@@ -15,14 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from keel.algorithms.optimizer import BETAS, Step, StepResult
+from keel.algorithms.optimizer import BETAS, Minibatch, Step, StepResult
 from keel.algorithms.trpo import Problem
 from keel.config import Faults
 from keel.distributions.actions import Categorical
 from keel.envs import Envs, ObsNormalizer
 from keel.envs import Step as EnvStep
 from keel.errors import InputError
-from keel.experience.batch import Batch
 from keel.experience.collector import Collector
 from keel.experience.rollout import Rollout
 from keel.functional.advantage import Advantages, gae
@@ -267,19 +266,13 @@ def without_adam(step: Step) -> Step:
         step: one step of Adam.
     """
 
-    def descend(
-        opt_state: OptimizerState,
-        rows: Batch,
-        index: Tensor,
-        real: Tensor,
-        hparams: Tensor,
-        active: Tensor,
-    ) -> StepResult:
+    def descend(opt_state: OptimizerState, minibatch: Minibatch) -> StepResult:
         nothing = torch.zeros_like(opt_state.params)
         fresh = opt_state._replace(first=nothing, second=nothing.clone())
-        result = step(fresh, rows, index, real, hparams, active)
+        result = step(fresh, minibatch)
         gradient = result.opt_state.first / (1.0 - BETAS[0])
-        params = opt_state.params - hparams[HPARAM_INDEX["learning_rate"]] * gradient
+        rate = minibatch.hparams[HPARAM_INDEX["learning_rate"]]
+        params = opt_state.params - rate * gradient
         return result._replace(opt_state=result.opt_state._replace(params=params))
 
     return descend

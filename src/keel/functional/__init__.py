@@ -6,15 +6,15 @@ what it learns is in its result. Losses are per element; only `aggregate` averag
 Modules are loaded when one of their names is first used.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from keel.functional import surrogate as surrogate
+from keel.functional import value as value
 from keel.functional.walk_back import WalkBack as WalkBack  # now: a module is called so, too
 from keel.functional.walk_back import walk_back as walk_back
+from keel.imports import lazy_names
 
 if TYPE_CHECKING:  # type checkers may see more than there is in `__all__`
-    from keel.functional import surrogate as surrogate
-    from keel.functional import value as value
     from keel.functional.advantage import *  # noqa: F403
     from keel.functional.cloning import *  # noqa: F403
     from keel.functional.divergence import *  # noqa: F403
@@ -52,16 +52,10 @@ _NAMES = {
     ),
     "vocabulary": "TokenLogProb vocabulary_kl vocabulary_log_prob",
 }
-_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
-__all__ = sorted((*_MODULE_OF, "WalkBack", "surrogate", "value", "walk_back"))
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("surrogate", "value"):
-        return importlib.import_module(f"keel.functional.{name}")
-    if name in _MODULE_OF:
-        return getattr(importlib.import_module(f"keel.functional.{_MODULE_OF[name]}"), name)
-    raise AttributeError(f"module 'keel.functional' has no attribute {name!r}")
+__all__ = sorted(
+    ["WalkBack", "surrogate", "value", "walk_back", *" ".join(_NAMES.values()).split()]
+)
+__getattr__ = lazy_names(__name__, _NAMES)
 
 
 def __dir__() -> list[str]:

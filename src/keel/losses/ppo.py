@@ -83,22 +83,19 @@ class Objective:
         def hparam(name: str) -> Tensor:
             return hparams[HPARAM_INDEX[name]]
 
-        evaluation = agent.evaluate(params, batch.obs, hparam("temperature"))
-        dist = agent.dist
+        dist, temperature = agent.dist, hparam("temperature")
+        evaluation = agent.evaluate(params, batch.obs, temperature)
         log_prob = dist.log_prob(evaluation.dist, batch.action)
-        ratio = policy_ratio(
-            log_prob, batch.log_prob, batch.weight, max_log_ratio=self.max_log_ratio
-        )
-
-        total = denominator(ratio.weight, group_axis=group_axis)
+        bound = self.max_log_ratio
+        ratio = policy_ratio(log_prob, batch.log_prob, batch.weight, max_log_ratio=bound)
+        weight, total = ratio.weight, denominator(ratio.weight, group_axis=group_axis)
 
         def mean(x: Tensor) -> Tensor:
-            return aggregate(
-                x, ratio.weight, group_axis=group_axis, denominator_of_batch=total
-            ).reshape(-1)
+            average = aggregate(x, weight, group_axis=group_axis, denominator_of_batch=total)
+            return average.reshape(-1)
 
         low, high = hparam("clip_low"), hparam("clip_high")
-        given = SurrogateHparams(low, high, self.dual_clip, log_prob, ratio.log_ratio, ratio.weight)
+        given = SurrogateHparams(low, high, self.dual_clip, log_prob, ratio.log_ratio, weight)
         policy = evaluate(self._function, ratio.ratio, batch.advantage, given)
         critic = agent.critic.loss(evaluation.value, batch.target, batch.old_value, self.value_clip)
         policy_loss, value_loss = mean(policy.loss), mean(critic)
@@ -119,9 +116,11 @@ class Objective:
             kl = mean(self._estimate(ratio.raw_log_ratio))
         cloned = nothing
         if batch.demos is not None:
-            cloned = cloning_loss(agent, params, batch.demos, hparam("temperature"))
+            cloned = cloning_loss(agent, params, batch.demos, temperature)
             loss = loss + hparam("bc_coef") * cloned
-        quarantined = ratio.quarantined.to(kl.dtype)
+        lost = aggregate(
+            ratio.quarantined.to(kl.dtype), reduction="token-sum", group_axis=group_axis
+        )
         return loss, Statistics(
             loss=loss.detach(),
             policy_loss=policy_loss.detach(),
@@ -129,10 +128,8 @@ class Objective:
             entropy=entropy.detach(),
             kl=kl.detach(),
             clip_fraction=mean(policy.clipped.to(kl.dtype)),
-            non_finite=aggregate(quarantined, reduction="token-sum", group_axis=group_axis).reshape(
-                -1
-            ),
-            log_ratio_max=_largest(ratio, group_axis),
+            non_finite=lost.reshape(-1),
+            log_ratio_max=largest_log_ratio(ratio, group_axis),
             bc_loss=cloned.detach(),
         )
 
@@ -144,8 +141,8 @@ class Objective:
         return kl_estimate(self.kl_measure, -moved, torch.zeros_like(moved))
 
 
-def _largest(ratio: Ratio, group_axis: int | None) -> Tensor:
-    """Return the largest |log-ratio| per group, `[G]`."""
+def largest_log_ratio(ratio: Ratio, group_axis: int | None = None) -> Tensor:
+    """Return the largest |log-ratio| per group, `[G]`; NaN if any is not finite."""
     size = torch.where(ratio.quarantined, torch.nan, ratio.raw_log_ratio.abs())
     if group_axis is None:
         return size.max().reshape(1)

@@ -23,7 +23,7 @@ from keel.functional.ratio import MAX_LOG_RATIO, Ratio, policy_ratio
 from keel.functional.reduce import Reduction, aggregate, denominator
 from keel.functional.surrogate import Surrogate
 from keel.functional.vocabulary import MAX_ELEMENTS, vocabulary_kl
-from keel.losses.ppo import Statistics
+from keel.losses.ppo import Statistics, largest_log_ratio
 from keel.losses.surrogates import SurrogateFunction, SurrogateHparams, evaluate
 from keel.networks.agent import Agent
 from keel.types import HPARAM_INDEX
@@ -132,7 +132,7 @@ class TokenObjective:
             kl=kl.detach(),
             clip_fraction=mean(policy.clipped.to(loss.dtype)),
             non_finite=ratio.quarantined.sum().to(loss.dtype).reshape(1),
-            log_ratio_max=_largest(ratio),
+            log_ratio_max=largest_log_ratio(ratio),
             bc_loss=torch.zeros_like(loss),
         )
 
@@ -206,9 +206,3 @@ def _held(
     return Surrogate(
         torch.where(chosen, surrogate.loss + penalty, surrogate.loss), surrogate.clipped
     )
-
-
-def _largest(ratio: Ratio) -> Tensor:
-    """Return the largest |log-ratio|, `[1]`; NaN if any is not finite."""
-    size = torch.where(ratio.quarantined, torch.nan, ratio.raw_log_ratio.abs())
-    return size.max().reshape(1)

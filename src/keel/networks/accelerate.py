@@ -21,6 +21,12 @@ COMPILE_PAYS = 12_000
 """Optimizer steps from which compiling (about 20 s, cold) has earned itself back."""
 
 Kind = Literal["kernels", "torch.compile", "torch"]
+PARTS = {
+    "optimizer_step": "optimizer steps",
+    "actor": "acting",
+    "fisher_product": "Fisher products",
+}
+"""What is chosen, as `environment.json` names it, and in words."""
 NARROW = f"a layer is wider than {MAX_SMALL}, or not tanh or relu"
 NO_VECTOR = "observations are no single vector"
 OWN_SPREAD = "log-stds depend on the observation"
@@ -50,19 +56,14 @@ class Acceleration:
 
     def texts(self) -> dict[str, str]:
         """Return the choices in words, as a run's `environment.json` names them."""
-        parts = {"optimizer_step": self.step, "actor": self.actor, "fisher_product": self.fisher}
-        return {name: str(choice) for name, choice in parts.items() if choice is not None}
+        choices = zip(PARTS, (self.step, self.actor, self.fisher), strict=True)
+        return {name: str(choice) for name, choice in choices if choice is not None}
 
 
 def slow_lines(choices: Mapping[str, object]) -> list[str]:
     """Return a line for each of `Acceleration.texts` that kernels do not take."""
-    names = {
-        "optimizer_step": "optimizer steps",
-        "actor": "acting",
-        "fisher_product": "Fisher products",
-    }
-    shown = {name: str(choices.get(name, "kernels")) for name in names}
-    return [f"{names[name]}: {text}" for name, text in shown.items() if text != "kernels"]
+    slow = [name for name in PARTS if choices.get(name, "kernels") != "kernels"]
+    return [f"{PARTS[name]}: {choices[name]}" for name in slow]
 
 
 def step_obstacle(agent: Agent, objective: Any) -> str:
@@ -159,20 +160,11 @@ def choose_step(
     pays = bool(obstacle) and not ragged and _pays(agent, planned_steps)
     if compile_setting == "on" or (compile_setting == "auto" and pays):
         return Choice("torch.compile", obstacle or "compile is on")
-    return _kernels_unless(obstacle)
+    return kernels_unless(obstacle)
 
 
-def choose_actor(agent: Agent) -> Choice:
-    """Choose what acts."""
-    return _kernels_unless(actor_obstacle(agent))
-
-
-def choose_fisher(agent: Agent) -> Choice:
-    """Choose what multiplies by the Fisher matrix."""
-    return _kernels_unless(fisher_obstacle(agent))
-
-
-def _kernels_unless(obstacle: str) -> Choice:
+def kernels_unless(obstacle: str) -> Choice:
+    """Choose kernels, or torch where there is an obstacle."""
     return Choice("torch" if obstacle else "kernels", obstacle)
 
 

@@ -27,8 +27,8 @@ Activation = Literal["tanh", "relu", "gelu"]
 MAX_SMALL = 256
 """The width above which matrix products are all that counts, and torch's threads help with them."""
 SPACE_KEYS_IGNORED = (MASK,)
-FEATURES, ITEMS, LEGAL = "features", "items", "legal"
-"""Keys of `Agent.critic_inputs`; the last two, if the critic looks at items."""
+FEATURES = "features"
+"""Key of `Agent.critic_inputs`."""
 
 
 class Outputs(NamedTuple):
@@ -110,6 +110,10 @@ class Spaces(NamedTuple):
         """Return the spaces of some keys, in their order."""
         parts = ({k: part[k] for k in keys if k in part} for part in self)
         return Spaces(*parts)  # type: ignore[arg-type]
+
+    def without(self, key: str) -> Spaces:
+        """Return the spaces of all other keys."""
+        return self._replace(shapes={k: x for k, x in self.shapes.items() if k != key})
 
     def flatten(self) -> Flatten:
         """Return the encoder that lays them out in one vector."""

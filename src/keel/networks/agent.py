@@ -18,15 +18,7 @@ from torch import Tensor, nn
 from keel.distributions.actions import Dist
 from keel.errors import InputError
 from keel.keys import CRITIC_HIDDEN_STATE, EPISODE_STARTS, MASK
-from keel.networks.actor_critic import (
-    FEATURES,
-    ITEMS,
-    LEGAL,
-    Outputs,
-    Part,
-    Scalar,
-    SeparateActorCritic,
-)
+from keel.networks.actor_critic import FEATURES, Outputs, Part, Scalar, SeparateActorCritic
 from keel.types import Tree
 
 if TYPE_CHECKING:
@@ -63,19 +55,11 @@ class Layout:
         """Numbers per parameter."""
         return [shape.numel() for shape in self.shapes]
 
-    def unflatten(self, row: Tensor) -> Tree:
-        """Return the parameters of one row `[P]`, as views."""
-        parts = torch.split(row, self.sizes)  # its backward is a single cat
+    def unflatten(self, params: Tensor) -> Tree:
+        """Return the parameters of one row `[P]`, or of several `[A, P]`, as views `[*lead, …]`."""
+        parts = torch.split(params, self.sizes, dim=-1)  # its backward is a single cat
         return {
-            name: part.view(shape)
-            for name, part, shape in zip(self.names, parts, self.shapes, strict=True)
-        }
-
-    def unstack(self, params: Tensor) -> Tree:
-        """Return the parameters of several rows `[A, P]`, each `[A, *shape]`, as views."""
-        parts = torch.split(params, self.sizes, dim=1)
-        return {
-            name: part.view(len(params), *shape)
+            name: part.view(*params.shape[:-1], *shape)
             for name, part, shape in zip(self.names, parts, self.shapes, strict=True)
         }
 
@@ -197,7 +181,7 @@ class Agent:
         """
         assert isinstance(self.network, SeparateActorCritic)
         by_agent = {key: x.movedim(1, 0).contiguous() for key, x in obs.items()}
-        policy, value, _ = self.network.pure(self.layout.unstack(params), by_agent, part)
+        policy, value, _ = self.network.pure(self.layout.unflatten(params), by_agent, part)
         return Outputs(
             None if policy is None else policy.movedim(0, 1),
             None if value is None else value.movedim(0, 1),
@@ -299,9 +283,7 @@ class Agent:
             value = own_outputs(named, inputs)
             return value
         tree = {k.removeprefix("critic."): x for k, x in named.items() if k != UNITS}
-        arguments: list[Tensor | None] = [
-            inputs[key] for key in (FEATURES, ITEMS, LEGAL) if key in inputs
-        ]
+        arguments: list[Tensor | None] = [inputs[FEATURES]]
         if EPISODE_STARTS in inputs:
             arguments += [inputs.get(CRITIC_HIDDEN_STATE), inputs[EPISODE_STARTS]]
         output = torch.func.functional_call(self.network.critic, tree, tuple(arguments))  # type: ignore[arg-type]

@@ -21,7 +21,6 @@ from keel.networks.agent import Agent
 
 if TYPE_CHECKING:
     from keel.networks.critics import Critic
-    from keel.networks.own import OwnActorCritic
 
 
 def build_agent(
@@ -64,7 +63,10 @@ def build_agent(
         network = NETWORKS.get(kind)(Plan(parts, dist, values, config, generator, encoding))
         start_state_std(network, dist, config)
     else:
-        network = own_network(kind, observation, action, dist, returns, config, seed)
+        from keel.networks.own import build_own
+
+        make = NETWORKS.get(kind)
+        network = build_own(make, observation, action, dist, returns, config, seed)
     return Agent(network, dist, critic=returns)
 
 
@@ -78,31 +80,33 @@ class Plan(NamedTuple):
     config: Network
     generator: torch.Generator
     encoding: int = ENCODING
+    critic_parts: Spaces | None = None
+    """what the critic sees, where it is not the same"""
 
     @property
     def head(self) -> Head:
         """The policy's last operation."""
-        return policy_head(self.dist, self.config)
+        dim = 0 if self.config.state_std else self.dist.log_stds
+        log_std = torch.full((dim,), self.config.log_std) if dim else None
+        return Head(self.dist.outputs - dim, log_std)
 
 
 def build_mlp(plan: Plan) -> nn.Module:
     """Build two MLPs, or two with a GRU before their last layers."""
-    parts, _, values, config, generator, _ = plan
+    parts, config, critic = plan.parts, plan.config, plan.critic_parts
     if config.recurrent != "none":
         from keel.networks.kinds import recurrent_network
 
-        return recurrent_network("mlp", parts.flatten(), plan.head, values, config, generator)
+        return recurrent_network("mlp", plan)
     return SeparateActorCritic(
-        parts.flatten(), config.hidden, config.activation, plan.head, values, generator
+        parts.flatten(),
+        config.hidden,
+        config.activation,
+        plan.head,
+        plan.values,
+        plan.generator,
+        None if critic is None else critic.flatten(),
     )
-
-
-def policy_head(dist: Dist, config: Network) -> Head:
-    """Build the policy's last operation."""
-    dim = 0 if config.state_std else dist.log_stds
-    if dim:
-        return Head(dist.outputs - dim, torch.full((dim,), config.log_std))
-    return Head(dist.outputs, None)
 
 
 def start_state_std(network: nn.Module, dist: Dist, config: Network) -> None:
@@ -112,30 +116,6 @@ def start_state_std(network: nn.Module, dist: Dist, config: Network) -> None:
     biases = [p for name, p in network.named_parameters() if name.startswith("actor")]
     with torch.no_grad():
         biases[-1][-dist.log_stds :] = config.log_std
-
-
-def own_network(
-    kind: str,
-    observation: spaces.Space[Any],
-    action: spaces.Space[Any],
-    dist: Dist,
-    returns: Critic,
-    config: Network,
-    seed: int,
-) -> OwnActorCritic:
-    """Build a network from outside."""
-    from keel.networks.own import build_own
-
-    return build_own(
-        NETWORKS.get(kind),
-        observation,
-        action,
-        dist,
-        returns,
-        log_std=config.log_std,
-        recurrent=config.recurrent,
-        seed=seed,
-    )
 
 
 def items_key(shapes: dict[str, tuple[int, ...]], dist: Dist) -> str | None:

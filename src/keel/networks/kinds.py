@@ -5,14 +5,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 
-import torch
 from torch import nn
 
-from keel.config import Network
-from keel.distributions.actions import Dist
-from keel.networks.actor_critic import MLP, Flatten, Head, Spaces
+from keel.networks.actor_critic import MLP, Spaces
 from keel.networks.build import Plan, items_key
 from keel.networks.multi_input import JoinedEncoder, SeparateJoined
 from keel.networks.pointer import PointerActorCritic
@@ -29,98 +25,79 @@ from keel.networks.shared import (
 
 def build_cnn(plan: Plan) -> nn.Module:
     """Build a CNN for one image, or an encoder for images beside other things."""
-    parts, _, values, config, generator, encoding = plan
-    shapes = parts.shapes
-    if parts.images != list(shapes) or len(shapes) != 1:
-        return _joined(parts, plan.head, values, config, generator)
+    shapes = plan.parts.shapes
+    if plan.parts.images != list(shapes) or len(shapes) != 1:
+        return _joined(plan)
     (key,) = shapes
-    convolutions = convolutions_for(shapes[key], config.cnn, encoding)
-    make_cnn = partial(
-        CNN, shapes[key], generator, config.features,
-        convolutions=convolutions, scale=parts.scales[key],
-    )  # fmt: skip
-    return _image_network(key, make_cnn, plan.head, values, config, generator)
+    return _image_network(key, plan)
 
 
 def build_decoupled(plan: Plan) -> nn.Module:
     """Build the decoupled network: a shared projection, then branches of their own."""
-    parts, _, values, config, generator, _ = plan
-    encoder, head = parts.flatten(), plan.head
-    if config.recurrent != "none":
-        return recurrent_network("decoupled", encoder, head, values, config, generator)
-    width = config.hidden[-1]
+    if plan.config.recurrent != "none":
+        return recurrent_network("decoupled", plan)
+    width, generator = plan.config.hidden[-1], plan.generator
 
     def branch(outputs: int, gain: float) -> nn.Module:
         return nn.Sequential(
             Branch(width, generator), MLP((width, outputs), "relu", generator, gain)
         )
 
-    trunk = Projection(encoder.size, config.features, width, generator)
-    return SharedActorCritic(encoder, trunk, branch(head.outputs, 0.01), branch(values, 1.0), head)
+    encoder, head = plan.parts.flatten(), plan.head
+    trunk = Projection(encoder.size, plan.config.features, width, generator)
+    actor, critic = branch(head.outputs, 0.01), branch(plan.values, 1.0)
+    return SharedActorCritic(encoder, trunk, actor, critic, head)
 
 
 def build_pointer(plan: Plan) -> nn.Module:
     """Build a network that scores the rows of a matrix."""
-    parts, dist, values, config, generator, _ = plan
-    if config.recurrent != "none":
-        return recurrent_network("pointer", parts.flatten(), plan.head, values, config, generator)
-    return pointer_network(
-        parts.shapes, parts.shapes, parts.classes, dist, values, config, generator
-    )
-
-
-def pointer_network(
-    actor_shapes: dict[str, tuple[int, ...]],
-    critic_shapes: dict[str, tuple[int, ...]],
-    classes: dict[str, tuple[int, ...]],
-    dist: Dist,
-    values: int,
-    config: Network,
-    generator: torch.Generator,
-) -> PointerActorCritic:
-    key = items_key(actor_shapes, dist)
+    if plan.config.recurrent != "none":
+        return recurrent_network("pointer", plan)
+    shapes = plan.parts.shapes
+    key = items_key(shapes, plan.dist)
     assert key is not None
-    others = [{k: v for k, v in x.items() if k != key} for x in (actor_shapes, critic_shapes)]
+    critic = plan.critic_parts
     return PointerActorCritic(
-        Flatten(others[0], classes),
+        plan.parts.without(key).flatten(),
         key,
-        (actor_shapes[key][0], actor_shapes[key][1]),
-        dist.outputs,
-        config.hidden,
-        config.activation,
-        values,
-        generator,
-        None if critic_shapes == actor_shapes else Flatten(others[1], classes),
+        (shapes[key][0], shapes[key][1]),
+        plan.dist.outputs,
+        plan.config.hidden,
+        plan.config.activation,
+        plan.values,
+        plan.generator,
+        None if critic is None else critic.without(key).flatten(),
     )
 
 
-def _image_network(
-    key: str,
-    make_cnn: Callable[[], nn.Module],
-    head: Head,
-    values: int,
-    config: Network,
-    generator: torch.Generator,
-) -> nn.Module:
+def _image_network(key: str, plan: Plan) -> nn.Module:
     """Build a network for one image: a CNN for both, or one each, before their last layers."""
-    image, width = Image(key), config.features
+    parts, config, generator = plan.parts, plan.config, plan.generator
+    shape, width = parts.shapes[key], config.features
+    convolutions = convolutions_for(shape, config.cnn, plan.encoding)
+
+    def make_cnn() -> nn.Module:
+        scale = parts.scales[key]
+        return CNN(shape, generator, width, convolutions=convolutions, scale=scale)
+
     trunk = make_cnn() if config.share else nn.Identity()
     body = nn.Identity if config.share else make_cnn
     if config.recurrent != "none":
-        return _recurrent_actor_critic(image, trunk, body, width, head, values, config, generator)
+        return _recurrent_actor_critic(Image(key), trunk, body, width, plan)
 
     def branch(outputs: int, gain: float) -> nn.Module:
         features = body()
         last = MLP((width, outputs), "relu", generator, gain)
         return last if config.share else nn.Sequential(features, last)
 
-    return SharedActorCritic(image, trunk, branch(head.outputs, 0.01), branch(values, 1.0), head)
+    head = plan.head
+    actor, critic = branch(head.outputs, 0.01), branch(plan.values, 1.0)
+    return SharedActorCritic(Image(key), trunk, actor, critic, head)
 
 
-def _joined(
-    parts: Spaces, head: Head, values: int, config: Network, generator: torch.Generator
-) -> nn.Module:
+def _joined(plan: Plan) -> nn.Module:
     """Build a network for images beside other things: one or two encoders, then the MLPs."""
+    parts, config, generator = plan.parts, plan.config, plan.generator
     encoders = [
         JoinedEncoder(parts, generator, config.features, config.cnn)
         for _ in range(1 if config.share else 2)
@@ -133,77 +110,55 @@ def _joined(
 
     if config.recurrent != "none":
         sizes, gain = (width, *config.hidden), math.sqrt(2.0)
-        return _recurrent_actor_critic(
-            parts.flatten(),
-            trunk,
-            lambda: behind(MLP(sizes, act, generator, gain, act_last=True)),
-            config.hidden[-1],
-            head,
-            values,
-            config,
-            generator,
-        )
+
+        def body() -> nn.Module:
+            return behind(MLP(sizes, act, generator, gain, act_last=True))
+
+        return _recurrent_actor_critic(parts.flatten(), trunk, body, config.hidden[-1], plan)
+    head = plan.head
     actor = behind(MLP((width, *config.hidden, head.outputs), act, generator, 0.01))
-    critic = behind(MLP((width, *config.hidden, values), act, generator, 1.0))
+    critic = behind(MLP((width, *config.hidden, plan.values), act, generator, 1.0))
     return SharedActorCritic(parts.flatten(), trunk, actor, critic, head)
 
 
-def joined_apart(
-    actor_parts: Spaces,
-    critic_parts: Spaces,
-    head: Head,
-    values: int,
-    config: Network,
-    generator: torch.Generator,
-) -> SeparateJoined:
+def joined_apart(plan: Plan) -> SeparateJoined:
     """Build networks of one of several agents, whose critic may see more than its actor."""
+    config, generator, head = plan.config, plan.generator, plan.head
 
     def tower(parts: Spaces, outputs: int, gain: float) -> nn.Module:
         encoder = JoinedEncoder(parts, generator, config.features, config.cnn)
         sizes = (encoder.size, *config.hidden, outputs)
         return nn.Sequential(encoder, MLP(sizes, config.activation, generator, gain))
 
-    actor, critic = tower(actor_parts, head.outputs, 0.01), tower(critic_parts, values, 1.0)
-    return SeparateJoined(actor_parts.flatten(), critic_parts.flatten(), actor, critic, head)
+    critic_parts = plan.critic_parts or plan.parts
+    actor, critic = tower(plan.parts, head.outputs, 0.01), tower(critic_parts, plan.values, 1.0)
+    return SeparateJoined(plan.parts.flatten(), critic_parts.flatten(), actor, critic, head)
 
 
-def recurrent_network(
-    kind: str,
-    encoder: Flatten,
-    head: Head,
-    values: int,
-    config: Network,
-    generator: torch.Generator,
-) -> RecurrentActorCritic:
+def recurrent_network(kind: str, plan: Plan) -> RecurrentActorCritic:
     """Build the MLP or the decoupled network with a GRU before the last layers."""
+    encoder, config, generator = plan.parts.flatten(), plan.config, plan.generator
     width, sizes = config.hidden[-1], (encoder.size, *config.hidden)
+    trunk: nn.Module = nn.Identity()
     if kind == "decoupled":
-        trunk: nn.Module = Projection(encoder.size, config.features, width, generator)
+        trunk = Projection(encoder.size, config.features, width, generator)
 
-        def body() -> nn.Module:
+    def body() -> nn.Module:
+        if kind == "decoupled":
             return Branch(width, generator)
-    else:
-        trunk = nn.Identity()
+        return MLP(sizes, config.activation, generator, math.sqrt(2.0), act_last=True)
 
-        def body() -> nn.Module:
-            return MLP(sizes, config.activation, generator, math.sqrt(2.0), act_last=True)
-
-    return _recurrent_actor_critic(encoder, trunk, body, width, head, values, config, generator)
+    return _recurrent_actor_critic(encoder, trunk, body, width, plan)
 
 
 def _recurrent_actor_critic(
-    encoder: nn.Module,
-    trunk: nn.Module,
-    body: Callable[[], nn.Module],
-    width: int,
-    head: Head,
-    values: int,
-    config: Network,
-    generator: torch.Generator,
+    encoder: nn.Module, trunk: nn.Module, body: Callable[[], nn.Module], width: int, plan: Plan
 ) -> RecurrentActorCritic:
+    config, head = plan.config, plan.head
+
     def tower(name: str, outputs: int, gain: float) -> Tower:
         hidden_size = config.recurrent_size if config.recurrent in (name, "both") else None
-        return Tower(body(), width, outputs, hidden_size, generator, gain)
+        return Tower(body(), width, outputs, hidden_size, plan.generator, gain)
 
-    actor, critic = tower("actor", head.outputs, 0.01), tower("critic", values, 1.0)
+    actor, critic = tower("actor", head.outputs, 0.01), tower("critic", plan.values, 1.0)
     return RecurrentActorCritic(encoder, trunk, actor, critic, head)

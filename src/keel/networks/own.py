@@ -26,6 +26,7 @@ import torch
 from gymnasium import Space, spaces
 from torch import Tensor, nn
 
+from keel.config import Network
 from keel.distributions.actions import Dist
 from keel.errors import InputError
 from keel.keys import MASK
@@ -171,9 +172,7 @@ def build_own(
     action: Space[Any],
     dist: Dist,
     returns: Critic,
-    *,
-    log_std: float,
-    recurrent: str,
+    config: Network,
     seed: int,
 ) -> OwnActorCritic:
     """Make a network from outside, try it on zeros, and find what each of its parameters is for.
@@ -184,15 +183,14 @@ def build_own(
         action: action space.
         dist: distribution of the action space.
         returns: meaning of the critic's outputs.
-        log_std: initial log-std, where the network gives means alone.
-        recurrent: `network.recurrent`.
+        config: settings of the network.
         seed: of the initial weights.
 
     Raises:
         InputError: in one line, where the network is none that Keel can train.
     """
     name = f"network.kind {getattr(make, '__qualname__', type(make).__qualname__)}"
-    if recurrent != "none":
+    if config.recurrent != "none":
         raise InputError(f"{name}: a network of your own goes without network.recurrent")
     if not callable(make):
         raise InputError(f"{name}: expected a callable (observation_space, action_space)")
@@ -205,7 +203,7 @@ def build_own(
     _refuse_random(name, network)
     sample = {key: _zeros(space) for key, space in parts.items()}
     with torch.enable_grad():
-        outputs = _try(name, network, sample, dist, returns, log_std)
+        outputs = _try(name, network, sample, dist, returns, config.log_std)
         network.weights = _weights(network, outputs)
     again = network(sample)
     if not (_equal(outputs.policy, again.policy) and _equal(outputs.value, again.value)):

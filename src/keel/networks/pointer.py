@@ -18,8 +18,6 @@ from torch.nn.functional import linear
 from keel.keys import MASK
 from keel.networks.actor_critic import (
     FEATURES,
-    ITEMS,
-    LEGAL,
     MLP,
     Activation,
     Flatten,
@@ -29,6 +27,9 @@ from keel.networks.actor_critic import (
     orthogonal,
 )
 from keel.types import Tree
+
+ITEMS, LEGAL = "items", "legal"
+"""Keys of what a critic sees that looks at items, beside `FEATURES`."""
 
 
 class Embedding(nn.Module):
@@ -88,9 +89,7 @@ class Scorer(nn.Module):
     """An actor that scores items: `each` logits for every item, then `others` that belong to none.
 
     Args:
-        context: numbers C about the whole row.
-        features: numbers F about each item.
-        width: of the embedding.
+        embedding: of the items.
         each: logits per item.
         others: logits of actions without an item (to wait, say).
         act: non-linearity.
@@ -99,17 +98,15 @@ class Scorer(nn.Module):
 
     def __init__(
         self,
-        context: int,
-        features: int,
-        width: int,
+        embedding: Embedding,
         each: int,
         others: int,
         act: Activation,
         generator: torch.Generator,
     ) -> None:
         super().__init__()
-        self.act = activation(act)
-        self.embedding = Embedding(context, features, width, act, generator)
+        self.act, self.embedding = activation(act), embedding
+        width = embedding.second.out_features
         self.score = nn.Linear(width, each)
         orthogonal(self.score, 0.01, generator)
         self.other = None
@@ -135,31 +132,19 @@ class Pooled(nn.Module):
     """A critic of all items together.
 
     Args:
-        context: numbers C about the whole row.
-        features: numbers F about each item.
-        width: of the embedding.
+        embedding: of the items.
         outputs: numbers Q of the critic.
         act: non-linearity.
         generator: source of the initial weights.
     """
 
     def __init__(
-        self,
-        context: int,
-        features: int,
-        width: int,
-        outputs: int,
-        act: Activation,
-        generator: torch.Generator,
+        self, embedding: Embedding, outputs: int, act: Activation, generator: torch.Generator
     ) -> None:
         super().__init__()
-        self.embedding = Embedding(context, features, width, act, generator)
-        self.last = MLP((self.embedding.pooled, width, outputs), act, generator, last_gain=1.0)
-
-    def forward(self, context: Tensor, items: Tensor, legal: Tensor | None = None) -> Tensor:
-        """Return raw values `[B, outputs]`."""
-        named: Tree = {f"critic.{name}": x for name, x in self.named_parameters()}
-        return self.pure(named, "critic", context, items, legal)
+        self.embedding = embedding
+        sizes = (embedding.pooled, embedding.second.out_features, outputs)
+        self.last = MLP(sizes, act, generator, last_gain=1.0)
 
     def pure(
         self, params: Tree, prefix: str, context: Tensor, items: Tensor, legal: Tensor | None
@@ -221,11 +206,15 @@ class PointerActorCritic(nn.Module):
         (self.count, features), width = shape, hidden[-1]
         self.key, self.encoder = key, encoder
         self.each, others = divmod(actions, self.count)
-        self.actor = Scorer(encoder.size, features, width, self.each, others, act, generator)
+
+        def embedding() -> Embedding:
+            return Embedding(encoder.size, features, width, act, generator)
+
+        self.actor = Scorer(embedding(), self.each, others, act, generator)
         self.critic_encoder = critic_encoder
         self.critic: Pooled | MLP
         if critic_encoder is None:
-            self.critic = Pooled(encoder.size, features, width, values, act, generator)
+            self.critic = Pooled(embedding(), values, act, generator)
         else:
             self.critic = MLP((critic_encoder.size, *hidden, values), act, generator, last_gain=1.0)
 
@@ -263,6 +252,12 @@ class PointerActorCritic(nn.Module):
         legal = self._legal(obs)
         inputs = {FEATURES: self.encoder(obs), ITEMS: obs[self.key].float()}
         return inputs if legal is None else inputs | {LEGAL: legal}
+
+    def critic_outputs(self, own: Tree, inputs: Tree) -> Tensor:
+        """Return outputs `[B, Q]` of the critic's own parameters, on a `critic_view`."""
+        if isinstance(self.critic, MLP):
+            return self.critic.pure(own, "critic", inputs[FEATURES])
+        return self.critic.pure(own, "critic", inputs[FEATURES], inputs[ITEMS], inputs.get(LEGAL))
 
     def _legal(self, obs: Tree) -> Tensor | None:
         """Return bool `[B, items]`, true for items with any legal action."""

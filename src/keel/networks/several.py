@@ -10,14 +10,16 @@ from gymnasium import spaces
 from torch import nn
 
 from keel.config import Agents, Network
+from keel.config.common import NETWORKS
 from keel.distributions.actions import Dist
 from keel.errors import InputError
 from keel.keys import AGENT, STATE
-from keel.networks.actor_critic import Flatten, SeparateActorCritic, Spaces
+from keel.networks.actor_critic import Spaces
 from keel.networks.agent import Agent
-from keel.networks.build import kind_of, own_network, policy_head, start_state_std
+from keel.networks.build import Plan, kind_of, start_state_std
 from keel.networks.critics import Critic
-from keel.networks.kinds import joined_apart, pointer_network
+from keel.networks.kinds import joined_apart
+from keel.networks.own import build_own
 
 
 def build_many(
@@ -39,36 +41,19 @@ def build_many(
         )
     rows, members = sharing(agents, many.sharing)
     hidden = {STATE} | (set() if len(rows) < len(agents) else {AGENT})
-    actor_shapes = {key: shape for key, shape in shapes.items() if key not in hidden}
-    critic_shapes = dict(actor_shapes)
-    if many.critic == "central" and STATE in shapes:
-        critic_shapes = {STATE: shapes[STATE], **actor_shapes}
-
-    def network() -> nn.Module:
-        if kind == "pointer":
-            return pointer_network(
-                actor_shapes, critic_shapes, classes, dist, returns.outputs, config, generator
-            )
-        built: nn.Module
-        if kind == "cnn" or parts.of([STATE]).images:
-            views = parts.of(list(actor_shapes)), parts.of(list(critic_shapes))
-            built = joined_apart(
-                *views, policy_head(dist, config), returns.outputs, config, generator
-            )
-        else:
-            built = SeparateActorCritic(
-                Flatten(actor_shapes, classes),
-                config.hidden,
-                config.activation,
-                policy_head(dist, config),
-                returns.outputs,
-                generator,
-                None if critic_shapes == actor_shapes else Flatten(critic_shapes, classes),
-            )
-        start_state_std(built, dist, config)
-        return built
-
-    return _stack([network() for _ in rows], dist, returns, members, rows)
+    sees = [key for key in shapes if key not in hidden]
+    critic_sees = [STATE, *sees] if many.critic == "central" and STATE in shapes else sees
+    own, critics = (parts.of(keys)._replace(classes=classes) for keys in (sees, critic_sees))
+    plan = Plan(own, dist, returns.outputs, config, generator)
+    if critic_sees != sees:
+        plan = plan._replace(critic_parts=critics)
+    joined = kind == "cnn" or (kind == "mlp" and bool(parts.of([STATE]).images))
+    build = joined_apart if joined else NETWORKS.get(kind)
+    networks = [build(plan) for _ in rows]
+    if kind != "pointer":
+        for network in networks:
+            start_state_std(network, dist, config)
+    return _stack(networks, dist, returns, members, rows)
 
 
 def own_many(
@@ -91,8 +76,9 @@ def own_many(
     rows, members = sharing(agents, many.sharing)
     hidden = {STATE} | (set() if len(rows) < len(agents) else {AGENT})
     seen = {key: space for key, space in observation.spaces.items() if key not in hidden}
+    make = NETWORKS.get(config.kind)
     networks = [
-        own_network(config.kind, spaces.Dict(seen), action, dist, returns, config, seed + row)
+        build_own(make, spaces.Dict(seen), action, dist, returns, config, seed + row)
         for row in range(len(rows))
     ]
     return _stack(networks, dist, returns, members, rows)

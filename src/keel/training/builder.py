@@ -16,10 +16,11 @@ from keel.losses.ppo import Objective
 from keel.networks.accelerate import (
     Acceleration,
     Kind,
-    choose_actor,
-    choose_fisher,
+    actor_obstacle,
     choose_step,
     critic_step_obstacle,
+    fisher_obstacle,
+    kernels_unless,
     step_obstacle,
 )
 from keel.networks.agent import Agent
@@ -120,7 +121,8 @@ def acceleration(config: Config, agent: Agent, learner: Agent | None = None) -> 
         compile_setting=config.compile,
         planned_steps=config.iterations * region.epochs * -(-config.batch // region.minibatch),
     )
-    return Acceleration(step, choose_actor(agent), choose_fisher(own) if natural else None)
+    fisher = kernels_unless(fisher_obstacle(own)) if natural else None
+    return Acceleration(step, kernels_unless(actor_obstacle(agent)), fisher)
 
 
 def build_step(config: Config, agent: Agent, kind: Kind) -> Step:

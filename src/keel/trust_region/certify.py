@@ -59,19 +59,10 @@ class Algorithm(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Certified:
-    """A wrapped algorithm: afterwards mean KL(old‖new) ≤ `HyperParams.max_kl` for every group.
-
-    Old is the policy that sampled, as it sampled: its statistics, its temperature. New is the one
-    that acts next. Where either has a temperature, the bound holds without it, too. It speaks of
-    the states of this rollout; of states never seen it can say nothing.
-    """
+class Wrapper:
+    """What is around an algorithm, of which it has agent, objective and state."""
 
     algorithm: Algorithm
-    enforce: bool = True
-    """False: measure and report, but leave the update as it is"""
-    gate: bool = True
-    """refuse to learn from another policy's actions"""
 
     @property
     def agent(self) -> Agent:
@@ -82,6 +73,25 @@ class Certified:
     def objective(self) -> Objective | TokenObjective:
         """The algorithm's own objective."""
         return self.algorithm.objective
+
+    def init(self) -> OptimizerState:
+        """Return the algorithm's own state."""
+        return self.algorithm.init()
+
+
+@dataclass(frozen=True, eq=False)
+class Certified(Wrapper):
+    """A wrapped algorithm: afterwards mean KL(old‖new) ≤ `HyperParams.max_kl` for every group.
+
+    Old is the policy that sampled, as it sampled: its statistics, its temperature. New is the one
+    that acts next. Where either has a temperature, the bound holds without it, too. It speaks of
+    the states of this rollout; of states never seen it can say nothing.
+    """
+
+    enforce: bool = True
+    """False: measure and report, but leave the update as it is"""
+    gate: bool = True
+    """refuse to learn from another policy's actions"""
 
     def init(self) -> OptimizerState:
         """Return the algorithm's own state."""
@@ -210,14 +220,18 @@ def _walked_back(
     bounded: Bounded, old: OptimizerState, asked: _Certificate, hparams: HyperParams
 ) -> _Certificate:
     """Return the largest share of a step that is inside the bound."""
-    agent, new = bounded.agent, asked.opt_state
-    fraction = _share_to_keep(bounded, old, new, hparams.max_kl, asked.requested)
-    new = _walk(agent, old, new, fraction)
+    agent, new, requested = bounded.agent, asked.opt_state, asked.requested
+
+    def kl_at(fraction: Tensor) -> Tensor:
+        return bounded.kl(_interpolate(agent, old.params, new.params, fraction))
+
+    fraction = walk_back(kl_at, hparams.max_kl, requested.shape[0], requested=requested).fraction
+    kept = _walk(agent, old, new, fraction)
     began = time.perf_counter()
-    measured = measure(agent, new.params, bounded.batch, hparams.temperature)
-    kl = bounded.kl(new.params, measured.kl)
+    measured = measure(agent, kept.params, bounded.batch, hparams.temperature)
+    kl = bounded.kl(kept.params, measured.kl)
     seconds = time.perf_counter() - began
-    return _Certificate(new, measured, asked.requested, kl, fraction, seconds)
+    return _Certificate(kept, measured, requested, kl, fraction, seconds)
 
 
 @dataclass
@@ -255,17 +269,6 @@ class _Gate:
             "train/gate_log_ratio": self.gap,
             "train/gate_all_rows": float(self.all_rows),
         }
-
-
-def _share_to_keep(
-    bounded: Bounded, old: OptimizerState, new: OptimizerState, max_kl: float, requested: Tensor
-) -> Tensor:
-    """Return the share of each group's step whose KL is inside the bound, `[G]`."""
-
-    def kl_at(fraction: Tensor) -> Tensor:
-        return bounded.kl(_interpolate(bounded.agent, old.params, new.params, fraction))
-
-    return walk_back(kl_at, max_kl, requested.shape[0], requested=requested).fraction
 
 
 def _reason(report: UpdateReport, requested: Tensor, fraction: Tensor) -> str:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keel.algorithms import dense
-from keel.algorithms.optimizer import initial_opt_state, make_step
+from keel.algorithms.optimizer import Minibatch, initial_opt_state, make_step
 from keel.config import Critic, Network
 from keel.experience.batch import Batch, DemoBatch
 from keel.losses.ppo import Objective
@@ -78,8 +78,8 @@ def both(
     active = torch.ones(1, dtype=torch.bool)
     ours = theirs = initial_opt_state(agent.initial) if opt_state is None else opt_state
     for _ in range(3):
-        a = by_hand(ours, batch, index, real, hparams.tensor(), active)
-        b = by_autograd(theirs, batch, index, real, hparams.tensor(), active)
+        a = by_hand(ours, Minibatch(batch, index, real, hparams.tensor(), active))
+        b = by_autograd(theirs, Minibatch(batch, index, real, hparams.tensor(), active))
         torch.testing.assert_close(a.statistics, b.statistics, rtol=1e-4, atol=1e-6, equal_nan=True)
         torch.testing.assert_close(a.gradient_norm, b.gradient_norm, rtol=1e-4, atol=1e-7)
         # Adam divides by the gradient's size: where that is near 0, so is the agreement
@@ -283,8 +283,8 @@ def test_minibatches_of_several_sizes() -> None:
     opt_state = initial_opt_state(agent.initial)
     for size in (4, ROWS, 4, 9):
         index, real = torch.arange(size), torch.ones(size)
-        a = by_hand(opt_state, batch, index, real, hparams, active)
-        b = by_autograd(opt_state, batch, index, real, hparams, active)
+        a = by_hand(opt_state, Minibatch(batch, index, real, hparams, active))
+        b = by_autograd(opt_state, Minibatch(batch, index, real, hparams, active))
         torch.testing.assert_close(a.gradient_norm, b.gradient_norm, rtol=1e-4, atol=1e-7)
         torch.testing.assert_close(a.opt_state, b.opt_state, rtol=1e-3, atol=2e-5)
 

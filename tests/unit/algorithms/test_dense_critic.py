@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from keel.algorithms import dense_critic
 from keel.algorithms.critic import CriticObjective, Sweeping, _sweep
-from keel.algorithms.optimizer import make_step
+from keel.algorithms.optimizer import Minibatch, make_step
 from keel.config import Critic, Network
 from keel.experience.batch import Batch
 from keel.networks.accelerate import critic_step_obstacle
@@ -55,8 +55,8 @@ def test_both_give_the_same_parameters(act: str, norm: float, critic: str) -> No
     active, hparams = torch.ones(1, dtype=torch.bool), HyperParams(learning_rate=1e-2).tensor()
     ours = theirs = begin
     for _ in range(3):
-        a = by_hand(ours, batch, index, real, hparams, active)
-        b = by_autograd(theirs, batch, index, real, hparams, active)
+        a = by_hand(ours, Minibatch(batch, index, real, hparams, active))
+        b = by_autograd(theirs, Minibatch(batch, index, real, hparams, active))
         torch.testing.assert_close(a.statistics, b.statistics)
         torch.testing.assert_close(a.gradient_norm, b.gradient_norm, rtol=1e-4, atol=1e-7)
         torch.testing.assert_close(a.opt_state, b.opt_state, rtol=1e-3, atol=2e-5)
@@ -81,7 +81,9 @@ def test_a_step_that_is_stopped_or_has_no_rows_moves_nothing(moves: bool, rows: 
     step = dense_critic.DenseCriticStep(agent, max_grad_norm=1.0)
     index, real = torch.arange(ROWS), (torch.arange(ROWS) < rows).float()
     active = torch.tensor([moves])
-    result = step(begin, batch, index, real, HyperParams(learning_rate=1e-2).tensor(), active)
+    result = step(
+        begin, Minibatch(batch, index, real, HyperParams(learning_rate=1e-2).tensor(), active)
+    )
     torch.testing.assert_close(result.opt_state, begin, rtol=0, atol=0)
     assert result.applied.tolist() == [moves]
     assert result.gradient_norm.tolist() == [0.0]

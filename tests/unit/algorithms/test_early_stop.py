@@ -6,11 +6,9 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from torch import Tensor
 
-from keel.algorithms.optimizer import StepResult
+from keel.algorithms.optimizer import Minibatch, StepResult
 from keel.algorithms.ppo import PPO, EarlyStop
-from keel.experience.batch import Batch
 from keel.losses.ppo import Statistics
 from keel.types import HyperParams, OptimizerState, UpdateReport
 
@@ -29,15 +27,8 @@ class Scripted:
     norms: tuple[float, ...] = ()
     """of the gradients; 0 without"""
 
-    def __call__(
-        self,
-        opt_state: OptimizerState,
-        batch: Batch,
-        index: Tensor,
-        real: Tensor,
-        hparams: Tensor,
-        active: Tensor,
-    ) -> StepResult:
+    def __call__(self, opt_state: OptimizerState, minibatch: Minibatch) -> StepResult:
+        active = minibatch.active
         kl = torch.tensor(self.kls[len(self.active)])
         self.active.append(active.tolist())
         zero = torch.zeros_like(kl)

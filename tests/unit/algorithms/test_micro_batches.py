@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from keel.algorithms.optimizer import StepResult, initial_opt_state, make_step
+from keel.algorithms.optimizer import Minibatch, StepResult, initial_opt_state, make_step
 from keel.experience.batch import Batch
 from keel.functional import aggregate, denominator
 from keel.losses.ppo import Statistics
@@ -49,11 +49,13 @@ def step_of(**pieces: Any) -> StepResult:
     real = (torch.arange(20) < 17).float()
     return step(
         initial_opt_state(setting.opt_state.params),
-        setting.batch,
-        index,
-        real,
-        HyperParams(learning_rate=1e-2).tensor(),
-        torch.ones(1, dtype=torch.bool),
+        Minibatch(
+            setting.batch,
+            index,
+            real,
+            HyperParams(learning_rate=1e-2).tensor(),
+            torch.ones(1, dtype=torch.bool),
+        ),
     )
 
 

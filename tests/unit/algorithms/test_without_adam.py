@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from keel.algorithms.optimizer import StepResult
+from keel.algorithms.optimizer import Minibatch, StepResult
 from keel.algorithms.ppo import PPO
 from keel.experiments.fault_injection import without_adam
 from keel.losses.ppo import Objective
@@ -49,7 +49,8 @@ def test_a_step_is_the_rate_times_the_gradient() -> None:
     )
     hparams = HyperParams(learning_rate=RATE).tensor()
     empty = torch.empty(0)
-    result = without_adam(adam)(old, None, empty, empty, hparams, empty)  # type: ignore[arg-type]
+    minibatch = Minibatch(None, empty, empty, hparams, empty)  # type: ignore[arg-type]
+    result = without_adam(adam)(old, minibatch)
     assert result.opt_state.params.tolist() == [[pytest.approx(0.97), pytest.approx(1.04)]]
 
 

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from keel.algorithms.critic import CriticObjective
 from keel.algorithms.dense_critic import DenseCriticStep
-from keel.algorithms.optimizer import initial_opt_state, make_chosen_step
+from keel.algorithms.optimizer import Minibatch, initial_opt_state, make_chosen_step
 from keel.config import Agents, Network
 from keel.experience.batch import Batch
 from keel.losses.ppo import Objective
@@ -20,10 +20,11 @@ from keel.networks.accelerate import (
     COMPILE_PAYS,
     Acceleration,
     Choice,
-    choose_actor,
-    choose_fisher,
+    actor_obstacle,
     choose_step,
     critic_step_obstacle,
+    fisher_obstacle,
+    kernels_unless,
     slow_lines,
     step_obstacle,
 )
@@ -112,11 +113,13 @@ def test_kernels_and_torch_take_the_same_step_bounded_alike(setting: str) -> Non
     for kind in (chosen_kind, "torch"):
         result = make_chosen_step(kind, agent, SMALL, max_grad_norm=0.5)(
             initial_opt_state(agent.initial),
-            batch,
-            torch.arange(6),
-            torch.ones(6),
-            HyperParams().tensor(),
-            torch.ones(1, dtype=torch.bool),
+            Minibatch(
+                batch,
+                torch.arange(6),
+                torch.ones(6),
+                HyperParams().tensor(),
+                torch.ones(1, dtype=torch.bool),
+            ),
         )
         moments.append(result.opt_state.first)
         assert result.opt_state.first.norm().item() == pytest.approx(0.05, rel=1e-3)
@@ -159,8 +162,8 @@ def continuous(**network: Any) -> Any:
     ],
 )
 def test_who_acts_and_who_multiplies(agent: Any, actor: str, fisher: str) -> None:
-    assert str(choose_actor(agent)) == actor
-    assert str(choose_fisher(agent)) == fisher
+    assert str(kernels_unless(actor_obstacle(agent))) == actor
+    assert str(kernels_unless(fisher_obstacle(agent))) == fisher
 
 
 @pytest.mark.parametrize(
@@ -177,7 +180,7 @@ def test_several_agents_act_by_kernels_with_a_network_each(sharing: Any, expecte
         agents=("a", "b"),
         many=Agents(sharing=sharing, critic="own"),
     )
-    assert str(choose_actor(agent)) == expected
+    assert str(kernels_unless(actor_obstacle(agent))) == expected
 
 
 def test_what_kernels_do_not_take_is_said_in_a_line_each() -> None:

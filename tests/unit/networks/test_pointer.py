@@ -7,7 +7,7 @@ from gymnasium import spaces
 from keel.config import Agents, Network
 from keel.errors import InputError
 from keel.networks.build import build_agent
-from keel.networks.pointer import Pooled, Scorer
+from keel.networks.pointer import Embedding, Pooled, Scorer
 from keel.networks.several import sharing
 
 OBSERVATION = spaces.Dict(
@@ -88,9 +88,9 @@ def test_items_of_which_nothing_is_legal_are_not_looked_at() -> None:
 def test_gradients_are_those_of_finite_differences(kind: str) -> None:
     generator = torch.Generator().manual_seed(0)
     made = (
-        Scorer(3, 4, 8, 2, 1, "tanh", generator)
+        Scorer(Embedding(3, 4, 8, "tanh", generator), 2, 1, "tanh", generator)
         if kind == "scorer"
-        else Pooled(3, 4, 8, 2, "tanh", generator)
+        else Pooled(Embedding(3, 4, 8, "tanh", generator), 2, "tanh", generator)
     ).double()
     context, items = torch.randn(5, 3).double(), torch.randn(5, 6, 4).double()
     legal = torch.rand(5, 6) < 0.6

@@ -9,7 +9,7 @@ import torch
 from token_toys import VOCABULARY, completions, moved, qwen
 from torch import Tensor
 
-from keel.algorithms.optimizer import initial_opt_state, make_step
+from keel.algorithms.optimizer import Minibatch, initial_opt_state, make_step
 from keel.errors import EstimatorWarning
 from keel.experience.batch import Batch
 from keel.functional import categorical_kl
@@ -137,7 +137,9 @@ def test_the_pull_goes_towards_the_reference() -> None:
     before = distance(state.params)
     for _ in range(10):
         active = torch.ones(1, dtype=torch.bool)
-        state = step(state, batch, index, torch.ones(VOCABULARY), hparams, active).opt_state
+        state = step(
+            state, Minibatch(batch, index, torch.ones(VOCABULARY), hparams, active)
+        ).opt_state
     assert distance(state.params) < 0.8 * before
 
 

@@ -20,7 +20,7 @@ from keel.config import Config, Network, from_dict
 from keel.config.common import DISTRIBUTIONS
 from keel.distributions.actions import Categorical, Dist, Gaussian
 from keel.errors import InputError, KeelError
-from keel.networks.accelerate import choose_actor, choose_fisher, step_obstacle
+from keel.networks.accelerate import actor_obstacle, fisher_obstacle, step_obstacle
 from keel.networks.build import build_agent, build_dist
 from keel.tracking.config_file import read_config
 from keel.training.api import iterate
@@ -179,8 +179,8 @@ def test_kernels_leave_it_and_say_why(here: Path) -> None:
     session.source.close()
     assert session.choices["optimizer_step"] == "torch (the distribution is Beta)"
     agent = session.agent
-    assert str(choose_fisher(agent)) == "torch (the distribution is Beta)"
-    assert str(choose_actor(agent)) == "kernels"  # it gives outputs, whatever they mean
+    assert fisher_obstacle(agent) == "the distribution is Beta"
+    assert not actor_obstacle(agent)  # it gives outputs, whatever they mean
     box = spaces.Box(-1.0, 1.0, (3,))
     inherited = build_agent(box, spaces.Discrete(2), Network(distribution="own_parts:choices"), 0)
     objective = session.algorithm.objective
@@ -232,6 +232,17 @@ def test_a_network_of_ones_own_gives_its_outputs(here: Path) -> None:
     given = settings(imported().Beta, network=network)
     last = finish(iterate("Pendulum-v1", runs=here / "runs", name="mine", **given))
     assert last.metrics["train/kl_exact"] <= 0.05
+
+
+def test_it_is_not_exported(here: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    from keel.training.export import export_onnx
+
+    given = settings(imported().Beta, total_steps=64)
+    finish(iterate("Pendulum-v1", runs=here / "runs", name="mine", **given))
+    with pytest.raises(InputError, match="export: Beta is no distribution of Keel's"):
+        export_onnx(open_policy(here / "runs" / "mine"), here / "policy.onnx")
 
 
 def with_parts(**parts: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from keel.algorithms.optimizer import initial_opt_state
+from keel.algorithms.optimizer import Minibatch, initial_opt_state
 from keel.apps.language.source import PromptSource
 from keel.apps.language.tasks import held_out
 from keel.distributions.vocabulary import HEAD
@@ -190,9 +190,8 @@ def _micro(source: PromptSource, params: Tensor, completions: Completions) -> fl
     moments: list[OptimizerState] = []
     for micro in (None, 1):
         step = make_step(agent, objective, max_grad_norm=1e9, micro=micro)
-        moments.append(
-            step(initial_opt_state(params), batch, *selection, hparams, active).opt_state
-        )
+        minibatch = Minibatch(batch, *selection, hparams, active)
+        moments.append(step(initial_opt_state(params), minibatch).opt_state)
     full, parts = (x.first for x in moments)
     return float((full - parts).norm() / full.norm().clamp(min=1e-30))
 
