@@ -104,6 +104,9 @@ def test_every_preset_is_valid(name: str) -> None:
 def test_presets_are_found_by_environment() -> None:
     assert preset_for("CartPole-v1")[0] == "CartPole"
     assert preset_for("ALE/Unheard-v5")[0] == "default"
+    assert preset_for("gymnasium:HalfCheetah-v5")[0] == "HalfCheetah"
+    assert preset_for("envpool:HalfCheetah-v5", "trpo")[0] == "halfcheetah-trpo"
+    assert preset_for("mine:HalfCheetah-v5")[0] == "default"  # somebody else's, of that name
     with pytest.raises(InputError, match="did you mean 'CartPole'"):
         preset("CartPol")
 

@@ -10,6 +10,8 @@ from keel.errors import InputError, similar
 FOLDER = Path(__file__).parent
 NAMED = {"serving": "router"}
 """Environments whose preset is called by what is trained on them."""
+SOURCES = ("gymnasium:", "envpool:")
+"""Beginnings of names that say whose environment it is; its preset is the same."""
 RENAMED = {
     "note-002-v1": "breakout-trpo-one-env",
     "note-002-v2": "breakout-trpo-stabilized",
@@ -46,6 +48,8 @@ def preset_for(env: str, algo: str = "ppo") -> tuple[str, Config]:
         env: Name of the environment.
         algo: Name of the algorithm.
     """
+    for source in SOURCES:
+        env = env.removeprefix(source)
     stem = NAMED.get(env, env.split("/")[-1])
     for candidate in (stem, stem.rsplit("-v", 1)[0]):
         name = candidate if algo == "ppo" else f"{candidate.lower()}-{algo}"
