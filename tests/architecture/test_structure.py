@@ -25,7 +25,7 @@ LOSSES = EXPERIENCE | {"experience"}
 TRUST_REGION = LOSSES | {"losses"}
 ALGORITHMS = TRUST_REGION | {"trust_region"}
 EXPERIMENTS = ALGORITHMS | {"algorithms"}
-TRAINING = EXPERIMENTS | {"experiments", "controllers", "tracking", "presets", "trust"}
+TRAINING = EXPERIMENTS | {"experiments", "controllers", "tracking", "doctor", "presets", "trust"}
 WHOLE = TRAINING | {"training"}
 MAY_IMPORT = {
     "": {
@@ -43,6 +43,7 @@ MAY_IMPORT = {
         "imports",
         "registry",
         "controllers",
+        "doctor",
         "explain",
         "types",
     },  # single files; names are lazy
@@ -59,6 +60,7 @@ MAY_IMPORT = {
     "experiments": EXPERIMENTS,
     "controllers": BASE | {"types"},
     "tracking": MATHEMATICS | {"look", "printing", "resources"},
+    "doctor": MATHEMATICS | {"config", "tracking", "look", "printing", "templates"},
     "training": TRAINING | {"look"},
     "presets": BASE | {"config"},
     "explain": MATHEMATICS | {"look"},

@@ -1,0 +1,32 @@
+"""The rules, a module a family; importing this package registers them all.
+
+A rule is one function of at most 60 lines that reads a `RunLog` and returns a `Finding` or None. It
+never guesses: what it reads is declared in `needs`, and without that it is listed as skipped. Its
+threshold is the registry's, or stands as a constant beside it with its source.
+"""
+
+from __future__ import annotations
+
+from keel.doctor.rules import (
+    consistency,
+    critic,
+    exploration,
+    language,
+    numerics,
+    reward,
+    statistics,
+    thermometer,
+    trust_region,
+)
+
+__all__ = [
+    "consistency",
+    "critic",
+    "exploration",
+    "language",
+    "numerics",
+    "reward",
+    "statistics",
+    "thermometer",
+    "trust_region",
+]

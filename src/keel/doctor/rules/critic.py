@@ -1,0 +1,1 @@
+"""Critic, targets and advantages."""
