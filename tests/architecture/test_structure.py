@@ -68,9 +68,11 @@ MAY_IMPORT = {
     "compare": MATHEMATICS | {"config", "tracking", "look", "printing", "templates"},
     "ablate": WHOLE,
     "tune": WHOLE,
+    "probes": WHOLE | {"apps"},
     "bench": WHOLE,
     "apps": WHOLE | {"look", "templates"},
-    "cli": WHOLE | {"explain", "compare", "ablate", "tune", "bench", "apps", "look", "printing"},
+    "cli": WHOLE
+    | {"explain", "compare", "ablate", "tune", "probes", "bench", "apps", "look", "printing"},
 }
 """Data flows left to right: what stands on the left may be imported by what stands on the right."""
 

@@ -31,6 +31,7 @@ COMMANDS = {
     "land": "the land-development game: a policy beside the baselines, on maps it has never seen",
     "serving": "replicas of a language model, simulated: heuristics, headroom, trained routers",
     "route": "a trained router in front of real servers, held to a heuristic by guards",
+    "probe": "is it the algorithm or the environment? small experiments with one cause each",
     "runs": "list runs, or export one as CSV",
     "bench": "measure training speed side by side with a peer",
     "explain": "what KL, clipping, penalties and trust regions do to your numbers",

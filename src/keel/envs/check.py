@@ -10,7 +10,7 @@ import numpy as np
 from keel.envs.faults import EnvError
 from keel.envs.guard import bounds_of, fields_of
 from keel.envs.make import make_envs
-from keel.envs.protocol import Envs, Obs, Step
+from keel.envs.protocol import Envs, Obs, Step, lead
 from keel.envs.spaces import action_layout
 from keel.keys import MASK
 
@@ -69,7 +69,7 @@ def _run(envs: Envs, steps: int, seed: int, problems: dict[str, str]) -> list[di
     _check_obs(envs, obs, 0, problems)
     trace: list[dict[str, Any]] = [dict(obs)]
     for number in range(1, steps + 1):
-        step = envs.step(_random_action(envs, obs, rng))
+        step = envs.step(random_action(envs, obs, rng))
         obs = step.obs
         _check_obs(envs, obs, number, problems)
         _check_step(envs, step, number, problems)
@@ -84,20 +84,31 @@ def _run(envs: Envs, steps: int, seed: int, problems: dict[str, str]) -> list[di
     return trace
 
 
-def _random_action(envs: Envs, obs: Obs, rng: np.random.Generator) -> np.ndarray:
-    """Draw random legal actions, `[N]` or `[N, *shape]`."""
+def random_action(envs: Envs, obs: Obs, rng: np.random.Generator) -> np.ndarray:
+    """Draw random legal actions, `[N]` or `[N, *shape]`; with agents `[N, A]` or `[N, A, *shape]`.
+
+    Args:
+        envs: the environments.
+        obs: what they show, with the mask of legal actions if there is one.
+        rng: draws.
+    """
     space: Any = envs.action_space
-    n = envs.num_envs
+    count = lead(envs)
     if space.dtype is not None and space.dtype.kind == "f":
         low, high = (np.clip(bound, -10.0, 10.0) for bound in (space.low, space.high))
-        return rng.uniform(low, high, (n, *space.shape)).astype(np.float32)
+        return rng.uniform(low, high, (*count, *space.shape)).astype(np.float32)
     if not action_layout(space).choices:
-        return rng.integers(0, 2, (n, *space.shape))
-    counts = np.atleast_1d(getattr(space, "nvec", getattr(space, "n", 0)))
-    mask = obs.get(MASK, np.ones((n, counts.sum()), dtype=bool))
-    parts = np.split(mask, np.cumsum(counts)[:-1], axis=1)
-    chosen = [np.argmax(rng.random(part.shape) * part, axis=1) for part in parts]
-    return np.stack(chosen, axis=1) if space.shape else chosen[0]
+        return rng.integers(0, 2, (*count, *space.shape))
+    sizes = choice_sizes(space)
+    mask = obs.get(MASK, np.ones((*count, sizes.sum()), dtype=bool))
+    parts = np.split(mask, np.cumsum(sizes)[:-1], axis=-1)
+    chosen = [np.argmax(rng.random(part.shape) * part, axis=-1) for part in parts]
+    return np.stack(chosen, axis=-1) if space.shape else chosen[0]
+
+
+def choice_sizes(space: Any) -> np.ndarray:
+    """Return how many options each choice of a Discrete or MultiDiscrete space has."""
+    return np.atleast_1d(getattr(space, "nvec", getattr(space, "n", 0)))
 
 
 def _check_obs(envs: Envs, obs: Obs, number: int, problems: dict[str, str]) -> None:
@@ -108,7 +119,7 @@ def _check_obs(envs: Envs, obs: Obs, number: int, problems: dict[str, str]) -> N
         if key not in obs:
             note(f"{key} missing", f"the observation has no key {key!r}")
             continue
-        array, shape = obs[key], (envs.num_envs, *(space.shape or ()))
+        array, shape = obs[key], (*lead(envs), *(space.shape or ()))
         if array.shape != shape:
             note(f"{key} shape", f"{key}: expected shape {list(shape)}, got {list(array.shape)}")
             continue
@@ -127,11 +138,11 @@ def _check_obs(envs: Envs, obs: Obs, number: int, problems: dict[str, str]) -> N
 
 def _check_mask(envs: Envs, mask: np.ndarray, note: Any) -> None:
     actions = action_layout(envs.action_space)
-    expected = (envs.num_envs, actions.choices)
+    expected = (*lead(envs), actions.choices)
     if mask.shape != expected or mask.dtype != bool:
         note("mask", f"{MASK}: expected bool {list(expected)}, got {mask.dtype} {list(mask.shape)}")
     elif not actions.legal(mask).all():
-        row = int(np.argmin(actions.legal(mask)))
+        row = int(np.argwhere(~actions.legal(mask))[0][0])
         note("mask", f"{MASK}: environment {row} leaves nothing of a choice")
 
 
@@ -139,16 +150,17 @@ def _check_step(envs: Envs, step: Step, number: int, problems: dict[str, str]) -
     flags = {"terminated": bool, "truncated": bool, "ignored": bool, "reward": np.float32}
     for name, dtype in flags.items():
         array = getattr(step, name)
-        if array.shape != (envs.num_envs,) or array.dtype != dtype:
+        if array.shape != lead(envs) or array.dtype != dtype:
             problems.setdefault(
                 name,
-                f"step {number}: {name}: expected {np.dtype(dtype)} [{envs.num_envs}], got "
+                f"step {number}: {name}: expected {np.dtype(dtype)} {list(lead(envs))}, got "
                 f"{array.dtype} {list(array.shape)}",
             )
     if not np.isfinite(step.reward).all():
-        row = int(np.argmin(np.isfinite(step.reward)))
+        place = tuple(np.argwhere(~np.isfinite(step.reward))[0])
         problems.setdefault(
-            "reward finite", f"step {number}: reward: environment {row} gave {step.reward[row]}"
+            "reward finite",
+            f"step {number}: reward: environment {place[0]} gave {step.reward[place]}",
         )
 
 

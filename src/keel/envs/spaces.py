@@ -295,10 +295,10 @@ class ActionLayout:
         return self._parts
 
     def legal(self, mask: np.ndarray) -> np.ndarray:
-        """Return whether `mask` `[N, A]` leaves something of every choice, `[N]` bool."""
+        """Return whether `mask` `[*lead, A]` leaves something of every choice, `[*lead]` bool."""
         if self._parts.size == 1:
-            return np.asarray(mask.any(1))
-        return np.asarray(np.logical_or.reduceat(mask, self._parts, axis=1).all(1))
+            return np.asarray(mask.any(-1))
+        return np.asarray(np.logical_or.reduceat(mask, self._parts, axis=-1).all(-1))
 
     def encode(self, action: np.ndarray) -> np.ndarray:
         """Convert actions `[N, *]` of the policy to `[N, *raw_shape]` of the environment."""

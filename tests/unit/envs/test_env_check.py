@@ -122,3 +122,8 @@ def test_several_problems_are_all_told_once() -> None:
     problems = check_env(SyncEnvs(Both, 2), steps=30)
     assert len(problems) == 2
     assert gymnasium.Env in Both.__mro__
+
+
+def test_several_agents_keep_the_contract_too() -> None:
+    assert check_env("keel.probes.agents:SameOpposite", steps=20) == []
+    assert check_env("land", steps=30, env_kwargs={"variant": "small"}) == []
