@@ -53,23 +53,14 @@ def check(config: Config) -> None:
             f"region.minibatch: {region.minibatch} rows, but a rollout has only {config.batch} "
             f"({config.envs.num} environments × {config.rollout_steps} steps)"
         )
-    needs = [
-        name
-        for name, on in (
-            ("early_stop", region.early_stop != "off"),
-            ("adaptive_kl", region.adaptive_kl),
-            ("adaptive_rate", region.adaptive_rate),
-            ("adaptive_clip", region.adaptive_clip),
-        )
-        if on
-    ]
     if config.explore.hierarchical and config.explore.pulses:
         raise InputError(
             "explore.hierarchical: chooses the temperature in place of explore.pulses; say "
             "--explore.no-pulses"
         )
-    if needs and not region.target_kl:
-        raise InputError(f"region.{needs[0]}: needs region.target_kl")
+    for name in ("early_stop", "adaptive_kl", "adaptive_rate", "adaptive_clip"):
+        if getattr(region, name) not in (False, "off") and not region.target_kl:
+            raise InputError(f"region.{name}: needs region.target_kl")
     for name in config.log:
         check_choice("log", name, SINKS)
     if not config.network.hidden or min(config.network.hidden) < 1:

@@ -61,7 +61,8 @@ CONTROLLERS: Registry[Any] = Registry(
     "controllers",
     _entries(
         "keel.training.controllers",
-        "adaptive_kl adaptive_rate adaptive_clip stabilizer demos entropy_decay pulses hierarchical",
+        "adaptive_kl adaptive_rate adaptive_clip stabilizer "
+        "demos entropy_decay pulses hierarchical",
     ),
 )
 """Controllers: objects of the protocol `keel.controllers.controllers.Controller`, or what makes
