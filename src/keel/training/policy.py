@@ -294,8 +294,10 @@ def load_checkpoint(path: Path, checkpoint: str | int | None) -> Checkpoint:
     if checkpoint is None:
         best = (path / CHECKPOINTS / "best.json").is_file()
         return load(path, "best") if best else load(path)
-    if checkpoint == "best" or checkpoint == "last":
-        return load(path, checkpoint)
+    if checkpoint == "best":
+        return load(path, "best")
+    if checkpoint == "last":
+        return load(path, "last")
     if not re.fullmatch(r"\d+", str(checkpoint)):
         raise InputError(f"checkpoint: expected best, last or a step, got {checkpoint!r}")
     return load(path, int(checkpoint))
