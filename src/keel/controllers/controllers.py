@@ -234,7 +234,7 @@ class Decay(Stateless):
 
 @dataclass(frozen=True)
 class Stabilizer:
-    """Line-search stabiliser: tighten the trust region after `threshold` failed updates in a row.
+    """Line-search stabiliser: tighten the region after `ls_fail_threshold` failed updates in a row.
 
     A failed update is one whose step was rejected, or brought less than `min_gain` of the
     improvement that was predicted. Curvature that is not positive raises the damping at once.
@@ -243,7 +243,7 @@ class Stabilizer:
 
     max_kl: float
     damping: float
-    threshold: int = 20
+    ls_fail_threshold: int = 20
     max_kl_decay: float = 0.8
     min_max_kl: float = 0.005
     damping_growth: float = 1.2
@@ -263,7 +263,7 @@ class Stabilizer:
         streak = state["good"] + 1.0 if good else 0.0
         if bent:
             hparams = replace(hparams, damping=self._raised(hparams.damping))
-        if failed >= self.threshold:
+        if failed >= self.ls_fail_threshold:
             failed = 0.0
             tight = max(hparams.max_kl * self.max_kl_decay, min(self.min_max_kl, hparams.max_kl))
             hparams = replace(hparams, max_kl=tight, damping=self._raised(hparams.damping))
