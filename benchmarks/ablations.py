@@ -83,7 +83,7 @@ def judge_again(told: dict[str, Any]) -> None:
     effects = correct([effect_of(old, scores[name]) for name in variants])
     for pair, name, effect in zip(told["pairs"], variants, effects, strict=True):
         verdict = decide(effect, problems[first], problems[name])
-        change = difference(old, scores[name], relative=False)
+        change = difference(old, scores[name])
         better = improvement_interval(old, scores[name])
         needed = pair.pop("seeds_needed")
         pair |= {

@@ -7,6 +7,7 @@ the first update on; a test holds both to the same parameters, moments and stati
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,6 +28,7 @@ from keel.types import HPARAM_INDEX, OptimizerState, Tree
 if TYPE_CHECKING:
     from keel.networks.critics import Critic
 
+Array = NDArray[Any]
 NO_MASK = np.empty((0, 0), bool)
 MOVED, STAYED = torch.tensor([True]), torch.tensor([False])
 
@@ -108,20 +110,12 @@ class _Gradient:
     def _reserve(self, rows: int) -> None:
         if self._workspace and self._workspace[3][0].size == rows:
             return
-        _, actor, critic, *_ = self._net
-        widest = rows * int(max(actor.max(), critic.max()))
-        self._workspace = (
-            np.empty(rows * int(max(actor.sum(), critic.sum())), np.float32),
-            np.empty(widest, np.float32),
-            np.empty(widest, np.float32),
-            tuple(np.empty(rows, np.float32) for _ in range(6)),
-            self._gradient,
-            self._statistics,
-        )
+        _, *networks, _, _ = self._net
+        self._workspace = make_workspace(rows, networks, self._gradient, self._statistics)
 
     def __call__(
-        self, params: NDArray[Any], rows: Batch, index: Tensor, real: Tensor, hparams: Tensor
-    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        self, params: Array, rows: Batch, index: Tensor, real: Tensor, hparams: Tensor
+    ) -> tuple[Array, Array]:
         """Return gradient `[P]` and statistics as in `kernels`; both hold until the next call."""
         self._reserve(len(index))
         if rows is not self._rows:
@@ -148,7 +142,7 @@ class _Gradient:
         statistics[kernels.LOSS] = statistics[kernels.POLICY] + value - bonus + cloned
         return self._gradient, statistics
 
-    def _clone(self, demos: _DemoArrays, params: NDArray[Any], index: Tensor, real: Tensor) -> None:
+    def _clone(self, demos: _DemoArrays, params: Array, index: Tensor, real: Tensor) -> None:
         """Add the gradient of demonstrations."""
         buffer, slope, other, part, *_ = self._workspace
         demos.add(
@@ -181,12 +175,7 @@ class _Gradient:
 
     def _unpack_rows(self, rows: Batch) -> None:
         """Unpack the rows to arrays, and choose the kernel of this distribution."""
-        obs = rows.obs[self._key].numpy()
-        self._rows = rows
-        self._batch = (
-            obs.reshape(obs.shape[0], -1).astype(np.float32, copy=False),
-            *(x.numpy() for x in (rows.log_prob, rows.advantage, rows.target, rows.weight)),
-        )
+        self._rows, self._batch = rows, row_arrays(rows, self._key)
         self._demos = None if rows.demos is None else self._unpack_demos(rows.demos)
         action, behavior = rows.action.numpy(), rows.behavior
         if isinstance(self._dist, Gaussian):
@@ -201,8 +190,7 @@ class _Gradient:
     def _unpack_demos(self, demos: DemoBatch) -> _DemoArrays:
         from keel.kernels import demos as kernels_imitation
 
-        obs = demos.obs[self._key].numpy()
-        flat = obs.reshape(obs.shape[0], -1).astype(np.float32, copy=False)
+        flat = _flat(demos.obs[self._key])
         weight, action = demos.weight.numpy(), demos.action.numpy()
         rows = flat, weight, weight, weight, weight  # only the last is read
         spare = np.zeros_like(self._gradient)
@@ -220,11 +208,39 @@ class _DemoArrays(NamedTuple):
     add: Any
     rows: tuple[Any, ...]
     acted: tuple[Any, ...]
-    gradient: NDArray[Any]
+    gradient: Array
     """buffer of their own"""
 
 
-def _mask(obs: Tree) -> NDArray[Any]:
+def make_workspace(
+    rows: int, networks: Sequence[Array], gradient: Array, statistics: Array
+) -> tuple[Any, ...]:
+    """Return what kernels compute a step on `rows` rows in, gradient and statistics at its end.
+
+    Args:
+        rows: of a minibatch.
+        networks: widths of the layers of each network.
+        gradient: `[P]`.
+        statistics: as in `keel.kernels.mlp`.
+    """
+    numbers = rows * max(int(sizes.sum()) for sizes in networks)
+    widest = rows * max(int(sizes.max()) for sizes in networks)
+    spare = (np.empty(size, np.float32) for size in (numbers, widest, widest))
+    part = tuple(np.empty(rows, np.float32) for _ in range(6))
+    return *spare, part, gradient, statistics
+
+
+def row_arrays(rows: Batch, key: str) -> tuple[Array, ...]:
+    """Return observations, log probs, advantages, targets and weights as kernels take them."""
+    numbers = (rows.log_prob, rows.advantage, rows.target, rows.weight)
+    return _flat(rows.obs[key]), *(x.numpy() for x in numbers)
+
+
+def _flat(obs: Tensor) -> Array:
+    return obs.numpy().reshape(len(obs), -1).astype(np.float32, copy=False)
+
+
+def _mask(obs: Tree) -> Array:
     legal = obs.get(MASK)
     return NO_MASK if legal is None else legal.numpy().astype(bool, copy=False)
 

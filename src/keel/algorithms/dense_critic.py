@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from keel.algorithms.dense import critic_numbers
+from keel.algorithms.dense import critic_numbers, make_workspace, row_arrays
 from keel.algorithms.optimizer import BETAS, EPSILON, Minibatch, StepResult
 from keel.experience.batch import Batch
 from keel.losses.ppo import Statistics
@@ -46,16 +46,9 @@ class DenseCriticStep:
     def _prepare(self, rows: Batch, count: int) -> None:
         """Unpack the rows to arrays, and make buffers for a minibatch of `count`."""
         if rows is not self._rows:
-            x = rows.obs[FEATURES].numpy()
-            numbers = (x.numpy() for x in (rows.log_prob, rows.advantage, rows.target, rows.weight))
-            self._arrays = x.reshape(x.shape[0], -1).astype(np.float32, copy=False), *numbers
-            self._rows = rows
+            self._rows, self._arrays = rows, row_arrays(rows, FEATURES)
         if not self._workspace or self._workspace[3][0].size != count:
-            widest = count * int(self._sizes.max())
-            buffer = np.empty(count * int(self._sizes.sum()), np.float32)
-            spare = np.empty(widest, np.float32), np.empty(widest, np.float32)
-            part = tuple(np.empty(count, np.float32) for _ in range(6))
-            self._workspace = buffer, *spare, part, self._gradient, self._statistics
+            self._workspace = make_workspace(count, [self._sizes], self._gradient, self._statistics)
 
     def sweep(
         self, own: OptimizerState, rows: Batch, order: Tensor, minibatch: int, hparams: Tensor

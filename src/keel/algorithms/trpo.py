@@ -18,7 +18,7 @@ from keel.functional.natural import ConjugateGradient, LineSearch, conjugate_gra
 from keel.functional.ratio import policy_ratio
 from keel.keys import MASK
 from keel.losses.demos import Limit, cloning_metrics, mean_cloning_loss, pull
-from keel.losses.ppo import Objective
+from keel.losses.ppo import Objective, largest_log_ratio
 from keel.networks.agent import Agent
 from keel.networks.fisher import fisher_product
 from keel.trust_region.gate import not_finite
@@ -246,8 +246,7 @@ class Problem:
         if slope:
             entropy = torch.where(ratio.weight > 0, dist.entropy(now), 0.0)
             gain = gain + slope * (ratio.weight * entropy).sum(dtype=torch.float64)
-        size = torch.where(ratio.quarantined, torch.nan, ratio.raw_log_ratio.abs())
-        return gain, size.max().item()
+        return gain, largest_log_ratio(ratio).item()
 
     def quarantined(self) -> int:
         """Return how many rows `gradient` left out because their ratio is not finite."""

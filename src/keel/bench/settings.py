@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, get_args
+
+import yaml
+from msgspec import convert
 
 from keel.errors import InputError, check_choice
 
@@ -109,54 +113,19 @@ class Settings:
         return self.replace(mode="whole", warmup=0, turn=0, iterations=-(-steps // self.batch))
 
 
-SETTINGS: dict[Algo, dict[str, Settings]] = {}
-SETTINGS["ppo"] = {
-    "CartPole-v1": Settings("CartPole-v1", "CartPole-v1", iterations=60, warmup=6, turn=6),
-    "HalfCheetah-v5": Settings(
-        "HalfCheetah-v5",
-        "HalfCheetah-v5",
-        iterations=20,
-        warmup=2,
-        turn=2,
-        rollout_steps=256,
-        minibatch=512,
-        epochs=10,
-        normalize=True,
-    ),
-    "Breakout": Settings(
-        "Breakout", "BreakoutNoFrameskip-v4", iterations=4, warmup=1, turn=1, pixels=True
-    ),
-}
+def _read_settings() -> dict[Algo, dict[str, Settings]]:
+    text = (Path(__file__).parent / "settings.yaml").read_text(encoding="utf-8")
+    return {
+        algo: {
+            env: convert({"env": env, "peer_env": env, "algo": algo, **job}, Settings)
+            for env, job in jobs.items()
+        }
+        for algo, jobs in yaml.safe_load(text).items()
+    }
 
 
-SETTINGS["trpo"] = {
-    # sb3-contrib's own defaults: ten passes for the critic in minibatches of 128, at 1e-3
-    "HalfCheetah-v5": SETTINGS["ppo"]["HalfCheetah-v5"].replace(
-        algo="trpo", minibatch=128, epochs=10, learning_rate=1e-3
-    ),
-    "Breakout": SETTINGS["ppo"]["Breakout"].replace(
-        algo="trpo", minibatch=128, epochs=10, learning_rate=1e-3, iterations=2
-    ),
-}
-
-SETTINGS["tokens"] = {
-    # one update on the whole batch, as GRPO has it
-    "qwen3-0.8m": Settings(
-        "qwen3-0.8m",
-        "qwen3-0.8m",
-        iterations=12,
-        warmup=2,
-        turn=2,
-        num_envs=64,
-        rollout_steps=48,
-        minibatch=64 * 48,
-        epochs=1,
-        learning_rate=1e-4,
-        max_grad_norm=1.0,
-        algo="tokens",
-        language=Language(),
-    ),
-}
+SETTINGS = _read_settings()
+"""Jobs by algorithm and environment, or model for `tokens`."""
 
 
 def settings_for(

@@ -219,7 +219,7 @@ def _pairs(baseline: Group, variants: Sequence[Group], limits: Criteria) -> tupl
             variant=variant.name,
             verdict=decide(effect, _problems(baseline), _problems(variant), limits),
             effect=effect,
-            difference=difference(old, new, limits.confidence, relative=False),
+            difference=difference(old, new, limits.confidence),
             better=improvement_interval(old, new, limits.confidence),
             changes=differences(baseline.runs, variant.runs),
         )

@@ -72,7 +72,9 @@ class Verdict:
 def effect_of(
     baseline: Sequence[Tensor], variant: Sequence[Tensor], confidence: float = 0.95
 ) -> Effect:
-    """Return the relative change of a variant.
+    """Return the relative change of a variant: the mean over tasks of its change / |baseline|.
+
+    A baseline of exactly 0 has no size: there the variant's own counts, and the change is ±100 %.
 
     Args:
         baseline: scores `[runs]` for every task.
@@ -103,23 +105,16 @@ def correct(effects: Sequence[Effect]) -> list[Effect]:
 
 
 def difference(
-    baseline: Sequence[Tensor],
-    variant: Sequence[Tensor],
-    confidence: float = 0.95,
-    *,
-    relative: bool = True,
+    baseline: Sequence[Tensor], variant: Sequence[Tensor], confidence: float = 0.95
 ) -> Interval:
-    """Return the mean over tasks of (variant − baseline) / |baseline|, or of the difference itself.
-
-    A baseline of exactly 0 has no size: there the variant's own counts, and the change is ±100 %.
+    """Return the mean over tasks of variant − baseline, in units of the score.
 
     Args:
         baseline: Scores `[runs]` of each task.
         variant: Scores `[runs]` of each task, in the same order.
         confidence: Coverage of the interval.
-        relative: Divide by the baseline.
     """
-    return t_interval(*_parts(baseline, variant, relative=relative), confidence=confidence)
+    return t_interval(*_parts(baseline, variant, relative=False), confidence=confidence)
 
 
 def _parts(

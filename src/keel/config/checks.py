@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 
 MOST = 2**63 - 1
 """The largest whole number that fits into 64 bits."""
+FIRST_ORDER = (
+    *("kl_coef", "adaptive_kl", "adaptive_rate", "adaptive_clip", "critic_learning_rate"),
+    *("kl_measure", "target_kl", "early_stop", "clip_high", "loss", "symmetric", "dual_clip"),
+)
+"""Settings of `region` that TRPO has no use for."""
 
 
 def check(config: Config) -> None:
@@ -53,23 +58,14 @@ def check(config: Config) -> None:
             f"region.minibatch: {region.minibatch} rows, but a rollout has only {config.batch} "
             f"({config.envs.num} environments × {config.rollout_steps} steps)"
         )
-    needs = [
-        name
-        for name, on in (
-            ("early_stop", region.early_stop != "off"),
-            ("adaptive_kl", region.adaptive_kl),
-            ("adaptive_rate", region.adaptive_rate),
-            ("adaptive_clip", region.adaptive_clip),
-        )
-        if on
-    ]
     if config.explore.hierarchical and config.explore.pulses:
         raise InputError(
             "explore.hierarchical: chooses the temperature in place of explore.pulses; say "
             "--explore.no-pulses"
         )
-    if needs and not region.target_kl:
-        raise InputError(f"region.{needs[0]}: needs region.target_kl")
+    for name in ("early_stop", "adaptive_kl", "adaptive_rate", "adaptive_clip"):
+        if getattr(region, name) not in (False, "off") and not region.target_kl:
+            raise InputError(f"region.{name}: needs region.target_kl")
     for name in config.log:
         check_choice("log", name, SINKS)
     if not config.network.hidden or min(config.network.hidden) < 1:
@@ -129,8 +125,9 @@ def _check_critic(config: Config) -> None:
         "cvar": ("quantile", "two_hot", "hl_gauss"),
         "targets": ("quantile", "two_hot", "hl_gauss"),
     }
+    changed = _changed(critic)
     for name, kinds in belongs.items():
-        if getattr(critic, name) != getattr(type(critic)(), name) and critic.kind not in kinds:
+        if name in changed and critic.kind not in kinds:
             raise InputError(
                 f"critic.{name}: belongs to critic.kind {' or '.join(kinds)}, this is {critic.kind}"
             )
@@ -138,9 +135,10 @@ def _check_critic(config: Config) -> None:
 
 def _check_cloning(config: Config) -> None:
     cloning = config.demos
+    changed = _changed(cloning)
     if not cloning.path:
-        if changed := _changed(cloning):
-            raise InputError(f"demos.{changed}: needs demonstrations, --demos.path DIR")
+        if changed:
+            raise InputError(f"demos.{changed[0]}: needs demonstrations, --demos.path DIR")
         return
     if config.network.recurrent != "none":
         raise InputError(
@@ -152,7 +150,7 @@ def _check_cloning(config: Config) -> None:
             "demos.steer: TRPO's surrogate loss is 0 before its one step, and no measure of "
             "anything; use gradient"
         )
-    if cloning.control == "fixed" and cloning.coef_min != type(cloning)().coef_min:
+    if cloning.control == "fixed" and "coef_min" in changed:
         raise InputError("demos.coef_min: belongs to demos.control decay or adaptive")
     belongs = {
         "temperature": ("loss", "weighted"),
@@ -161,8 +159,7 @@ def _check_cloning(config: Config) -> None:
         "max_ratio": ("control", "adaptive"),
     }
     for name, (switch, value) in belongs.items():
-        given = getattr(cloning, name) != getattr(type(cloning)(), name)
-        if given and getattr(cloning, switch) != value:
+        if name in changed and getattr(cloning, switch) != value:
             raise InputError(f"demos.{name}: belongs to demos.{switch} {value}")
     if not cloning.coef > 0.0:
         raise InputError(f"demos.coef: expected a number above 0, got {cloning.coef:g}")
@@ -182,37 +179,24 @@ def _check_trpo(config: Config) -> None:
         )
     if config.algo == "ppo":
         for part, given in (("natural", natural), ("stabilizer", stabilizer)):
-            changed = _changed(given)
-            if changed:
-                raise InputError(f"{part}.{changed}: belongs to --algo trpo, this is ppo")
+            if changed := _changed(given):
+                raise InputError(f"{part}.{changed[0]}: belongs to --algo trpo, this is ppo")
         return
-    first_order = {
-        "region.kl_coef": region.kl_coef > 0.0,
-        "region.adaptive_kl": region.adaptive_kl,
-        "region.adaptive_rate": region.adaptive_rate,
-        "region.adaptive_clip": region.adaptive_clip,
-        "region.critic_learning_rate": region.critic_learning_rate is not None,
-        "region.kl_measure": region.kl_measure != "exact",
-        "region.target_kl": region.target_kl is not None,
-        "region.early_stop": region.early_stop != "off",
-        "region.clip_high": region.clip_high is not None,
-        "region.loss": region.loss != "clip",
-        "region.symmetric": region.symmetric,
-        "region.dual_clip": region.dual_clip is not None,
-        "advantage.recompute": config.advantage.recompute,
-    }
-    for name, on in first_order.items():
-        if on:
-            raise InputError(
-                f"{name}: belongs to --algo ppo; TRPO takes one step, bounded by region.max_kl"
-            )
+    changed = _changed(region)
+    first_order = [f"region.{name}" for name in FIRST_ORDER if name in changed]
+    first_order += ["advantage.recompute"] * config.advantage.recompute
+    if first_order:
+        raise InputError(
+            f"{first_order[0]}: belongs to --algo ppo; TRPO takes one step, bounded by "
+            "region.max_kl"
+        )
 
 
-def _changed(part: Any) -> str | None:
-    """The first field that is not as it is by default."""
+def _changed(part: Any) -> list[str]:
+    """Return the fields that are not as they are by default."""
     default = type(part)()
     names = (field.name for field in dataclasses.fields(part))
-    return next((n for n in names if getattr(part, n) != getattr(default, n)), None)
+    return [name for name in names if getattr(part, name) != getattr(default, name)]
 
 
 def check_numbers(config: Any) -> None:

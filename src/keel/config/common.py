@@ -30,15 +30,15 @@ GROWTH = Meta(ge=1, description="a factor of at least 1")
 THREADS = Meta(ge=0, le=1024)
 """Beyond some thousands of threads, torch and the system fail at work."""
 
+
+def _entries(module: str, names: str) -> dict[str, str]:
+    """Return entries that are called as the functions of one module that make them."""
+    return {name: f"{module}:{name}" for name in names.split()}
+
+
 LOSSES: Registry[Callable[..., Any]] = Registry(
     "region.loss",
-    {
-        "clip": "keel.losses.surrogates:clip",
-        "symmetric": "keel.losses.surrogates:symmetric",
-        "unclipped": "keel.losses.surrogates:unclipped",
-        "cispo": "keel.losses.surrogates:cispo",
-        "sequence": "keel.losses.surrogates:sequence",
-    },
+    _entries("keel.losses.surrogates", "clip symmetric unclipped cispo sequence"),
 )
 """Surrogates: `(ratio, advantage, hparams)` to a loss per element (`keel.losses.surrogates`)."""
 
@@ -59,16 +59,11 @@ DISTRIBUTIONS: Registry[Callable[..., Any]] = Registry("network.distribution", k
 
 CONTROLLERS: Registry[Any] = Registry(
     "controllers",
-    {
-        "adaptive_kl": "keel.training.controllers:adaptive_kl",
-        "adaptive_rate": "keel.training.controllers:adaptive_rate",
-        "adaptive_clip": "keel.training.controllers:adaptive_clip",
-        "stabilizer": "keel.training.controllers:stabilizer",
-        "demos": "keel.training.controllers:demos",
-        "entropy_decay": "keel.training.controllers:entropy_decay",
-        "pulses": "keel.training.controllers:pulses",
-        "hierarchical": "keel.training.controllers:hierarchical",
-    },
+    _entries(
+        "keel.training.controllers",
+        "adaptive_kl adaptive_rate adaptive_clip stabilizer "
+        "demos entropy_decay pulses hierarchical",
+    ),
 )
 """Controllers: objects of the protocol `keel.controllers.controllers.Controller`, or what makes
 them."""

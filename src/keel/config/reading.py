@@ -329,34 +329,26 @@ def setting_value(name: str, value: Any) -> Any:
     return VALUES.get((name, value), value) if isinstance(value, str) else value
 
 
-def rename_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+def rename_settings(settings: Mapping[str, Any], section: str = "") -> dict[str, Any]:
     """Return nested settings under the names of today; those that are unknown stay as they are.
 
     Args:
         settings: Sections as mappings; keys may be dotted. An `InputError` where a setting stands
             under both names.
+        section: Name of today of the section that these are the settings of.
     """
     renamed: dict[str, Any] = {}
+    prefix = f"{section}." if section else ""
     for key, value in settings.items():
-        name = setting_name(key) if isinstance(key, str) else key
-        if name in renamed:
-            raise InputError(f"{key}: is called {name} now, and both are given; say one of them")
-        if isinstance(value, Mapping) and isinstance(name, str) and "." not in name:
-            value = _rename_section(name, value)
-        renamed[name] = setting_value(name, value) if isinstance(name, str) else value
-    return renamed
-
-
-def _rename_section(section: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    renamed: dict[str, Any] = {}
-    for key, value in settings.items():
-        leaf = key
+        name = key
         if isinstance(key, str):
-            leaf = setting_name(f"{section}.{key}").partition(".")[2]
-            value = setting_value(f"{section}.{leaf}", value)
-        if leaf in renamed:
+            name = setting_name(f"{prefix}{key}").removeprefix(prefix)
+            if isinstance(value, Mapping) and not section and "." not in name:
+                value = rename_settings(value, name)
+            value = setting_value(f"{prefix}{name}", value)
+        if name in renamed:
             raise InputError(
-                f"{section}.{key}: is called {section}.{leaf} now, and both are given; say one"
+                f"{prefix}{key}: is called {prefix}{name} now, and both are given; say one of them"
             )
-        renamed[leaf] = value
+        renamed[name] = value
     return renamed

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from keel.controllers.controllers import Outcome, State
+from keel.controllers.controllers import Adapted, Outcome, State
 from keel.types import HyperParams
 
 RUNGS = 3
@@ -36,9 +36,7 @@ class TemperatureLadder:
         """Return the state of no ended block; the coolest rung is in use."""
         return {"since": 0.0, "rung": 0.0, "sum": 0.0, "count": 0.0}
 
-    def __call__(
-        self, state: State, outcome: Outcome, hparams: HyperParams
-    ) -> tuple[State, HyperParams]:
+    def __call__(self, state: State, outcome: Outcome, hparams: HyperParams) -> Adapted:
         """Turn `temperature`."""
         now = dict(state)
         now["since"] += 1.0

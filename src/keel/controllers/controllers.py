@@ -14,6 +14,8 @@ from keel.errors import InputError, KeelError
 from keel.types import HyperParams
 
 State = Mapping[str, float]
+Adapted = tuple[State, HyperParams]
+"""The state after an update, and the hyperparameters for the next."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,7 @@ class Controller(Protocol):
     def init(self) -> State:
         """Return the state before the first update."""
 
-    def __call__(
-        self, state: State, outcome: Outcome, hparams: HyperParams
-    ) -> tuple[State, HyperParams]:
+    def __call__(self, state: State, outcome: Outcome, hparams: HyperParams) -> Adapted:
         """Return the state after an update, and the hyperparameters for the next."""
 
 
@@ -71,9 +71,7 @@ class AdaptivePenalty(Stateless):
     low: float = 1e-4
     high: float = 100.0
 
-    def __call__(
-        self, state: State, outcome: Outcome, hparams: HyperParams
-    ) -> tuple[State, HyperParams]:
+    def __call__(self, state: State, outcome: Outcome, hparams: HyperParams) -> Adapted:
         """Turn `kl_coef`."""
         factor = _factor(outcome.kl, self.target, 1.5, 2.0)
         coef = min(max(hparams.kl_coef * factor, self.low), self.high)
@@ -96,9 +94,7 @@ class ProportionalPenalty(Stateless):
     low: float = 1e-5
     high: float = 10.0
 
-    def __call__(
-        self, state: State, outcome: Outcome, hparams: HyperParams
-    ) -> tuple[State, HyperParams]:
+    def __call__(self, state: State, outcome: Outcome, hparams: HyperParams) -> Adapted:
         """Turn `kl_coef`."""
         kl = outcome.kl_reference
         if not 0.0 <= kl < math.inf:
@@ -198,9 +194,7 @@ class AdaptiveRate(Stateless):
     low: float = 1e-6
     high: float = 1e-2
 
-    def __call__(
-        self, state: State, outcome: Outcome, hparams: HyperParams
-    ) -> tuple[State, HyperParams]:
+    def __call__(self, state: State, outcome: Outcome, hparams: HyperParams) -> Adapted:
         """Turn `learning_rate`."""
         rate = hparams.learning_rate / _factor(outcome.kl, self.target, 2.0, 1.5)
         return state, replace(hparams, learning_rate=min(max(rate, self.low), self.high))
@@ -215,9 +209,7 @@ class AdaptiveClip(Stateless):
     widest: float
     narrowest: float = 0.02
 
-    def __call__(
-        self, state: State, outcome: Outcome, hparams: HyperParams
-    ) -> tuple[State, HyperParams]:
+    def __call__(self, state: State, outcome: Outcome, hparams: HyperParams) -> Adapted:
         """Turn `clip_low` and `clip_high` alike."""
         factor = 1.0 / _factor(outcome.kl, self.target, 2.0, 1.5)
         high = min(max(hparams.clip_high * factor, min(self.narrowest, self.widest)), self.widest)
@@ -233,9 +225,7 @@ class Decay(Stateless):
     decay: float
     floor: float
 
-    def __call__(
-        self, state: State, outcome: Outcome, hparams: HyperParams
-    ) -> tuple[State, HyperParams]:
+    def __call__(self, state: State, outcome: Outcome, hparams: HyperParams) -> Adapted:
         """Turn it; a hyperparameter that begins below the floor stays where it is."""
         value: float = getattr(hparams, self.hparam)
         lower = max(min(self.floor, value), value * self.decay)
@@ -244,7 +234,7 @@ class Decay(Stateless):
 
 @dataclass(frozen=True)
 class Stabilizer:
-    """Line-search stabiliser: tighten the trust region after `threshold` failed updates in a row.
+    """Line-search stabiliser: tighten the region after `ls_fail_threshold` failed updates in a row.
 
     A failed update is one whose step was rejected, or brought less than `min_gain` of the
     improvement that was predicted. Curvature that is not positive raises the damping at once.
@@ -253,7 +243,7 @@ class Stabilizer:
 
     max_kl: float
     damping: float
-    threshold: int = 20
+    ls_fail_threshold: int = 20
     max_kl_decay: float = 0.8
     min_max_kl: float = 0.005
     damping_growth: float = 1.2
@@ -265,9 +255,7 @@ class Stabilizer:
         """Return a state without failures."""
         return {"failed": 0.0, "good": 0.0}
 
-    def __call__(
-        self, state: State, outcome: Outcome, hparams: HyperParams
-    ) -> tuple[State, HyperParams]:
+    def __call__(self, state: State, outcome: Outcome, hparams: HyperParams) -> Adapted:
         """Turn `max_kl` and `damping`."""
         bent = outcome.curvature_min <= 0.0
         good = outcome.accepted and not outcome.gain_ratio < self.min_gain and not bent
@@ -275,7 +263,7 @@ class Stabilizer:
         streak = state["good"] + 1.0 if good else 0.0
         if bent:
             hparams = replace(hparams, damping=self._raised(hparams.damping))
-        if failed >= self.threshold:
+        if failed >= self.ls_fail_threshold:
             failed = 0.0
             tight = max(hparams.max_kl * self.max_kl_decay, min(self.min_max_kl, hparams.max_kl))
             hparams = replace(hparams, max_kl=tight, damping=self._raised(hparams.damping))
@@ -313,9 +301,7 @@ class TemperaturePulses:
         """Return a state without updates and returns."""
         return {"since": 0.0, "rising": 0.0}
 
-    def __call__(
-        self, state: State, outcome: Outcome, hparams: HyperParams
-    ) -> tuple[State, HyperParams]:
+    def __call__(self, state: State, outcome: Outcome, hparams: HyperParams) -> Adapted:
         """Turn `temperature`."""
         returns = [state[f"return{i}"] for i in range(self.window) if f"return{i}" in state]
         if outcome.return_mean == outcome.return_mean:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from keel.controllers.controllers import Outcome, State, Stateless
+from keel.controllers.controllers import Adapted, Outcome, State, Stateless
 from keel.types import HyperParams
 
 
@@ -21,9 +21,7 @@ class LossBalance(Stateless):
     max_ratio: float = 1.0
     floor: float = 0.01
 
-    def __call__(
-        self, state: State, outcome: Outcome, hparams: HyperParams
-    ) -> tuple[State, HyperParams]:
+    def __call__(self, state: State, outcome: Outcome, hparams: HyperParams) -> Adapted:
         """Turn `bc_coef`."""
         if not outcome.bc_loss_ratio > 0.0:  # or NaN
             return state, hparams
@@ -58,9 +56,7 @@ class CloningTrust:
         """Return full trust, and moments of no cosine at all."""
         return {"trust": 1.0, "cosine": 0.0, "square": 0.0}
 
-    def __call__(
-        self, state: State, outcome: Outcome, hparams: HyperParams
-    ) -> tuple[State, HyperParams]:
+    def __call__(self, state: State, outcome: Outcome, hparams: HyperParams) -> Adapted:
         """Turn `bc_coef`."""
         measured = outcome.bc_cosine
         if not math.isfinite(measured):

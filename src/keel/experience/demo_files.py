@@ -11,8 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from keel.keys import MASK
 
 RECORD, TENSORS = "demos.json", "demos.safetensors"
 VERSION = 1
+OBS = "obs/"
 PARTS = ("action", "reward", "terminated", "truncated")
 """Tensors beside the observations."""
 
@@ -63,12 +64,25 @@ class Demos:
         return [float(part.sum()) for part in np.split(self.reward.astype(np.float64), ends[:-1])]
 
     @property
+    def arrays(self) -> dict[str, Array]:
+        """All arrays by the names of the file, observations as `obs/KEY`."""
+        obs = {f"{OBS}{key}": x for key, x in self.obs.items()}
+        return obs | {name: getattr(self, name) for name in PARTS}
+
+    @classmethod
+    def of(
+        cls, arrays: Mapping[str, Array], lengths: Iterable[int], *, env: str, source: str
+    ) -> Demos:
+        """Return demonstrations of arrays that are named as `arrays` names them."""
+        obs = {k.removeprefix(OBS): x for k, x in arrays.items() if k.startswith(OBS)}
+        parts = {name: arrays[name] for name in PARTS}
+        return cls(env=env, obs=obs, lengths=tuple(lengths), source=source, **parts)
+
+    @property
     def fingerprint(self) -> str:
         """Hash of all observations, actions and rewards."""
         digest = hashlib.sha256()
-        arrays = {f"obs/{key}": x for key, x in self.obs.items()}
-        arrays |= {name: getattr(self, name) for name in PARTS}
-        for name, x in sorted(arrays.items()):
+        for name, x in sorted(self.arrays.items()):
             digest.update(f"{name} {x.dtype} {x.shape}".encode())
             digest.update(np.ascontiguousarray(x).tobytes())
         return digest.hexdigest()[:16]
@@ -79,32 +93,17 @@ def only(demos: Demos, selected: Sequence[bool]) -> Demos | None:
     if not any(selected):
         return None
     rows = np.repeat(np.asarray(selected, bool), demos.lengths)
-    return replace(
-        demos,
-        obs={key: x[rows] for key, x in demos.obs.items()},
-        action=demos.action[rows],
-        reward=demos.reward[rows],
-        terminated=demos.terminated[rows],
-        truncated=demos.truncated[rows],
-        lengths=tuple(n for n, keep in zip(demos.lengths, selected, strict=True) if keep),
-    )
+    arrays = {name: x[rows] for name, x in demos.arrays.items()}
+    lengths = (n for n, keep in zip(demos.lengths, selected, strict=True) if keep)
+    return Demos.of(arrays, lengths, env=demos.env, source=demos.source)
 
 
 def joined(parts: Sequence[Demos]) -> Demos:
     """Concatenate demonstrations."""
-
-    def cat(name: str) -> Array:
-        return np.concatenate([getattr(part, name) for part in parts])
-
-    return replace(
-        parts[0],
-        obs={key: np.concatenate([part.obs[key] for part in parts]) for key in parts[0].obs},
-        action=cat("action"),
-        reward=cat("reward"),
-        terminated=cat("terminated"),
-        truncated=cat("truncated"),
-        lengths=tuple(n for part in parts for n in part.lengths),
-    )
+    tables = [part.arrays for part in parts]
+    arrays = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+    lengths = (n for part in parts for n in part.lengths)
+    return Demos.of(arrays, lengths, env=parts[0].env, source=parts[0].source)
 
 
 def save_demos(demos: Demos, path: Path) -> None:
@@ -117,8 +116,7 @@ def save_demos(demos: Demos, path: Path) -> None:
     if path.exists():
         raise InputError(f"{path}: exists already; choose another --out")
     check_whole(demos, str(path))
-    arrays = {f"obs/{key}": np.ascontiguousarray(x) for key, x in demos.obs.items()}
-    arrays |= {name: np.ascontiguousarray(getattr(demos, name)) for name in PARTS}
+    arrays = {name: np.ascontiguousarray(x) for name, x in demos.arrays.items()}
     record = {
         "version": VERSION,
         "env": demos.env,
@@ -155,16 +153,8 @@ def load_demos(path: Path) -> Demos:
             raise InputError(
                 f"{path}: version {record['version']}, this Keel reads version {VERSION}"
             )
-        demos = Demos(
-            env=str(record["env"]),
-            obs={k.removeprefix("obs/"): x for k, x in arrays.items() if k.startswith("obs/")},
-            action=arrays["action"],
-            reward=arrays["reward"],
-            terminated=arrays["terminated"],
-            truncated=arrays["truncated"],
-            lengths=tuple(int(n) for n in record["lengths"]),
-            source=str(record.get("source", "")),
-        )
+        env, source = str(record["env"]), str(record.get("source", ""))
+        demos = Demos.of(arrays, map(int, record["lengths"]), env=env, source=source)
     except InputError:
         raise
     except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -182,8 +172,7 @@ def check_whole(demos: Demos, where: str) -> None:
     """
     if not demos.obs:
         raise InputError(f"{where}: no observations in it")
-    arrays = {f"obs/{key}": x for key, x in demos.obs.items()}
-    arrays |= {name: getattr(demos, name) for name in PARTS}
+    arrays = demos.arrays
     for name, x in arrays.items():
         if x.ndim < 1 or (x.ndim > 1 and name in PARTS[1:]):
             raise InputError(f"{where}: {name} has shape {list(x.shape)}, expected one row a step")

@@ -15,7 +15,7 @@ from torch import Tensor
 from keel.config import MINARI, Demonstrations
 from keel.envs import Envs, Obs
 from keel.errors import InputError
-from keel.experience.batch import DemoBatch
+from keel.experience.batch import CHUNK, CHUNK_PIXELS, DemoBatch
 from keel.experience.demo_files import Demos, check_fits, load_demos, only
 from keel.experience.minari_data import from_minari
 from keel.functional.advantage import gae
@@ -23,8 +23,6 @@ from keel.keys import MASK
 from keel.networks.agent import Agent
 
 Array = NDArray[Any]
-CHUNK, CHUNK_PIXELS = 4096, 512
-"""Steps that the critic looks at in one go."""
 
 
 def open_demos(name: str, episodes: int | None = None) -> Demos:

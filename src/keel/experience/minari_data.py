@@ -58,13 +58,8 @@ def from_minari(dataset: str, episodes: int | None = None) -> Demos:
         raise InputError(f"minari:{dataset}: empty, no episode in it")
     arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     spec = data.env_spec
-    demos = Demos(
-        env="" if spec is None else str(spec.id),
-        obs={k.removeprefix("obs/"): x for k, x in arrays.items() if k.startswith("obs/")},
-        lengths=tuple(lengths),
-        source=f"minari:{dataset}",
-        **{name: x for name, x in arrays.items() if not name.startswith("obs/")},
-    )
+    env = "" if spec is None else str(spec.id)
+    demos = Demos.of(arrays, lengths, env=env, source=f"minari:{dataset}")
     check_whole(demos, demos.source)
     return demos
 

@@ -8,14 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from keel.kernels.compiling import compiled, vectorised
-from keel.kernels.mlp import (
-    NORM,
-    VALUE,
-    backward,
-    forward,
-    gather,
-    norm_of,
-)
+from keel.kernels.mlp import NORM, VALUE, backward, forward, gather, norm_of
 from keel.kernels.steps import adam, return_slope
 
 ONE, ZERO = np.float32(1.0), np.float32(0.0)

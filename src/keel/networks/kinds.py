@@ -13,14 +13,7 @@ from keel.networks.build import Plan, items_key
 from keel.networks.multi_input import JoinedEncoder, SeparateJoined
 from keel.networks.pointer import PointerActorCritic
 from keel.networks.recurrent import RecurrentActorCritic, Tower
-from keel.networks.shared import (
-    CNN,
-    Branch,
-    Image,
-    Projection,
-    SharedActorCritic,
-    convolutions_for,
-)
+from keel.networks.shared import CNN, Branch, Image, Projection, SharedActorCritic, convolutions_for
 
 
 def build_cnn(plan: Plan) -> nn.Module:

@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from keel.look import INK, tidy
+from keel.look import GREEN, INK, tidy
 from keel.tracking.files import write_file
 from keel.tracking.reader import MetricsTable
 
@@ -101,6 +101,17 @@ def from_zero(steps: Values, values: Values) -> tuple[Values, Values]:
 
     finite = np.isfinite(values)
     return np.append(0.0, steps[finite]), np.append(values[finite][:1], values[finite])
+
+
+def draw_bound(axes: Axes, steps: Values, bound: Values, **style: Any) -> None:
+    """Draw the bound on the KL, with the region below it shaded; nothing if there is none."""
+    import numpy as np
+
+    if not np.isfinite(bound).any():
+        return
+    start, held = from_zero(steps, bound)
+    axes.fill_between(start, 0.0, held, step="pre", color=GREEN, alpha=0.10, linewidth=0)
+    axes.step(start, held, where="pre", color=GREEN, **style)
 
 
 def short(steps: float) -> str:

@@ -280,10 +280,3 @@ def _list_names(names: Iterable[str]) -> str:
     listed = list(names)
     suffix = f" and {len(listed) - 12} more" if len(listed) > 12 else ""
     return ", ".join(listed[:12]) + suffix
-
-
-def _float(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan

@@ -18,8 +18,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from keel.errors import check_choice
-from keel.tracking.catalogue import imitation, language, learning, natural, outcome, trust_region
-from keel.tracking.catalogue.metric import SOURCES, Alias, Metric
+from keel.tracking.catalogue.metric import SOURCES, Alias, Metric, read_catalogue
 from keel.tracking.old_names import metric_name
 
 __all__ = [
@@ -42,17 +41,11 @@ def _registry(metrics: Iterable[Metric]) -> Mapping[str, Metric]:
     return MappingProxyType(registry)
 
 
-REGISTRY: Mapping[str, Metric] = _registry(
-    (
-        *outcome.METRICS,
-        *trust_region.METRICS,
-        *natural.METRICS,
-        *learning.METRICS,
-        *imitation.METRICS,
-        *language.METRICS,
-    )
-)
+REGISTRY: Mapping[str, Metric] = _registry(read_catalogue())
 """Every metric of Keel, by its name."""
+
+DOMINATES = 2.0
+"""Ratio of gradients from which on demonstrations dominate; above, `bc_gradient_ratio` is sick."""
 
 
 class Canonical(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from keel.look import BLUE, GREEN, INK, ORANGE, new_figure
-from keel.tracking.catalogue.imitation import DOMINATES
 from keel.tracking.drawing import axes_for, column, finish, last, line
+from keel.tracking.metrics import DOMINATES
 from keel.tracking.plot_line_search import draw_return, rolling
 from keel.tracking.reader import MetricsTable
 

@@ -9,8 +9,8 @@ from keel.tracking.drawing import (
     axes_for,
     column,
     describe_range,
+    draw_bound,
     finish,
-    from_zero,
     last,
     line,
     verdicts,
@@ -84,9 +84,7 @@ def _draw_kl(axes: Axes, steps: Values, table: MetricsTable) -> None:
     bound, kl = column(table, "train/max_kl"), column(table, "train/kl_step")
     rejected = verdicts(table)[1]
     if np.isfinite(bound).any():
-        start, held_bound = from_zero(steps, bound)
-        axes.fill_between(start, 0.0, held_bound, step="pre", color=GREEN, alpha=0.10, linewidth=0)
-        axes.step(start, held_bound, where="pre", color=GREEN, linewidth=1.4, label="max_kl")
+        draw_bound(axes, steps, bound, linewidth=1.4, label="max_kl")
         axes.set_ylim(0.0, 1.15 * float(np.nanmax(bound)))
     line(axes, steps, kl, color=BLUE, linewidth=1.0, label="exact KL of accepted steps")
     if rejected.any():

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keel.errors import KeelError
-from keel.look import BLUE, GREEN, GREY, INK, ORANGE, new_figure
+from keel.look import BLUE, GREY, INK, ORANGE, new_figure
 from keel.tracking.config_file import read_config
 from keel.tracking.drawing import (
     axes_for,
     column,
     describe_range,
+    draw_bound,
     finish,
-    from_zero,
     last,
     line,
     scale_kl,
@@ -100,12 +100,7 @@ def _draw_trust_region(table: MetricsTable, title: str) -> Figure:
     if SUCCESS in table.columns:  # a line search moves nothing until it accepts
         requested = np.where(rejected, column(table, "train/kl_tried"), requested)
     top = scale_kl(axes, np.append(kl, requested[walked_back | rejected]), bound)
-    if np.isfinite(bound).any():
-        start, held_bound = from_zero(steps, bound)
-        axes.fill_between(start, 0.0, held_bound, step="pre", color=GREEN, alpha=0.10, linewidth=0)
-        axes.step(
-            start, held_bound, where="pre", color=GREEN, linewidth=1.6, label="bound (max_kl)"
-        )
+    draw_bound(axes, steps, bound, linewidth=1.6, label="bound (max_kl)")
     line(axes, steps, np.where(rejected, np.nan, estimate), color=GREY, linewidth=1.0,
           linestyle=(0, (4, 2)), label="k3 estimate")  # fmt: skip
     line(axes, steps, kl, color=BLUE, linewidth=1.8, label="exact KL, kept")

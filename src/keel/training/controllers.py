@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from keel.config import Config
 from keel.controllers.bandit import TemperatureLadder
 from keel.controllers.controllers import (
@@ -34,18 +36,8 @@ def adaptive_clip(config: Config) -> Controller:
 
 def stabilizer(config: Config) -> Controller:
     """Tighten the trust region after line searches that failed."""
-    settings = config.stabilizer
-    return Stabilizer(
-        max_kl=config.region.max_kl,
-        damping=config.natural.damping,
-        threshold=settings.ls_fail_threshold,
-        max_kl_decay=settings.max_kl_decay,
-        min_max_kl=settings.min_max_kl,
-        damping_growth=settings.damping_growth,
-        max_damping=settings.max_damping,
-        min_gain=settings.min_gain,
-        recovery=settings.recovery,
-    )
+    settings = asdict(config.stabilizer)
+    return Stabilizer(max_kl=config.region.max_kl, damping=config.natural.damping, **settings)
 
 
 def demos(config: Config) -> Controller:

@@ -131,7 +131,7 @@ class EnvironmentSource:
         """Return the coefficient of demonstrations in use, and a warning where they dominate."""
         if "train/bc_coef" not in report.metrics:
             return {}
-        from keel.tracking.catalogue.imitation import DOMINATES
+        from keel.tracking.metrics import DOMINATES
 
         ratio = report.metrics["train/bc_ppo_ratio"]
         return {

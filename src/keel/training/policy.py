@@ -27,12 +27,7 @@ from keel.networks.agent import Agent
 from keel.tracking.config_file import read_config
 from keel.tracking.directory import CHECKPOINTS, find_run
 from keel.training.checkpoint import Checkpoint, check_same, check_shapes, load
-from keel.training.environments import (
-    EVALUATION_ENVS,
-    INTERFACE,
-    describe_spaces,
-    make_run_envs,
-)
+from keel.training.environments import EVALUATION_ENVS, INTERFACE, describe_spaces, make_run_envs
 from keel.training.evaluation import Score, evaluate, longest_episode
 from keel.training.kinds import ENVIRONMENTS, kind_of
 from keel.training.session import agent_for, use_threads

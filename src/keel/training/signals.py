@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -37,14 +37,13 @@ class EvaluationStopped(KeyboardInterrupt):
 class StopRequest:
     """Signals that asked the run to stop."""
 
-    def __init__(self, notify: Callable[[signal.Signals], None] | None = None) -> None:
+    def __init__(self) -> None:
         self.requested: signal.Signals | None = None
         """the first signal that arrived; None while nothing did"""
         self.received: Counter[signal.Signals] = Counter()
         """signals that the main thread has answered"""
         self.safe = False
         """whether everything is on the disk and nothing is left but to close environments"""
-        self._notify = notify
 
     @property
     def exit_code(self) -> int:
@@ -61,8 +60,6 @@ class StopRequest:
         self.received[arrived] += 1
         if self.requested is None:
             self.requested = arrived
-            if self._notify is not None:
-                self._notify(arrived)
         if self.received[arrived] >= AT_ONCE[arrived]:
             raise Terminated if arrived is signal.SIGTERM else KeyboardInterrupt
 
@@ -76,18 +73,12 @@ def stop_requested() -> bool:
 
 
 @contextmanager
-def graceful_stop(
-    notify: Callable[[signal.Signals], None] | None = None,
-) -> Iterator[StopRequest]:
+def graceful_stop() -> Iterator[StopRequest]:
     """Turn SIGTERM and the first SIGINT into a request, for as long as the block lasts.
 
     Ask `.requested` at safe points, save, and leave with `.exit_code`. A signal that was ignored
     (`nohup`) stays ignored. Handlers belong to the main thread: elsewhere nothing is installed and
     nothing is ever requested.
-
-    Args:
-        notify: told at once (from within the signal handler), so that a user sees that Ctrl-C was
-            understood.
 
     Examples:
         >>> with graceful_stop() as stop:
@@ -95,7 +86,7 @@ def graceful_stop(
         ...     stop.requested.name, stop.exit_code
         ('SIGTERM', 143)
     """
-    stop = StopRequest(notify)
+    stop = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return

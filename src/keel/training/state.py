@@ -37,22 +37,16 @@ class TrainState:
         return dataclasses.replace(self, **changes)
 
 
+SAVED = ("steps", "iteration", "rollbacks", "kl_exact_max", "best_return", "seconds")
+"""Fields that a checkpoint holds as they are."""
+
+
 def pack(state: TrainState, shuffle: torch.Generator) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return tensors and plain data that `unpack` turns into the same state, bit for bit."""
     tensors = {f"opt_state/{name}": x for name, x in state.opt_state._asdict().items()}
     tensors["shuffle"] = shuffle.get_state()
-    data = {
-        "steps": state.steps,
-        "iteration": state.iteration,
-        "hparams": dataclasses.asdict(state.hparams),
-        "controllers": [dict(c) for c in state.controllers],
-        "rollbacks": state.rollbacks,
-        "kl_exact_max": state.kl_exact_max,
-        "best_return": state.best_return,
-        "seconds": state.seconds,
-        "set_by_hand": list(state.set_by_hand),
-    }
-    return tensors, data
+    data = {name: getattr(state, name) for name in (*SAVED, "controllers", "set_by_hand")}
+    return tensors, data | {"hparams": dataclasses.asdict(state.hparams)}
 
 
 def unpack(
@@ -73,16 +67,11 @@ def unpack(
     device = fresh.opt_state.params.device
     # copies, in torch's aligned memory: where numbers lie decides how products round
     opt_state = {k: x.to(device, copy=True) for k, x in part(tensors, "opt_state/").items()}
-    return TrainState(
-        steps=data["steps"],
-        iteration=data["iteration"],
+    return fresh.replace(
+        **{name: data[name] for name in SAVED},
         opt_state=OptimizerState(**opt_state),
         hparams=HyperParams(**data["hparams"]),
         controllers=tuple(data.get("controllers", fresh.controllers)),
-        rollbacks=data["rollbacks"],
-        kl_exact_max=data["kl_exact_max"],
-        best_return=data["best_return"],
-        seconds=data["seconds"],
         set_by_hand=tuple(data.get("set_by_hand", ())),
     )
 

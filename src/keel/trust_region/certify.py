@@ -17,14 +17,7 @@ from keel.functional.walk_back import walk_back
 from keel.losses.ppo import Objective
 from keel.networks.agent import Agent
 from keel.trust_region.gate import check_replay, is_due, is_odd
-from keel.trust_region.measure import (
-    Bounded,
-    Measurement,
-    demo_kl,
-    group_mean,
-    kl_metrics,
-    measure,
-)
+from keel.trust_region.measure import Bounded, Measurement, demo_kl, group_mean, kl_metrics, measure
 from keel.types import POLICY, AlgorithmState, HyperParams, OptimizerState, UpdateReport
 
 if TYPE_CHECKING:

@@ -61,6 +61,12 @@ def batch_for(agent: Agent, seed: int, *, shift: float = 0.3) -> Batch:
     )
 
 
+def whole(batch: Batch) -> Minibatch:
+    """All rows, with the defaults of the hyperparameters, of one agent that may move."""
+    active = torch.ones(1, dtype=torch.bool)
+    return Minibatch(batch, torch.arange(ROWS), torch.ones(ROWS), HyperParams().tensor(), active)
+
+
 def both(
     agent: Agent,
     objective: Objective,
@@ -208,14 +214,7 @@ def test_a_log_ratio_that_is_not_finite_is_quarantined() -> None:
     batch = batch._replace(log_prob=log_prob)
     both(agent, Objective(), batch, HyperParams())
     step = dense.make_dense_step(agent, Objective(), max_grad_norm=0.5)
-    result = step(
-        initial_opt_state(agent.initial),
-        batch,
-        torch.arange(ROWS),
-        torch.ones(ROWS),
-        HyperParams().tensor(),
-        torch.ones(1, dtype=torch.bool),
-    )
+    result = step(initial_opt_state(agent.initial), whole(batch))
     assert result.statistics.non_finite.item() == 2.0
     assert result.applied.item()
 
@@ -227,14 +226,7 @@ def test_a_gradient_that_is_not_finite_is_never_applied() -> None:
     target[9] = torch.inf
     before = initial_opt_state(agent.initial)
     step = dense.make_dense_step(agent, Objective(), max_grad_norm=0.5)
-    result = step(
-        before,
-        batch._replace(target=target),
-        torch.arange(ROWS),
-        torch.ones(ROWS),
-        HyperParams().tensor(),
-        torch.ones(1, dtype=torch.bool),
-    )
+    result = step(before, whole(batch._replace(target=target)))
     assert not result.applied.item()
     assert all(torch.equal(a, b) for a, b in zip(before, result.opt_state, strict=True))
 
@@ -244,14 +236,7 @@ def test_the_optimum_it_was_given_stays_as_it_is() -> None:
     before = initial_opt_state(agent.initial.clone())
     copies = [x.clone() for x in before]
     step = dense.make_dense_step(agent, Objective(), max_grad_norm=0.5)
-    result = step(
-        before,
-        batch_for(agent, 4),
-        torch.arange(ROWS),
-        torch.ones(ROWS),
-        HyperParams().tensor(),
-        torch.ones(1, dtype=torch.bool),
-    )
+    result = step(before, whole(batch_for(agent, 4)))
     assert all(torch.equal(a, b) for a, b in zip(before, copies, strict=True))
     assert not torch.equal(result.opt_state.params, before.params)
 

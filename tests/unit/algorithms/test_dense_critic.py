@@ -67,10 +67,8 @@ def test_a_gradient_that_is_not_finite_moves_nothing() -> None:
     agent, begin, batch = make("tanh")
     batch.target[batch.weight > 0] = np.inf
     step = dense_critic.DenseCriticStep(agent, max_grad_norm=1.0)
-    index, real = torch.arange(ROWS), torch.ones(ROWS)
-    result = step(
-        begin, batch, index, real, HyperParams().tensor(), torch.ones(1, dtype=torch.bool)
-    )
+    rows, active = (torch.arange(ROWS), torch.ones(ROWS)), torch.ones(1, dtype=torch.bool)
+    result = step(begin, Minibatch(batch, *rows, HyperParams().tensor(), active))
     assert not result.applied.any()
     assert result.opt_state is begin
 

@@ -71,7 +71,7 @@ def test_below_five_runs_of_either_side_nothing_is_trimmed(before: int, after: i
     """One run of 10 + 10 · n among n − 1 of 10: the mean is twice as high. A quarter of four is
     one run of each end, and would hide it."""
     old, new = scores(*[10.0] * before), scores(*[10.0] * (after - 1), 10.0 + 10.0 * after)
-    assert difference(old, new).estimate == pytest.approx(1.0)
+    assert effect_of(old, new).estimate == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from keel.errors import InputError
-from keel.tracking.metrics import REGISTRY, SOURCES, canonical, documentation, metric
+from keel.tracking import metrics
+from keel.tracking.metrics import DOMINATES, REGISTRY, SOURCES, canonical, documentation, metric
 
 REQUIRED = """
 rollout/return_mean rollout/return_std rollout/length_mean rollout/episodes rollout/reward_mean
@@ -144,3 +147,15 @@ def test_the_documentation_page_describes_every_metric():
 def test_reading_runs_needs_no_torch():
     script = "import sys, keel.tracking; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+
+
+def test_no_entry_stands_twice_in_a_file_of_the_catalogue():
+    """YAML itself would let the last one win without a word."""
+    for path in (Path(metrics.__file__).parent / "catalogue").glob("*.yaml"):
+        names = re.findall(r"^(\S+):", path.read_text(encoding="utf-8"), re.MULTILINE)
+        assert names
+        assert len(names) == len(set(names)), path.name
+
+
+def test_demonstrations_dominate_where_the_registry_says_so():
+    assert metric("train/bc_gradient_ratio").healthy == (None, DOMINATES)
