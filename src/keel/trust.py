@@ -207,8 +207,7 @@ def _is_local(package: str) -> bool:
 
 
 def _is_known(env: str) -> bool:
-    from keel.envs.names import NATIVE, PARALLEL
-    from keel.envs.registered import POOL
+    from keel.envs.names import NATIVE, PARALLEL, POOL
 
     module, colon, name = env.rpartition(":")
     if (

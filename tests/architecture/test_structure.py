@@ -51,7 +51,7 @@ MAY_IMPORT = {
     "distributions": MATHEMATICS | {"types", "parallel"},
     "kernels": MATHEMATICS | {"distributions"},
     "networks": NETWORKS,
-    "envs": MATHEMATICS | {"processes", "resources"},
+    "envs": MATHEMATICS | {"config", "processes", "resources"},
     "experience": EXPERIENCE,
     "losses": LOSSES,
     "trust_region": TRUST_REGION,
@@ -81,7 +81,7 @@ def folder_of(path: Path) -> str:
 MAY_NAME = {
     "envs/names.py": {"apps"},
     "trust.py": {"ablate"},
-    "config/common.py": {"losses", "networks", "training", "functional"},
+    "config/common.py": {"losses", "networks", "training", "functional", "envs"},
     "training/kinds.py": {"apps"},
 }
 """Names of what comes with Keel (aliases of environments, functions, kinds of runs), in texts that

@@ -15,10 +15,8 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from keel.envs.central import CentralState
-from keel.envs.episodes import AgentEpisodes
 from keel.envs.faults import BadStepError, EnvError, EnvWarning, UnsupportedSpaceError
-from keel.envs.protocol import Autoreset, Obs, Saved, Step
-from keel.envs.seeding import env_seeds
+from keel.envs.protocol import AgentEpisodes, Autoreset, Obs, Saved, Step, env_seeds
 from keel.envs.spaces import (
     ActionLayout,
     ObsLayout,

@@ -93,6 +93,14 @@ def describe_space(space: Space[Any]) -> str:
     return str(space)
 
 
+def describe_spaces(envs: Envs | Interface) -> dict[str, str]:
+    """Return the spaces of environments in words, as checkpoints hold them."""
+    return {
+        "observation": describe_space(envs.observation_space),
+        "action": describe_space(envs.action_space),
+    }
+
+
 def space_to_data(space: Space[Any]) -> dict[str, Any]:
     """Return a space as numbers and texts.
 

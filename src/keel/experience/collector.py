@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from keel.distributions.actions import Array
-from keel.envs import Envs, Obs, ObsNormalizer, Step, lead
+from keel.envs.protocol import Envs, Obs, Step, lead
 from keel.experience.acting import Acted, initial_hidden_state, make_actor
 from keel.experience.rollout import Episodes, RawObs, Rollout
 from keel.keys import EPISODE_STARTS, MASK
 from keel.networks.agent import Agent
+
+if TYPE_CHECKING:
+    from keel.envs import ObsNormalizer
 
 
 @dataclass

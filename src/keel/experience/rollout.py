@@ -8,16 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from keel.distributions.actions import Array
-from keel.envs import Obs, ObsNormalizer
+from keel.envs.protocol import Obs
 from keel.experience.batch import Batch
 from keel.types import Tree
+
+if TYPE_CHECKING:
+    from keel.envs import ObsNormalizer
 
 
 class Episodes(NamedTuple):

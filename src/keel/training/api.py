@@ -11,7 +11,7 @@ from signal import SIGINT
 from typing import TYPE_CHECKING, Any
 
 from keel.config import nested
-from keel.envs.objects import given_env
+from keel.envs.names import given_env
 from keel.tracking.config_file import read_config
 from keel.training.kinds import kind_of
 from keel.training.persist import Progress

@@ -10,7 +10,7 @@ from typing import Any
 
 from keel.config import Config, nested, read, to_dict
 from keel.envs import EnvWarning
-from keel.envs.objects import GivenEnv, given_env
+from keel.envs.names import GivenEnv, given_env
 from keel.errors import InputError
 from keel.imports import OBJECT, bind, import_attribute, is_object, name_of
 from keel.tracking.config_file import warn_if_changed

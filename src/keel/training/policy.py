@@ -17,7 +17,7 @@ from torch import Tensor
 from keel.config import Config, from_dict, to_dict
 from keel.distributions.actions import Array
 from keel.envs import Envs, ObsNormalizer, RewardNormalizer
-from keel.envs.space_data import Interface, describe_space
+from keel.envs.space_data import Interface, describe_space, describe_spaces
 from keel.envs.translate import Translator
 from keel.errors import InputError, KeelError
 from keel.experience.acting import ActionSelector, initial_hidden_state
@@ -30,7 +30,6 @@ from keel.training.checkpoint import Checkpoint, check_same, check_shapes, load
 from keel.training.environments import (
     EVALUATION_ENVS,
     INTERFACE,
-    describe_spaces,
     make_run_envs,
 )
 from keel.training.evaluation import Score, evaluate, longest_episode

@@ -15,14 +15,13 @@ from gymnasium import spaces
 from threadpoolctl import threadpool_limits
 
 from keel.config import Backend, Config, Faults
-from keel.envs import Envs, ObsNormalizer, RewardNormalizer, lead
-from keel.envs.registered import source_of
+from keel.envs import Envs, lead
+from keel.envs.names import source_of
 from keel.envs.space_data import Interface
 from keel.envs.spaces import reserved_key
 from keel.errors import InputError
 from keel.experience.acting import make_actor
 from keel.experience.collector import Collector
-from keel.experience.demos import open_demo_dataset
 from keel.experience.targets import check_groups, group_function
 from keel.keys import ENCODING, GROUP
 from keel.networks.accelerate import Acceleration
@@ -46,6 +45,7 @@ from keel.types import HyperParams
 
 if TYPE_CHECKING:
     from keel.controllers.controllers import Controller
+    from keel.envs import ObsNormalizer, RewardNormalizer
     from keel.training.source import ExperienceSource
 
 SMALLEST_IMAGE = 64
@@ -183,6 +183,8 @@ def _source(
     collector.begin(collector.obs)
     demo_dataset = None
     if config.demos.path:
+        from keel.experience.demos import open_demo_dataset
+
         demo_dataset = open_demo_dataset(config.demos, envs, agent, collector.obs)
     make_actor(agent, agent.initial)  # loads the libraries it needs, whose threads are set now
     if agent.sees_pixels:
@@ -206,12 +208,16 @@ def _source(
 def _obs_normalizer(config: Config, envs: Envs, encoding: int) -> ObsNormalizer | None:
     if not config.envs.normalize_obs:
         return None
+    from keel.envs import ObsNormalizer
+
     return ObsNormalizer.for_space(envs.observation_space, encoding=encoding)
 
 
 def _reward_normalizer(config: Config, envs: Envs) -> RewardNormalizer | None:
     if not config.envs.normalize_reward:
         return None
+    from keel.envs import RewardNormalizer
+
     return RewardNormalizer.for_envs(lead(envs), config.advantage.gamma)
 
 
