@@ -17,10 +17,10 @@ SOURCE = Path(keel.__file__).parent
 MODULES = sorted(SOURCE.rglob("*.py"))
 FUNCTIONAL = sorted((SOURCE / "functional").glob("*.py"))
 
-BASE = {"errors", "imports", "keys", "registry"}
+BASE = {"errors", "registry"}
 MATHEMATICS = BASE | {"functional"}
-NETWORKS = MATHEMATICS | {"config", "types", "parallel", "distributions", "kernels"}
-EXPERIENCE = NETWORKS | {"networks", "envs", "processes", "resources"}
+NETWORKS = MATHEMATICS | {"config", "types", "resources", "distributions", "kernels"}
+EXPERIENCE = NETWORKS | {"networks", "envs", "processes"}
 LOSSES = EXPERIENCE | {"experience"}
 TRUST_REGION = LOSSES | {"losses"}
 ALGORITHMS = TRUST_REGION | {"trust_region"}
@@ -40,7 +40,6 @@ MAY_IMPORT = {
         "templates",
         "training",
         "envs",
-        "imports",
         "registry",
         "controllers",
         "explain",
@@ -48,10 +47,10 @@ MAY_IMPORT = {
     },  # single files; names are lazy
     "functional": BASE,
     "config": BASE,
-    "distributions": MATHEMATICS | {"types", "parallel"},
+    "distributions": MATHEMATICS | {"types"},
     "kernels": MATHEMATICS | {"distributions"},
     "networks": NETWORKS,
-    "envs": MATHEMATICS | {"config", "processes", "resources"},
+    "envs": MATHEMATICS | {"config", "processes", "resources", "types"},
     "experience": EXPERIENCE,
     "losses": LOSSES,
     "trust_region": TRUST_REGION,

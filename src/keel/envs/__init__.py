@@ -5,7 +5,7 @@ Modules are loaded when one of their names is first used: a run imports the back
 
 from typing import TYPE_CHECKING
 
-from keel.imports import lazy_names
+from keel.registry import lazy_names
 
 if TYPE_CHECKING:
     from keel.envs.atari import AtariOptions

@@ -20,8 +20,8 @@ from keel.envs.faults import BadStepError, EnvError, EnvRaisedError, EnvWarning,
 from keel.envs.protocol import Autoreset, Episodes, Obs, Step
 from keel.envs.spaces import GROUP_TWICE, METHOD, ActionLayout, ObsLayout, open_mask
 from keel.envs.watchdog import Place
-from keel.keys import GROUP, MASK
 from keel.resources import expect_memory
+from keel.types import GROUP, MASK
 
 Env = gymnasium.Env[Any, Any]
 NUMBERS = (int, float, np.number, np.bool_, np.ndarray)

@@ -19,7 +19,7 @@ from keel.envs.multi import ParallelEnvs
 from keel.envs.protocol import Envs, Request
 from keel.envs.vector import VectorEnvs
 from keel.errors import InputError, check_choice
-from keel.imports import ImportFailed, import_attribute, import_module, is_object
+from keel.registry import ImportFailed, import_attribute, import_module, is_object
 
 VECTOR = "vector_env"
 """Function of a module that makes many copies at once, `(num_envs, …) -> Envs`."""

@@ -25,7 +25,7 @@ from keel.envs.spaces import (
     reserved_key,
 )
 from keel.envs.watchdog import Place, Watch, close_and_warn, closed_on_error
-from keel.keys import AGENT, MASK, STATE
+from keel.types import AGENT, MASK, STATE
 
 ParallelEnv = Any
 """`pettingzoo.ParallelEnv`; the package is optional, and its types say little."""

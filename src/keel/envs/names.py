@@ -21,7 +21,7 @@ from keel.envs.faults import (
 )
 from keel.envs.protocol import Request
 from keel.errors import similar
-from keel.imports import ImportFailed, import_function, import_module
+from keel.registry import ImportFailed, import_function, import_module
 
 if TYPE_CHECKING:
     from keel.envs.makers import Maker

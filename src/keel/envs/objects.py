@@ -1,7 +1,7 @@
 """Environments passed from Python as objects: classes, callables and instances get a name.
 
 The name stands in the configuration of a run, and `make_envs` finds the object by it. Classes and
-functions of a module are named by their import path, all else by `object:NAME` (`keel.imports`).
+functions of a module are named by their import path, all else by `object:NAME` (`keel.registry`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from keel.envs.faults import EnvError
 from keel.envs.names import GivenEnv
 from keel.errors import InputError
-from keel.imports import name_of
+from keel.registry import name_of
 
 
 def name_object(env: Any) -> GivenEnv:

@@ -21,7 +21,7 @@ from keel.envs.protocol import Autoreset, Episodes, Obs, Request, Saved, Step, e
 from keel.envs.spaces import action_layout, observation_layout, open_mask
 from keel.envs.watchdog import Place, Watch
 from keel.errors import InputError
-from keel.keys import MASK
+from keel.types import MASK
 
 LIGHT = ("gymnasium.envs.classic_control", "gymnasium.envs.toy_text")
 """Steps of a microsecond: handing them to a second thread of EnvPool costs more than it saves."""

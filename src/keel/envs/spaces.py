@@ -35,7 +35,7 @@ from gymnasium import Space, spaces
 
 from keel.envs.faults import BadStepError, UnsupportedSpaceError
 from keel.envs.protocol import Obs
-from keel.keys import GROUP, MASK, RESERVED, is_image_shape
+from keel.types import GROUP, MASK, RESERVED, is_image_shape
 
 METHOD = "action_masks"
 """Method by which an environment may say what is legal."""

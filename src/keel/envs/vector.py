@@ -17,7 +17,7 @@ from keel.envs.protocol import Autoreset, Episodes, Obs, Request, Saved, Step, e
 from keel.envs.spaces import GROUP_TWICE, METHOD, action_layout, observation_layout, open_mask
 from keel.envs.watchdog import Place, Watch, close_and_warn
 from keel.errors import InputError
-from keel.keys import GROUP, MASK
+from keel.types import GROUP, MASK
 
 
 class VectorEnvs:

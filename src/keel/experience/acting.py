@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from keel.distributions.actions import Array
-from keel.keys import EPISODE_STARTS, MASK
 from keel.networks.accelerate import actor_obstacle
 from keel.networks.actor_critic import Outputs, SeparateActorCritic
 from keel.networks.agent import Agent, load_weights
-from keel.types import Tree
+from keel.types import EPISODE_STARTS, MASK, Tree
 
 if TYPE_CHECKING:
     from keel.envs import ObsNormalizer

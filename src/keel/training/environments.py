@@ -21,16 +21,14 @@ from keel.envs import Envs, make_envs
 from keel.envs.names import POOL, atari_game
 from keel.envs.space_data import Interface, describe_spaces
 from keel.experience.batch import Batch, Experience, Sampled, TargetFunction, Targets
-from keel.experience.collector import Collector
-from keel.experience.rollout import Rollout
+from keel.experience.rollout import Collector, Rollout
 from keel.experience.targets import compute_targets
-from keel.imports import import_function
-from keel.keys import MASK
 from keel.networks.agent import Agent
+from keel.registry import import_function
 from keel.training.checkpoint import Checkpoint, check_same, check_shapes
+from keel.training.loop import Seeds, TrainState, arrays, prefixed
 from keel.training.shift import Shift, shift
-from keel.training.state import Seeds, TrainState, arrays, prefixed
-from keel.types import HyperParams, UpdateReport
+from keel.types import MASK, HyperParams, UpdateReport
 
 if TYPE_CHECKING:
     from keel.envs import AtariOptions, ObsNormalizer, RewardNormalizer

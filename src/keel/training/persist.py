@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from safetensors.torch import save_file
 
 from keel.envs.watchdog import FAILED, before_abrupt_exit
-from keel.tracking.config_file import read_config
 from keel.tracking.directory import METRICS, RunDirectory
+from keel.tracking.record import read_config
 from keel.tracking.writer import MetricsWriter, last_record
 from keel.training.checkpoint import mark_best
 from keel.trust_region.gate import NumericError

@@ -25,10 +25,14 @@ from keel.trust_region.measure import (
     kl_metrics,
     measure,
 )
-from keel.types import POLICY, AlgorithmState, HyperParams, OptimizerState, UpdateReport
+from keel.types import AlgorithmState, HyperParams, OptimizerState, UpdateReport
 
 if TYPE_CHECKING:
     from keel.losses.token import TokenObjective
+
+
+POLICY = torch.tensor([True, False])
+"""Mask of `OptimizerState.steps`: the policy's."""
 
 
 class Algorithm(Protocol):
