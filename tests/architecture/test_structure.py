@@ -164,6 +164,41 @@ def test_files_stay_small(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
 
 
+LONGEST_FUNCTION = 60
+"""Lines, docstring included; files of compiled kernels (`kernels/`, `kernels_….py`) may have more."""
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_functions_stay_short(path: Path) -> None:
+    if folder_of(path) == "kernels" or path.stem.startswith("kernels"):
+        return
+    lengths = {
+        node.name: (node.end_lineno or 0) - node.lineno + 1
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert {name: lines for name, lines in lengths.items() if lines > LONGEST_FUNCTION} == {}
+
+
+MOST_MODULES = 75
+"""Modules of Keel that a run on CartPole imports: what it does not use is not among them."""
+
+
+def test_a_run_imports_what_it_uses(tmp_path: Path) -> None:
+    script = (
+        "import sys, keel\n"
+        f"for _ in zip(range(3), keel.iterate('CartPole-v1', runs={str(tmp_path)!r})): pass\n"
+        "print(*(x for x in sys.modules if x.partition('.')[0] == 'keel'))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    modules = set(done.stdout.split())
+    others = {f"keel.envs.{name}" for name in ("atari", "multi", "pool", "sync", "workers")}
+    assert "keel.envs.vector" in modules
+    assert not modules & {*others, "keel.experience.demos", "keel.processes"}
+    assert len(modules) <= MOST_MODULES, sorted(modules)
+
+
 FORBIDDEN_CALLS = {"open", "print", "input", "manual_seed", "seed", "set_rng_state", "exec", "eval"}
 FORBIDDEN_MODULES = {"random", "numpy.random", "os", "sys", "io", "pathlib", "logging", "time"}
 SAMPLERS = {"rand", "randn", "randint", "randperm", "multinomial", "bernoulli", "normal"}
