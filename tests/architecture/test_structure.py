@@ -165,7 +165,7 @@ def test_files_stay_small(path: Path) -> None:
 
 
 LONGEST_FUNCTION = 60
-"""Lines, docstring included; files of compiled kernels (`kernels/`, `kernels_….py`) may have more."""
+"""Lines, docstring included; files of kernels (`kernels/`, `kernels_….py`) may have more."""
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SOURCE)))
