@@ -20,7 +20,7 @@ import torch
 from keel.config import Config, from_dict
 from keel.functional import t_interval, trimmed_mean
 from keel.look import BLUE, GREEN, GREY, INK, ORANGE, new_figure, tidy
-from keel.training.loop import train
+from keel.training.session import train
 
 ROOT = Path(__file__).resolve().parents[1]
 RED = "#c2255c"

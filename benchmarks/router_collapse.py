@@ -18,7 +18,7 @@ from scipy.stats import t as student
 
 from keel.config import Config
 from keel.presets import preset
-from keel.training.loop import train
+from keel.training.session import train
 
 BEFORE, AFTER = "router-collapse", "router-rebalanced"
 COLLAPSED_SHARE = (0.73, 0.77)

@@ -13,7 +13,7 @@ import pytest
 from children import children, interruptible
 from hypothesis import HealthCheck, settings
 
-from keel.parallel import set_threads
+from keel.resources import set_threads
 
 settings.register_profile(
     "keel",

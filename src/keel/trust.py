@@ -26,8 +26,7 @@ from typing import Any, NamedTuple
 
 from keel.config.values import named_values, options_text
 from keel.errors import InputError
-from keel.imports import is_object, module_origin, not_importable, was_passed
-from keel.registry import texts
+from keel.registry import is_object, module_origin, not_importable, texts, was_passed
 
 ENVIRONMENT = ("env", "envs.options", "envs.wrappers")
 """Fields whose code runs when environments are made."""
@@ -207,8 +206,7 @@ def _is_local(package: str) -> bool:
 
 
 def _is_known(env: str) -> bool:
-    from keel.envs.names import NATIVE, PARALLEL
-    from keel.envs.registered import POOL
+    from keel.envs.names import NATIVE, PARALLEL, POOL
 
     module, colon, name = env.rpartition(":")
     if (

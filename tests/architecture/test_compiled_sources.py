@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from keel import kernels as core
 from keel.apps.land import compiling as land
 from keel.apps.serving import compiling as serving
-from keel.kernels import compiling as core
 
 PACKAGES = {"core": core, "land": land, "serving": serving}
 MATHEMATICS = {"LOG_2PI"}

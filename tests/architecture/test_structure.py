@@ -17,10 +17,10 @@ SOURCE = Path(keel.__file__).parent
 MODULES = sorted(SOURCE.rglob("*.py"))
 FUNCTIONAL = sorted((SOURCE / "functional").glob("*.py"))
 
-BASE = {"errors", "imports", "keys", "registry"}
+BASE = {"errors", "registry"}
 MATHEMATICS = BASE | {"functional"}
-NETWORKS = MATHEMATICS | {"config", "types", "parallel", "distributions", "kernels"}
-EXPERIENCE = NETWORKS | {"networks", "envs", "processes", "resources"}
+NETWORKS = MATHEMATICS | {"config", "types", "resources", "distributions", "kernels"}
+EXPERIENCE = NETWORKS | {"networks", "envs", "processes"}
 LOSSES = EXPERIENCE | {"experience"}
 TRUST_REGION = LOSSES | {"losses"}
 ALGORITHMS = TRUST_REGION | {"trust_region"}
@@ -40,7 +40,6 @@ MAY_IMPORT = {
         "templates",
         "training",
         "envs",
-        "imports",
         "registry",
         "controllers",
         "doctor",
@@ -49,10 +48,10 @@ MAY_IMPORT = {
     },  # single files; names are lazy
     "functional": BASE,
     "config": BASE,
-    "distributions": MATHEMATICS | {"types", "parallel"},
+    "distributions": MATHEMATICS | {"types"},
     "kernels": MATHEMATICS | {"distributions"},
     "networks": NETWORKS,
-    "envs": MATHEMATICS | {"processes", "resources"},
+    "envs": MATHEMATICS | {"config", "processes", "resources", "types"},
     "experience": EXPERIENCE,
     "losses": LOSSES,
     "trust_region": TRUST_REGION,
@@ -85,7 +84,7 @@ def folder_of(path: Path) -> str:
 MAY_NAME = {
     "envs/names.py": {"apps"},
     "trust.py": {"ablate"},
-    "config/common.py": {"losses", "networks", "training", "functional"},
+    "config/common.py": {"losses", "networks", "training", "functional", "envs"},
     "training/kinds.py": {"apps"},
 }
 """Names of what comes with Keel (aliases of environments, functions, kinds of runs), in texts that
@@ -167,6 +166,41 @@ def test_a_module_that_is_named_in_a_text_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_files_stay_small(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
+
+
+LONGEST_FUNCTION = 60
+"""Lines, docstring included; files of kernels (`kernels/`, `kernels_….py`) may have more."""
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_functions_stay_short(path: Path) -> None:
+    if folder_of(path) == "kernels" or path.stem.startswith("kernels"):
+        return
+    lengths = {
+        node.name: (node.end_lineno or 0) - node.lineno + 1
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert {name: lines for name, lines in lengths.items() if lines > LONGEST_FUNCTION} == {}
+
+
+MOST_MODULES = 75
+"""Modules of Keel that a run on CartPole imports: what it does not use is not among them."""
+
+
+def test_a_run_imports_what_it_uses(tmp_path: Path) -> None:
+    script = (
+        "import sys, keel\n"
+        f"for _ in zip(range(3), keel.iterate('CartPole-v1', runs={str(tmp_path)!r})): pass\n"
+        "print(*(x for x in sys.modules if x.partition('.')[0] == 'keel'))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    modules = set(done.stdout.split())
+    others = {f"keel.envs.{name}" for name in ("atari", "multi", "pool", "sync", "workers")}
+    assert "keel.envs.vector" in modules
+    assert not modules & {*others, "keel.experience.demos", "keel.processes"}
+    assert len(modules) <= MOST_MODULES, sorted(modules)
 
 
 FORBIDDEN_CALLS = {"open", "print", "input", "manual_seed", "seed", "set_rng_state", "exec", "eval"}

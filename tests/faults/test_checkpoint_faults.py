@@ -19,7 +19,7 @@ import torch
 from children import run_child
 
 from keel.tracking import files
-from keel.tracking.manifest import dump_manifest
+from keel.tracking.integrity import dump_manifest
 from keel.training import checkpoint, migration
 from keel.training.checkpoint import (
     CheckpointError,

@@ -20,7 +20,7 @@ from keel.apps.language.config import from_dict as language_config
 from keel.cli import main
 from keel.config import from_dict
 from keel.errors import InputError
-from keel.tracking.config_file import CONFIG, dump_config, read_config
+from keel.tracking.record import CONFIG, dump_config, read_config
 from keel.training.api import train
 from keel.training.policy import evaluate_policy, open_policy
 from keel.training.runner import resume as resume_run

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from forked_commands import Commands
 
-from keel.tracking.config_file import RECORD
 from keel.tracking.reader import read_metrics
+from keel.tracking.record import RECORD
 from keel.training.checkpoint import load
 
 KILLS = int(os.environ.get("KEEL_KILLS", "100"))

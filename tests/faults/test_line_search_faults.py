@@ -16,7 +16,7 @@ import torch
 from keel.cli import main
 from keel.config import Config, from_dict
 from keel.distributions.actions import Categorical
-from keel.training.loop import train
+from keel.training.session import train
 
 TINY: dict[str, Any] = {
     "env": "CartPole-v1",

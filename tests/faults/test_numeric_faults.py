@@ -25,10 +25,9 @@ from keel.experience.targets import compute_targets
 from keel.functional import aggregate, gae, normalize
 from keel.losses.ppo import Objective
 from keel.training.environments import EnvironmentSource
-from keel.training.loop import train
 from keel.training.persist import FAULT
 from keel.training.runner import start
-from keel.training.session import Session, initial_state, open_session
+from keel.training.session import Session, initial_state, open_session, train
 from keel.trust_region.certify import Certified
 from keel.trust_region.gate import BAD_STEPS, NumericError, check_replay
 from keel.types import AlgorithmState, OptimizerState

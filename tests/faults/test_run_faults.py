@@ -25,10 +25,10 @@ from keel.tracking import (
     RunError,
     RunWarning,
     list_runs,
-    lock,
     read_config,
     read_metrics,
 )
+from keel.tracking.files import acquire_lock, holder_of, is_held, release_lock
 
 CONFIG = {"env": "CartPole-v1", "total_steps": 1000, "region": {"max_kl": 0.02}}
 
@@ -140,7 +140,7 @@ def test_a_second_run_is_refused(tmp_path):
         assert f"in use by process {os.getpid()} on {socket.gethostname()}" in done.stderr
         with pytest.raises(RunError, match="in use by process"):
             RunDirectory.resume(run.path)  # nor this process a second time
-        assert lock.holder_of(run.path).startswith(f"process {os.getpid()} on ")
+        assert holder_of(run.path).startswith(f"process {os.getpid()} on ")
         assert list_runs(tmp_path)[0].status == "running"
     RunDirectory.resume(run.path).close()
 
@@ -191,11 +191,11 @@ def kill_a_run(root: Path) -> Path:
 def test_the_stale_lock_of_a_dead_process_is_taken_over(tmp_path, caplog):
     """Fault 14: taken over and logged."""
     path = kill_a_run(tmp_path)
-    dead = lock.holder_of(path)
+    dead = holder_of(path)
     assert dead.startswith("process ")
     assert list_runs(tmp_path)[0].status == "crashed"
     with caplog.at_level(logging.WARNING, "keel.tracking"), RunDirectory.resume(path):
-        assert lock.holder_of(path).startswith(f"process {os.getpid()} on ")
+        assert holder_of(path).startswith(f"process {os.getpid()} on ")
     assert f"took over the lock of {dead}, which is dead" in caplog.text
     assert not (path / "lock").exists()
 
@@ -214,7 +214,7 @@ def test_what_a_lock_says_does_not_decide_who_holds_it(tmp_path, left, caplog):
     run = create(tmp_path)
     run.close()
     (run.path / "lock").write_text(left)
-    assert not lock.is_held(run.path)
+    assert not is_held(run.path)
     RunDirectory.resume(run.path).close()
     assert "\x1b" not in caplog.text
 
@@ -240,10 +240,10 @@ def test_a_zombie_holds_no_lock(tmp_path, child):
     command = [sys.executable, "-c", script, str(run.path)]
     process = child(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     process.stdout.readline()
-    assert lock.is_held(run.path)
+    assert is_held(run.path)
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead, and left as a zombie
-    assert not lock.is_held(run.path)
+    assert not is_held(run.path)
 
 
 def test_a_fork_that_outlives_its_process_holds_no_lock(tmp_path):
@@ -271,9 +271,9 @@ def test_of_many_that_find_a_stale_lock_one_takes_over(tmp_path):
     def attempt(number):
         start.wait()
         if number >= 4:
-            return [lock.is_held(path) for _ in range(50)] and None
+            return [is_held(path) for _ in range(50)] and None
         try:
-            return lock.acquire(path)
+            return acquire_lock(path)
         except RunError as error:
             return str(error)
 
@@ -281,8 +281,8 @@ def test_of_many_that_find_a_stale_lock_one_takes_over(tmp_path):
         outcomes = list(pool.map(attempt, range(6)))[:4]
     assert outcomes.count(None) == 1
     assert all("in use by process" in x for x in outcomes if x is not None)
-    lock.release(path)
-    assert not lock.is_held(path)
+    release_lock(path)
+    assert not is_held(path)
 
 
 def test_a_forked_child_does_not_release_the_lock(tmp_path):
@@ -290,7 +290,7 @@ def test_a_forked_child_does_not_release_the_lock(tmp_path):
     with create(tmp_path) as run:
         child = os.fork()
         if child == 0:
-            lock.release(run.path)
+            release_lock(run.path)
             os._exit(0)
         os.waitpid(child, 0)
         assert (run.path / "lock").exists()

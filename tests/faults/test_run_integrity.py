@@ -20,10 +20,9 @@ from keel.tracking import (
     read_config,
     read_metrics,
 )
-from keel.tracking.config_file import warn_if_changed
 from keel.tracking.directory import read_record
-from keel.tracking.environment import read_choices
-from keel.tracking.lines import add_checksum, fits_checksum
+from keel.tracking.integrity import add_checksum, fits_checksum
+from keel.tracking.record import read_choices, warn_if_changed
 from keel.training.checkpoint import CheckpointError, CheckpointWarning, load, mark_best, save
 
 CONFIG = {"env": "CartPole-v1", "seed": 0, "region": {"max_kl": 0.02}}

@@ -20,12 +20,12 @@ from keel.config import Network
 from keel.envs import ObsNormalizer
 from keel.envs.space_data import Interface
 from keel.errors import InputError
-from keel.keys import ENCODING, FIRST_ENCODING
 from keel.networks.build import build_agent
 from keel.networks.shared import CNN, NATURE
 from keel.tracking import read_metrics
 from keel.training.checkpoint import CheckpointError, load, save
 from keel.training.policy import open_policy
+from keel.types import ENCODING, FIRST_ENCODING
 
 HERE = Path(__file__).parent
 RETURNS = [5.0, 5.0, 2.0, 3.0]

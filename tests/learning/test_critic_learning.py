@@ -9,7 +9,7 @@ import torch
 from keel.config import from_dict
 from keel.networks import popart
 from keel.networks.critics import Histogram, Quantile
-from keel.training.loop import train
+from keel.training.session import train
 
 from .arms import draw, seen, true_quantiles
 

@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from keel.config import from_dict
-from keel.training.loop import train
+from keel.training.session import train
 
 DELAY = 5
 

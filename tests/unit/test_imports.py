@@ -10,7 +10,7 @@ import pytest
 
 from keel.apps import land, serving
 from keel.errors import InputError
-from keel.imports import import_attribute, import_function, module_origin
+from keel.registry import import_attribute, import_function, module_origin
 
 
 @pytest.fixture

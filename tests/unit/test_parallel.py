@@ -9,7 +9,7 @@ import threading
 import pytest
 import torch
 
-from keel.parallel import parallel_map, set_threads, threads
+from keel.resources import parallel_map, set_threads, threads
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])

@@ -19,11 +19,10 @@ from torch import Tensor
 from keel.algorithms.optimizer import BETAS, EPSILON, Minibatch, Step, StepResult
 from keel.distributions.actions import Gaussian
 from keel.experience.batch import Batch, DemoBatch
-from keel.keys import MASK
 from keel.losses.ppo import Objective, Statistics
 from keel.networks.actor_critic import Scalar, SeparateActorCritic
 from keel.networks.agent import Agent
-from keel.types import HPARAM_INDEX, OptimizerState, Tree
+from keel.types import HPARAM_INDEX, MASK, OptimizerState, Tree
 
 if TYPE_CHECKING:
     from keel.networks.critics import Critic

@@ -18,7 +18,7 @@ from keel.experience.batch import Batch
 from keel.losses.ppo import Objective, Statistics
 from keel.networks.accelerate import Kind
 from keel.networks.agent import Agent
-from keel.parallel import parallel_map
+from keel.resources import parallel_map
 from keel.types import HPARAM_INDEX, OptimizerState
 
 BETAS = (0.9, 0.999)

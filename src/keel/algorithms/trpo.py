@@ -16,14 +16,13 @@ from keel.algorithms.optimizer import Step, initial_opt_state, joined_metrics
 from keel.experience.batch import Batch, Experience, chunks, take, take_rows
 from keel.functional.natural import ConjugateGradient, LineSearch, conjugate_gradient, line_search
 from keel.functional.ratio import policy_ratio
-from keel.keys import MASK
 from keel.losses.demos import Limit, cloning_metrics, mean_cloning_loss, pull
 from keel.losses.ppo import Objective, largest_log_ratio
 from keel.networks.agent import Agent
 from keel.networks.fisher import fisher_product
 from keel.trust_region.gate import not_finite
 from keel.trust_region.measure import Bounded, behavior_at, group_mean
-from keel.types import AlgorithmState, HyperParams, OptimizerState, UpdateReport
+from keel.types import MASK, AlgorithmState, HyperParams, OptimizerState, UpdateReport
 
 KL_BAND = (0.95, 0.985)
 """Shares of the bound: a step whose exact KL is at least the first is long enough, the second is

@@ -19,7 +19,7 @@ from keel.config.common import SINKS
 from keel.config.reading import setting_name, setting_value
 from keel.errors import InputError
 from keel.printing import printable
-from keel.tracking.config_file import warn_if_changed
+from keel.tracking.record import warn_if_changed
 from keel.trust import require_trust
 
 T = TypeVar("T")

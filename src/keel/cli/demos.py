@@ -72,7 +72,7 @@ def run(args: Sequence[str]) -> int:
 
 def _record(options: Record) -> int:
     from keel.apps.demonstrations import record_function, record_policy, save_demos
-    from keel.imports import import_function
+    from keel.registry import import_function
 
     if options.out.exists():
         raise InputError(f"{options.out}: exists already; choose another --out")

@@ -15,7 +15,7 @@ from keel.cli.legacy_flags import settle, translate_train
 from keel.cli.settings import Grammar, Resolved, TrainOptions, resolved, short_help
 from keel.config import Config, check, from_dict, read
 from keel.errors import InputError
-from keel.kernels.compiling import cache_folder
+from keel.kernels import cache_folder
 from keel.presets import names, path_of, preset, preset_for
 
 if TYPE_CHECKING:

@@ -76,8 +76,8 @@ def _run(options: Evaluate) -> int:
 
 def _env_of(path: Path) -> object:
     """Return the environment of a run; anything that is no run is an error later."""
-    from keel.tracking.config_file import CONFIG, read_config
     from keel.tracking.directory import find_run
+    from keel.tracking.record import CONFIG, read_config
 
     folder = find_run(path)
     return read_config(folder).get("env") if (folder / CONFIG).is_file() else None

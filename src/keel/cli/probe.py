@@ -94,7 +94,7 @@ def _run_probes(options: ProbeOptions) -> int:
 
 def _trainer(name: str) -> Any:
     """Import the training function that was typed."""
-    from keel.imports import import_attribute
+    from keel.registry import import_attribute
 
     function = import_attribute(name)
     if not callable(function):

@@ -37,8 +37,8 @@ class Resume:
 def run(args: Sequence[str]) -> int:
     """Resume."""
     options = read_options(Resume, translate(args), "keel resume")
-    from keel.tracking.config_file import read_config
     from keel.tracking.directory import find_run
+    from keel.tracking.record import read_config
 
     path = find_run(options.run)
     stored = read_config(path)

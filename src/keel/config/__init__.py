@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from keel.config.checks import check
-from keel.config.common import Checkpoints
+from keel.config.common import Backend, Checkpoints
 from keel.config.reading import (
     MINARI,
     anchored,
@@ -19,7 +19,6 @@ from keel.config.schema import (
     Advantage,
     Agents,
     Atari,
-    Backend,
     Config,
     Critic,
     Demonstrations,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta
 from tyro.conf import Suppress, arg
@@ -75,6 +75,25 @@ ADVANTAGES: Registry[Callable[..., Any]] = Registry(
 
 GROUPS: Registry[Callable[..., Any]] = Registry("advantage.group")
 """Functions of observations to the groups that advantages are normalized in."""
+
+BACKENDS: Registry[Callable[..., Any]] = Registry(
+    "backend",
+    {
+        "vector": "keel.envs.vector:make_vector",
+        "sync": "keel.envs.sync:make_sync",
+        "async": "keel.envs.workers:make_async",
+        "envpool": "keel.envs.pool:make_pool",
+        "ale": "keel.envs.atari:make_ale",
+    },
+    keywords=("auto",),
+)
+"""Backends of environments: `(request)` to environments (`keel.envs.protocol.Request`)."""
+
+
+if TYPE_CHECKING:
+    Backend = str
+else:
+    Backend = Literal[BACKENDS.names()]
 
 
 class Pluggable(NamedTuple):

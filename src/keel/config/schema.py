@@ -13,6 +13,7 @@ from tyro.conf import Suppress
 
 from keel.config import common
 from keel.config.common import (
+    Backend,
     Controllers,
     Distribution,
     Estimator,
@@ -22,8 +23,6 @@ from keel.config.common import (
     TrustRegion,
 )
 from keel.config.values import NAMED, settle_texts
-
-Backend = Literal["auto", "vector", "sync", "async", "envpool", "ale"]
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from keel.envs.episodes import Episodes
 from keel.envs.faults import EnvError, MissingExtraError
-from keel.envs.names import unknown
-from keel.envs.protocol import Autoreset, Obs, Saved, Step
-from keel.envs.seeding import env_seeds
+from keel.envs.names import atari_game, unknown
+from keel.envs.protocol import Autoreset, Episodes, Obs, Request, Saved, Step, env_seeds
 from keel.envs.spaces import action_layout, observation_layout
+from keel.errors import InputError
 
+ATARI_KWARGS = "env_kwargs: the ALE takes its options as atari=AtariOptions(…)"
 HEIGHT, WIDTH = 210, 160
 """Of the console's picture."""
 
@@ -125,6 +125,16 @@ class AtariEnvs:
 
     def load(self, arrays: Mapping[str, np.ndarray], data: Mapping[str, Any]) -> None:
         raise EnvError("the ALE's vector cannot restore its state; `save` returned None")
+
+
+def make_ale(request: Request) -> AtariEnvs:
+    """Make games on the vector environment of the ALE."""
+    game = atari_game(request.env_id)
+    if game is None:
+        raise InputError(f"backend: ale plays Atari games, not {request.env_id}")
+    if request.kwargs:
+        raise InputError(ATARI_KWARGS)
+    return AtariEnvs(game, request.num_envs, threads=request.thread_count, options=request.atari)
 
 
 def _make(game: str, num_envs: int, threads: int, options: AtariOptions) -> Any:

@@ -12,7 +12,7 @@ from keel.envs.guard import bounds_of, fields_of
 from keel.envs.make import make_envs
 from keel.envs.protocol import Envs, Obs, Step, lead
 from keel.envs.spaces import action_layout
-from keel.keys import MASK
+from keel.types import MASK
 
 
 def check_env(

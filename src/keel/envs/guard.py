@@ -18,7 +18,7 @@ from gymnasium import spaces
 from keel.envs.faults import BadStepError, ClosedEnvError, EnvError, EnvWarning
 from keel.envs.protocol import Autoreset, Envs, Obs, Saved, Step, lead
 from keel.envs.spaces import action_layout
-from keel.keys import MASK
+from keel.types import MASK
 
 BOUNDS_EVERY = 64
 """Bounds only warn, so after the first steps they are looked at now and then."""

@@ -16,17 +16,14 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 
-from keel.envs.episodes import Episodes
 from keel.envs.faults import BadStepError, EnvError, EnvRaisedError, EnvWarning, describe
-from keel.envs.protocol import Autoreset, Obs, Step
-from keel.envs.spaces import ActionLayout, ObsLayout, open_mask
+from keel.envs.protocol import Autoreset, Episodes, Obs, Step
+from keel.envs.spaces import GROUP_TWICE, METHOD, ActionLayout, ObsLayout, open_mask
 from keel.envs.watchdog import Place
-from keel.keys import GROUP, MASK
 from keel.resources import expect_memory
+from keel.types import GROUP, MASK
 
 Env = gymnasium.Env[Any, Any]
-METHOD = "action_masks"
-GROUP_TWICE = f"info[{GROUP!r}]: the observation has a part of that name, too; rename one of them"
 NUMBERS = (int, float, np.number, np.bool_, np.ndarray)
 
 

@@ -7,16 +7,19 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import BuiltinFunctionType
 from typing import Any, Literal, NamedTuple
 
 import gymnasium
-from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
-from keel.envs.faults import EnvError
-from keel.errors import InputError
-from keel.imports import ImportFailed, import_attribute, import_module, is_object
+from keel.envs.faults import EnvError, constructor_of
+from keel.envs.multi import ParallelEnvs
+from keel.envs.protocol import Envs, Request
+from keel.envs.vector import VectorEnvs
+from keel.errors import InputError, check_choice
+from keel.registry import ImportFailed, import_attribute, import_module, is_object
 
 VECTOR = "vector_env"
 """Function of a module that makes many copies at once, `(num_envs, …) -> Envs`."""
@@ -117,9 +120,52 @@ def kind_of(maker: Maker, kwargs: Mapping[str, Any]) -> Kind:
             close()
 
 
-def spec_of(maker: Maker) -> EnvSpec:
-    """Return the specification with which Gymnasium makes these environments."""
-    return EnvSpec(id=maker.name, entry_point=maker.make)
+def make_named(maker: Maker, backend: str, request: Request) -> Envs | None:
+    """Make what `module:attribute` names, or None where it makes environments of Gymnasium.
+
+    Args:
+        maker: what was found under the name.
+        backend: the backend that was asked for.
+        request: the rest of what was.
+    """
+    with constructor_of(request.env_id):
+        kind = kind_of(maker, request.kwargs)
+    if kind == "gymnasium":
+        return None
+    make = _make_parallel if kind == "parallel" else _make_vector
+    return make(maker, backend, request)
+
+
+def _make_parallel(maker: Maker, backend: str, request: Request) -> Envs:
+    """Make all copies in one object where the module has a vector form, else one by one."""
+    check_choice("backend", backend, ("auto", "vector", "sync"))
+    if request.wrappers or request.autoreset == "same_step":
+        raise InputError(
+            "wrappers, autoreset: are Gymnasium's; this environment has several agents"
+        )
+    with constructor_of(request.env_id):
+        if maker.make_many is not None and backend != "sync":
+            envs: Envs = maker.make_many(request.num_envs, **request.kwargs)
+            return envs
+        if backend == "vector":
+            raise InputError(f"backend: {request.env_id} has no vector form; use sync")
+        make = partial(_make_one, maker, request.kwargs)
+        return ParallelEnvs(make, request.num_envs, request.timeout)
+
+
+def _make_vector(maker: Maker, backend: str, request: Request) -> Envs:
+    """Take a vector environment of Gymnasium with as many environments as it has."""
+    check_choice("backend", backend, ("auto", "vector"))
+    if request.wrappers or request.autoreset == "same_step":
+        raise InputError(f"wrappers, autoreset: {request.env_id} is a vector environment already")
+    with constructor_of(request.env_id):
+        return VectorEnvs(maker.make(**request.kwargs), timeout=request.timeout)
+
+
+def _make_one(maker: Maker, kwargs: Mapping[str, Any]) -> Any:
+    env = maker.make(**kwargs)
+    check_made(maker.name, env)
+    return env
 
 
 def _constructor_kwargs(kwargs: Mapping[str, Any]) -> dict[str, Any]:

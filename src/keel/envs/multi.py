@@ -15,10 +15,8 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from keel.envs.central import CentralState
-from keel.envs.episodes import AgentEpisodes
 from keel.envs.faults import BadStepError, EnvError, EnvWarning, UnsupportedSpaceError
-from keel.envs.protocol import Autoreset, Obs, Saved, Step
-from keel.envs.seeding import env_seeds
+from keel.envs.protocol import AgentEpisodes, Autoreset, Obs, Saved, Step, env_seeds
 from keel.envs.spaces import (
     ActionLayout,
     ObsLayout,
@@ -27,7 +25,7 @@ from keel.envs.spaces import (
     reserved_key,
 )
 from keel.envs.watchdog import Place, Watch, close_and_warn, closed_on_error
-from keel.keys import AGENT, MASK, STATE
+from keel.types import AGENT, MASK, STATE
 
 ParallelEnv = Any
 """`pettingzoo.ParallelEnv`; the package is optional, and its types say little."""

@@ -1,21 +1,30 @@
-"""Names of environments: Atari aliases, the Gymnasium registry, and suggestions for typos."""
+"""Names of environments: aliases, registries and which of them an id is from, typos."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from keel.envs.faults import EnvError, MissingExtraError, UnknownEnvError, describe
-from keel.envs.makers import Maker, find_maker
-from keel.envs.registered import decided, registered
+from keel.envs.faults import (
+    EnvError,
+    EnvWarning,
+    MissingExtraError,
+    UnknownEnvError,
+    describe,
+)
+from keel.envs.protocol import Request
 from keel.errors import similar
-from keel.imports import ImportFailed, import_function, import_module
+from keel.registry import ImportFailed, import_function, import_module
+
+if TYPE_CHECKING:
+    from keel.envs.makers import Maker
 
 ATARI_GAMES = """
 Adventure AirRaid Alien Amidar Assault Asterix Asteroids Atlantis BankHeist BattleZone BeamRider
@@ -41,6 +50,37 @@ NATIVE = {"serving": "keel.apps.serving.vector:vector_env"}
 """Environments of one agent that are written for many copies at once: `(num_envs, …) -> Envs`."""
 
 
+POOL = "envpool:"
+"""Prefix of an id that asks for EnvPool's own environment."""
+_decided: dict[str, EnvSpec] = {}
+"""Meaning of `module:ID` when its module was imported: another package may take the id later."""
+
+
+class GivenEnv(NamedTuple):
+    """An environment that was passed from Python, under its name."""
+
+    name: str
+    """as `make_envs` takes it"""
+    num: int | None = None
+    """of a vector environment: how many it has"""
+    copies: bool = True
+    """whether there can be more than the one that was passed"""
+
+
+def given_env(env: Any) -> GivenEnv:
+    """Return the name of an environment, however it was passed.
+
+    Args:
+        env: an id or `module:attribute`; a class; a callable without arguments; an environment of
+            Gymnasium, one or a vector of them; a parallel environment of PettingZoo.
+    """
+    if isinstance(env, str):
+        return GivenEnv(env)
+    from keel.envs.objects import name_object
+
+    return name_object(env)
+
+
 def native(env_id: str) -> Callable[..., Any] | None:
     """Return the constructor of an environment that comes with Keel, or None."""
     if env_id not in NATIVE:
@@ -55,6 +95,8 @@ def named_maker(env_id: str, kwargs: Mapping[str, Any]) -> Maker | None:
     module, _, name = full.rpartition(":")
     if not module or not name.isidentifier():
         return None
+    from keel.envs.makers import find_maker
+
     try:
         return find_maker(full, kwargs)
     except EnvError as error:
@@ -87,6 +129,84 @@ def find_spec(env_id: str) -> EnvSpec | None:
             reason = f"it {describe(cause, 'import')}"
         raise EnvError(f"{env_id}: cannot import {module!r}: {reason}") from error
     return decided(f"{module}:{name}", before, is_new)
+
+
+def spec_for(request: Request) -> EnvSpec | None:
+    """Return the specification with which Gymnasium makes what is asked for, or None."""
+    if request.maker is not None:
+        return EnvSpec(id=request.maker.name, entry_point=request.maker.make)
+    game = atari_game(request.env_id)
+    return find_spec(request.env_id if game is None else f"ALE/{game}-v5")
+
+
+def registered(name: str) -> EnvSpec | None:
+    """Return the specification that Gymnasium has for an id, or None."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a newer version exists: the user chose this one
+            return gymnasium.spec(name)
+    except gymnasium.error.Error:
+        return None
+
+
+def decided(env_id: str, before: EnvSpec | None, is_new: bool) -> EnvSpec | None:
+    """Return the specification that `module:ID` names, once the module is imported.
+
+    Args:
+        env_id: `module:ID`.
+        before: what the id meant before the import.
+        is_new: whether the module had not been imported before.
+    """
+    module, _, name = env_id.rpartition(":")
+    root = module.partition(".")[0]
+    spec = registered(name)
+    if spec is None:
+        return None
+    if origin(spec) != root:
+        if env_id in _decided:
+            return _decided[env_id]
+        if spec is before or not is_new:
+            warnings.warn(
+                f"{env_id}: {name} is registered as {entry_point(spec)}, not by {module}",
+                EnvWarning,
+                stacklevel=6,
+            )
+    _decided[env_id] = spec
+    return spec
+
+
+def entry_point(spec: EnvSpec) -> str:
+    """Return the constructor of a specification as `module:name`."""
+    entry: Any = spec.entry_point
+    if isinstance(entry, str) or entry is None:
+        return str(entry)
+    return f"{getattr(entry, '__module__', '?')}:{getattr(entry, '__qualname__', entry)}"
+
+
+def origin(spec: EnvSpec) -> str:
+    """Return the package that the constructor of a specification lies in."""
+    return re.split(r"[.:]", entry_point(spec))[0]
+
+
+def also_offered(env_id: str, spec: EnvSpec | None) -> str:
+    """Return what to say where EnvPool's environment is taken for an id without a module."""
+    source = f"taken from EnvPool ({POOL}{env_id})"
+    if spec is not None:
+        return f"{source}; {origin(spec)}:{env_id} takes that of {origin(spec)}"
+    family = re.split(r"[-/]", env_id)[0].lower()
+    if family.isidentifier() and importlib.util.find_spec(family) is not None:
+        return f"{source}; {family}:{env_id} takes that of the installed package {family}"
+    return f"{source}; module:{env_id} takes that of a package"
+
+
+def source_of(env_id: str, backend: str) -> str:
+    """Return where environments come from, for the record of a run."""
+    if backend in ("envpool", "ale"):
+        return backend
+    spec = _decided.get(env_id) or registered(env_id.rpartition(":")[2])
+    if spec is not None and backend.startswith("gymnasium"):
+        return entry_point(spec)
+    return env_id
 
 
 def unknown(env_id: str, more_names: Iterable[str] = ()) -> UnknownEnvError:

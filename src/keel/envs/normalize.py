@@ -17,7 +17,7 @@ from gymnasium import spaces
 from keel.envs.protocol import Obs
 from keel.envs.spaces import is_image
 from keel.errors import InputError, ShapeError
-from keel.keys import ENCODING, FIRST_ENCODING
+from keel.types import ENCODING, FIRST_ENCODING
 
 
 class RunningMoments(NamedTuple):

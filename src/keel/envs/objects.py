@@ -1,42 +1,29 @@
 """Environments passed from Python as objects: classes, callables and instances get a name.
 
 The name stands in the configuration of a run, and `make_envs` finds the object by it. Classes and
-functions of a module are named by their import path, all else by `object:NAME` (`keel.imports`).
+functions of a module are named by their import path, all else by `object:NAME` (`keel.registry`).
 """
 
 from __future__ import annotations
 
 import copy
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium
 from gymnasium.vector import VectorEnv, VectorWrapper
 
 from keel.envs.faults import EnvError
+from keel.envs.names import GivenEnv
 from keel.errors import InputError
-from keel.imports import name_of
+from keel.registry import name_of
 
 
-class GivenEnv(NamedTuple):
-    """An environment that was passed from Python, under its name."""
-
-    name: str
-    """as `make_envs` takes it"""
-    num: int | None = None
-    """of a vector environment: how many it has"""
-    copies: bool = True
-    """whether there can be more than the one that was passed"""
-
-
-def given_env(env: Any) -> GivenEnv:
-    """Return the name of an environment, however it was passed.
+def name_object(env: Any) -> GivenEnv:
+    """Return the name of an environment that was passed as an object.
 
     Args:
-        env: an id or `module:attribute`; a class; a callable without arguments; an environment of
-            Gymnasium, one or a vector of them; a parallel environment of PettingZoo.
+        env: as for `keel.envs.names.given_env`, anything but a text.
     """
-    if isinstance(env, str):
-        return GivenEnv(env)
     if not _is_instance(env):
         if callable(env):
             return GivenEnv(name_of(env))

@@ -14,13 +14,17 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from keel.envs.episodes import Episodes
+from keel.envs.atari import AtariOptions
 from keel.envs.faults import EnvError, MissingExtraError, UnsupportedSpaceError
-from keel.envs.protocol import Autoreset, Obs, Saved, Step
-from keel.envs.seeding import env_seeds
+from keel.envs.names import POOL, atari_game, find_spec, unknown
+from keel.envs.protocol import Autoreset, Episodes, Obs, Request, Saved, Step, env_seeds
 from keel.envs.spaces import action_layout, observation_layout, open_mask
 from keel.envs.watchdog import Place, Watch
-from keel.keys import MASK
+from keel.errors import InputError
+from keel.types import MASK
+
+LIGHT = ("gymnasium.envs.classic_control", "gymnasium.envs.toy_text")
+"""Steps of a microsecond: handing them to a second thread of EnvPool costs more than it saves."""
 
 
 class PoolEnvs:
@@ -157,6 +161,37 @@ class PoolEnvs:
 
     def load(self, arrays: Mapping[str, np.ndarray], data: Mapping[str, Any]) -> None:
         raise EnvError("EnvPool cannot restore its state; `save` returned None")
+
+
+def make_pool(request: Request) -> PoolEnvs:
+    """Make environments of EnvPool."""
+    game = atari_game(request.env_id)
+    task = request.env_id if game is None else f"{game}-v5"
+    envpool = import_envpool(request.env_id)
+    module, _, name = task.rpartition(":")
+    if module:
+        raise InputError(
+            f"backend: {request.env_id} is that of {module}; EnvPool's own is {POOL}{name}"
+        )
+    if task not in envpool.list_all_envs():
+        raise unknown(request.env_id, envpool.list_all_envs())
+    atari = request.atari or AtariOptions()
+    options = {**({} if game is None else atari.for_envpool()), **request.kwargs}
+    known_options = envpool.make_spec(task)._config_keys
+    unknown_options = sorted(set(options) - set(known_options))
+    if unknown_options:
+        raise InputError(f"env_kwargs: EnvPool's {task} does not know {', '.join(unknown_options)}")
+    spec = find_spec(task)
+    light = spec is not None and str(spec.entry_point).startswith(LIGHT)
+    return PoolEnvs(
+        task,
+        request.num_envs,
+        seed=request.seed,
+        threads=1 if light and request.threads is None else request.thread_count,
+        options=options,
+        clip_reward=game is not None and atari.clip_reward,
+        timeout=request.timeout,
+    )
 
 
 def _repair_bounds(space: Space[Any]) -> Space[Any]:

@@ -1,12 +1,23 @@
-"""Protocol of environments for the rest of Keel: one step for N of them, numpy only."""
+"""Protocol of environments for the rest of Keel: one step for N of them, numpy only.
+
+Beside it stands what every backend meets it with: the request that it is made for, seeds, and the
+sums of episodes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import gymnasium
 import numpy as np
+
+from keel.resources import cores
+
+if TYPE_CHECKING:
+    from keel.envs.atari import AtariOptions
+    from keel.envs.makers import Maker
 
 Obs = dict[str, np.ndarray]
 """Observations by key, leading axis N.
@@ -122,3 +133,124 @@ class Envs(Protocol):
             arrays: named arrays that `save` returned.
             data: plain data that `save` returned.
         """
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of `make_envs`, as the backends need them."""
+
+    env_id: str
+    num_envs: int
+    seed: int
+    kwargs: Mapping[str, Any]
+    wrappers: tuple[Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]], ...]
+    autoreset: Autoreset
+    threads: int | None
+    """of EnvPool and ALE, processes of async; None: one per core"""
+    timeout: float
+    restart_workers: int
+    atari: AtariOptions | None
+    """how games are shown; None: as usual"""
+    guard: bool
+    maker: Maker | None = None
+    """of Gymnasium environments, where the name is `module:attribute`"""
+
+    @property
+    def thread_count(self) -> int:
+        """Number of threads, or of worker processes; never more than environments."""
+        return min(self.num_envs, self.threads or cores())
+
+
+def env_seeds(seed: int | Sequence[int], num_envs: int) -> list[int]:
+    """Derive N seeds in [0, 2³¹) by `np.random.SeedSequence(seed)`.
+
+    Neighbouring seeds give unrelated streams, and environment i keeps its seed when N grows.
+
+    Args:
+        seed: one seed, or several as one.
+        num_envs: N.
+
+    Examples:
+        >>> env_seeds(0, 2) == env_seeds(0, 3)[:2]
+        True
+    """
+    states = np.random.SeedSequence(seed).generate_state(num_envs, np.uint32)
+    return [int(state) >> 1 for state in states]
+
+
+NONE_ENDED = (
+    np.zeros(0, dtype=np.int64),
+    np.zeros(0, dtype=np.float64),
+    np.zeros(0, dtype=np.int64),
+)
+
+
+class Episodes:
+    """Sums of raw rewards `[N]` float64 and step counts `[N]` int64 since the last reset."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.total = np.zeros(num_envs, dtype=np.float64)
+        self.length = np.zeros(num_envs, dtype=np.int64)
+
+    def clear(self) -> None:
+        self.total[:] = 0.0
+        self.length[:] = 0
+
+    def update(
+        self, reward: np.ndarray, ended: np.ndarray, ignored: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Add one step; return (index, return, length) of the episodes that `ended` `[N]`.
+
+        `ignored` `[N]` rows take no time; None when there are none.
+        """
+        self.total += reward
+        self.length += 1
+        if ignored is not None:
+            self.length -= ignored
+        index = ended.nonzero()[0]
+        if not index.size:
+            return NONE_ENDED
+        finished = index, self.total[index], self.length[index]
+        self.total[index] = 0.0
+        self.length[index] = 0
+        return finished
+
+    def drop(self, rows: np.ndarray) -> None:
+        """Forget the running episodes of `rows` (indices), which a dead worker cut short."""
+        self.total[rows] = 0.0
+        self.length[rows] = 0
+
+    def save(self) -> dict[str, np.ndarray]:
+        return {"episode_total": self.total.copy(), "episode_length": self.length.copy()}
+
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self.total[:] = arrays["episode_total"]
+        self.length[:] = arrays["episode_length"]
+
+
+class AgentEpisodes:
+    """Episodes of several agents: sums `[N, A]`; an episode ends when it has ended for all."""
+
+    def __init__(self, num_envs: int, agents: int) -> None:
+        self.total = np.zeros((num_envs, agents), dtype=np.float64)
+        self.length = np.zeros(num_envs, dtype=np.int64)
+
+    def clear(self) -> None:
+        self.total[:] = 0.0
+        self.length[:] = 0
+
+    def update(
+        self, reward: np.ndarray, ended: np.ndarray, ignored: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Add one step `[N, A]`; return (index, return, length, return of each agent) of the
+        episodes that `ended` `[N]`."""
+        self.total += reward
+        self.length += 1
+        if ignored is not None:
+            self.length -= ignored
+        index = ended.nonzero()[0]
+        agent_return = self.total[index]
+        finished = index, agent_return.sum(1), self.length[index], agent_return
+        self.total[index] = 0.0
+        self.length[index] = 0
+        return finished

@@ -13,7 +13,7 @@ from gymnasium import Space, spaces
 from keel.envs.faults import UnsupportedSpaceError
 from keel.envs.protocol import Envs
 from keel.errors import InputError
-from keel.keys import ENCODING, FIRST_ENCODING
+from keel.types import ENCODING, FIRST_ENCODING
 
 MOST_BOUNDS = 4096
 """Bounds that are kept one by one; of a larger space the outermost are kept for all."""
@@ -30,7 +30,7 @@ class Interface:
     masked: bool
     """whether the environment says which actions are legal"""
     encoding: int = ENCODING
-    """how observations become numbers (`keel.keys.ENCODING`)"""
+    """how observations become numbers (`keel.types.ENCODING`)"""
     declared: tuple[tuple[Space[Any], Space[Any]], ...] = ()
     """spaces of observations and actions as the environment itself declares them, of each agent;
     empty where the environment speaks Keel's layout by itself, and in older checkpoints"""
@@ -91,6 +91,14 @@ def describe_space(space: Space[Any]) -> str:
     if isinstance(space, spaces.Box):
         return f"Box{list(space.shape)} {space.dtype}"
     return str(space)
+
+
+def describe_spaces(envs: Envs | Interface) -> dict[str, str]:
+    """Return the spaces of environments in words, as checkpoints hold them."""
+    return {
+        "observation": describe_space(envs.observation_space),
+        "action": describe_space(envs.action_space),
+    }
 
 
 def space_to_data(space: Space[Any]) -> dict[str, Any]:

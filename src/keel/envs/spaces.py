@@ -35,7 +35,11 @@ from gymnasium import Space, spaces
 
 from keel.envs.faults import BadStepError, UnsupportedSpaceError
 from keel.envs.protocol import Obs
-from keel.keys import MASK, RESERVED, is_image_shape
+from keel.types import GROUP, MASK, RESERVED, is_image_shape
+
+METHOD = "action_masks"
+"""Method by which an environment may say what is legal."""
+GROUP_TWICE = f"info[{GROUP!r}]: the observation has a part of that name, too; rename one of them"
 
 Path = tuple[str | int, ...]
 """Place of a part in nested Dicts and Tuples."""

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from keel.envs.faults import EnvHungError
 from keel.envs.lanes import Env
 from keel.envs.watchdog import Spot, Watch, close_and_warn
-from keel.imports import is_object
+from keel.registry import is_object
 
 SLOW_STEP = 1e-3
 """Seconds: if even the shortest step takes longer, the way to another process (0.1 ms) pays."""

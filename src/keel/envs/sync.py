@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from keel.envs import snapshot
-from keel.envs.episodes import Episodes
+from keel.envs.factory import factory_for
 from keel.envs.lanes import Env, Lanes, Plan, read_obs, read_step, warn_of_masks
-from keel.envs.protocol import Autoreset, Obs, Saved, Step
-from keel.envs.seeding import env_seeds
+from keel.envs.protocol import Autoreset, Episodes, Obs, Request, Saved, Step, env_seeds
 from keel.envs.spaces import action_layout, observation_layout
 from keel.envs.watchdog import Watch, close_and_warn, closed_on_error
 
@@ -80,3 +79,8 @@ class SyncEnvs:
         self._episodes.load(arrays)
         self._lanes.pending = np.asarray(arrays["pending"]).tolist()
         self._lanes.seeds, self._lanes.steps = list(data["seeds"]), int(data["steps"])
+
+
+def make_sync(request: Request) -> SyncEnvs:
+    """Make environments that are stepped in this process."""
+    return SyncEnvs(factory_for(request), request.num_envs, request.autoreset, request.timeout)

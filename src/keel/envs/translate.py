@@ -27,7 +27,7 @@ from keel.envs.spaces import (
     open_mask,
 )
 from keel.errors import InputError
-from keel.keys import AGENT, MASK, STATE
+from keel.types import AGENT, MASK, STATE
 
 
 class Rows(NamedTuple):

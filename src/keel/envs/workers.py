@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keel.envs.episodes import Episodes
+from keel.envs.factory import factory_for
 from keel.envs.faults import (
     BadStepError,
     ClosedEnvError,
@@ -34,8 +34,7 @@ from keel.envs.faults import (
     WorkerDiedError,
 )
 from keel.envs.lanes import Env, Plan, read_obs, read_step, warn_of_masks
-from keel.envs.protocol import Autoreset, Obs, Saved, Step
-from keel.envs.seeding import env_seeds
+from keel.envs.protocol import Autoreset, Episodes, Obs, Request, Saved, Step, env_seeds
 from keel.envs.spaces import action_layout, observation_layout
 from keel.envs.spawning import PREFIX, ScriptlessProcess, pack
 from keel.envs.watchdog import CLOSE_TIMEOUT, close_and_warn
@@ -255,6 +254,18 @@ class AsyncEnvs:
                 *(fault.index, fault.seed, fault.step),
             )
         raise fault
+
+
+def make_async(request: Request) -> AsyncEnvs:
+    """Make environments that worker processes step."""
+    return AsyncEnvs(
+        factory_for(request),
+        request.num_envs,
+        autoreset=request.autoreset,
+        workers=request.thread_count,
+        timeout=request.timeout,
+        restarts=request.restart_workers,
+    )
 
 
 def _parse_fault(reply: bytes) -> EnvError:

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from keel.distributions.actions import Array
-from keel.envs import ObsNormalizer
-from keel.keys import EPISODE_STARTS, MASK
 from keel.networks.accelerate import actor_obstacle
 from keel.networks.actor_critic import Outputs, SeparateActorCritic
 from keel.networks.agent import Agent, load_weights
-from keel.types import Tree
+from keel.types import EPISODE_STARTS, MASK, Tree
+
+if TYPE_CHECKING:
+    from keel.envs import ObsNormalizer
 
 Obs = Mapping[str, Array]
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save
 
 from keel.errors import InputError
-from keel.keys import MASK
+from keel.types import MASK
 
 RECORD, TENSORS = "demos.json", "demos.safetensors"
 VERSION = 1

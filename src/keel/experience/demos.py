@@ -19,8 +19,8 @@ from keel.experience.batch import CHUNK, CHUNK_PIXELS, DemoBatch
 from keel.experience.demo_files import Demos, check_fits, load_demos, only
 from keel.experience.minari_data import from_minari
 from keel.functional.advantage import gae
-from keel.keys import MASK
 from keel.networks.agent import Agent
+from keel.types import MASK
 
 Array = NDArray[Any]
 

@@ -17,10 +17,10 @@ from keel.errors import InputError
 from keel.experience.batch import Targets
 from keel.experience.rollout import Rollout
 from keel.functional.advantage import Advantages, gae, normalize
-from keel.imports import as_function
-from keel.keys import CRITIC_HIDDEN_STATE, EPISODE_STARTS, GROUP
 from keel.networks.actor_critic import Scalar
 from keel.networks.agent import Agent
+from keel.registry import as_function
+from keel.types import CRITIC_HIDDEN_STATE, EPISODE_STARTS, GROUP
 
 
 def compute_targets(

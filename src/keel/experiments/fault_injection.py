@@ -22,13 +22,11 @@ from keel.distributions.actions import Categorical
 from keel.envs import Envs, ObsNormalizer
 from keel.envs import Step as EnvStep
 from keel.errors import InputError
-from keel.experience.collector import Collector
-from keel.experience.rollout import Rollout
+from keel.experience.rollout import Collector, Rollout
 from keel.functional.advantage import Advantages, gae
-from keel.keys import MASK
 from keel.networks.agent import Agent
 from keel.trust_region.certify import Algorithm
-from keel.types import HPARAM_INDEX, OptimizerState
+from keel.types import HPARAM_INDEX, MASK, OptimizerState
 
 if TYPE_CHECKING:
     from keel.training.environments import EnvironmentSource

@@ -12,7 +12,7 @@ from keel.functional import surrogate as surrogate
 from keel.functional import value as value
 from keel.functional.walk_back import WalkBack as WalkBack  # now: a module is called so, too
 from keel.functional.walk_back import walk_back as walk_back
-from keel.imports import lazy_names
+from keel.registry import lazy_names
 
 if TYPE_CHECKING:  # type checkers may see more than there is in `__all__`
     from keel.functional.advantage import *  # noqa: F403

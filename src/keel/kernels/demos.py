@@ -13,7 +13,7 @@ import math
 import numpy as np
 
 from keel.distributions.actions import LOG_2PI
-from keel.kernels.compiling import compiled
+from keel.kernels import compiled
 from keel.kernels.mlp import CLONED, NORM, actor_forward, backward, log_softmax, norm_of
 
 

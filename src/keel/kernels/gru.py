@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from keel.kernels.compiling import compiled, vectorised
+from keel.kernels import compiled, vectorised
 from keel.kernels.mlp import squash
 
 HALF, ONE = np.float32(0.5), np.float32(1.0)

@@ -20,7 +20,7 @@ import numpy as np
 import scipy.linalg.cython_blas  # noqa: F401  numba's products: loaded now, its threads can be set
 
 from keel.distributions.actions import LOG_2PI
-from keel.kernels.compiling import compiled, vectorised
+from keel.kernels import compiled, vectorised
 from keel.kernels.steps import return_slope
 
 LOSS, POLICY, VALUE, ENTROPY, KL, CLIPPED, QUARANTINED, LARGEST, CLONED, NORM = range(10)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from keel.kernels.compiling import compiled, vectorised
+from keel.kernels import compiled, vectorised
 from keel.kernels.mlp import NORM, VALUE, backward, forward, gather, norm_of
 from keel.kernels.steps import adam, return_slope
 

@@ -13,7 +13,7 @@ import math
 import numpy as np
 
 from keel.functional.value import HL_GAUSS_WIDTH, ORDERED_SPREAD
-from keel.kernels.compiling import compiled, vectorised
+from keel.kernels import compiled, vectorised
 
 SCALAR, QUANTILE, ORDERED, TWO_HOT, HL_GAUSS = range(5)
 FAR = 5.0

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from keel.config.common import LOSSES
+from keel.distributions.actions import Dist
 from keel.errors import InputError
 from keel.experience.batch import Batch, DemoBatch
 from keel.functional.ratio import MAX_LOG_RATIO, Ratio, policy_ratio
 from keel.functional.reduce import aggregate, denominator
 from keel.losses.surrogates import SurrogateFunction, SurrogateHparams, evaluate
 from keel.networks.agent import Agent
-from keel.types import HPARAM_INDEX
+from keel.types import HPARAM_INDEX, Tree
 
 
 class Statistics(NamedTuple):
@@ -78,12 +79,8 @@ class Objective:
             batch: a minibatch.
             hparams: values in the order of `HPARAM_INDEX`.
         """
-        group_axis = batch.group_axis
-
-        def hparam(name: str) -> Tensor:
-            return hparams[HPARAM_INDEX[name]]
-
-        dist, temperature = agent.dist, hparam("temperature")
+        group_axis, dist = batch.group_axis, agent.dist
+        temperature = hparam(hparams, "temperature")
         evaluation = agent.evaluate(params, batch.obs, temperature)
         log_prob = dist.log_prob(evaluation.dist, batch.action)
         bound = self.max_log_ratio
@@ -94,7 +91,7 @@ class Objective:
             average = aggregate(x, weight, group_axis=group_axis, denominator_of_batch=total)
             return average.reshape(-1)
 
-        low, high = hparam("clip_low"), hparam("clip_high")
+        low, high = hparam(hparams, "clip_low"), hparam(hparams, "clip_high")
         given = SurrogateHparams(low, high, self.dual_clip, log_prob, ratio.log_ratio, weight)
         policy = evaluate(self._function, ratio.ratio, batch.advantage, given)
         critic = agent.critic.loss(evaluation.value, batch.target, batch.old_value, self.value_clip)
@@ -103,24 +100,20 @@ class Objective:
         nothing = torch.zeros_like(policy_loss)
         entropy = mean(dist.entropy(evaluation.dist)) if self.entropy_bonus else nothing
         if self.entropy_bonus:
-            loss = loss - hparam("entropy_coef") * entropy
+            loss = loss - hparam(hparams, "entropy_coef") * entropy
         if self.entropy_floor is not None:
             loss = loss + self.entropy_floor_coef * torch.relu(self.entropy_floor - entropy)
         kl = nothing
         if self.penalize or self.track_kl:
-            with torch.set_grad_enabled(self.penalize):
-                kl = mean(dist.kl(batch.old_policy, evaluation.dist))
+            kl = mean(self._kl(dist, batch.old_policy, evaluation.dist))
         if self.penalize:
-            loss = loss + hparam("kl_coef") * kl
+            loss = loss + hparam(hparams, "kl_coef") * kl
         if self.track_kl and self.kl_measure != "exact":
             kl = mean(self._estimate(ratio.raw_log_ratio))
         cloned = nothing
         if batch.demos is not None:
             cloned = cloning_loss(agent, params, batch.demos, temperature)
-            loss = loss + hparam("bc_coef") * cloned
-        lost = aggregate(
-            ratio.quarantined.to(kl.dtype), reduction="token-sum", group_axis=group_axis
-        )
+            loss = loss + hparam(hparams, "bc_coef") * cloned
         return loss, Statistics(
             loss=loss.detach(),
             policy_loss=policy_loss.detach(),
@@ -128,10 +121,15 @@ class Objective:
             entropy=entropy.detach(),
             kl=kl.detach(),
             clip_fraction=mean(policy.clipped.to(kl.dtype)),
-            non_finite=lost.reshape(-1),
+            non_finite=count_quarantined(ratio, group_axis),
             log_ratio_max=largest_log_ratio(ratio, group_axis),
             bc_loss=cloned.detach(),
         )
+
+    def _kl(self, dist: Dist, old: Tree, new: Tree) -> Tensor:
+        """Return KL(old‖new) per element; it has a gradient only where it is a penalty."""
+        with torch.set_grad_enabled(self.penalize):
+            return dist.kl(old, new)
 
     def _estimate(self, log_ratio: Tensor) -> Tensor:
         """Estimate KL(old‖new) from actions of the old policy; 0 where quarantined."""
@@ -139,6 +137,17 @@ class Objective:
 
         moved = log_ratio.detach().nan_to_num(0.0, 0.0, 0.0)
         return kl_estimate(self.kl_measure, -moved, torch.zeros_like(moved))
+
+
+def hparam(hparams: Tensor, name: str) -> Tensor:
+    """Return one of the values in force, 0-d."""
+    return hparams[HPARAM_INDEX[name]]
+
+
+def count_quarantined(ratio: Ratio, group_axis: int | None = None) -> Tensor:
+    """Return how many elements per group were quarantined, `[G]`."""
+    lost = ratio.quarantined.to(ratio.ratio.dtype)
+    return aggregate(lost, reduction="token-sum", group_axis=group_axis).reshape(-1)
 
 
 def largest_log_ratio(ratio: Ratio, group_axis: int | None = None) -> Tensor:

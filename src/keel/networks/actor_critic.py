@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from keel.errors import InputError, check_choice
 from keel.functional import value as losses
-from keel.keys import ENCODING, FIRST_ENCODING, MASK, is_image_shape
-from keel.types import Tree
+from keel.types import ENCODING, FIRST_ENCODING, MASK, Tree, is_image_shape
 
 Part = Literal["both", "actor", "critic"]
 Activation = Literal["tanh", "relu", "gelu"]
@@ -160,7 +159,7 @@ def spaces_of(observation: Space[object], encoding: int = ENCODING) -> Spaces:
 
     Args:
         observation: the space.
-        encoding: how its parts become numbers (`keel.keys.ENCODING`).
+        encoding: how its parts become numbers (`keel.types.ENCODING`).
     """
     parts: Mapping[str, Space[object]]
     parts = observation.spaces if isinstance(observation, spaces.Dict) else {"obs": observation}

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from keel.distributions.actions import Dist
 from keel.errors import InputError
-from keel.keys import CRITIC_HIDDEN_STATE, EPISODE_STARTS, MASK
 from keel.networks.actor_critic import FEATURES, Outputs, Part, Scalar, SeparateActorCritic
-from keel.types import Tree
+from keel.types import CRITIC_HIDDEN_STATE, EPISODE_STARTS, MASK, Tree
 
 if TYPE_CHECKING:
     from keel.networks.critics import Critic

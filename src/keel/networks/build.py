@@ -15,9 +15,9 @@ from keel.config import Critic as CriticConfig
 from keel.config.common import DISTRIBUTIONS, NETWORKS
 from keel.distributions.actions import Categorical, Dist, Gaussian
 from keel.errors import InputError
-from keel.keys import ENCODING
 from keel.networks.actor_critic import Head, Scalar, SeparateActorCritic, Spaces, spaces_of
 from keel.networks.agent import Agent
+from keel.types import ENCODING
 
 if TYPE_CHECKING:
     from keel.networks.critics import Critic
@@ -43,7 +43,7 @@ def build_agent(
         critic: settings of the critic.
         agents: names of several agents: a row of parameters for each, or for those that share one.
         many: settings of several agents.
-        encoding: how observations become numbers (`keel.keys.ENCODING`).
+        encoding: how observations become numbers (`keel.types.ENCODING`).
     """
     generator = torch.Generator().manual_seed(seed)
     returns = build_critic(critic or CriticConfig())

@@ -20,7 +20,7 @@ from keel.errors import InputError
 from keel.networks import shared_prefix
 from keel.networks.actor_critic import Outputs, Part, Scalar
 from keel.networks.agent import Agent, Evaluation
-from keel.parallel import threads
+from keel.resources import threads
 from keel.types import Tree
 
 if TYPE_CHECKING:

@@ -14,12 +14,11 @@ from torch import Tensor
 
 from keel.distributions.actions import Gaussian
 from keel.functional.natural import fisher_vector_product
-from keel.keys import MASK
 from keel.networks.accelerate import fisher_obstacle
 from keel.networks.actor_critic import SeparateActorCritic
 from keel.networks.agent import Agent
 from keel.networks.linearized import linear_policy
-from keel.types import Tree
+from keel.types import MASK, Tree
 
 Product = Callable[[Tensor], Tensor]
 

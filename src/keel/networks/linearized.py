@@ -14,12 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from keel.functional.natural import Linear, linearize
-from keel.keys import MASK
 from keel.networks.actor_critic import MLP
 from keel.networks.agent import Agent
 from keel.networks.recurrent import torch_operations
 from keel.networks.shared import CNN, SharedActorCritic
-from keel.types import Tree
+from keel.types import MASK, Tree
 
 
 def linear_policy(agent: Agent, policy: Tensor, obs: Tree, temperature: float) -> Linear:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from keel.keys import is_image_shape
 from keel.networks.actor_critic import Flatten, Head, Outputs, Part, Spaces
 from keel.networks.shared import CNN, convolutions_for
-from keel.types import Tree
+from keel.types import Tree, is_image_shape
 
 
 class JoinedEncoder(nn.Module):

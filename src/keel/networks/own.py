@@ -29,9 +29,8 @@ from torch import Tensor, nn
 from keel.config import Network
 from keel.distributions.actions import Dist
 from keel.errors import InputError
-from keel.keys import MASK
 from keel.networks.actor_critic import FEATURES, MLP, Outputs, Part, widen
-from keel.types import Tree
+from keel.types import MASK, Tree
 
 if TYPE_CHECKING:
     from keel.networks.critics import Critic

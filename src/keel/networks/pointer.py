@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from keel.keys import MASK
 from keel.networks.actor_critic import (
     FEATURES,
     MLP,
@@ -26,7 +25,7 @@ from keel.networks.actor_critic import (
     activation,
     orthogonal,
 )
-from keel.types import Tree
+from keel.types import MASK, Tree
 
 ITEMS, LEGAL = "items", "legal"
 """Keys of what a critic sees that looks at items, beside `FEATURES`."""

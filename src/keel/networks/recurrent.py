@@ -15,11 +15,10 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor, nn
 
-from keel import keys
 from keel.networks.actor_critic import MLP, Head, Outputs, Part
-from keel.types import Tree
+from keel.types import RESERVED, Tree
 
-EPISODE_STARTS, ACTOR_HIDDEN_STATE, CRITIC_HIDDEN_STATE = keys.RESERVED
+EPISODE_STARTS, ACTOR_HIDDEN_STATE, CRITIC_HIDDEN_STATE = RESERVED
 _BY_TORCH = ContextVar("by_torch", default=False)
 
 

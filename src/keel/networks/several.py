@@ -13,13 +13,13 @@ from keel.config import Agents, Network
 from keel.config.common import NETWORKS
 from keel.distributions.actions import Dist
 from keel.errors import InputError
-from keel.keys import AGENT, STATE
 from keel.networks.actor_critic import Spaces
 from keel.networks.agent import Agent
 from keel.networks.build import Plan, kind_of, start_state_std
 from keel.networks.critics import Critic
 from keel.networks.kinds import joined_apart
 from keel.networks.own import build_own
+from keel.types import AGENT, STATE
 
 
 def build_many(

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from keel.errors import InputError
-from keel.keys import ENCODING, FIRST_ENCODING
 from keel.networks.actor_critic import Head, Outputs, Part, orthogonal
-from keel.types import Tree
+from keel.types import ENCODING, FIRST_ENCODING, Tree
 
 NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 """Filters, size and stride of the convolutions of Mnih et al. 2015."""

@@ -12,8 +12,8 @@ from keel.envs import Envs
 from keel.envs.check import choice_sizes
 from keel.envs.protocol import Obs
 from keel.envs.spaces import action_layout
-from keel.keys import MASK
 from keel.probes.rollouts import random_actions
+from keel.types import MASK
 
 AHEAD = 20
 """Steps of the same further actions behind the one that differs."""

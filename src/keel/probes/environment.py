@@ -13,9 +13,9 @@ from keel.config import Config
 from keel.envs.check import check_env
 from keel.envs.make import make_envs
 from keel.envs.spaces import is_image
-from keel.keys import MASK
 from keel.probes.counterfactual import AHEAD, Effects, effects, greedy_return
 from keel.probes.rollouts import Played, idle_actions, play, random_actions
+from keel.types import MASK
 
 Level = Literal["sick", "watch", "good", "fact"]
 PARTS = ("contract", "random actions", "doing nothing", "does the action matter?")

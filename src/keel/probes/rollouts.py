@@ -13,7 +13,7 @@ from keel.envs import Envs
 from keel.envs.check import choice_sizes, random_action
 from keel.envs.protocol import Obs, lead
 from keel.envs.spaces import action_layout
-from keel.keys import MASK
+from keel.types import MASK
 
 Choose = Callable[[Obs], np.ndarray]
 """From observations of N environments to their actions."""

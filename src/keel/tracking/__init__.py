@@ -7,14 +7,14 @@ are first used.
 from typing import TYPE_CHECKING
 
 from keel.errors import RunError, RunWarning
-from keel.imports import lazy_names
+from keel.registry import lazy_names
 
 if TYPE_CHECKING:
-    from keel.tracking.config_file import read_config
     from keel.tracking.directory import RunDirectory, run_name
     from keel.tracking.listing import RunInfo, list_runs, run_info
     from keel.tracking.metrics import REGISTRY, Canonical, Metric, canonical, documentation, metric
     from keel.tracking.reader import MetricsTable, export_csv, last_values, read_metrics
+    from keel.tracking.record import read_config
     from keel.tracking.resume import check_config, config_changes
     from keel.tracking.sinks import Sink, open_sinks
     from keel.tracking.writer import MetricsWriter
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 _NAMES = {
-    "config_file": "read_config",
+    "record": "read_config",
     "directory": "RunDirectory run_name",
     "listing": "RunInfo list_runs run_info",
     "metrics": "REGISTRY Canonical Metric canonical documentation metric",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from keel.errors import RunError
-from keel.tracking.lines import describe_lines
+from keel.tracking.integrity import describe_lines
 
 if TYPE_CHECKING:
     import numpy as np

@@ -21,12 +21,23 @@ from typing import Any, Literal
 import yaml
 
 from keel.errors import InputError, RunError, RunWarning
-from keel.tracking import lock
-from keel.tracking.config_file import CONFIG, RECORD, dump_config, dump_yaml, read_config
-from keel.tracking.environment import describe_environment
-from keel.tracking.files import is_disk_full, read_regular, replace_file, write_synced
-from keel.tracking.lines import describe_missing
-from keel.tracking.manifest import dump_checked, is_intact
+from keel.tracking.files import (
+    acquire_lock,
+    is_disk_full,
+    read_regular,
+    release_lock,
+    replace_file,
+    write_synced,
+)
+from keel.tracking.integrity import describe_missing, dump_checked, is_intact
+from keel.tracking.record import (
+    CONFIG,
+    RECORD,
+    describe_environment,
+    dump_config,
+    dump_yaml,
+    read_config,
+)
 
 ENVIRONMENT = "environment.json"
 METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"
@@ -91,7 +102,7 @@ class RunDirectory:
             write_synced(draft / ENVIRONMENT, dump_checked(describe_environment(choices)))
             write_synced(draft / RECORD, dump_checked(record))
             (draft / CHECKPOINTS).mkdir()
-            lock.acquire(draft)
+            acquire_lock(draft)
         return cls(path, new_parents)
 
     @classmethod
@@ -123,7 +134,7 @@ class RunDirectory:
             before = read_config(path) if stored is None else yaml.safe_load(dump_yaml(stored))
             check_config(before, as_stored, may_change)
         with _as_run_errors(path):
-            lock.acquire(path)
+            acquire_lock(path)
             run = cls(path)
             try:
                 config = read_config(path) if config is None else config
@@ -131,7 +142,7 @@ class RunDirectory:
                 resumed = [*record.get("resumed", []), _now()]
                 run._record({**record, "status": "running", "resumed": resumed})
             except BaseException:
-                lock.release(path)
+                release_lock(path)
                 raise
         return run
 
@@ -148,13 +159,13 @@ class RunDirectory:
             lines = count_lines(self.metrics)
             self._record({**read_record(self.path), "status": status, LINES: lines})
         with suppress(OSError):
-            lock.release(self.path)
+            release_lock(self.path)
 
     def discard(self) -> None:
         """Remove a run in which nothing has happened, with the folders that were made for it."""
         self._open = False
         with suppress(OSError):
-            lock.release(self.path)
+            release_lock(self.path)
         shutil.rmtree(self.path, ignore_errors=True)
         _remove_empty(self._new_parents)
 
@@ -182,12 +193,12 @@ def hold_folder(path: Path) -> Iterator[None]:
     try:
         with _as_run_errors(path):
             path.mkdir(parents=True, exist_ok=True)
-            lock.acquire(path)
+            acquire_lock(path)
         try:
             yield
         finally:
             with suppress(OSError):
-                lock.release(path)
+                release_lock(path)
     finally:
         _remove_empty(new_folders)
 
@@ -303,7 +314,7 @@ def _created_atomically(path: Path) -> Iterator[Path]:
             draft.rename(path)  # fails if a run came into being there meanwhile
     except BaseException:
         with suppress(OSError):
-            lock.release(draft)
+            release_lock(draft)
         shutil.rmtree(draft, ignore_errors=True)
         _remove_empty(new_parents)
         raise

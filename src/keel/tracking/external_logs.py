@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from keel.errors import InputError, RunError, import_extra
 from keel.tracking.csv_columns import Columns, read_columns
-from keel.tracking.lines import describe_lines
+from keel.tracking.integrity import describe_lines
 from keel.tracking.metrics import REGISTRY, canonical
 from keel.tracking.reader import MetricsTable
 

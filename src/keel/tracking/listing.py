@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keel.errors import KeelError, RunError
-from keel.tracking import lock
-from keel.tracking.config_file import RECORD
 from keel.tracking.directory import METRICS, missing_lines, read_record
-from keel.tracking.lines import describe_missing
+from keel.tracking.files import is_held
+from keel.tracking.integrity import describe_missing
 from keel.tracking.reader import last_values
+from keel.tracking.record import RECORD
 
 
 @dataclass(frozen=True)
@@ -97,4 +97,4 @@ def _status(path: Path, recorded: str) -> str:
     """Return the recorded status; a running one whose process is dead has crashed."""
     if recorded != "running":
         return recorded
-    return "running" if lock.is_held(path) else "crashed"
+    return "running" if is_held(path) else "crashed"

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from keel.errors import KeelError
 from keel.look import BLUE, GREY, INK, ORANGE, new_figure
-from keel.tracking.config_file import read_config
 from keel.tracking.drawing import (
     axes_for,
     column,
@@ -23,6 +22,7 @@ from keel.tracking.drawing import (
 from keel.tracking.plot_demos import COEF, draw_cloning
 from keel.tracking.plot_line_search import SUCCESS, draw_line_search, draw_searches
 from keel.tracking.reader import MetricsTable, read_metrics
+from keel.tracking.record import read_config
 
 if TYPE_CHECKING:
     import numpy as np

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from keel.errors import RunError
 from keel.tracking.directory import METRICS, missing_lines
 from keel.tracking.files import write_file
-from keel.tracking.lines import damaged_lines, describe_lines, describe_missing
+from keel.tracking.integrity import damaged_lines, describe_lines, describe_missing
 from keel.tracking.old_names import has_old_names, rename_metrics
 from keel.tracking.writer import RESERVED
 

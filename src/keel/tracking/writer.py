@@ -3,7 +3,7 @@
     {"step":2048,"train/kl_exact":0.0,"train/kl_step":null,"flags":{"train/kl_step":"nan"},"crc":…}
 
 A number that JSON cannot hold is null and named in `flags`; after a full disk, `dropped` counts the
-lines that are missing. `crc` is a checksum of the line (`lines.py`).
+lines that are missing. `crc` is a checksum of the line (`integrity.py`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any, SupportsFloat
 from keel.errors import InputError, RunError, RunWarning
 from keel.tracking.directory import METRICS
 from keel.tracking.files import is_disk_full, replace_file
-from keel.tracking.lines import KEY, add_checksum, damaged_lines, describe_lines
+from keel.tracking.integrity import CRC, add_checksum, damaged_lines, describe_lines
 
-RESERVED = ("step", "flags", "dropped", KEY)
+RESERVED = ("step", "flags", "dropped", CRC)
 
 Value = SupportsFloat | str | None
 """A number (Python's, numpy's, a tensor of one element), a short text (a verdict), or nothing."""
@@ -234,7 +234,7 @@ def _last_line(path: Path) -> bytes:
 def _record_of(line: bytes) -> dict[str, Any] | None:
     if not math.isfinite(_step_of(line)):
         return None
-    return {name: value for name, value in json.loads(line).items() if name != KEY}
+    return {name: value for name, value in json.loads(line).items() if name != CRC}
 
 
 def _plain(name: str, value: Value) -> float | str | None:

@@ -11,11 +11,10 @@ from signal import SIGINT
 from typing import TYPE_CHECKING, Any
 
 from keel.config import nested
-from keel.envs.objects import given_env
-from keel.tracking.config_file import read_config
-from keel.training.kinds import kind_of
+from keel.envs.names import given_env
+from keel.tracking.record import read_config
+from keel.training.kinds import bind_again, kind_of, plan
 from keel.training.persist import Progress
-from keel.training.plan import bind_again, plan
 
 if TYPE_CHECKING:
     from keel.tracking.live import Display

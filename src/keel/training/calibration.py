@@ -11,13 +11,14 @@ import torch
 
 from keel.errors import InputError, KeelError
 from keel.experience.acting import make_actor
-from keel.keys import MASK
 from keel.look import BLUE, GREEN, GREY, INK, ORANGE, new_figure, tidy
 from keel.networks import popart
 from keel.networks.critics import Histogram, Quantile
 from keel.tracking.drawing import write_png
+from keel.training.persist import EvaluationStopped
 from keel.training.policy import Policy, make_for
-from keel.training.signals import EvaluationStopped, stop_requested
+from keel.training.signals import stop_requested
+from keel.types import MASK
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -24,15 +24,16 @@ from torch import Tensor
 
 from keel import __version__
 from keel.errors import InputError, KeelError
-from keel.tracking import strict_json
 from keel.tracking.directory import CHECKPOINTS
 from keel.tracking.files import is_disk_full, replace_file, sync_folder, write_synced
-from keel.tracking.manifest import (
+from keel.tracking.integrity import (
     MANIFEST,
     IntegrityError,
     dump_checked,
+    dump_json,
     dump_manifest,
     is_intact,
+    load_json,
     read_files,
     read_manifest,
 )
@@ -106,7 +107,7 @@ def save(
         **more,
         WEIGHTS: _serialize(weights),
         STATE: _serialize(tensors),
-        DATA: strict_json.dump(data),
+        DATA: dump_json(data),
     }
     header = {"schema": SCHEMA, "keel": __version__, "step": step}
     contents[MANIFEST] = dump_manifest(contents, header)
@@ -252,7 +253,7 @@ def _target(root: Path, pointer: str) -> int | None:
     """Return the step that a pointer names; None if there is none, or (a warning) it is damaged."""
     path = root / f"{pointer}.json"
     try:
-        record = strict_json.load(path.read_bytes())
+        record = load_json(path.read_bytes())
         step = record.get("step") if is_intact(record) else None
     except FileNotFoundError:
         return None
@@ -311,7 +312,7 @@ def _read(folder: Path) -> Checkpoint:
             )
         contents = read_files(folder, manifest, (WEIGHTS, STATE, DATA))
         weights, tensors = (safetensors.torch.load(contents[name]) for name in (WEIGHTS, STATE))
-        checkpoint = Checkpoint(step, weights, tensors, strict_json.load(contents[DATA]), folder)
+        checkpoint = Checkpoint(step, weights, tensors, load_json(contents[DATA]), folder)
     except (ValueError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{folder}: {error}") from error
     except KeyError as error:  # safetensors looks dtypes up by name

@@ -17,22 +17,22 @@ import torch
 from torch import Tensor
 
 from keel.config import Config, options
-from keel.envs import AtariOptions, Envs, ObsNormalizer, RewardNormalizer, make_envs
-from keel.envs.space_data import Interface, describe_space
+from keel.envs import Envs, make_envs
+from keel.envs.names import POOL, atari_game
+from keel.envs.space_data import Interface, describe_spaces
 from keel.experience.batch import Batch, Experience, Sampled, TargetFunction, Targets
-from keel.experience.collector import Collector
-from keel.experience.demos import DemoDataset, sample_demos
-from keel.experience.rollout import Rollout
+from keel.experience.rollout import Collector, Rollout
 from keel.experience.targets import compute_targets
-from keel.imports import import_function
-from keel.keys import MASK
 from keel.networks.agent import Agent
+from keel.registry import import_function
 from keel.training.checkpoint import Checkpoint, check_same, check_shapes
+from keel.training.loop import Seeds, TrainState, arrays, prefixed
 from keel.training.shift import Shift, shift
-from keel.training.state import Seeds, TrainState, arrays, prefixed
-from keel.types import HyperParams, UpdateReport
+from keel.types import MASK, HyperParams, UpdateReport
 
 if TYPE_CHECKING:
+    from keel.envs import AtariOptions, ObsNormalizer, RewardNormalizer
+    from keel.experience.demos import DemoDataset
     from keel.training.source import Metrics, ProgressCallback, Saved
 
 WINDOW = 100
@@ -291,6 +291,8 @@ class EnvironmentSource:
         run's own."""
         if self.demo_dataset is None:
             return batch, {}
+        from keel.experience.demos import sample_demos
+
         normalizer = self.obs_normalizer
         demos, metrics = sample_demos(
             self.demo_dataset,
@@ -362,17 +364,16 @@ def _action_share(rollout: Rollout) -> dict[str, float]:
     return {"rollout/action_share_max": (taken.max() / counts.sum()).item()}
 
 
-def atari_options(config: Config) -> AtariOptions:
-    """Return how the environments show their games; their rewards stay raw, the source clips."""
-    return AtariOptions(**dataclasses.asdict(config.atari))
+def atari_options(config: Config, **changes: Any) -> AtariOptions | None:
+    """Return how the environments show their games; None where they play none.
 
+    Rewards stay raw: the source clips them.
+    """
+    if atari_game(config.env.removeprefix(POOL)) is None:
+        return None
+    from keel.envs import AtariOptions
 
-def describe_spaces(envs: Envs | Interface) -> dict[str, str]:
-    """Return the spaces of environments in words, as checkpoints hold them."""
-    return {
-        "observation": describe_space(envs.observation_space),
-        "action": describe_space(envs.action_space),
-    }
+    return AtariOptions(**{**dataclasses.asdict(config.atari), **changes})
 
 
 def make_run_envs(config: Config, num: int, seed: int = 0, **atari: Any) -> Envs:
@@ -393,5 +394,5 @@ def make_run_envs(config: Config, num: int, seed: int = 0, **atari: Any) -> Envs
         timeout=config.envs.timeout,
         env_kwargs=options(config),
         wrappers=[import_function(name, ("an environment",)) for name in config.envs.wrappers],
-        atari=replace(atari_options(config), **atari),
+        atari=atari_options(config, **atari),
     )

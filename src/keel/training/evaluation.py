@@ -18,7 +18,8 @@ from keel.config import Config, options
 from keel.envs import AtariOptions, Envs, ObsNormalizer, Step, lead, time_limit
 from keel.experience.acting import ActionSelector, initial_hidden_state
 from keel.networks.agent import Agent
-from keel.training.signals import EvaluationStopped, stop_requested
+from keel.training.persist import EvaluationStopped
+from keel.training.signals import stop_requested
 
 LONGEST_EPISODE = 27_000
 """Steps after which an evaluation cuts an episode of an environment that has no time limit: that of

@@ -32,11 +32,10 @@ from keel.distributions.actions import Categorical, Gaussian
 from keel.distributions.composed import Bernoulli, MultiCategorical, SquashedGaussian
 from keel.envs import MissingExtraError
 from keel.errors import InputError, KeelError
-from keel.keys import MASK
 from keel.networks.agent import load_weights
 from keel.networks.recurrent import ACTOR_HIDDEN_STATE, EPISODE_STARTS, RecurrentActorCritic
 from keel.training.policy import Policy
-from keel.types import Tree
+from keel.types import MASK, Tree
 
 MEMORY, NEXT_MEMORY = "memory", "next_memory"
 ACTION, LOGITS, LOG_STD = "action", "logits", "log_std"

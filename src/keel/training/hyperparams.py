@@ -8,7 +8,7 @@ from typing import Any
 
 from keel.errors import InputError, check_choice
 from keel.training.kinds import kind_of
-from keel.training.state import TrainState
+from keel.training.loop import TrainState
 
 SETTABLE = ("learning_rate", "clip", "entropy_coef", "max_kl")
 """What can be set between iterations."""

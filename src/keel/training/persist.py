@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 from safetensors.torch import save_file
 
 from keel.envs.watchdog import FAILED, before_abrupt_exit
-from keel.tracking.config_file import read_config
 from keel.tracking.directory import METRICS, RunDirectory
+from keel.tracking.record import read_config
 from keel.tracking.writer import MetricsWriter, last_record
 from keel.training.checkpoint import mark_best
-from keel.training.signals import EvaluationStopped
 from keel.trust_region.gate import NumericError
 
 if TYPE_CHECKING:
@@ -30,6 +29,10 @@ if TYPE_CHECKING:
 
 FAULT = "fault.safetensors"
 """File with minibatch and parameters of a run that was stopped by numbers not finite."""
+
+
+class EvaluationStopped(KeyboardInterrupt):
+    """Signal that an evaluation was left because the process was asked to stop."""
 
 
 @dataclass(frozen=True)

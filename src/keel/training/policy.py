@@ -17,22 +17,22 @@ from torch import Tensor
 from keel.config import Config, from_dict, to_dict
 from keel.distributions.actions import Array
 from keel.envs import Envs, ObsNormalizer, RewardNormalizer
-from keel.envs.space_data import Interface, describe_space
+from keel.envs.space_data import Interface, describe_space, describe_spaces
 from keel.envs.translate import Translator
 from keel.errors import InputError, KeelError
 from keel.experience.acting import ActionSelector, initial_hidden_state
-from keel.imports import is_object
-from keel.keys import FIRST_ENCODING, MASK
 from keel.networks.agent import Agent
-from keel.tracking.config_file import read_config
+from keel.registry import is_object
 from keel.tracking.directory import CHECKPOINTS, find_run
+from keel.tracking.record import read_config
 from keel.training.checkpoint import Checkpoint, check_same, check_shapes, load
-from keel.training.environments import EVALUATION_ENVS, INTERFACE, describe_spaces, make_run_envs
+from keel.training.environments import EVALUATION_ENVS, INTERFACE, make_run_envs
 from keel.training.evaluation import Score, evaluate, longest_episode
 from keel.training.kinds import ENVIRONMENTS, kind_of
+from keel.training.loop import arrays
 from keel.training.session import agent_for, use_threads
-from keel.training.state import arrays
 from keel.trust import ENVIRONMENT, NETWORK, require_trust
+from keel.types import FIRST_ENCODING, MASK
 
 
 @dataclass(frozen=True)

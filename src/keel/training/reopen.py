@@ -8,11 +8,11 @@ from pathlib import Path
 from keel.config import Backend, Config
 from keel.envs.space_data import Interface
 from keel.errors import InputError
-from keel.keys import ENCODING, FIRST_ENCODING
-from keel.tracking.environment import read_choices
+from keel.tracking.record import read_choices
 from keel.training.checkpoint import Checkpoint
 from keel.training.environments import INTERFACE
 from keel.training.session import Session, open_session
+from keel.types import ENCODING, FIRST_ENCODING
 
 BACKENDS: dict[str, Backend] = {
     "gymnasium vector": "vector",

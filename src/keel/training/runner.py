@@ -12,16 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keel.config import to_dict
-from keel.tracking.config_file import read_config
 from keel.tracking.directory import RunDirectory, find_run, run_name
+from keel.tracking.record import read_config
 from keel.tracking.writer import set_metrics_aside
 from keel.training.checkpoint import Checkpoint, check_shapes, load, newest_step, save
 from keel.training.environments import ResumeWarning
 from keel.training.kinds import MAY_CHANGE, kind_of
-from keel.training.loop import Iteration, run
+from keel.training.loop import Iteration, TrainState, pack, run, unpack
 from keel.training.persist import Progress, Watch, owes_evaluation, persist
 from keel.training.session import Session, initial_state
-from keel.training.state import TrainState, pack, unpack
 from keel.trust import remember, require_importable, require_trust
 
 if TYPE_CHECKING:

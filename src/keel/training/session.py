@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,23 +14,20 @@ import torch
 from gymnasium import spaces
 from threadpoolctl import threadpool_limits
 
-from keel.config import Backend, Config, Faults
-from keel.envs import Envs, ObsNormalizer, RewardNormalizer, lead
-from keel.envs.registered import source_of
+from keel.config import Backend, Config, Faults, check
+from keel.envs import Envs, lead
+from keel.envs.names import source_of
 from keel.envs.space_data import Interface
 from keel.envs.spaces import reserved_key
 from keel.errors import InputError
 from keel.experience.acting import make_actor
-from keel.experience.collector import Collector
-from keel.experience.demos import open_demo_dataset
+from keel.experience.rollout import Collector
 from keel.experience.targets import check_groups, group_function
-from keel.keys import ENCODING, GROUP
 from keel.networks.accelerate import Acceleration
 from keel.networks.actor_critic import spaces_of
 from keel.networks.agent import Agent
 from keel.networks.build import build_agent
-from keel.parallel import set_threads
-from keel.resources import cores, expect_memory, find_device, keep_memory
+from keel.resources import cores, expect_memory, find_device, keep_memory, set_threads
 from keel.training.builder import (
     acceleration,
     build_algorithm,
@@ -40,12 +37,13 @@ from keel.training.builder import (
     scheduled,
 )
 from keel.training.environments import EnvironmentSource, make_run_envs
-from keel.training.state import Seeds, TrainState, derive_seeds
+from keel.training.loop import Iteration, Seeds, TrainState, derive_seeds, run
 from keel.trust_region.certify import Algorithm
-from keel.types import HyperParams
+from keel.types import ENCODING, GROUP, HyperParams
 
 if TYPE_CHECKING:
     from keel.controllers.controllers import Controller
+    from keel.envs import ObsNormalizer, RewardNormalizer
     from keel.training.source import ExperienceSource
 
 SMALLEST_IMAGE = 64
@@ -183,6 +181,8 @@ def _source(
     collector.begin(collector.obs)
     demo_dataset = None
     if config.demos.path:
+        from keel.experience.demos import open_demo_dataset
+
         demo_dataset = open_demo_dataset(config.demos, envs, agent, collector.obs)
     make_actor(agent, agent.initial)  # loads the libraries it needs, whose threads are set now
     if agent.sees_pixels:
@@ -206,12 +206,16 @@ def _source(
 def _obs_normalizer(config: Config, envs: Envs, encoding: int) -> ObsNormalizer | None:
     if not config.envs.normalize_obs:
         return None
+    from keel.envs import ObsNormalizer
+
     return ObsNormalizer.for_space(envs.observation_space, encoding=encoding)
 
 
 def _reward_normalizer(config: Config, envs: Envs) -> RewardNormalizer | None:
     if not config.envs.normalize_reward:
         return None
+    from keel.envs import RewardNormalizer
+
     return RewardNormalizer.for_envs(lead(envs), config.advantage.gamma)
 
 
@@ -224,6 +228,16 @@ def initial_state(session: Session) -> TrainState:
         hparams=session.initial_hparams,
         controllers=tuple(controller.init() for controller in session.controllers),
     )
+
+
+def train(config: Config) -> Generator[Iteration, None, TrainState]:
+    """Train from scratch; environments are closed when the generator ends or is closed."""
+    check(config)
+    session = open_session(config)
+    try:
+        return (yield from run(session, initial_state(session)))
+    finally:
+        session.source.close()
 
 
 def agent_for(config: Config, envs: Envs | Interface, seed: int, encoding: int = ENCODING) -> Agent:

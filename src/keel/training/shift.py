@@ -8,17 +8,19 @@ acted with what acts next, nothing left out.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from keel.envs import ObsNormalizer
 from keel.experience.batch import Sampled
 from keel.experience.rollout import Rollout
 from keel.functional.walk_back import walk_back
 from keel.networks.agent import Agent
 from keel.trust_region.measure import Bounded, exact_kl
+
+if TYPE_CHECKING:
+    from keel.envs import ObsNormalizer
 
 STATISTICS_SHARE = 0.25
 """Largest share of the bound for new observation statistics."""

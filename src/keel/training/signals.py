@@ -30,10 +30,6 @@ class Terminated(KeyboardInterrupt):
     """Exception of a SIGTERM that arrived so often that the run ends at once."""
 
 
-class EvaluationStopped(KeyboardInterrupt):
-    """Signal that an evaluation was left because the process was asked to stop."""
-
-
 class StopRequest:
     """Signals that asked the run to stop."""
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from keel.experience.batch import Experience
 from keel.networks.agent import Agent
 from keel.training.checkpoint import Checkpoint
-from keel.training.state import TrainState
+from keel.training.loop import TrainState
 from keel.types import HyperParams, UpdateReport
 
 Metrics = dict[str, float]

@@ -18,10 +18,14 @@ from keel.losses.ppo import Objective
 from keel.networks.agent import Agent
 from keel.trust_region.gate import check_replay, is_due, is_odd
 from keel.trust_region.measure import Bounded, Measurement, demo_kl, group_mean, kl_metrics, measure
-from keel.types import POLICY, AlgorithmState, HyperParams, OptimizerState, UpdateReport
+from keel.types import AlgorithmState, HyperParams, OptimizerState, UpdateReport
 
 if TYPE_CHECKING:
     from keel.losses.token import TokenObjective
+
+
+POLICY = torch.tensor([True, False])
+"""Mask of `OptimizerState.steps`: the policy's."""
 
 
 class Algorithm(Protocol):

@@ -8,9 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from keel.keys import MASK
 from keel.networks.agent import Agent
-from keel.types import Tree
+from keel.types import MASK, Tree
 
 CLOSE = 1e-3
 """|log-ratio| up to which two log-probabilities are the same."""

@@ -11,7 +11,7 @@ from keel.experience.batch import Batch, DemoBatch, chunks
 from keel.functional.divergence import exp_minus_linear
 from keel.functional.ratio import Ratio, policy_ratio
 from keel.networks.agent import Agent
-from keel.parallel import parallel_map
+from keel.resources import parallel_map
 from keel.types import Tree
 
 

@@ -12,8 +12,9 @@ from typing import Any
 
 from keel.config import Config, from_dict
 from keel.errors import InputError, KeelError, import_extra
-from keel.tracking import RunError, lock
+from keel.tracking import RunError
 from keel.tracking.directory import has_trained
+from keel.tracking.files import exclusive
 from keel.tracking.resume import nested
 from keel.tracking.writer import cut_half_line
 from keel.training.runner import start
@@ -168,7 +169,7 @@ def _take(study: Any, folder: Path, end: int) -> Any:
 
     Other processes are excluded meanwhile: two that count at once would both take the last one.
     """
-    with lock.exclusive(folder):
+    with exclusive(folder):
         trials = study.trials
         if len(trials) >= end or is_hopeless([_result_of(trial) for trial in trials]):
             return None

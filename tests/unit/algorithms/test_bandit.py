@@ -12,7 +12,7 @@ from keel.config import check, from_dict
 from keel.controllers.bandit import FORGET, TemperatureLadder
 from keel.controllers.controllers import Outcome
 from keel.errors import InputError
-from keel.training.loop import train
+from keel.training.session import train
 from keel.types import HyperParams
 
 

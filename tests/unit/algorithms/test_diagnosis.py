@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from keel.distributions.actions import Categorical, Gaussian
-from keel.keys import MASK
 from keel.trust_region.diagnosis import Replay, cause
+from keel.types import MASK
 
 ROWS = 100
 GENERATOR = torch.Generator().manual_seed(0)

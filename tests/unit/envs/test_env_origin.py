@@ -15,7 +15,7 @@ import pytest
 from gymnasium.envs.registration import EnvSpec
 
 from keel.envs import EnvWarning, make_envs, step_time
-from keel.envs.registered import also_offered, source_of
+from keel.envs.names import also_offered, source_of
 from keel.envs.spawning import pack, unpack
 from keel.errors import InputError
 

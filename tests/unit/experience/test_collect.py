@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from keel.config import Advantage, Network
 from keel.envs import make_envs
-from keel.experience.collector import Collector
+from keel.experience.rollout import Collector
 from keel.experience.targets import compute_targets
 from keel.networks.build import build_agent
 

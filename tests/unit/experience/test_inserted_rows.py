@@ -16,9 +16,9 @@ from torch import Tensor
 from keel.config import Advantage, Critic, Network
 from keel.experience.rollout import Rollout
 from keel.experience.targets import compute_targets
-from keel.keys import GROUP
 from keel.networks.agent import Agent
 from keel.networks.build import build_agent
+from keel.types import GROUP
 
 T, N, MORE = 9, 3, 4
 BOX = spaces.Box(-9.0, 9.0, (2,))

@@ -12,7 +12,7 @@ from keel.config import Faults
 from keel.experience.rollout import Rollout
 from keel.experiments.fault_injection import broken, interleaved
 from keel.functional import gae, kl_estimate
-from keel.keys import MASK
+from keel.types import MASK
 
 
 def test_interleaving_reads_other_agents_as_the_future() -> None:

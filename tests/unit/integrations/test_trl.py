@@ -20,7 +20,7 @@ from torch import Tensor
 from keel.cli import main
 from keel.errors import InputError
 from keel.tracking import RunError, RunWarning, list_runs, read_config, read_metrics
-from keel.tracking.environment import read_choices
+from keel.tracking.record import read_choices
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 from keel.integrations.trl import (  # noqa: E402

@@ -11,8 +11,7 @@ from gymnasium import spaces
 
 from keel.config import Advantage, Network, from_dict
 from keel.envs import make_envs
-from keel.experience.collector import Collector
-from keel.experience.rollout import Rollout
+from keel.experience.rollout import Collector, Rollout
 from keel.experience.targets import compute_targets
 from keel.networks.agent import Agent
 from keel.networks.build import build_agent

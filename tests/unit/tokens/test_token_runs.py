@@ -32,11 +32,10 @@ from keel.networks.causal_lm import RESPONSE_MASK, TokenAgent
 from keel.tracking.metrics import metric
 from keel.tracking.reader import read_metrics
 from keel.training.checkpoint import load
-from keel.training.loop import run
+from keel.training.loop import TrainState, run
+from keel.training.persist import EvaluationStopped
 from keel.training.runner import resume, start
 from keel.training.session import Session, initial_state
-from keel.training.signals import EvaluationStopped
-from keel.training.state import TrainState
 
 
 def tiny(**changes: Any) -> Language:

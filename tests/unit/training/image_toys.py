@@ -12,7 +12,7 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
 from keel.envs import Obs, Step
-from keel.envs.episodes import Episodes
+from keel.envs.protocol import Episodes
 
 LENGTH = 8
 

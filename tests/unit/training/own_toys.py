@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from keel import imports
+from keel import registry
 from keel.cli import main
 from keel.training.persist import Progress
 
@@ -37,13 +37,13 @@ def write_module(
     monkeypatch.chdir(folder)
     monkeypatch.setenv("KEEL_STATE_DIR", str(folder / "state"))
     monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
-    monkeypatch.setattr(imports, "_objects", {})
+    monkeypatch.setattr(registry, "_objects", {})
     monkeypatch.delitem(sys.modules, name, raising=False)
 
 
 def forget(monkeypatch: pytest.MonkeyPatch, name: str = "own_parts") -> None:
     """Do as a new process would: nothing was passed, nothing is imported."""
-    monkeypatch.setattr(imports, "_objects", {})
+    monkeypatch.setattr(registry, "_objects", {})
     monkeypatch.delitem(sys.modules, name, raising=False)
 
 

@@ -15,9 +15,8 @@ from gymnasium import spaces
 from keel.config import from_dict
 from keel.presets import preset
 from keel.training.environments import EnvironmentSource
-from keel.training.loop import run
+from keel.training.loop import TrainState, run
 from keel.training.session import initial_state, open_session
-from keel.training.state import TrainState
 
 ROUNDING = 1e-4
 """Share of the bound by which float32 may be off."""

@@ -163,10 +163,9 @@ def test_a_file_that_is_not_ours_survives_sweeping(tmp_path):
 
 
 def test_no_module_of_checkpoints_knows_pickle():
-    import keel.tracking.manifest
-    import keel.tracking.strict_json
+    import keel.tracking.integrity
 
-    for module in (checkpoint, keel.tracking.strict_json, keel.tracking.manifest):
+    for module in (checkpoint, keel.tracking.integrity):
         source = Path(module.__file__).read_text()
         assert "import pickle" not in source
         assert "torch.load" not in source.replace("safetensors.torch.load", "")

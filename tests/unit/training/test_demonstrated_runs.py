@@ -19,8 +19,8 @@ from keel.config import Config, Demonstrations, check
 from keel.errors import InputError
 from keel.tracking.live import plain_line
 from keel.training.environments import EnvironmentSource
-from keel.training.loop import train
 from keel.training.runner import resume, start
+from keel.training.session import train
 
 CARTPOLE = presets.preset("CartPole")
 

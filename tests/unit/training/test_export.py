@@ -15,11 +15,11 @@ from keel.config import Config, Network
 from keel.envs import MissingExtraError, ObsNormalizer
 from keel.envs.space_data import Interface
 from keel.errors import InputError
-from keel.keys import EPISODE_STARTS
 from keel.networks.build import build_agent
 from keel.training import export
 from keel.training.export import ExportError, export_onnx, run_onnx
 from keel.training.policy import Policy
+from keel.types import EPISODE_STARTS
 
 BOX = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 MIXED = spaces.Dict({"kind": spaces.Discrete(4), "place": spaces.Box(-9.0, 9.0, (2,), np.float32)})

@@ -19,7 +19,7 @@ from keel.envs.vector import VectorEnvs
 from keel.errors import InputError
 from keel.experience.rollout import Rollout
 from keel.experience.targets import group_of
-from keel.training.loop import train
+from keel.training.session import train
 from keel.types import HyperParams
 
 

@@ -13,11 +13,11 @@ import torch
 
 from keel.config import Config, from_dict
 from keel.envs import EnvWarning, names
-from keel.tracking.environment import read_choices
+from keel.tracking.record import read_choices
 from keel.training.export import export_onnx
-from keel.training.loop import train
 from keel.training.policy import evaluate_policy, open_policy
 from keel.training.runner import Progress, resume, start
+from keel.training.session import train
 
 
 @pytest.fixture(autouse=True)

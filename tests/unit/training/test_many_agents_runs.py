@@ -15,9 +15,9 @@ from keel.errors import InputError
 from keel.tracking.metrics import metric
 from keel.tracking.reader import read_metrics
 from keel.training.checkpoint import load
-from keel.training.loop import train
 from keel.training.policy import evaluate_policy, open_policy
 from keel.training.runner import start
+from keel.training.session import train
 from keel.trust_region.gate import ConsistencyError
 
 WHO = ("industry", "education", "council")

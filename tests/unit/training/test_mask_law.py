@@ -15,12 +15,11 @@ from torch import Tensor
 
 from keel.config import Config, from_dict
 from keel.experience.rollout import Rollout
-from keel.keys import MASK
 from keel.networks.recurrent import EPISODE_STARTS
 from keel.training.environments import EnvironmentSource
-from keel.training.loop import iterate
+from keel.training.loop import TrainState, iterate
 from keel.training.session import initial_state, open_session
-from keel.training.state import TrainState
+from keel.types import MASK
 
 AUTORESET: dict[str, Any] = {"env": "CartPole-v1"}
 """Poles fall about every twenty steps; the row after a fall only resets."""

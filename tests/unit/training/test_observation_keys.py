@@ -14,8 +14,8 @@ from gymnasium.vector import SyncVectorEnv
 from keel.config import from_dict
 from keel.envs import BadStepError, VectorEnvs, make_envs
 from keel.errors import InputError
-from keel.training.loop import train
 from keel.training.runner import resume, start
+from keel.training.session import train
 
 
 class Named(gymnasium.Env[Any, Any]):

@@ -12,7 +12,7 @@ from own_toys import TINY, finish, forget, imported, train_by_command, write_mod
 import keel
 from keel.config import from_dict
 from keel.errors import InputError
-from keel.tracking.config_file import read_config
+from keel.tracking.record import read_config
 from keel.training.api import iterate
 from keel.training.checkpoint import load
 from keel.training.runner import resume

@@ -13,8 +13,8 @@ import keel
 from keel.config import from_dict
 from keel.controllers.controllers import Outcome, State
 from keel.errors import InputError
-from keel.tracking.config_file import read_config
 from keel.tracking.reader import read_metrics
+from keel.tracking.record import read_config
 from keel.training.api import iterate
 from keel.training.checkpoint import load
 from keel.training.runner import resume

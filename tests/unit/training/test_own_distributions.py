@@ -22,7 +22,7 @@ from keel.distributions.actions import Categorical, Dist, Gaussian
 from keel.errors import InputError, KeelError
 from keel.networks.accelerate import actor_obstacle, fisher_obstacle, step_obstacle
 from keel.networks.build import build_agent, build_dist
-from keel.tracking.config_file import read_config
+from keel.tracking.record import read_config
 from keel.training.api import iterate
 from keel.training.policy import evaluate_policy, open_policy
 from keel.training.runner import resume

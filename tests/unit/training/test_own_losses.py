@@ -21,8 +21,8 @@ from keel.losses.token import TokenObjective
 from keel.networks.accelerate import step_obstacle
 from keel.networks.agent import Agent
 from keel.networks.build import build_agent
-from keel.tracking.config_file import read_config
 from keel.tracking.reader import read_metrics
+from keel.tracking.record import read_config
 from keel.training.api import iterate
 from keel.training.builder import build_objective, initial_hparams
 from keel.training.runner import resume

@@ -19,7 +19,7 @@ from keel.config.common import NETWORKS
 from keel.errors import InputError
 from keel.networks.agent import Agent
 from keel.networks.build import build_agent
-from keel.tracking.config_file import read_config
+from keel.tracking.record import read_config
 from keel.training.api import iterate
 from keel.training.checkpoint import load
 from keel.training.policy import evaluate_policy, open_policy

@@ -20,9 +20,9 @@ from keel.errors import InputError, KeelError
 from keel.tracking import RunError, read_metrics
 from keel.training import video
 from keel.training.checkpoint import CheckpointError, load
+from keel.training.loop import derive_seeds
 from keel.training.policy import evaluate_policy, find_run, open_policy
 from keel.training.runner import start
-from keel.training.state import derive_seeds
 from keel.training.video import record_video
 
 LENGTH = 5

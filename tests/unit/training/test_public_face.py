@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 import keel
-from keel import imports
+from keel import registry
 from keel.config import nested
 from keel.envs import EnvError, EnvWarning
 from keel.errors import InputError
@@ -171,7 +171,7 @@ def test_another_process_finds_what_has_an_import_path_and_asks_for_the_rest() -
 def test_code_that_a_file_names_as_a_wrapper_needs_trust(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(imports, "_objects", {})  # nothing was passed in this process
+    monkeypatch.setattr(registry, "_objects", {})  # nothing was passed in this process
     file = tmp_path / "settings.yaml"
     file.write_text("env: CartPole-v1\nenvs: {wrappers: [downloaded_toys:Double]}\n")
     with pytest.raises(InputError, match=r"envs\.wrappers downloaded_toys:Double.*trust_code=True"):

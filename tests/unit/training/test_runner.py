@@ -19,8 +19,8 @@ import keel
 from keel.cli import main
 from keel.config import Config, from_dict
 from keel.errors import InputError
-from keel.tracking.config_file import dump_config, read_config
 from keel.tracking.reader import read_metrics
+from keel.tracking.record import dump_config, read_config
 from keel.training import evaluation
 from keel.training.checkpoint import load, newest_step
 from keel.training.loop import iterate

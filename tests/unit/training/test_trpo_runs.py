@@ -18,8 +18,8 @@ from keel.config import Config, check, from_dict, to_dict
 from keel.errors import InputError
 from keel.presets import preset
 from keel.training.builder import build_controllers, initial_hparams, scheduled
-from keel.training.loop import train
 from keel.training.runner import resume, start
+from keel.training.session import train
 
 TINY: dict[str, Any] = {
     "algo": "trpo",

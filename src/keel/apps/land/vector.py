@@ -16,7 +16,7 @@ from keel.apps.land.observations import OWN, PARCEL, observe, state_names
 from keel.apps.land.report import gini
 from keel.apps.land.rules import SIZES, Rules, make_rules
 from keel.envs.protocol import Autoreset, Obs, Saved, Step
-from keel.keys import AGENT, MASK, STATE
+from keel.types import AGENT, MASK, STATE
 
 __all__ = ["LandEnvs", "parallel_env", "vector_env"]
 

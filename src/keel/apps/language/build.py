@@ -24,10 +24,9 @@ from keel.experience.completions import Sampling
 from keel.functional.reduce import Reduction
 from keel.losses.token import Covariance, TokenObjective
 from keel.networks.causal_lm import TokenAgent
-from keel.parallel import set_threads
-from keel.resources import cores, expect_memory, find_device
+from keel.resources import cores, expect_memory, find_device, set_threads
+from keel.training.loop import derive_seeds
 from keel.training.session import Session
-from keel.training.state import derive_seeds
 from keel.trust_region.certify import Certified
 from keel.types import HyperParams
 

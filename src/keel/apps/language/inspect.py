@@ -11,8 +11,8 @@ from keel.apps.language.config import Reward, decoding, from_dict
 from keel.apps.language.judge import judge
 from keel.apps.language.tasks import held_out
 from keel.errors import InputError
-from keel.tracking.config_file import read_config
 from keel.tracking.directory import find_run
+from keel.tracking.record import read_config
 from keel.training.checkpoint import check_shapes
 from keel.training.policy import load_checkpoint
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from keel.apps.language.source import PromptSource
 from keel.apps.language.tasks import Example
 from keel.experience.completions import Sampling
-from keel.training.signals import EvaluationStopped, stop_requested
+from keel.training.persist import EvaluationStopped
+from keel.training.signals import stop_requested
 
 AT_ONCE = 256
 """Prompts completed together."""

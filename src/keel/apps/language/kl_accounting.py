@@ -13,7 +13,7 @@ from keel.experience.batch import chunks
 from keel.experience.completions import Completions
 from keel.functional import k1, k2, k3
 from keel.networks.causal_lm import TokenAgent
-from keel.parallel import parallel_map
+from keel.resources import parallel_map
 from keel.types import UpdateReport
 
 

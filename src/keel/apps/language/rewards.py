@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from keel.apps.language.registries import REWARDS
 from keel.apps.language.tasks.protocol import Example
 from keel.errors import InputError, KeelError, check_choice
-from keel.imports import as_function, import_function
+from keel.registry import as_function, import_function
 
 RewardFunction = Callable[[Example, str], float]
 Floats = NDArray[np.float64]

@@ -36,8 +36,8 @@ from keel.functional import kl_reward
 from keel.losses.token import IMPORTANCE, REFERENCE, REFERENCE_HEAD, REFERENCE_HIDDEN
 from keel.networks.causal_lm import TokenAgent
 from keel.training.checkpoint import Checkpoint
+from keel.training.loop import Seeds, TrainState
 from keel.training.source import Metrics, ProgressCallback, Saved
-from keel.training.state import Seeds, TrainState
 from keel.types import HyperParams, UpdateReport
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from keel.apps.language.tasks import Example, held_out, segments, warmup_data
 from keel.experience.batch import Batch
 from keel.experience.completions import pad_left
 from keel.networks.causal_lm import ATTENTION, RESPONSE_MASK, TOKENS
-from keel.training.signals import EvaluationStopped, stop_requested
+from keel.training.persist import EvaluationStopped
+from keel.training.signals import stop_requested
 from keel.training.source import ProgressCallback
 from keel.types import HyperParams, OptimizerState
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from keel.apps.language.heatmap import TokenTable
 from keel.apps.language.source import PromptSource, Scored
-from keel.training.state import TrainState
+from keel.training.loop import TrainState
 from keel.trust_region.measure import measure
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from keel.imports import lazy_names
+from keel.registry import lazy_names
 
 if TYPE_CHECKING:
     from keel.apps.serving.arrays import Weights

@@ -8,7 +8,7 @@ from typing import Any
 
 from numba import njit
 
-from keel.kernels.compiling import keeping
+from keel.kernels import keeping
 
 HERE = Path(__file__).parent
 SOURCES = (

@@ -15,7 +15,7 @@ from gymnasium.vector.utils import batch_space
 
 from keel.apps.serving.vector import vector_env
 from keel.envs.protocol import Obs
-from keel.keys import MASK
+from keel.types import MASK
 
 
 class ServingVectorEnv(VectorEnv[Any, Any, Any]):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from keel.keys import MASK
+from keel.types import MASK
 
 REPLICA = (
     "outstanding",

@@ -28,7 +28,7 @@ from keel.apps.serving.throughput_reward import (
 from keel.apps.serving.vector_clusters import VectorClusters
 from keel.envs.protocol import Autoreset, Obs, Saved, Step
 from keel.errors import InputError, check_choice
-from keel.keys import MASK
+from keel.types import MASK
 
 Reward = Literal["latency", "counterfactual", "throughput"]
 MEASURES = {"latency": "end_to_end"} | {

@@ -28,7 +28,7 @@ from keel.apps.serving.observations import REPLICA, REQUEST
 from keel.apps.serving.settings import PREFIX_BLOCK, Scenario, Setting, draw_scenario
 from keel.apps.serving.simulation import SimulationResult, telemetry_of
 from keel.apps.serving.windows import most_prefixes
-from keel.parallel import parallel_map
+from keel.resources import parallel_map
 
 MIN_PARALLEL = 16
 """Number of clusters from which on a second thread pays off."""

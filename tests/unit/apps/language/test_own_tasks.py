@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from keel import imports
+from keel import registry
 from keel.apps.language import train_language
 from keel.apps.language.advantages import check_estimator, token_targets
 from keel.apps.language.build import build_rewards
@@ -20,7 +20,7 @@ from keel.apps.language.tasks import Example, task_named
 from keel.cli import main
 from keel.config import to_dict
 from keel.errors import InputError
-from keel.tracking.config_file import read_config
+from keel.tracking.record import read_config
 from keel.trust import UntrustedCodeError, require_trust
 
 SOURCE = """
@@ -85,7 +85,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KEEL_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    monkeypatch.setattr(imports, "_objects", {})
+    monkeypatch.setattr(registry, "_objects", {})
     for entries in (TASKS, REWARDS, ESTIMATORS):
         monkeypatch.setattr(entries, "_entries", {})
     monkeypatch.delitem(sys.modules, "own_tasks", raising=False)

@@ -18,7 +18,7 @@ from keel.apps.language.models import make_model
 from keel.apps.language.pretrained import conversion, load_pretrained
 from keel.apps.language.tokenizer import build_tokenizer
 from keel.errors import InputError
-from keel.tracking.config_file import read_config
+from keel.tracking.record import read_config
 from keel.training.runner import resume, start
 
 

@@ -36,9 +36,9 @@ from keel.config import from_dict
 from keel.config.values import named_values
 from keel.envs import make_envs
 from keel.errors import InputError
-from keel.keys import MASK
 from keel.presets import preset
 from keel.training.session import agent_for
+from keel.types import MASK
 
 SMALL = {"requests": 40}
 
