@@ -17,7 +17,7 @@ SOURCE = Path(keel.__file__).parent
 MODULES = sorted(SOURCE.rglob("*.py"))
 FUNCTIONAL = sorted((SOURCE / "functional").glob("*.py"))
 
-BASE = {"errors", "imports", "keys", "registry"}
+BASE = {"data", "errors", "imports", "keys", "registry"}
 MATHEMATICS = BASE | {"functional"}
 NETWORKS = MATHEMATICS | {"config", "types", "parallel", "distributions", "kernels"}
 EXPERIENCE = NETWORKS | {"networks", "envs", "processes", "resources"}

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from keel.data import read_beside
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,13 +29,26 @@ class Table:
 class Explanation:
     """The idea, the formula, the numbers for the values given, and a picture of them."""
 
-    title: str
     idea: str
     formula: str
+    title: str
     tables: tuple[Table, ...]
     meaning: str
     numbers: Mapping[str, object]
     draw: Callable[[Figure], None]
+
+
+class Texts(NamedTuple):
+    """What an explanation says whatever the numbers are."""
+
+    idea: str
+    formula: str
+
+
+@cache
+def texts_of(topic: str) -> Texts:
+    """Return the idea and the formula of a topic, as `texts.yaml` has them."""
+    return Texts(**read_beside(__file__, "texts.yaml", dict[str, dict[str, str]])[topic])
 
 
 def make_table(
