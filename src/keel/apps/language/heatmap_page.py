@@ -12,8 +12,8 @@ import hashlib
 import math
 import unicodedata
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 
@@ -32,7 +32,8 @@ BEFORE, AFTER = 24, 16
 """Characters of context around a token in the table."""
 
 
-class Measure(NamedTuple):
+@dataclass(frozen=True)
+class Measure:
     """The way a field of the table is drawn."""
 
     field: str
