@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
-from keel.cli.arguments import check_file, find_option
+from keel.cli.arguments import HELP, check_file, find_option
 from keel.cli.strict_json import print_json
 from keel.config import read
 from keel.config.origins import (
@@ -37,7 +37,6 @@ from keel.errors import KeelError
 from keel.trust import require_trust
 
 HELP_ALL = "--help-all"
-HELP = ("-h", "--help")
 
 
 @dataclass(frozen=True)
