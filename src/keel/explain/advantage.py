@@ -59,8 +59,8 @@ def explain_advantage(
     settings = f"γ = {gamma:g}, λ = {lam:g}; the episode is {end} after the last step"
     first, flips = advantage[0].item(), int(normalized.sign_flips)
     return Explanation(
+        f"Advantages over {len(rewards)} step{'s' * (len(rewards) > 1)}, {end}",
         *texts_of("advantage"),
-        title=f"Advantages over {len(rewards)} step{'s' * (len(rewards) > 1)}, {end}",
         tables=(make_table(settings, COLUMNS, [(str(t), *x) for t, x in enumerate(steps)]),),
         meaning=(
             f"The first step is {'better' if first >= 0.0 else 'worse'} than expected by "

@@ -75,8 +75,8 @@ def explain_clip(
     if dual is not None:
         rows.insert(4, ("dual clip's ceiling for A < 0", -dual * advantage))
     return Explanation(
+        f"The clip at ratio {ratio:g}, advantage {advantage:g}",
         *texts_of("clip"),
-        title=f"The clip at ratio {ratio:g}, advantage {advantage:g}",
         tables=(make_table("This sample", ("", ""), rows),),
         meaning=_meaning(ratio, advantage, low, upper, clipped),
         numbers=numbers | {"clipped": clipped},

@@ -58,8 +58,8 @@ def explain_code_length(
     detour = math.fsum(weighted) if all(map(math.isfinite, weighted)) else math.inf
     roads = list(map(Road, labels, p, best, mapped, detours, weighted))
     return Explanation(
+        f"A map of the wrong terrain costs {number(detour, 4)} bits a trip",
         *texts_of("code_length"),
-        title=f"A map of the wrong terrain costs {number(detour, 4)} bits a trip",
         tables=(
             _road_table(roads),
             make_table(

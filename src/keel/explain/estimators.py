@@ -23,8 +23,8 @@ def explain_estimators(*, actions: int = 6, policies: int = 16, seed: int = 0) -
     rows = certificate(actions=actions, policies=policies, seed=seed)
     placements = dict.fromkeys((row.placement, row.sampling) for row in rows)
     return Explanation(
+        "What each KL estimator really descends",
         *texts_of("estimators"),
-        title="What each KL estimator really descends",
         tables=tuple(
             Table(
                 f"In the {placement}, {sampling}",

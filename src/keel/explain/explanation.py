@@ -29,9 +29,9 @@ class Table:
 class Explanation:
     """The idea, the formula, the numbers for the values given, and a picture of them."""
 
+    title: str
     idea: str
     formula: str
-    title: str
     tables: tuple[Table, ...]
     meaning: str
     numbers: Mapping[str, object]

@@ -85,8 +85,8 @@ def explain_kl(
         return lambda figure: draw_discrete(figure, outcomes, shown, forward)
 
     plain = Explanation(
+        f"KL(P‖Q) = {number(forward)} nats",
         *texts_of("kl"),
-        title=f"KL(P‖Q) = {number(forward)} nats",
         tables=(
             _outcome_table(outcomes, in_order_of_sample=names is None),
             _summary_table(exact),
@@ -157,8 +157,8 @@ def explain_gaussian_kl(
     estimates = estimate_kl(log_density(x, *p), log_density(x, *q))
     exact = _headline(forward, reverse, h_p, h_q)
     return Explanation(
+        f"KL(P‖Q) = {number(forward)} nats",
         *texts_of("gaussian_kl"),
-        title=f"KL(P‖Q) = {number(forward)} nats",
         tables=(
             nats_table(
                 "Where it comes from",

@@ -57,8 +57,8 @@ def explain_landscape(
     pull, spring = _forces(best, log_ref, reward, beta)
     pull_at_start, _ = _forces(log_ref, log_ref, reward, beta)
     return Explanation(
+        f"Reward pulls, the spring holds: they balance at {number(kl, 3)} nats",
         *texts_of("landscape"),
-        title=f"Reward pulls, the spring holds: they balance at {number(kl, 3)} nats",
         tables=(
             _force_table(beta, labels, pull_at_start, pull, spring),
             make_table(

@@ -62,8 +62,8 @@ def explain_penalty(
     expected, kl = (best.exp() @ score).item(), categorical_kl(best, log_ref).item()
     policy = best.exp().tolist()
     return Explanation(
+        f"Reward {reward:g} − β·KL becomes {number(shaped, 3)}",
         *texts_of("penalty"),
-        title=f"Reward {reward:g} − β·KL becomes {number(shaped, 3)}",
         tables=(
             _sample_table(reference_probability, probability, drift, beta, reward),
             make_table(

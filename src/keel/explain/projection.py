@@ -63,8 +63,8 @@ def explain_projection(
     uniform = torch.full_like(p, 1.0 / p.numel())
     to_uniform, rest = _kl(p, uniform), _kl(q, uniform)
     return Explanation(
+        f"Two shadows keep all but {number(kl, 4)} nats of the object",
         *texts_of("projection"),
-        title=f"Two shadows keep all but {number(kl, 4)} nats of the object",
         tables=(
             _matrix_table("The object P, and its shadows", p, row_names, column_names),
             _matrix_table("Q, rebuilt from the shadows", q, row_names, column_names),

@@ -88,8 +88,8 @@ def explain_sequence(
     total, mean = sequence.sum(sequence.value), sequence.mean(sequence.value)
     counted_tokens = int(sequence.mask.sum())
     return Explanation(
+        f"A sequence of {number(total, 4)} nats, {number(mean, 4)} a token",
         *texts_of(f"sequence_{terms.replace('-', '_')}"),
-        title=f"A sequence of {number(total, 4)} nats, {number(mean, 4)} a token",
         tables=(_token_table(sequence), _sequence_table(sequence)),
         meaning=_meaning(sequence, total),
         numbers={

@@ -80,8 +80,8 @@ def explain_states(
     mean, kept_mean = step.requested.item(), step.kl.item()
     numbers = torch.stack([update.visits, requested, kept_kl], 1)
     return Explanation(
+        f"KL {number(mean, 4)} on average over states, {max_kl:g} allowed",
         *texts_of("states"),
-        title=f"KL {number(mean, 4)} on average over states, {max_kl:g} allowed",
         tables=(
             _policy_table(update, fraction),
             _state_table(update, requested, kept_kl, mean, kept_mean),

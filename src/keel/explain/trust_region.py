@@ -50,8 +50,8 @@ def explain_trust_region(
     kept_policy = _along(before, after, fraction).softmax(-1)
     reverse = categorical_kl(after, before).item()
     return Explanation(
+        f"KL {number(requested, 4)} asked for, {max_kl:g} allowed",
         *texts_of("trust_region"),
-        title=f"KL {number(requested, 4)} asked for, {max_kl:g} allowed",
         tables=(
             _policy_table(labels, old, new, kept_policy.tolist()),
             make_table(

@@ -12,13 +12,17 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
 from keel.errors import InputError
 
-OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+}
 MOST_CHARACTERS = 200
 """Longest text that is read: depth of recursion and size of numbers stay bounded."""
 NO_NUMBER = re.compile(r"\b0[0-9]|[0-9]{7}")
