@@ -94,6 +94,25 @@ def split_flags(args: Sequence[str]) -> list[str]:
     ]
 
 
+def take_list(args: Sequence[str], flag: str) -> tuple[list[str], list[str]]:
+    """Return the values of `--flag A B C`, however often it is given, and the other words.
+
+    Args:
+        args: Words of the command line, flags and values apart.
+        flag: Flag that ends at the next one.
+    """
+    values: list[str] = []
+    rest: list[str] = []
+    inside = False
+    for word in args:
+        inside = word == flag or (inside and not word.startswith("--"))
+        if not inside:
+            rest.append(word)
+        elif word != flag:
+            values.append(word)
+    return values, rest
+
+
 def _write_out(text: str) -> str:
     """Return 1e6 written out, where it is a whole number."""
     if SCIENTIFIC.match(text) and float(text).is_integer():

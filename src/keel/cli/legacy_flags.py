@@ -128,24 +128,6 @@ def take(
     return value, rest
 
 
-def take_tags(args: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
-    """Return the tags of `--tags A B C`, for `keel compare`, and the other words.
-
-    Args:
-        args: Words of the command line.
-    """
-    tags: list[str] = []
-    rest: list[str] = []
-    inside = False
-    for word in split_flags(args):
-        inside = word == "--tags" or (inside and not word.startswith("--"))
-        if not inside:
-            rest.append(word)
-        elif word != "--tags":
-            tags.append(word)
-    return tuple(tags), rest
-
-
 def spell(flag: str) -> str:
     """Return a flag with underscores, as earlier scripts write it."""
     return f"--{flag[2:].replace('-', '_')}"
