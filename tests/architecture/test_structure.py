@@ -17,7 +17,7 @@ SOURCE = Path(keel.__file__).parent
 MODULES = sorted(SOURCE.rglob("*.py"))
 FUNCTIONAL = sorted((SOURCE / "functional").glob("*.py"))
 
-BASE = {"errors", "registry"}
+BASE = {"data", "errors", "registry"}
 MATHEMATICS = BASE | {"functional"}
 NETWORKS = MATHEMATICS | {"config", "types", "resources", "distributions", "kernels"}
 EXPERIENCE = NETWORKS | {"networks", "envs", "processes"}

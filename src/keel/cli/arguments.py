@@ -17,13 +17,14 @@ import tyro
 from keel.config import read
 from keel.config.common import SINKS
 from keel.config.reading import setting_name, setting_value
-from keel.errors import InputError
+from keel.errors import InputError, check_choice
 from keel.printing import printable
 from keel.tracking.record import warn_if_changed
 from keel.trust import require_trust
 
 T = TypeVar("T")
 
+HELP = ("-h", "--help")
 SCIENTIFIC = re.compile(r"^\d+(\.\d+)?[eE]\+?\d+$")
 
 
@@ -93,6 +94,25 @@ def split_flags(args: Sequence[str]) -> list[str]:
     ]
 
 
+def take_list(args: Sequence[str], flag: str) -> tuple[list[str], list[str]]:
+    """Return the values of `--flag A B C`, however often it is given, and the other words.
+
+    Args:
+        args: Words of the command line, flags and values apart.
+        flag: Flag that ends at the next one.
+    """
+    values: list[str] = []
+    rest: list[str] = []
+    inside = False
+    for word in args:
+        inside = word == flag or (inside and not word.startswith("--"))
+        if not inside:
+            rest.append(word)
+        elif word != flag:
+            values.append(word)
+    return values, rest
+
+
 def _write_out(text: str) -> str:
     """Return 1e6 written out, where it is a whole number."""
     if SCIENTIFIC.match(text) and float(text).is_integer():
@@ -148,6 +168,47 @@ def read_known_options(kind: type[T], args: Sequence[str], prog: str) -> tuple[T
     """Parse like `read_options`, and return the words that are none of these options as well."""
     result: tuple[T, list[str]] = _tyro(kind, args, prog, {"return_unknown_args": True})
     return result
+
+
+Actions = Mapping[str, tuple[type[Any], Callable[[Any], int]]]
+"""Actions of a command by name: their options, and what runs them."""
+
+
+def run_action(
+    command: str,
+    args: Sequence[str],
+    actions: Actions,
+    usage: str,
+    kind: str = "",
+) -> int:
+    """Run the action that the first word names, or print the usage, and return the exit status.
+
+    Args:
+        command: The command whose actions these are.
+        args: Words after its name.
+        actions: Of the command.
+        usage: Help of the command itself.
+        kind: What errors call an action; by default as the command is called.
+    """
+    if not args or args[0] in HELP:
+        print(usage)  # noqa: T201
+        return 0
+    options, run = actions[check_choice(kind or command, args[0], actions)]
+    return run(read_options(options, args[1:], f"keel {command} {args[0]}"))
+
+
+def default_action(args: Sequence[str], action: str) -> list[str]:
+    """Return words with an action in front, where they name none and ask for no help."""
+    named = bool(args) and (not args[0].startswith("-") or args[0] in HELP)
+    return list(args) if named else [action, *args]
+
+
+def describe_actions(kinds: Mapping[str, type]) -> str:
+    """Return names with the first line of what documents their options, for the help above them."""
+    width = max(map(len, kinds))
+    return "\n".join(
+        f"  {name:<{width}}  {(kind.__doc__ or '').splitlines()[0]}" for name, kind in kinds.items()
+    )
 
 
 def _tyro(kind: type[T], args: Sequence[str], prog: str, options: Mapping[str, Any]) -> Any:

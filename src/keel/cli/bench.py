@@ -5,20 +5,30 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import tyro
 from tyro.conf import arg
 
-from keel.cli.arguments import read_options
+from keel.cli.arguments import describe_actions, run_action
 from keel.cli.strict_json import print_json
-from keel.errors import check_choice
 
 if TYPE_CHECKING:
     from keel.bench import Result
     from keel.bench.settings import Algo
 
 Backend = Literal["auto", "sync", "envpool"]
+USAGE = """\
+usage: keel bench NAME …
+
+Keel beside its peers, measured on this machine.
+
+measurements:
+{}
+
+options of one:
+  keel bench ppo --help"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,23 +93,23 @@ class Tokens(Bench):
     """Whom to measure against; `make peers` installs it."""
 
 
-BENCHES: dict[Algo, type[PPO | TRPO | Tokens]] = {"ppo": PPO, "trpo": TRPO, "tokens": Tokens}
+BENCHES = {"ppo": PPO, "trpo": TRPO, "tokens": Tokens}
 
 
 def run(args: Sequence[str]) -> int:
     """Take one measurement."""
-    if not args or args[0] in ("-h", "--help"):
-        print(_help())  # noqa: T201
-        return 0
-    algo = cast("Algo", check_choice("bench", args[0], BENCHES))
-    options = read_options(BENCHES[algo], args[1:], f"keel bench {algo}")
+    actions = {algo: (kind, partial(_measure, algo)) for algo, kind in BENCHES.items()}
+    return run_action("bench", args, actions, USAGE.format(describe_actions(BENCHES)))
+
+
+def _measure(algo: str, options: PPO | TRPO | Tokens) -> int:
     from rich.console import Console
 
     from keel.bench import bench
 
     console = Console(stderr=True, highlight=False)
     result = bench(
-        algo,
+        cast("Algo", algo),
         options.env,
         options.peer,
         repeats=options.repeats,
@@ -116,29 +126,23 @@ def run(args: Sequence[str]) -> int:
 
 
 def _print(result: Result) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
+    from keel.cli.render import simple_table
     from keel.tracking.progress import PipedConsole
 
     settings = result.settings
     console = PipedConsole(highlight=False)
     console.print(_title(result.env, settings), style="bold")
     unit = "tokens" if settings["algo"] == "tokens" else "steps"
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("")
-    for column in (f"{unit}/s", "of the floor", "peak MB", "threads"):
-        table.add_column(column, justify="right")
-    rows = (
+    rows = []
+    for name, rate, peak, threads in (
         ("keel", result.ours, result.ours_peak_mb, result.choices.get("threads", "")),
         (result.peer_name, result.peer, result.peer_peak_mb, result.peer_threads),
-    )
-    for name, rate, peak, threads in rows:
+    ):
         share = f"{rate / result.floor:.0%}" if result.floor else "–"
-        table.add_row(name, f"{rate:,.0f}", share, f"{peak:,.0f}", str(threads))
+        rows.append((name, f"{rate:,.0f}", share, f"{peak:,.0f}", str(threads)))
     if result.floor:
-        table.add_row("floor", f"{result.floor:,.0f}", "", "", "")
-    console.print(table)
+        rows.append(("floor", f"{result.floor:,.0f}", "", "", ""))
+    console.print(simple_table(("", f"{unit}/s", "of the floor", "peak MB", "threads"), rows))
     if result.whole is not None:
         console.print(_whole_run_line(result.whole, settings["iterations"], result))
     if result.overhead:
@@ -153,7 +157,8 @@ def _print(result: Result) -> None:
         console.print(
             f"an update alone: keel {ours:.3g} s, {result.peer_name} {peer:.3g} s ({ratio:.2f}×)"
         )
-    spread = " ".join(f"{ours / peer:.2f}" for ours, peer in _pairs(result))
+    pairs = zip(result.all_ours, result.all_peer, strict=True)
+    spread = " ".join(f"{ours / peer:.2f}" for ours, peer in pairs)
     console.print(
         f"{result.ratio:.2f}× {result.peer_name} ({result.repeats} interleaved repeats, medians; "
         f"each: {spread})",
@@ -185,21 +190,3 @@ def _whole_run_line(seconds: dict[str, float], iterations: int, result: Result) 
     ]
     unit = "tokens" if result.settings["algo"] == "tokens" else "steps"
     return f"a whole run of {steps:,} {unit}, " + "; ".join(parts)
-
-
-def _pairs(result: Result) -> list[tuple[float, float]]:
-    return list(zip(result.all_ours, result.all_peer, strict=True))
-
-
-def _help() -> str:
-    width = max(map(len, BENCHES))
-    benches = "\n".join(
-        f"  {name:<{width}}  {(bench.__doc__ or '').splitlines()[0]}"
-        for name, bench in BENCHES.items()
-    )
-    return (
-        "usage: keel bench NAME …\n\n"
-        "Keel beside its peers, measured on this machine.\n\n"
-        f"measurements:\n{benches}\n\n"
-        "options of one:\n  keel bench ppo --help"
-    )

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 from tyro.conf import Positional, arg
 
-from keel.cli.arguments import read_options
-from keel.cli.legacy_flags import take_tags
+from keel.cli.arguments import read_options, split_flags, take_list
 from keel.cli.strict_json import print_json
 from keel.errors import InputError
 from keel.printing import printable
@@ -60,7 +59,7 @@ class Compare:
 
 def run(args: Sequence[str]) -> int:
     """Compare."""
-    tags, rest = take_tags(args)
+    tags, rest = take_list(split_flags(args), "--tags")
     options = read_options(Compare, rest, "keel compare")
     if tags:
         options = _by_tag(options, tags)
@@ -72,7 +71,7 @@ def run(args: Sequence[str]) -> int:
     comparison = compare_runs(
         *options.runs,
         by=options.by,
-        groups=tags,
+        groups=tuple(tags),
         baseline=options.baseline,
         metric=options.metric,
         steps=options.steps,
@@ -90,7 +89,7 @@ def run(args: Sequence[str]) -> int:
     return 0
 
 
-def _by_tag(options: Compare, tags: tuple[str, ...]) -> Compare:
+def _by_tag(options: Compare, tags: Sequence[str]) -> Compare:
     """Return options that compare tags with the first of them, in `runs` unless runs are named."""
     return replace(
         options,

@@ -10,15 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from tyro.conf import Positional, arg
 
-from keel.cli.arguments import read_options
+from keel.cli.arguments import run_action
 from keel.cli.strict_json import print_json
-from keel.errors import InputError, check_choice
+from keel.errors import InputError
 from keel.printing import printable
 
 if TYPE_CHECKING:
     from keel.experience.demo_files import Demos
 
-ACTIONS = ("record", "show")
+USAGE = """\
+usage: keel demos record ENV --policy RUN|MODULE:FUNCTION --out DIR [--episodes 10]
+       keel demos show DIR|minari:ID
+
+Episodes to learn from; `keel demos record --help` has all options."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +65,7 @@ class Show:
 
 def run(args: Sequence[str]) -> int:
     """Record or show."""
-    rest = list(args)
-    if not rest or rest[0] in ("-h", "--help"):
-        print(_help())  # noqa: T201
-        return 0
-    if check_choice("demos", rest[0], ACTIONS) == "show":
-        return _show(read_options(Show, rest[1:], "keel demos show"))
-    return _record(read_options(Record, rest[1:], "keel demos record"))
+    return run_action("demos", args, {"record": (Record, _record), "show": (Show, _show)}, USAGE)
 
 
 def _record(options: Record) -> int:
@@ -157,11 +155,3 @@ def _print_demos(demos: Demos, name: str, as_json: bool) -> int:
     ) + (f", by {demos.source}" if demos.source else "")
     print(printable(text))  # noqa: T201
     return 0
-
-
-def _help() -> str:
-    return (
-        "usage: keel demos record ENV --policy RUN|MODULE:FUNCTION --out DIR [--episodes 10]\n"
-        "       keel demos show DIR|minari:ID\n\n"
-        "Episodes to learn from; `keel demos record --help` has all options."
-    )

@@ -12,7 +12,7 @@ from tyro.conf import arg
 
 from keel.cli.arguments import check_file, find_option, read_options
 from keel.cli.legacy_flags import settle, translate_train
-from keel.cli.settings import Grammar, Resolved, TrainOptions, resolved, short_help
+from keel.cli.settings import SHORT_HELP, Grammar, Resolved, TrainOptions, resolved, short_help
 from keel.config import Config, check, from_dict, read
 from keel.errors import InputError
 from keel.kernels import cache_folder
@@ -71,15 +71,6 @@ def _environment(args: list[str]) -> str:
     return read_options(Train, args, "keel train", Train(env="")).env
 
 
-SHORT_HELP = (
-    "algo", "seed", "total_steps", "rollout_steps", "envs.num", "envs.normalize_obs",
-    "envs.normalize_reward", "network.hidden", "advantage.gamma", "advantage.lam", "region.max_kl",
-    "region.clip", "region.epochs", "region.minibatch", "region.learning_rate",
-    "explore.entropy_coef", "evaluation.every", "evaluation.episodes", "device", "log",
-)  # fmt: skip
-"""Settings of the short help: those that most runs change."""
-
-
 def _help(words: list[str]) -> str:
     """Return the short help, with the defaults of the environment that is named."""
     named = bool(words) and not words[0].startswith("-")
@@ -94,7 +85,7 @@ def _help(words: list[str]) -> str:
     )
     natural = ("natural.cg_iters", "natural.damping") if config.algo == "trpo" else ()
     usage = "keel train ENV [settings and options]"
-    return short_help(shown, usage, about, (*SHORT_HELP, *natural))
+    return short_help(shown, usage, about, (*SHORT_HELP.environments, *natural))
 
 
 def on_top(base: Config, args: list[str], prog: str) -> Train:

@@ -82,12 +82,11 @@ def _row(entry: Entry) -> dict[str, Any]:
 
 
 def _print_table(rows: Sequence[dict[str, Any]]) -> None:
-    from keel.cli.render import simple_table
-    from keel.tracking.progress import PipedConsole
+    from keel.cli.render import print_table
 
     def needs(row: dict[str, Any]) -> str:
         return "ready" if row["ready"] else f'pip install "keel-rl[{row["extra"]}]"'
 
     titles = ("keel train …", "family", "preset", "")
     cells = [(row["name"], row["family"], row["preset"], needs(row)) for row in rows]
-    PipedConsole(highlight=False).print(simple_table(titles, cells, left=range(len(titles))))
+    print_table(titles, cells, left=range(len(titles)))

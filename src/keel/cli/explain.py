@@ -3,53 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-from keel.cli.arguments import read_options
-from keel.cli.explain_topics import (
-    KL,
-    Advantage,
-    Clip,
-    CodeLength,
-    Estimators,
-    Landscape,
-    Penalty,
-    Projection,
-    SequenceKL,
-    States,
-    Topic,
-    TrustRegion,
-)
+from keel.cli.arguments import describe_actions, run_action
+from keel.cli.explain_topics import TOPICS, Topic
 from keel.cli.strict_json import print_json
-from keel.errors import check_choice
 
-TOPICS: dict[str, type[Topic]] = {
-    "kl": KL,
-    "code-length": CodeLength,
-    "projection": Projection,
-    "sequence": SequenceKL,
-    "clip": Clip,
-    "penalty": Penalty,
-    "landscape": Landscape,
-    "trust-region": TrustRegion,
-    "states": States,
-    "estimators": Estimators,
-    "advantage": Advantage,
-}
+USAGE = """\
+usage: keel explain TOPIC …
+
+The idea, the formula, the numbers for your values, and a picture.
+
+topics:
+{}
+
+Every topic runs without options on an example of its own; its options:
+  keel explain kl --help"""
 
 
 def run(args: Sequence[str]) -> int:
     """Explain one topic."""
-    if not args or args[0] in ("-h", "--help"):
-        print(_help())  # noqa: T201
-        return 0
-    topic = TOPICS[check_choice("topic", args[0], TOPICS)]
-    options = read_options(topic, args[1:], f"keel explain {args[0]}")
+    actions = {name: (topic, partial(_explain, name)) for name, topic in TOPICS.items()}
+    usage = USAGE.format(describe_actions(TOPICS))
+    return run_action("explain", args, actions, usage, "topic")
+
+
+def _explain(name: str, options: Topic) -> int:
     output = options.output
     if output.plot is not None:
         from keel.explain.figures import check_picture_path
 
         check_picture_path(output.plot)
-    explanation = options.explain(f"explain_{args[0].replace('-', '_')}")
+    explanation = options.explain(f"explain_{name.replace('-', '_')}")
     if output.plot is not None:
         from keel.explain.figures import save_picture
 
@@ -61,18 +46,3 @@ def run(args: Sequence[str]) -> int:
 
         print_explanation(explanation, output.plot)
     return 0
-
-
-def _help() -> str:
-    width = max(map(len, TOPICS))
-    topics = "\n".join(
-        f"  {name:<{width}}  {(topic.__doc__ or '').splitlines()[0]}"
-        for name, topic in TOPICS.items()
-    )
-    return (
-        "usage: keel explain TOPIC …\n\n"
-        "The idea, the formula, the numbers for your values, and a picture.\n\n"
-        f"topics:\n{topics}\n\n"
-        "Every topic runs without options on an example of its own; its options:\n"
-        "  keel explain kl --help"
-    )

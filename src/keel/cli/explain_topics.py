@@ -316,6 +316,21 @@ class Advantage(Topic):
     """End of the trajectory."""
 
 
+TOPICS: dict[str, type[Topic]] = {
+    "kl": KL,
+    "code-length": CodeLength,
+    "projection": Projection,
+    "sequence": SequenceKL,
+    "clip": Clip,
+    "penalty": Penalty,
+    "landscape": Landscape,
+    "trust-region": TrustRegion,
+    "states": States,
+    "estimators": Estimators,
+    "advantage": Advantage,
+}
+
+
 def _softmax(logits: list[float]) -> list[float]:
     top = max(logits)
     weights = [math.exp(value - top) for value in logits]

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 from tyro.conf import Positional, arg
 
+from keel.apps import land
 from keel.cli.arguments import read_options
 from keel.cli.strict_json import print_json
-from keel.errors import InputError
+from keel.errors import InputError, check_choice
 from keel.tracking.progress import WorkProgress
 
 if TYPE_CHECKING:
@@ -54,16 +55,13 @@ class Land:
 def run(args: Sequence[str]) -> int:
     """Play all policies on held-out maps and print their reports."""
     chosen = read_options(Land, args, "keel land")
-    from keel.apps.land import BASELINES, held_out, make_rules, play
-    from keel.errors import check_choice
-
     if chosen.maps < 1:
         raise InputError(f"--maps: expected at least 1, got {chosen.maps}")
     for path, suffix in ((chosen.png, ".png"), (chosen.gif, ".gif")):
         if path is not None and (path.suffix.lower() != suffix or not path.parent.is_dir()):
             raise InputError(f"{path}: expected a file ending in {suffix}, in a folder that exists")
     players: dict[str, Player] = {}
-    rules = make_rules(chosen.variant)
+    rules = land.make_rules(chosen.variant)
     if chosen.run is not None:
         from keel.apps.land.trained_policy import rules_of, trained_player
         from keel.training.policy import open_policy
@@ -74,12 +72,12 @@ def run(args: Sequence[str]) -> int:
             policy, deterministic=chosen.deterministic
         )
     for name in chosen.baselines:
-        players[name] = BASELINES[check_choice("baselines", name, BASELINES)]
-    seeds = held_out(chosen.maps)
+        players[name] = land.BASELINES[check_choice("baselines", name, land.BASELINES)]
+    seeds = land.held_out(chosen.maps)
     months = rules.months * len(players)
     with WorkProgress("keel land", months, _step(next(iter(players), ""))) as progress:
         reports = [
-            play(
+            land.play(
                 player, rules, seeds, name=name, on_month=partial(progress.advance, 1, _step(name))
             )
             for name, player in players.items()
@@ -98,12 +96,10 @@ def run(args: Sequence[str]) -> int:
 
 def _optimum(rules: Rules, reports: list[Report]) -> float:
     """Return the mean optimum over the maps."""
-    from keel.apps.land import find_optimum
-
     maps, total = reports[0].maps, 0.0
     with WorkProgress("keel land", len(maps), "solving maps exactly") as progress:
         for seed in maps:
-            total += find_optimum(seed, rules).npv
+            total += land.find_optimum(seed, rules).npv
             progress.advance(1, "solving maps exactly")
     return total / len(maps)
 
@@ -113,15 +109,13 @@ def _step(player: str) -> str:
 
 
 def _draw(chosen: Land, rules: Rules, player: Player, seed: int) -> None:
-    from keel.apps.land import record_game, write_city, write_gif
-
     if chosen.png is None and chosen.gif is None:
         return
-    record = record_game(player, rules, seed)
+    record = land.record_game(player, rules, seed)
     if chosen.png is not None:
-        write_city(record, chosen.png)
+        land.write_city(record, chosen.png)
     if chosen.gif is not None:
-        write_gif(record, chosen.gif)
+        land.write_gif(record, chosen.gif)
 
 
 def _table(reports: list[Report], best: float | None) -> None:

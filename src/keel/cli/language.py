@@ -15,7 +15,7 @@ from keel.apps.language.presets import name_for, names, path_of, preset, preset_
 from keel.apps.language.tasks import task_named
 from keel.cli.arguments import find_option, read_options
 from keel.cli.legacy_flags import translate_language
-from keel.cli.settings import Grammar, Resolved, TrainOptions, resolved, short_help
+from keel.cli.settings import SHORT_HELP, Grammar, Resolved, TrainOptions, resolved, short_help
 from keel.config import read
 
 if TYPE_CHECKING:
@@ -50,16 +50,6 @@ def resolve(args: list[str]) -> Resolved:
     return resolved(options, args, None if name is None else path_of(name), ("env",))
 
 
-SHORT_HELP = (
-    "task", "task_options", "algo", "seed", "total_steps", "model.path", "model.hidden",
-    "model.layers", "sample.prompts", "sample.group", "sample.temperature", "kl.place", "kl.coef",
-    "region.max_kl", "region.clip", "region.epochs", "region.minibatch", "region.learning_rate",
-    "warmup.examples", "warmup.until", "evaluation.every", "evaluation.prompts",
-    "evaluation.greedy", "device", "log",
-)  # fmt: skip
-"""Settings of the short help: those that most runs change."""
-
-
 def _help(args: list[str]) -> str:
     """Return the short help, with the defaults of the task that is named."""
     shown = resolve(args)
@@ -68,7 +58,9 @@ def _help(args: list[str]) -> str:
         "Train a language model on a task with a verifier, inside an exact, enforced trust "
         f"region.\nDefaults below are those of task {config.task}."
     )
-    return short_help(shown, "keel train language [settings and options]", about, SHORT_HELP)
+    return short_help(
+        shown, "keel train language [settings and options]", about, SHORT_HELP.language
+    )
 
 
 def _progress_line(config: Language, metrics: dict[str, float]) -> str:

@@ -16,72 +16,16 @@ from typing import TYPE_CHECKING, Any
 from keel.cli.arguments import split_flags, translate
 from keel.config import Config
 from keel.config.values import OPTIONS, options_text
+from keel.data import read_beside
 from keel.errors import InputError
 
 if TYPE_CHECKING:
     from keel.cli.settings import Resolved
 
-ALIASES = {
-    "--max-kl": "--region.max-kl",
-    "--target-kl": "--region.target-kl",
-    "--kl-coef": "--region.kl-coef",
-    "--clip-range": "--region.clip",
-    "--clip-ratio": "--region.clip",
-    "--cliprange": "--region.clip",
-    "--max-log-ratio": "--region.max-log-ratio",
-    "--epochs": "--region.epochs",
-    "--batch-size": "--region.minibatch",
-    "--learning-rate": "--region.learning-rate",
-    "--max-grad-norm": "--region.max-grad-norm",
-    "--entropy-coef": "--explore.entropy-coef",
-    "--ent-coef": "--explore.entropy-coef",
-    "--entropy-decay": "--explore.entropy-decay",
-    "--min-entropy-coef": "--explore.entropy-coef-min",
-    "--entropy-min": "--explore.entropy-floor",
-    "--gamma": "--advantage.gamma",
-    "--gae-lambda": "--advantage.lam",
-    "--n-envs": "--envs.num",
-    "--damping": "--natural.damping",
-    "--cg-iters": "--natural.cg-iters",
-    "--backtrack-iters": "--natural.backtrack-iters",
-    "--backtrack-coeff": "--natural.backtrack-coeff",
-    "--critic-train-iters": "--region.epochs",
-    "--ls-fail-threshold": "--stabilizer.ls-fail-threshold",
-    "--max-kl-decay": "--stabilizer.max-kl-decay",
-    "--min-max-kl": "--stabilizer.min-max-kl",
-    "--damping-growth": "--stabilizer.damping-growth",
-    "--max-damping": "--stabilizer.max-damping",
-    "--normalize-rewards": "--envs.normalize-reward",
-    "--pulse-interval": "--explore.pulse-interval",
-    "--pulse-magnitude": "--explore.pulse-magnitude",
-    "--stagnation-threshold": "--explore.stagnation-threshold",
-    "--stagnation-memory": "--explore.stagnation-memory",
-    "--bc-coef": "--demos.coef",
-}
+_ALIASES = read_beside(__file__, "legacy_flags.yaml", dict[str, dict[str, str]])
+ALIASES = _ALIASES["train"]
 """Other names of settings of `keel train ENV`."""
-
-LANGUAGE_ALIASES = {
-    "--kl-ctrl.type": "--kl.controller",
-    "--kl-ctrl.kl-coef": "--kl.coef",
-    "--kl-ctrl.target-kl": "--kl.target",
-    "--kl-ctrl.horizon": "--kl.horizon",
-    "--kl-coef": "--kl.coef",
-    "--target-kl": "--kl.target",
-    "--horizon": "--kl.horizon",
-    "--state-masking": "--sample.state-masking",
-    "--no-state-masking": "--sample.no-state-masking",
-    "--max-kl": "--region.max-kl",
-    "--clip-ratio": "--region.clip",
-    "--cliprange": "--region.clip",
-    "--learning-rate": "--region.learning-rate",
-    "--actor-lr": "--region.learning-rate",
-    "--epochs": "--region.epochs",
-    "--entropy-coef": "--region.entropy-coef",
-    "--ent-coef": "--region.entropy-coef",
-    "--gamma": "--advantage.gamma",
-    "--gae-lambda": "--advantage.lam",
-    "--temperature": "--sample.temperature",
-}
+LANGUAGE_ALIASES = _ALIASES["language"]
 """Other names of settings of `keel train language`."""
 
 PREFIX = "--p-p-o-global-scheduler-modular-config-"
@@ -182,24 +126,6 @@ def take(
         value = default if alone else words[at + 1]
         at += 1 if alone else 2
     return value, rest
-
-
-def take_tags(args: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
-    """Return the tags of `--tags A B C`, for `keel compare`, and the other words.
-
-    Args:
-        args: Words of the command line.
-    """
-    tags: list[str] = []
-    rest: list[str] = []
-    inside = False
-    for word in split_flags(args):
-        inside = word == "--tags" or (inside and not word.startswith("--"))
-        if not inside:
-            rest.append(word)
-        elif word != "--tags":
-            tags.append(word)
-    return tuple(tags), rest
 
 
 def spell(flag: str) -> str:

@@ -10,14 +10,19 @@ from typing import Annotated, Any
 import tyro
 from tyro.conf import Positional, arg
 
-from keel.cli.arguments import read_options
+from keel.cli.arguments import Actions, default_action, run_action
 from keel.cli.settings import first_sentence
 from keel.cli.strict_json import print_json
 from keel.config import read
 from keel.config.values import read_text
 from keel.errors import check_choice
 
-ACTIONS = ("list", "show")
+USAGE = """\
+usage: keel presets [list] [--json]
+       keel presets show NAME [--json]
+
+Settings that come with Keel. `keel train ENV` starts from the one of its environment,
+`keel train ENV --preset NAME` from another."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +48,8 @@ class Show:
 
 def run(args: Sequence[str]) -> int:
     """List the presets, or show one."""
-    rest = list(args)
-    if rest[:1] in (["-h"], ["--help"]):
-        print(_help())  # noqa: T201
-        return 0
-    if not rest or rest[0].startswith("-"):
-        rest.insert(0, "list")
-    if check_choice("presets", rest[0], ACTIONS) == "show":
-        return _show(read_options(Show, rest[1:], "keel presets show"))
-    return _list(read_options(List, rest[1:], "keel presets"))
+    actions: Actions = {"list": (List, _list), "show": (Show, _show)}
+    return run_action("presets", default_action(args, "list"), actions, USAGE)
 
 
 def _files() -> dict[str, Path]:
@@ -67,13 +65,11 @@ def _list(options: List) -> int:
     if options.json:
         print_json(rows)
         return 0
-    from keel.cli.render import simple_table
-    from keel.tracking.progress import PipedConsole
+    from keel.cli.render import print_table
 
     titles = ("name", "trains", "algorithm", "what is known of it")
     cells = [tuple(str(row[key]) for key in ("name", "trains", "algo", "note")) for row in rows]
-    console = PipedConsole(highlight=False)
-    console.print(simple_table(titles, cells, left=range(len(titles))))
+    print_table(titles, cells, left=range(len(titles)))
     return 0
 
 
@@ -104,12 +100,3 @@ def _show(options: Show) -> int:
     else:
         print(read_text(path).rstrip())  # noqa: T201
     return 0
-
-
-def _help() -> str:
-    return (
-        "usage: keel presets [list] [--json]\n"
-        "       keel presets show NAME [--json]\n\n"
-        "Settings that come with Keel. `keel train ENV` starts from the one of its environment,\n"
-        "`keel train ENV --preset NAME` from another."
-    )

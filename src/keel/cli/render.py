@@ -34,6 +34,13 @@ def simple_table(
     return table
 
 
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, left: Collection[int] = (0,)
+) -> None:
+    """Print such a table."""
+    PipedConsole(highlight=False).print(simple_table(columns, rows, left=left))
+
+
 def print_explanation(explanation: Explanation, picture: Path | None) -> None:
     """Print title, idea, formula, tables and meaning."""
     console = PipedConsole(highlight=False)

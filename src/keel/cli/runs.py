@@ -11,15 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from tyro.conf import Positional, arg
 
-from keel.cli.arguments import read_options
+from keel.cli.arguments import Actions, default_action, run_action
 from keel.cli.strict_json import print_json
-from keel.errors import InputError, KeelError, check_choice
+from keel.errors import InputError, KeelError
 from keel.printing import printable
 
 if TYPE_CHECKING:
     from keel.tracking import RunInfo
 
-ACTIONS = ("list", "export")
+USAGE = """\
+usage: keel runs [list] [--runs DIR] [--json]
+       keel runs export RUN --csv FILE.csv [--json]
+
+What was trained here, and its metrics as CSV."""
 COLORS = {"running": "cyan", "failed": "red", "crashed": "red", "unreadable": "red"}
 
 
@@ -47,16 +51,8 @@ class Export:
 
 def run(args: Sequence[str]) -> int:
     """List or export."""
-    rest = list(args)
-    if not rest or rest[0].startswith("--"):
-        rest.insert(0, "list")
-    if rest[0] == "-h" or rest[:2] == ["list", "--help"]:
-        print(_help())  # noqa: T201
-        return 0
-    action = check_choice("runs", rest[0], ACTIONS)
-    if action == "export":
-        return _export(read_options(Export, rest[1:], "keel runs export"))
-    return _list(read_options(List, rest[1:], "keel runs list"))
+    actions: Actions = {"list": (List, _list), "export": (Export, _export)}
+    return run_action("runs", default_action(args, "list"), actions, USAGE)
 
 
 def _list(options: List) -> int:
@@ -140,11 +136,3 @@ def _export(options: Export) -> int:
         lines += [f"{path}: {sentence}" for sentence in table.damage]
         print(printable("\n".join(lines)))  # noqa: T201
     return 0
-
-
-def _help() -> str:
-    return (
-        "usage: keel runs [list] [--runs DIR] [--json]\n"
-        "       keel runs export RUN --csv FILE.csv [--json]\n\n"
-        "What was trained here, and its metrics as CSV."
-    )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keel.ablate.jobs import Job, at_once, failure_lines, run_jobs
+from keel.cli.arguments import take_list
 from keel.cli.strict_json import print_json
 from keel.errors import KeelError
 from keel.tracking.directory import run_name
@@ -57,19 +58,10 @@ def train_seeds(args: list[str], options: TrainOptions) -> int:
 
 
 def _command(args: list[str], name: str, seed: int) -> list[str]:
-    options = _without(_without(args, "--seeds"), "--name")
+    _, others = take_list(args, "--seeds")
+    _, options = take_list(others, "--name")
     command = [sys.executable, "-m", "keel", "train", *options, "--name", name, "--seed", str(seed)]
     return command if "--json" in command else [*command, "--json"]
-
-
-def _without(args: list[str], flag: str) -> list[str]:
-    """Return the arguments without a flag, however often it is given, and its values."""
-    rest, inside = [], False
-    for arg in args:
-        inside = arg == flag or (inside and not arg.startswith("--"))
-        if not inside:
-            rest.append(arg)
-    return rest
 
 
 def _report(results: dict[int, dict[str, Any]], folder: Path, options: TrainOptions) -> None:

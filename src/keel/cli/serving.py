@@ -10,16 +10,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from tyro.conf import Positional, arg
 
-from keel.cli.arguments import read_options
+from keel.apps import serving
+from keel.cli.arguments import Actions, run_action
 from keel.cli.strict_json import print_json
-from keel.errors import InputError, check_choice
+from keel.errors import InputError
 from keel.tracking.progress import WorkProgress
 
 if TYPE_CHECKING:
-    from keel.apps.serving import Report, Scorer, Setting, Workload
+    from keel.apps.serving import Report, Scenario, Scorer, Setting
 
 USUAL = "llama-2-7b-a100"
-ACTIONS = ("replay", "headroom", "judge")
+USAGE = """\
+usage: keel serving ACTION …
+
+A cluster of replicas that serve a language model, simulated.
+
+actions:
+  replay    another simulator's results again: how far apart is every request?
+  headroom  before training: what could a router win here?
+  judge     a trained router beside the heuristics, on held-out traces
+
+`keel serving ACTION --help` tells more; `keel train serving` trains a router."""
 
 
 @dataclass(frozen=True)
@@ -97,34 +108,16 @@ class Judge:
 
 def run(args: Sequence[str]) -> int:
     """Run one of the three actions."""
-    words = list(args)
-    if not words or words[0] in ("-h", "--help"):
-        print(_help())  # noqa: T201
-        return 0
-    action = check_choice("serving", words[0], ACTIONS)
-    if action == "replay":
-        return _replay(read_options(Replay, words[1:], "keel serving replay"))
-    if action == "headroom":
-        return _headroom(read_options(Headroom, words[1:], "keel serving headroom"))
-    return _judge(read_options(Judge, words[1:], "keel serving judge"))
-
-
-def _help() -> str:
-    return (
-        "usage: keel serving ACTION …\n\n"
-        "A cluster of replicas that serve a language model, simulated.\n\n"
-        "actions:\n"
-        "  replay    another simulator's results again: how far apart is every request?\n"
-        "  headroom  before training: what could a router win here?\n"
-        "  judge     a trained router beside the heuristics, on held-out traces\n\n"
-        "`keel serving ACTION --help` tells more; `keel train serving` trains a router."
-    )
+    actions: Actions = {
+        "replay": (Replay, _replay),
+        "headroom": (Headroom, _headroom),
+        "judge": (Judge, _judge),
+    }
+    return run_action("serving", args, actions, USAGE)
 
 
 def _replay(options: Replay) -> int:
-    from keel.apps.serving import compare, load_tables
-
-    fidelity = compare(options.results, load_tables(options.tables))
+    fidelity = serving.compare(options.results, serving.load_tables(options.tables))
     if options.json:
         print_json(fidelity.to_dict())
         return 0
@@ -142,15 +135,13 @@ def _replay(options: Replay) -> int:
 
 
 def _headroom(options: Headroom) -> int:
-    from keel.apps.serving import HEURISTICS, headroom
-
     _at_least_one(seeds=options.seeds, requests=options.requests, replicas=options.replicas)
     if options.png is not None:
         _make_folder(options.png)
-    reports = _on_trace(options) if options.trace else _on_setting(options, HEURISTICS, None, True)
-    headrooms = [headroom(reports, measure) for measure in ("end_to_end", "ttft_p99")]
+    reports = _evaluate(options, None, True)
+    headrooms = [serving.headroom(reports, measure) for measure in ("end_to_end", "ttft_p99")]
     if options.png is not None:
-        _draw(options, headrooms[0].best)
+        _draw(options, options.png, headrooms[0].best)
     if options.json:
         output: dict[str, Any] = {
             "routers": _mean_metrics(reports), "headroom": [x.to_dict() for x in headrooms],
@@ -170,13 +161,12 @@ def _headroom(options: Headroom) -> int:
 
 
 def _judge(options: Judge) -> int:
-    from keel.apps.serving import HEURISTICS, gain, load_scorer
     from keel.apps.serving.evaluation import best_heuristic
 
     _at_least_one(seeds=options.seeds, requests=options.requests, replicas=options.replicas)
-    reports = _on_setting(options, HEURISTICS, load_scorer(options.run), options.clairvoyant)
+    reports = _evaluate(options, serving.load_scorer(options.run), options.clairvoyant)
     gains = [
-        gain(reports["policy"], reports[best_heuristic(reports, measure)], measure)
+        serving.gain(reports["policy"], reports[best_heuristic(reports, measure)], measure)
         for measure in ("end_to_end", "ttft_p99")
     ]
     if options.json:
@@ -206,91 +196,60 @@ def _make_folder(path: Path) -> None:
 
 
 def _setting(options: Headroom | Judge) -> Setting:
-    from keel.apps.serving import make_setting
-
     changes: dict[str, Any] = {"replicas": options.replicas}
     if options.model is not None:
         changes["model"] = options.model
     if isinstance(options, Judge) and options.trace is not None:
         changes["trace"] = str(options.trace)
-    return make_setting(options.setting, requests=max(2, options.requests), **changes)
+    return serving.make_setting(options.setting, requests=max(2, options.requests), **changes)
 
 
-def _on_setting(
-    options: Headroom | Judge, routers: Sequence[str], scorer: Scorer | None, clairvoyant: bool
+def _evaluate(
+    options: Headroom | Judge, scorer: Scorer | None, clairvoyant: bool
 ) -> dict[str, list[Report]]:
-    from keel.apps.serving import evaluate_routers, held_out
+    """Evaluate routers on held-out traces of the setting, or on the trace that was recorded."""
     from keel.apps.serving.evaluation import CLAIRVOYANTS
 
-    setting = _setting(options)
+    setting, seeds, draw = serving.Setting(), [0], serving.draw_scenario
+    if isinstance(options, Headroom) and options.trace is not None:
+        recorded = _scenario(options)
+        draw = lambda *_: recorded  # noqa: E731
+    else:
+        setting, seeds = _setting(options), serving.held_out(options.seeds)
+    routers = serving.HEURISTICS
     players = len(routers) + (len(CLAIRVOYANTS) if clairvoyant else 0) + (scorer is not None)
-    with _progress(options, players * options.seeds) as progress:
-        return evaluate_routers(
-            setting, held_out(options.seeds), routers, scorer, clairvoyant, progress.advance
+    title = f"keel serving {type(options).__name__.lower()}"
+    hint = "kernels are compiled first if they are not yet: a minute"
+    with WorkProgress(title, players * len(seeds), hint) as progress:
+        return serving.evaluate_routers(
+            setting, seeds, routers, scorer, clairvoyant, progress.advance, draw
         )
 
 
-def _progress(options: Headroom | Judge, traces: int) -> WorkProgress:
-    title = f"keel serving {type(options).__name__.lower()}"
-    return WorkProgress(title, traces, "kernels are compiled first if they are not yet: a minute")
+def _scenario(options: Headroom) -> Scenario:
+    """Return the trace that was recorded, on equal replicas, or the first of the setting."""
+    if options.trace is None:
+        return serving.draw_scenario(_setting(options), serving.held_out(1)[0])
+    trace = serving.load_workload(options.trace).slower(options.scale)
+    cluster = serving.equal_cluster(serving.closed_form(options.model or USUAL), options.replicas)
+    workload = trace.part(0, min(len(trace), options.requests))
+    return serving.Scenario(cluster, workload, serving.Conditions())
 
 
-def _trace(options: Headroom) -> Workload:
-    from keel.apps.serving import load_workload
-
-    assert options.trace is not None
-    trace = load_workload(options.trace).slower(options.scale)
-    return trace.part(0, min(len(trace), options.requests))
-
-
-def _on_trace(options: Headroom) -> dict[str, list[Report]]:
-    from keel.apps.serving import (
-        HEURISTICS,
-        clairvoyant,
-        closed_form,
-        equal_cluster,
-        simulate,
-        summarize,
-    )
-    from keel.apps.serving.evaluation import CLAIRVOYANTS
-
-    workload = _trace(options)
-    cluster = equal_cluster(closed_form(options.model or USUAL), options.replicas)
-    reports: dict[str, list[Report]] = {}
-    with _progress(options, len(HEURISTICS) + len(CLAIRVOYANTS)) as progress:
-        for name in (*HEURISTICS, *CLAIRVOYANTS):
-            if name in CLAIRVOYANTS:
-                result = clairvoyant(cluster, workload, None, CLAIRVOYANTS[name])
-            else:
-                result = simulate(cluster, workload, name)
-            reports[name] = [summarize(result)]
-            progress.advance(1, name)
-    return reports
-
-
-def _draw(options: Headroom, best: str) -> None:
-    from keel.apps.serving import (
-        clairvoyant,
-        closed_form,
-        draw_scenario,
-        equal_cluster,
-        held_out,
-        simulate,
-    )
+def _draw(options: Headroom, folder: Path, best: str) -> None:
     from keel.apps.serving.plots import write_latencies, write_timeline
 
-    assert options.png is not None
-    if options.trace:
-        cluster = equal_cluster(closed_form(options.model or USUAL), options.replicas)
-        workload, conditions = _trace(options), None
-    else:
-        scenario = draw_scenario(_setting(options), held_out(1)[0])
-        cluster, workload, conditions = scenario.cluster, scenario.workload, scenario.conditions
-    results = [simulate(cluster, workload, name, conditions) for name in ("round-robin", best)]
-    results.append(clairvoyant(cluster, workload, conditions))
-    write_latencies(results, options.png / "latencies.png")
+    drawn = _scenario(options)
+    results = [
+        *(
+            serving.simulate(drawn.cluster, drawn.workload, name, drawn.conditions)
+            for name in ("round-robin", best)
+        ),
+        serving.clairvoyant(drawn.cluster, drawn.workload, drawn.conditions),
+    ]
+    write_latencies(results, folder / "latencies.png")
     for result in results:
-        write_timeline(result, options.png / f"timeline-{result.router}.png")
+        write_timeline(result, folder / f"timeline-{result.router}.png")
 
 
 def _mean_metrics(reports: dict[str, list[Report]]) -> dict[str, Any]:

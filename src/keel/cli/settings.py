@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
-from keel.cli.arguments import check_file, find_option
+from keel.cli.arguments import HELP, check_file, find_option
 from keel.cli.strict_json import print_json
 from keel.config import read
 from keel.config.origins import (
@@ -33,11 +33,11 @@ from keel.config.origins import (
     one_line_yaml,
     settings_of,
 )
+from keel.data import read_beside
 from keel.errors import KeelError
 from keel.trust import require_trust
 
 HELP_ALL = "--help-all"
-HELP = ("-h", "--help")
 
 
 @dataclass(frozen=True)
@@ -70,18 +70,16 @@ class TrainOptions:
     """Settings of the run."""
 
 
-SHORT_OPTIONS = {
-    "--preset NAME": "Settings to start from; `keel presets` lists them.",
-    "--config FILE.yaml": "A file of settings; flags go before it, it goes before the preset.",
-    "--runs DIR": "Where runs are kept (runs).",
-    "--name NAME": "Name of the run; by default environment, algorithm and time.",
-    "--seeds 0 1 2": "Train several seeds, as many at a time as there are cores for.",
-    "--trust-code": "Import code that FILE names, also from outside of Keel.",
-    "--json, --quiet": "Print one JSON object at the end, or nothing.",
-    "--print-config": "Print the settings in force and where each comes from; train nothing.",
-    HELP_ALL: "Show every setting.",
-}
-"""Options of the short help."""
+@dataclass(frozen=True)
+class ShortHelp:
+    """Settings of the short help, those that most runs change, and all options of their own."""
+
+    environments: tuple[str, ...]
+    language: tuple[str, ...]
+    options: dict[str, str]
+
+
+SHORT_HELP = read_beside(__file__, "short_help.yaml", ShortHelp)
 
 
 class Resolved(NamedTuple):
@@ -228,7 +226,7 @@ def short_help(resolved: Resolved, usage: str, about: str, fields: Sequence[str]
     rows = [
         (_flag(name, type(config)), one_line_yaml(values[name]), helps[name]) for name in fields
     ]
-    own = [(flag, "", text) for flag, text in SHORT_OPTIONS.items()]
+    own = [(flag, "", text) for flag, text in SHORT_HELP.options.items()]
     total = len(values)
     return "\n".join(
         [

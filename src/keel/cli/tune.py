@@ -215,8 +215,7 @@ def _report(tuning: Tuning, as_json: bool) -> int:
 
 
 def _print_table(results: list[TrialResult]) -> None:
-    from keel.cli.render import simple_table
-    from keel.tracking.progress import PipedConsole
+    from keel.cli.render import print_table
 
     names = list(dict.fromkeys(name for x in results for name in x.settings))
     rows = []
@@ -226,4 +225,4 @@ def _print_table(results: list[TrialResult]) -> None:
         texts = [f"{v:.3g}" if isinstance(v, float) else str(v) for v in values]
         rows.append((str(x.number), score, f"{x.violations:.0%}", *texts))
     titles = ("trial", "return", "walked back", *(name.rpartition(".")[2] for name in names))
-    PipedConsole(highlight=False).print(simple_table(titles, rows, left=()))
+    print_table(titles, rows, left=())

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from keel.errors import InputError, check_choice
-from keel.explain.explanation import Explanation, make_table, number
+from keel.explain.explanation import Explanation, make_table, number, texts_of
 from keel.explain.inputs import check_finite, check_same_length
 from keel.functional import gae, normalize
 from keel.look import BLUE, GREEN, GREY, INK, ORANGE, tidy
@@ -19,12 +19,6 @@ if TYPE_CHECKING:
 
 End = Literal["terminated", "truncated", "running"]
 
-IDEA = (
-    "The advantage of an action is how much better things went than the critic expected. "
-    "δ looks one step ahead, λ blends in the surprises that follow. Termination ends the "
-    "future, truncation only the recording: there the critic speaks for what was cut off."
-)
-FORMULA = "δ_t = r_t + γ·V(s_{t+1}) − V(s_t)        A_t = δ_t + γ·λ·A_{t+1}"
 COLUMNS = ("t", "reward", "value", "δ", "advantage", "normalized", "robust")
 
 
@@ -65,9 +59,8 @@ def explain_advantage(
     settings = f"γ = {gamma:g}, λ = {lam:g}; the episode is {end} after the last step"
     first, flips = advantage[0].item(), int(normalized.sign_flips)
     return Explanation(
-        title=f"Advantages over {len(rewards)} step{'s' * (len(rewards) > 1)}, {end}",
-        idea=IDEA,
-        formula=FORMULA,
+        f"Advantages over {len(rewards)} step{'s' * (len(rewards) > 1)}, {end}",
+        *texts_of("advantage"),
         tables=(make_table(settings, COLUMNS, [(str(t), *x) for t, x in enumerate(steps)]),),
         meaning=(
             f"The first step is {'better' if first >= 0.0 else 'worse'} than expected by "

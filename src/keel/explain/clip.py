@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from keel.errors import InputError
-from keel.explain.explanation import Explanation, make_table
+from keel.explain.explanation import Explanation, make_table, texts_of
 from keel.explain.inputs import check_finite, check_positive
 from keel.functional.surrogate import Surrogate, clip, dual_clip
 from keel.look import BLUE, GREEN, GREY, INK, ORANGE, tidy
@@ -17,12 +17,6 @@ from keel.look import BLUE, GREEN, GREY, INK, ORANGE, tidy
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-IDEA = (
-    "The ratio says how much likelier the new policy makes the sampled action. Where "
-    "moving it further would only collect more of the same sample's credit, the clip takes "
-    "the gradient away. It pulls nothing back, so it does not bound the KL."
-)
-FORMULA = "loss = max(−r·A, −clip(r, 1−ε, 1+ε)·A)"
 SAMPLE = {
     "ratio π_new/π_old": "ratio",
     "ratio after the clip": "clipped_ratio",
@@ -81,9 +75,8 @@ def explain_clip(
     if dual is not None:
         rows.insert(4, ("dual clip's ceiling for A < 0", -dual * advantage))
     return Explanation(
-        title=f"The clip at ratio {ratio:g}, advantage {advantage:g}",
-        idea=IDEA,
-        formula=FORMULA,
+        f"The clip at ratio {ratio:g}, advantage {advantage:g}",
+        *texts_of("clip"),
         tables=(make_table("This sample", ("", ""), rows),),
         meaning=_meaning(ratio, advantage, low, upper, clipped),
         numbers=numbers | {"clipped": clipped},

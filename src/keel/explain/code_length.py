@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from keel.explain.explanation import Explanation, Table, make_table, number
+from keel.explain.explanation import Explanation, Table, make_table, number, texts_of
 from keel.explain.figures import legend_below
 from keel.explain.inputs import check_distributions, check_names
 from keel.look import BLUE, GREEN, GREY, INK, ORANGE, tidy
@@ -58,13 +58,8 @@ def explain_code_length(
     detour = math.fsum(weighted) if all(map(math.isfinite, weighted)) else math.inf
     roads = list(map(Road, labels, p, best, mapped, detours, weighted))
     return Explanation(
-        title=f"A map of the wrong terrain costs {number(detour, 4)} bits a trip",
-        idea=(
-            "Lay short roads to places that are visited often: −log₂ P(x) bits to x is the least "
-            "that is possible on average (Shannon 1948). Q is the map: roads of −log₂ Q(x) bits. "
-            "Some get too long, others shorter than needed, and the average detour is KL(P‖Q)."
-        ),
-        formula="KL(P‖Q) in bits = Σ P(x) · (−log₂ Q(x) − (−log₂ P(x)))",
+        f"A map of the wrong terrain costs {number(detour, 4)} bits a trip",
+        *texts_of("code_length"),
         tables=(
             _road_table(roads),
             make_table(

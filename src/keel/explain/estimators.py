@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from keel.explain.explanation import Explanation, Table, number
+from keel.explain.explanation import Explanation, Table, number, texts_of
 from keel.functional import Certificate, certificate
 from keel.look import GREEN, INK, ORANGE, tidy
 
@@ -23,14 +23,8 @@ def explain_estimators(*, actions: int = 6, policies: int = 16, seed: int = 0) -
     rows = certificate(actions=actions, policies=policies, seed=seed)
     placements = dict.fromkeys((row.placement, row.sampling) for row in rows)
     return Explanation(
-        title="What each KL estimator really descends",
-        idea=(
-            "A good estimate of KL(π‖π_ref) need not have its gradient. Here every expectation is "
-            "summed over all outcomes of random softmax policies, so the verdicts are exact. In "
-            "the reward the estimate is a fixed number weighted by ∇log π; in the loss it is "
-            "differentiated itself. Off-policy means: sampled from an older policy."
-        ),
-        formula="k1 = Δ    k2 = ½Δ²    k3 = e^(−Δ) − 1 + Δ    Δ = log π(a) − log π_ref(a)",
+        "What each KL estimator really descends",
+        *texts_of("estimators"),
         tables=tuple(
             Table(
                 f"In the {placement}, {sampling}",

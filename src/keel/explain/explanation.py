@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from keel.data import read_beside
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,6 +36,19 @@ class Explanation:
     meaning: str
     numbers: Mapping[str, object]
     draw: Callable[[Figure], None]
+
+
+class Texts(NamedTuple):
+    """What an explanation says whatever the numbers are."""
+
+    idea: str
+    formula: str
+
+
+@cache
+def texts_of(topic: str) -> Texts:
+    """Return the idea and the formula of a topic, as `texts.yaml` has them."""
+    return Texts(**read_beside(__file__, "texts.yaml", dict[str, dict[str, str]])[topic])
 
 
 def make_table(

@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 
 from keel.errors import InputError
-from keel.explain.explanation import Explanation, Table, bits, make_table, nats_table, number
+from keel.explain.explanation import (
+    Explanation,
+    Table,
+    bits,
+    make_table,
+    nats_table,
+    number,
+    texts_of,
+)
 from keel.explain.inputs import check_distributions, check_names, check_positive
 from keel.explain.kl_estimates import Estimate, estimate_kl, estimate_numbers, estimate_table
 from keel.explain.kl_figures import Outcome, draw_discrete, draw_gaussian, log_density
@@ -27,11 +35,6 @@ from keel.functional import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-IDEA = (
-    "KL(P‖Q) is the average extra surprise of somebody who expects Q while the world follows P. "
-    "It is never negative, 0 only when both agree, and not the same in the other direction."
-)
-FORMULA = "KL(P‖Q) = Σ P(x) · (log P(x) − log Q(x))"
 SUMMARY = {
     "KL(P‖Q)": "kl_nats",
     "KL(Q‖P), the other direction": "reverse_kl_nats",
@@ -82,9 +85,8 @@ def explain_kl(
         return lambda figure: draw_discrete(figure, outcomes, shown, forward)
 
     plain = Explanation(
-        title=f"KL(P‖Q) = {number(forward)} nats",
-        idea=IDEA,
-        formula=FORMULA,
+        f"KL(P‖Q) = {number(forward)} nats",
+        *texts_of("kl"),
         tables=(
             _outcome_table(outcomes, in_order_of_sample=names is None),
             _summary_table(exact),
@@ -155,9 +157,8 @@ def explain_gaussian_kl(
     estimates = estimate_kl(log_density(x, *p), log_density(x, *q))
     exact = _headline(forward, reverse, h_p, h_q)
     return Explanation(
-        title=f"KL(P‖Q) = {number(forward)} nats",
-        idea=IDEA,
-        formula="KL = log(σ_Q/σ_P) + (σ_P² + (μ_P − μ_Q)²) / (2σ_Q²) − ½",
+        f"KL(P‖Q) = {number(forward)} nats",
+        *texts_of("gaussian_kl"),
         tables=(
             nats_table(
                 "Where it comes from",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from keel.errors import InputError
-from keel.explain.explanation import Explanation, Table, make_table, number
+from keel.explain.explanation import Explanation, Table, make_table, number, texts_of
 from keel.explain.figures import legend_below
 from keel.explain.inputs import check_names, check_positive
 from keel.explain.penalty import optimal_policy, read_rewards
@@ -25,14 +25,6 @@ ACTIONS = 3
 CORNERS = ((0.0, 0.0), (1.0, 0.0), (0.5, math.sqrt(3.0) / 2.0))
 """Positions of the policies that always take one action."""
 RESOLUTION = 120
-
-IDEA = (
-    "Every policy is a point of the landscape, its height the reward that it expects. The "
-    "reward pulls towards the best action, and the penalty is a spring to the reference. "
-    "Its force is the slope of β·KL, which is 0 at the reference, not the KL itself. The "
-    "policy comes to rest where both forces are equal."
-)
-FORMULA = "force on logit i: π_i·(r_i − E[r])    spring: −β·π_i·(Δ_i − KL)"
 
 
 def explain_landscape(
@@ -65,9 +57,8 @@ def explain_landscape(
     pull, spring = _forces(best, log_ref, reward, beta)
     pull_at_start, _ = _forces(log_ref, log_ref, reward, beta)
     return Explanation(
-        title=f"Reward pulls, the spring holds: they balance at {number(kl, 3)} nats",
-        idea=IDEA,
-        formula=FORMULA,
+        f"Reward pulls, the spring holds: they balance at {number(kl, 3)} nats",
+        *texts_of("landscape"),
         tables=(
             _force_table(beta, labels, pull_at_start, pull, spring),
             make_table(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from keel.errors import InputError
-from keel.explain.explanation import Explanation, Table, make_table, number
+from keel.explain.explanation import Explanation, Table, make_table, number, texts_of
 from keel.explain.inputs import (
     check_finite,
     check_names,
@@ -23,14 +23,6 @@ from keel.look import BLUE, GREEN, GREY, ORANGE, tidy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-IDEA = (
-    "Every nat by which the policy leaves its reference is charged to the reward at the "
-    "price β. β is a temperature: hot, the policy stays with the reference; cold, it takes "
-    "whatever pays best. The reference stays put for the whole run; the old policy of a "
-    "trust region moves with every update."
-)
-FORMULA = "reward' = reward − β·(log π(a) − log π_ref(a))"
 
 
 def explain_penalty(
@@ -70,9 +62,8 @@ def explain_penalty(
     expected, kl = (best.exp() @ score).item(), categorical_kl(best, log_ref).item()
     policy = best.exp().tolist()
     return Explanation(
-        title=f"Reward {reward:g} − β·KL becomes {number(shaped, 3)}",
-        idea=IDEA,
-        formula=FORMULA,
+        f"Reward {reward:g} − β·KL becomes {number(shaped, 3)}",
+        *texts_of("penalty"),
         tables=(
             _sample_table(reference_probability, probability, drift, beta, reward),
             make_table(

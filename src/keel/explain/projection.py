@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from keel.errors import InputError
-from keel.explain.explanation import Explanation, Table, bits, make_table, nats_table, number
+from keel.explain.explanation import (
+    Explanation,
+    Table,
+    bits,
+    make_table,
+    nats_table,
+    number,
+    texts_of,
+)
 from keel.explain.inputs import check_names, check_probabilities
 from keel.functional import categorical_entropy, categorical_kl
 from keel.look import BLUE, GREEN, GREY, INK
@@ -23,14 +31,6 @@ if TYPE_CHECKING:
 
 MAX_CELLS = 12
 """Rows or columns up to which a picture has room for the numbers."""
-
-IDEA = (
-    "P is an object, its row and column sums are the shadows it throws on two walls. "
-    "Rebuilt from the shadows alone it becomes Q, whose parts are independent. KL(P‖Q) "
-    "is what the projection loses: how much rows and columns know of each other. A policy "
-    "with one head per action dimension has independent parts, too."
-)
-FORMULA = "Q(r,c) = P(r)·P(c)    KL(P‖Q) = H(rows) + H(columns) − H(P)"
 
 
 def explain_projection(
@@ -63,9 +63,8 @@ def explain_projection(
     uniform = torch.full_like(p, 1.0 / p.numel())
     to_uniform, rest = _kl(p, uniform), _kl(q, uniform)
     return Explanation(
-        title=f"Two shadows keep all but {number(kl, 4)} nats of the object",
-        idea=IDEA,
-        formula=FORMULA,
+        f"Two shadows keep all but {number(kl, 4)} nats of the object",
+        *texts_of("projection"),
         tables=(
             _matrix_table("The object P, and its shadows", p, row_names, column_names),
             _matrix_table("Q, rebuilt from the shadows", q, row_names, column_names),

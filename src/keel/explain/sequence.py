@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from keel.errors import InputError, check_choice
-from keel.explain.explanation import Explanation, Table, bits, make_table, number
+from keel.explain.explanation import Explanation, Table, bits, make_table, number, texts_of
 from keel.explain.figures import legend_below
 from keel.explain.inputs import check_finite, check_mask, check_names
 from keel.functional import aggregate, k3
@@ -29,10 +29,6 @@ NAMED_TICKS = 12
 """Tokens that a picture has room to name; of more, every second or third is named."""
 CROWDED = 48
 """Letters beyond which the names are turned, so that they do not run into each other."""
-FORMULAS = {
-    "log-ratio": "KL(π‖π_ref) = E_π[Σ Δ_t]    Δ_t = log π(y_t) − log π_ref(y_t)",
-    "kl": "KL(π‖π_ref) = E_π[Σ KL_t]    KL_t over all tokens at position t",
-}
 
 
 @dataclass(frozen=True)
@@ -92,13 +88,8 @@ def explain_sequence(
     total, mean = sequence.sum(sequence.value), sequence.mean(sequence.value)
     counted_tokens = int(sequence.mask.sum())
     return Explanation(
-        title=f"A sequence of {number(total, 4)} nats, {number(mean, 4)} a token",
-        idea=(
-            "The log-probability of a sequence is the sum over its tokens, and so is its KL. The "
-            "sum is in nats a sequence and grows with the length; the masked mean divides by the "
-            "tokens that count and is in nats a token. Say which one a target or a β is for."
-        ),
-        formula=FORMULAS[terms],
+        f"A sequence of {number(total, 4)} nats, {number(mean, 4)} a token",
+        *texts_of(f"sequence_{terms.replace('-', '_')}"),
         tables=(_token_table(sequence), _sequence_table(sequence)),
         meaning=_meaning(sequence, total),
         numbers={
@@ -119,7 +110,7 @@ def _read(
     values: Sequence[float], mask: Sequence[float] | None, names: Sequence[str] | None, terms: Terms
 ) -> _Terms:
     """Check the input, and return it as tensors; what a mask leaves out may hold any number."""
-    check_choice("terms", terms, FORMULAS)
+    check_choice("terms", terms, get_args(Terms))
     if not values:
         raise InputError("terms: empty; a sequence needs at least one token")
     counts = check_mask("mask", mask, "tokens", len(values))

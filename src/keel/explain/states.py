@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from keel.errors import InputError
-from keel.explain.explanation import Explanation, Table, make_table, number
+from keel.explain.explanation import Explanation, Table, make_table, number, texts_of
 from keel.explain.figures import legend_below
 from keel.explain.inputs import check_names, check_positive, check_probabilities, check_same_length
 from keel.functional import categorical_kl, walk_back
@@ -19,13 +19,6 @@ from keel.look import BLUE, GREEN, GREY, INK, ORANGE, tidy
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-IDEA = (
-    "A policy has a distribution for each state, and so a KL for each. The trust region "
-    "bounds their average, weighted by how often a state was visited; one state may "
-    "change more than that. Over the bound, one share of the step is kept for all states."
-)
-FORMULA = "Σ_s visits(s) · KL(π_old(·|s)‖π_new(·|s)) ≤ δ"
 
 
 @dataclass(frozen=True)
@@ -87,9 +80,8 @@ def explain_states(
     mean, kept_mean = step.requested.item(), step.kl.item()
     numbers = torch.stack([update.visits, requested, kept_kl], 1)
     return Explanation(
-        title=f"KL {number(mean, 4)} on average over states, {max_kl:g} allowed",
-        idea=IDEA,
-        formula=FORMULA,
+        f"KL {number(mean, 4)} on average over states, {max_kl:g} allowed",
+        *texts_of("states"),
         tables=(
             _policy_table(update, fraction),
             _state_table(update, requested, kept_kl, mean, kept_mean),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from keel.errors import InputError
-from keel.explain.explanation import Explanation, Table, make_table, number
+from keel.explain.explanation import Explanation, Table, make_table, number, texts_of
 from keel.explain.inputs import check_distributions, check_names, check_positive
 from keel.functional import categorical_kl, walk_back
 from keel.look import BLUE, GREEN, GREY, INK, ORANGE, tidy
@@ -18,13 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CLIP = 0.2
-
-IDEA = (
-    "Improve as much as you can without leaving the region where the data still speaks of "
-    "you: KL(old‖new) ≤ δ. A certified update measures it exactly and, over the bound, "
-    "walks back along the step until it holds."
-)
-FORMULA = "maximise E[π_new/π_old · A]  subject to  E[KL(π_old‖π_new)] ≤ δ"
 
 
 def explain_trust_region(
@@ -57,9 +50,8 @@ def explain_trust_region(
     kept_policy = _along(before, after, fraction).softmax(-1)
     reverse = categorical_kl(after, before).item()
     return Explanation(
-        title=f"KL {number(requested, 4)} asked for, {max_kl:g} allowed",
-        idea=IDEA,
-        formula=FORMULA,
+        f"KL {number(requested, 4)} asked for, {max_kl:g} allowed",
+        *texts_of("trust_region"),
         tables=(
             _policy_table(labels, old, new, kept_policy.tolist()),
             make_table(

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from keel.cli import main
+from keel.cli.arguments import split_flags, take_list
 from keel.cli.environments import resolve
 from keel.cli.legacy_flags import (
     ALIASES,
@@ -25,7 +26,6 @@ from keel.cli.legacy_flags import (
     SWITCHES,
     settle,
     take,
-    take_tags,
     translate_train,
 )
 from keel.config.origins import leaves
@@ -280,11 +280,11 @@ def test_the_notes_command_compares_runs_by_their_tags(
 
 
 def test_tags_end_at_the_next_flag() -> None:
-    assert take_tags(["runs", "--tags", "a", "b", "--by=tag"]) == (
-        ("a", "b"), ["runs", "--by", "tag"],
+    assert take_list(split_flags(["runs", "--tags", "a", "b", "--by=tag"]), "--tags") == (
+        ["a", "b"], ["runs", "--by", "tag"],
     )  # fmt: skip
-    assert take_tags(["--tags=a", "b"]) == (("a", "b"), [])
-    assert take_tags(["runs/A", "runs/B"]) == ((), ["runs/A", "runs/B"])
+    assert take_list(split_flags(["--tags=a", "b"]), "--tags") == (["a", "b"], [])
+    assert take_list(["runs/A", "runs/B"], "--tags") == ([], ["runs/A", "runs/B"])
 
 
 # --- one by one -----------------------------------------------------------------------------------

@@ -12,53 +12,18 @@ from typing import TYPE_CHECKING
 
 from keel.registry import lazy_names
 
-if TYPE_CHECKING:
-    from keel.apps.land.arrays import Month
-    from keel.apps.land.baselines import BASELINES, Beam
-    from keel.apps.land.env import LandDev, parallel_env
-    from keel.apps.land.games import Games
-    from keel.apps.land.maps import HELD_OUT, draw_map, held_out, map_seeds
-    from keel.apps.land.observations import Observation, marginal_npv, observe
-    from keel.apps.land.optimum import Optimum, find_optimum, replay
-    from keel.apps.land.recording import GameRecord, record_game
-    from keel.apps.land.rendering import draw_city, write_city, write_gif
-    from keel.apps.land.report import Report, held_out_gap, percent_of_optimum, play
-    from keel.apps.land.rules import FULL, SMALL, Rules, Trade, legacy_rules, make_rules
-
-__all__ = [
-    "BASELINES",
-    "FULL",
-    "HELD_OUT",
-    "SMALL",
-    "Beam",
-    "GameRecord",
-    "Games",
-    "LandDev",
-    "Month",
-    "Observation",
-    "Optimum",
-    "Report",
-    "Rules",
-    "Trade",
-    "draw_city",
-    "draw_map",
-    "find_optimum",
-    "held_out",
-    "held_out_gap",
-    "legacy_rules",
-    "make_rules",
-    "map_seeds",
-    "marginal_npv",
-    "observe",
-    "parallel_env",
-    "percent_of_optimum",
-    "play",
-    "record_game",
-    "replay",
-    "write_city",
-    "write_gif",
-]
-
+if TYPE_CHECKING:  # type checkers may see more than there is in `__all__`
+    from keel.apps.land.arrays import *  # noqa: F403
+    from keel.apps.land.baselines import *  # noqa: F403
+    from keel.apps.land.env import *  # noqa: F403
+    from keel.apps.land.games import *  # noqa: F403
+    from keel.apps.land.maps import *  # noqa: F403
+    from keel.apps.land.observations import *  # noqa: F403
+    from keel.apps.land.optimum import *  # noqa: F403
+    from keel.apps.land.recording import *  # noqa: F403
+    from keel.apps.land.rendering import *  # noqa: F403
+    from keel.apps.land.report import *  # noqa: F403
+    from keel.apps.land.rules import *  # noqa: F403
 
 _NAMES = {
     "arrays": "Month",
@@ -73,8 +38,9 @@ _NAMES = {
     "rules": "FULL SMALL Rules Trade make_rules legacy_rules",
     "observations": "Observation observe marginal_npv",
 }
+__all__ = sorted(" ".join(_NAMES.values()).split())
 __getattr__ = lazy_names(__name__, _NAMES)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

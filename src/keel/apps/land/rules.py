@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from keel.data import read_beside
 from keel.errors import InputError, check_choice
 
 SIZES = ("S", "M", "L")
@@ -47,49 +48,8 @@ class Trade:
     suffers: bool = False
 
 
-INDUSTRY = Trade(
-    "industry",
-    cost=(900.0, 1500.0, 2400.0),
-    revenue=(180.0, 320.0, 520.0),
-    running=(100.0, 180.0, 300.0),
-    rent=(25.0, 45.0, 70.0),
-    cash=15_000.0,
-    demand=(2_600.0, 4_200.0),
-    pollutes=(0.05, 0.08, 0.12),
-)
-"""Trade of the legacy game to the number; the other trades, and all demand, are Keel's own."""
-EDUCATION = Trade(
-    "education",
-    cost=(700.0, 1300.0, 2200.0),
-    revenue=(120.0, 235.0, 410.0),
-    running=(55.0, 105.0, 180.0),
-    rent=(20.0, 35.0, 55.0),
-    cash=10_000.0,
-    demand=(1_500.0, 2_600.0),
-    adorns=(0.02, 0.04, 0.07),
-    suffers=True,
-)
-COUNCIL = Trade(
-    "council",
-    cost=(500.0, 1000.0, 1800.0),
-    revenue=(80.0, 165.0, 310.0),
-    running=(35.0, 70.0, 130.0),
-    rent=(10.0, 20.0, 35.0),
-    cash=10_000.0,
-    demand=(1_200.0, 2_000.0),
-    adorns=(0.04, 0.07, 0.11),
-)
-HOUSING = Trade(
-    "housing",
-    cost=(800.0, 1450.0, 2300.0),
-    revenue=(140.0, 265.0, 440.0),
-    running=(70.0, 130.0, 215.0),
-    rent=(20.0, 35.0, 55.0),
-    cash=10_000.0,
-    demand=(1_800.0, 3_000.0),
-    suffers=True,
-)
-TRADES = {trade.name: trade for trade in (INDUSTRY, EDUCATION, COUNCIL, HOUSING)}
+TRADES = {trade.name: trade for trade in read_beside(__file__, "trades.yaml", list[Trade])}
+INDUSTRY, EDUCATION, COUNCIL, HOUSING = TRADES.values()
 
 LEGACY_SCALES = (500.0, 2_000.0, 3_000.0)
 """Divisors of the legacy reward."""

@@ -12,20 +12,19 @@ import hashlib
 import math
 import unicodedata
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 
 from keel.apps.language.heatmap import MEASURES, Array, Peak, TokenTable, page_rows, peaks, total
 from keel.apps.language.heatmap_style import (
     BOTH_WAYS,
-    CALM,
     LEVELS,
     NOT_FINITE,
-    ONE_WAY,
     style,
 )
+from keel.data import read_beside
 from keel.templates import Markup, Templates, as_markup, join
 
 HTML = Templates(__package__, "heatmap.html")
@@ -33,48 +32,19 @@ BEFORE, AFTER = 24, 16
 """Characters of context around a token in the table."""
 
 
-class Measure(NamedTuple):
+@dataclass(frozen=True)
+class Measure:
     """The way a field of the table is drawn."""
 
     field: str
     title: str
     meaning: str
     kind: str
-    """one of `LEVELS`"""
+    """one of `LEVELS`, `flag` or `mask`"""
+    unit: str = ""
 
 
-SHOWN = (
-    Measure(
-        "kl_old_new",
-        "KL(old‖new)",
-        "how far the update moved the choice of this token, over the whole vocabulary",
-        ONE_WAY,
-    ),
-    Measure(
-        "kl_reference",
-        "KL to the reference",
-        "how far the new policy stands from the frozen reference, over the whole vocabulary",
-        ONE_WAY,
-    ),
-    Measure(
-        "log_ratio",
-        "log-ratio",
-        "log new − log old of the sampled token: blue more likely now, orange less likely",
-        BOTH_WAYS,
-    ),
-    Measure(
-        "advantage",
-        "advantage",
-        "blue better than expected, orange worse",
-        BOTH_WAYS,
-    ),
-    Measure("entropy", "entropy", "of the new policy at this token", CALM),
-    Measure("clipped", "clipped", "the clip took away the gradient of the marked tokens", "flag"),
-    Measure(
-        "weight", "masked", "hatched: tool text and padding, seen but never trained on", "mask"
-    ),
-)
-UNITS = {"kl_old_new": "nats", "kl_reference": "nats", "log_ratio": "nats", "entropy": "nats"}
+SHOWN = read_beside(__file__, "heatmap.yaml", list[Measure])
 
 
 def page(table: TokenTable, *, max_tokens: int) -> str:
@@ -187,7 +157,7 @@ def _legend(measure: Measure, top: float, broken: bool) -> Markup:
             swatches=join(
                 HTML.fill("swatch", name=_swatch(kind, n), text="") for n in range(first, steps + 1)
             ),
-            high=f"{number(top)} {UNITS.get(measure.field, '')}".strip() + ", root scale",
+            high=f"{number(top)} {measure.unit}".strip() + ", root scale",
         )
     if broken:
         return join([scale, HTML.fill("swatch", name=NOT_FINITE, text="not finite")])
@@ -225,7 +195,7 @@ def _token(
     lines = [f"{_printable(text)}   completion {row + 1}, token {position + 1}"]
     for m in measures[:-1]:
         x = getattr(table, m.field)[row, position]
-        lines.append(f"{m.title:<20} {_value(m, x)} {UNITS.get(m.field, '')}")
+        lines.append(f"{m.title:<20} {_value(m, x)} {m.unit}")
     if table.weight[row, position] > 0:
         classes = [
             _class(m, i, float(getattr(table, m.field)[row, position]), top)
@@ -265,8 +235,8 @@ def _value(measure: Measure, x: float) -> str:
 
 
 def _column(measure: Measure) -> Markup:
-    if unit := UNITS.get(measure.field):
-        return HTML.fill("column", title=measure.title, unit=unit)
+    if measure.unit:
+        return HTML.fill("column", title=measure.title, unit=measure.unit)
     return as_markup(measure.title)
 
 

@@ -11,76 +11,18 @@ from typing import TYPE_CHECKING
 
 from keel.registry import lazy_names
 
-if TYPE_CHECKING:
-    from keel.apps.serving.arrays import Weights
-    from keel.apps.serving.cluster import Cluster, Replica, equal_cluster
-    from keel.apps.serving.evaluation import Gain, Headroom, evaluate_routers, gain, headroom
-    from keel.apps.serving.fidelity import Fidelity, compare
-    from keel.apps.serving.results import Objective, Report, latencies, summarize
-    from keel.apps.serving.scorer import Scorer, load_scorer
-    from keel.apps.serving.settings import (
-        SETTINGS,
-        Scenario,
-        Setting,
-        draw_scenario,
-        held_out,
-        make_setting,
-    )
-    from keel.apps.serving.simulation import (
-        HEURISTICS,
-        ROUTERS,
-        Conditions,
-        SimulationResult,
-        clairvoyant,
-        replay,
-        simulate,
-    )
-    from keel.apps.serving.synthetic import Synthetic, synthesize
-    from keel.apps.serving.tables import FORMS, Tables, closed_form, load_tables
-    from keel.apps.serving.workload import Workload, load_workload, make_workload
-
-__all__ = [
-    "FORMS",
-    "HEURISTICS",
-    "ROUTERS",
-    "SETTINGS",
-    "Cluster",
-    "Conditions",
-    "Fidelity",
-    "Gain",
-    "Headroom",
-    "Objective",
-    "Replica",
-    "Report",
-    "Scenario",
-    "Scorer",
-    "Setting",
-    "SimulationResult",
-    "Synthetic",
-    "Tables",
-    "Weights",
-    "Workload",
-    "clairvoyant",
-    "closed_form",
-    "compare",
-    "draw_scenario",
-    "equal_cluster",
-    "evaluate_routers",
-    "gain",
-    "headroom",
-    "held_out",
-    "latencies",
-    "load_scorer",
-    "load_tables",
-    "load_workload",
-    "make_setting",
-    "make_workload",
-    "replay",
-    "simulate",
-    "summarize",
-    "synthesize",
-]
-
+if TYPE_CHECKING:  # type checkers may see more than there is in `__all__`
+    from keel.apps.serving.arrays import *  # noqa: F403
+    from keel.apps.serving.cluster import *  # noqa: F403
+    from keel.apps.serving.evaluation import *  # noqa: F403
+    from keel.apps.serving.fidelity import *  # noqa: F403
+    from keel.apps.serving.results import *  # noqa: F403
+    from keel.apps.serving.scorer import *  # noqa: F403
+    from keel.apps.serving.settings import *  # noqa: F403
+    from keel.apps.serving.simulation import *  # noqa: F403
+    from keel.apps.serving.synthetic import *  # noqa: F403
+    from keel.apps.serving.tables import *  # noqa: F403
+    from keel.apps.serving.workload import *  # noqa: F403
 
 _NAMES = {
     "arrays": "Weights",
@@ -95,8 +37,9 @@ _NAMES = {
     "tables": "FORMS Tables closed_form load_tables",
     "workload": "Workload load_workload make_workload",
 }
+__all__ = sorted(" ".join(_NAMES.values()).split())
 __getattr__ = lazy_names(__name__, _NAMES)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

@@ -18,7 +18,7 @@ from keel.apps.serving.observations import REPLICA, REQUEST
 from keel.errors import InputError
 from keel.training.policy import Policy
 
-Weights = NDArray[np.float32]
+Matrix = NDArray[np.float32]
 NAMES = {
     "item": "actor.embedding.item.weight",
     "item_bias": "actor.embedding.item.bias",
@@ -28,7 +28,7 @@ NAMES = {
     "score": "actor.score.weight",
     "score_bias": "actor.score.bias",
 }
-ACTIVATIONS: dict[str, Callable[[Weights], Weights]] = {
+ACTIVATIONS: dict[str, Callable[[Matrix], Matrix]] = {
     "relu": lambda x: np.maximum(x, np.float32(0.0)),
     "tanh": np.tanh,
 }
@@ -38,22 +38,22 @@ ACTIVATIONS: dict[str, Callable[[Weights], Weights]] = {
 class Scorer:
     """Weights of the network that scores replicas, transposed: `[in, out]`."""
 
-    item: Weights
-    item_bias: Weights
-    context: Weights
-    second: Weights
-    second_bias: Weights
-    score: Weights
-    score_bias: Weights
+    item: Matrix
+    item_bias: Matrix
+    context: Matrix
+    second: Matrix
+    second_bias: Matrix
+    score: Matrix
+    score_bias: Matrix
     activation: str = "relu"
 
-    def __call__(self, replicas: Weights, request: Weights) -> Weights:
+    def __call__(self, replicas: Matrix, request: Matrix) -> Matrix:
         """Return scores `[…, R]` of replicas `[…, R, F]` for a request `[…, C]`."""
         act = ACTIVATIONS[self.activation]
         context = (request @ self.context)[..., None, :]
         hidden = act(replicas @ self.item + self.item_bias + context)
         hidden = act(hidden @ self.second + self.second_bias)
-        scores: Weights = (hidden @ self.score + self.score_bias)[..., 0]
+        scores: Matrix = (hidden @ self.score + self.score_bias)[..., 0]
         return scores
 
 
@@ -70,7 +70,7 @@ def scorer_of(policy: Policy) -> Scorer:
     return make_scorer(tree, policy.config.network.activation)
 
 
-def make_scorer(tree: Mapping[str, Weights], activation: str) -> Scorer:
+def make_scorer(tree: Mapping[str, Matrix], activation: str) -> Scorer:
     """Make a scorer from weights by the names of the network."""
     missing = [name for name in NAMES.values() if name not in tree]
     if missing or activation not in ACTIVATIONS:

@@ -13,6 +13,7 @@ from keel.apps.serving.synthetic import Synthetic, synthesize
 from keel.apps.serving.tables import FORMS, closed_form
 from keel.apps.serving.windows import sustainable_rate, window
 from keel.apps.serving.workload import Workload
+from keel.data import read_beside
 from keel.errors import InputError, check_choice
 
 Span = tuple[float, float]
@@ -84,27 +85,8 @@ class Setting:
             raise InputError("setting: expected load and speed above 0")
 
 
-SETTINGS = {
-    "equal": Setting(),
-    "fixed": Setting(fixed=(2048, 512), load=(0.3, 0.3), burst=(0.0, 0.0)),
-    "light-load": Setting(
-        model="codellama-34b-a100-tp2", fixed=(2048, 512), load=(0.0125, 0.0125), burst=(0.0, 0.0),
-    ),
-    "mixed": Setting(
-        speed=(0.4, 2.0), cache=(500.0, 2_000.0), interval=(0.5, 5.0), dropped=0.05,
-        sessions=(0.4, 0.8), shared=8,
-    ),
-    "speeds": Setting(speed=(0.4, 2.0)),
-    "router": Setting(
-        replicas=8, fewest=2, load=(0.5, 2.0), lengths="any", burst=(0.0, 1.0),
-        speed=(0.4, 2.0), cache=(0.0, 2_000.0), interval=(0.0, 5.0), dropped=0.05,
-        sessions=(0.0, 0.8), shared=8, failing=0.1, alike=0.25, fresh=0.4, disturbed=0.3,
-    ),
-}  # fmt: skip
-"""`equal`: equal replicas, always up to date. `fixed`: equal requests as well, which leave nothing
-to win; `light-load`: the same at a throughput of 0.1 requests a second.
-`speeds`: unknown speeds, and nothing else. `mixed`: unknown speeds, prefix caches and old reports
-at once. `router`: what a router is trained on, from nothing of that to all of it."""
+SETTINGS = read_beside(__file__, "settings.yaml", dict[str, Setting])
+"""Distributions of scenarios by name."""
 RENAMED = {"note-004": "light-load"}
 """Names of settings in version 0.1, which still work."""
 

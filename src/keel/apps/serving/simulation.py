@@ -20,23 +20,10 @@ from keel.apps.serving.arrays import (
 )
 from keel.apps.serving.cluster import Cluster
 from keel.apps.serving.workload import Workload
+from keel.data import read_beside
 from keel.errors import InputError, check_choice
 
-ROUTERS = {
-    "random": "any replica",
-    "round-robin": "one after the other",
-    "least-outstanding": "fewest requests waiting or running, as reported; ties at random",
-    "least-by-speed": "fewest outstanding, what was sent since the report included, divided by "
-    "speed: told, or guessed from the pace of decoding",
-    "power-of-two": "the better of two at random",
-    "token-work": "fewest tokens to read and to write",
-    "local-count": "least outstanding, and what was sent since the report",
-    "sticky": "where most of the prompt is cached, then fewest outstanding",
-    "cache-work": "fewest tokens to read and to write, cached ones not counted",
-    "cache-work-by-speed": "the same, divided by speed",
-    "vidur-lor": "BROKEN: Vidur's least outstanding, which counts waiting requests only and "
-    "sends ties to the first replica",
-}
+ROUTERS = read_beside(__file__, "routers.yaml", dict[str, str])
 """Routers with a description, in the order of their numbers in
 `keel.apps.serving.kernels_route`."""
 HEURISTICS = tuple(name for name in ROUTERS if name != "vidur-lor")

@@ -15,6 +15,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from keel.data import read_beside
 from keel.errors import InputError, check_choice
 
 GRAIN = 64
@@ -107,41 +108,8 @@ class Form:
     blocks: int
 
 
-FORMS = {
-    "llama-2-7b-a100": Form(
-        32, (0.2659, 1.174e-3, 0.0, 2.003e-3, 5.52), (0.00722, 1.056e-3, 8.96e-6), 1.0, 0.0, 0.0,
-        False, 7_424,
-    ),
-    "llama-3-8b-a100": Form(
-        32, (0.3040, 6.26e-4, 0.1172, 2.129e-3, 4.63), (0.021, 1.2e-4, 2.05e-6), 1.0, 0.0, 0.0,
-        True, 30_208,
-    ),
-    "codellama-34b-a100-tp2": Form(
-        48, (0.4701, 0.0, 0.2046, 3.186e-3, 3.80), (0.0134, 0.0, 1.31e-6), 1.0, 0.0974, 0.000173,
-        True, 27_904,
-    ),
-    "llama-2-7b-h100": Form(
-        32, (0.1699, 3.84e-4, 0.0, 5.49e-4, 2.57), (0.00461, 6.75e-4, 5.73e-6), 0.274, 0.0, 0.0,
-        False, 7_424,
-    ),
-    "llama-2-7b-a40": Form(
-        32, (0.7637, 1.89e-3, 0.4104, 3.753e-3, 13.5), (0.0207, 3.033e-3, 2.57e-5), 1.874, 0.0, 0.0,
-        False, 3_737,
-    ),
-    "llama-2-70b-a100-tp4": Form(
-        80, (0.3038, 0.0, 0.1483, 1.995e-3, 3.41), (0.0134, 0.0, 6.55e-7), 0.5, 0.0974, 0.00026,
-        True, 32_870,
-    ),
-    "llama-2-70b-h100-tp4": Form(
-        80, (0.1817, 1.78e-4, 0.119, 6.54e-4, 26.8), (0.00801, 0.0, 3.92e-7), 0.164, 0.0974,
-        0.000173, True, 32_870,
-    ),
-}  # fmt: skip
-"""Closed forms by name. Linear parts are fitted to profiles, as is attention of the first three.
-The others' attention is *scaled*, not profiled: decoding waits for memory, so it is scaled by the
-linear part's memory time (m0) relative to the A100's, and prefill by its arithmetic (c1);
-half as many heads take half of the time. Four devices add up half again as many bytes as two, and
-an H100's links carry half again as many. Memory: nine tenths of the device less the weights."""
+FORMS = read_beside(__file__, "forms.yaml", dict[str, Form])
+"""Closed forms by name."""
 
 
 @cache

@@ -9,16 +9,24 @@ No sign before a number, no spaces, no leading zeros.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import ast
+import operator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
 from keel.errors import InputError
 
-DIGITS = "0123456789"
+OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+}
 MOST_CHARACTERS = 200
 """Longest text that is read: depth of recursion and size of numbers stay bounded."""
-MOST_DIGITS = 6
+NO_NUMBER = re.compile(r"\b0[0-9]|[0-9]{7}")
+"""A leading zero, or more than six digits."""
 
 
 class Evaluated(NamedTuple):
@@ -29,7 +37,7 @@ class Evaluated(NamedTuple):
 
 
 def evaluate(text: str) -> Evaluated:
-    """Read an expression, or raise an `InputError` that says where it is none.
+    """Read an expression, or raise an `InputError` where it is none; nothing of it is executed.
 
     Examples:
         >>> evaluate("2*(3+4)-5")
@@ -37,71 +45,24 @@ def evaluate(text: str) -> Evaluated:
     """
     if len(text) > MOST_CHARACTERS:
         raise InputError(f"expression: {len(text)} characters, at most {MOST_CHARACTERS} are read")
-    reader = _Reader(text)
-    value = reader.sum()
-    if reader.next:
-        raise reader.fault("an operator or the end")
-    return Evaluated(value, tuple(reader.numbers))
+    if not re.fullmatch(r"[0-9+*()-]+", text) or NO_NUMBER.search(text):
+        raise InputError(f"expression {text!r}: expected whole numbers, operators and parentheses")
+    try:
+        numbers: list[int] = []
+        return Evaluated(_value(ast.parse(text, mode="eval").body, numbers), tuple(numbers))
+    except (SyntaxError, MemoryError, RecursionError) as error:  # the last two: nested too deeply
+        raise InputError(f"expression {text!r}: {error}") from None
 
 
-class _Reader:
-    """A position in a text, and what was read before it."""
-
-    def __init__(self, text: str) -> None:
-        self.text, self.position = text, 0
-        self.numbers: list[int] = []
-
-    @property
-    def next(self) -> str:
-        """The next character; empty at the end."""
-        return self.text[self.position : self.position + 1]
-
-    def take(self) -> str:
-        character = self.next
-        self.position += 1
-        return character
-
-    def fault(self, expected: str) -> InputError:
-        character = repr(self.next) if self.next else "the end"
-        return InputError(
-            f"expression {self.text!r}: expected {expected} at position {self.position}, "
-            f"found {character}"
-        )
-
-    def sum(self) -> int:
-        value = self.product()
-        while self.next and self.next in "+-":
-            sign = 1 if self.take() == "+" else -1
-            value += sign * self.product()
-        return value
-
-    def product(self) -> int:
-        value = self.atom()
-        while self.next == "*":
-            self.take()
-            value *= self.atom()
-        return value
-
-    def atom(self) -> int:
-        if self.next != "(":
-            return self.number()
-        self.take()
-        value = self.sum()
-        if self.next != ")":
-            raise self.fault("')'")
-        self.take()
-        return value
-
-    def number(self) -> int:
-        start = self.position
-        while self.next and self.next in DIGITS:
-            self.take()
-        digits = self.text[start : self.position]
-        if not digits or len(digits) > MOST_DIGITS or (digits[0] == "0" and digits != "0"):
-            self.position = start
-            raise self.fault("a number or '('")
-        self.numbers.append(int(digits))
-        return self.numbers[-1]
+def _value(node: ast.expr, numbers: list[int]) -> int:
+    """Return the value of a part, and append its numbers from left to right."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        numbers.append(node.value)
+        return node.value
+    if not isinstance(node, ast.BinOp) or type(node.op) not in OPERATORS:
+        raise InputError(f"expression: expected a number or an operation, got {ast.unparse(node)}")
+    left, right = (_value(part, numbers) for part in (node.left, node.right))
+    return OPERATORS[type(node.op)](left, right)
 
 
 class Expression(NamedTuple):

@@ -9,28 +9,11 @@ from dataclasses import dataclass, field
 
 from keel.apps.serving.live.backends import Backend
 from keel.apps.serving.live.guarded_policy import GuardedPolicy
+from keel.data import read_beside
 
 PREFIX = "keel_route_"
-HELP = {
-    "decisions_total": ("counter", "Routing decisions, by backend and by who made them."),
-    "fallbacks_total": ("counter", "Decisions of the reference in place of the policy's."),
-    "fallback_episodes_total": ("counter", "Times that falling back began."),
-    "retries_total": ("counter", "Requests sent again elsewhere after this backend failed."),
-    "broken_total": ("counter", "Responses that broke off after their first byte."),
-    "request_faults_total": ("counter", "Requests that failed on two backends in the same way."),
-    "refused_connections_total": ("counter", "Connections above --max-connections."),
-    "slow_headers_total": ("counter", "Connections closed before the headers of a request came."),
-    "responses_total": ("counter", "Responses to clients, by status."),
-    "decision_seconds": ("histogram", "Time to choose a backend."),
-    "overhead_seconds": ("histogram", "Time from a whole request to its first forwarding."),
-    "connections": ("gauge", "Open connections of clients."),
-    "in_flight": ("gauge", "Requests that a backend has not finished."),
-    "up": ("gauge", "1: the backend is used; 0: it failed and is asked after."),
-    "share": ("gauge", "Of the last decisions."),
-    "pace_seconds": ("gauge", "Between two tokens of a stream, lately; 0: not known."),
-    "kl": ("gauge", "KL(policy‖reference) of the last decisions, in nats."),
-    "falling_back": ("gauge", "1: the policy was overruled for this reason lately."),
-}
+HELP = read_beside(__file__, "metrics.yaml", dict[str, tuple[str, str]])
+"""Kind and help of each metric."""
 BOUNDS = (
     2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.5, 1.0,
 )  # fmt: skip
