@@ -16,6 +16,9 @@ from keel.doctor.rules import (
     reward,
     statistics,
     thermometer,
+    thermometer_constants,
+    thermometer_identities,
+    thermometer_sums,
     trust_region,
 )
 
@@ -28,5 +31,8 @@ __all__ = [
     "reward",
     "statistics",
     "thermometer",
+    "thermometer_constants",
+    "thermometer_identities",
+    "thermometer_sums",
     "trust_region",
 ]
