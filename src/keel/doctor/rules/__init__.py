@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from keel.doctor.rules import (
     consistency,
+    consistency_learning,
+    consistency_reference,
+    consistency_sampler,
     critic,
     exploration,
     language,
@@ -20,10 +23,18 @@ from keel.doctor.rules import (
     thermometer_identities,
     thermometer_sums,
     trust_region,
+    trust_region_certificate,
+    trust_region_drift,
+    trust_region_natural,
+    trust_region_ratios,
+    trust_region_steps,
 )
 
 __all__ = [
     "consistency",
+    "consistency_learning",
+    "consistency_reference",
+    "consistency_sampler",
     "critic",
     "exploration",
     "language",
@@ -35,4 +46,9 @@ __all__ = [
     "thermometer_identities",
     "thermometer_sums",
     "trust_region",
+    "trust_region_certificate",
+    "trust_region_drift",
+    "trust_region_natural",
+    "trust_region_ratios",
+    "trust_region_steps",
 ]

@@ -267,7 +267,7 @@ def samples_not_from_policy(log: RunLog) -> Finding | None:
                 f"{high:.3g} against {low:.3g} nats in {percent(share_of(outside))} of the updates",
                 high,
                 threshold=APART * low,
-                source=f"Keel: both agree within a factor of 1.6 in healthy runs; {APART:g} allowed",
+                source=f"Keel: they agree within a factor of 1.6 in healthy runs; {APART:g} allowed",
                 onset=onset_of(estimate, outside),
             ),
         ),
@@ -282,8 +282,8 @@ def samples_not_from_policy(log: RunLog) -> Finding | None:
             ),
         ),
         fix=Fix(
-            "Explore inside of the distribution (entropy bonus, temperature), or store the log-prob "
-            "of the mixture that was sampled.",
+            "Explore inside of the distribution (entropy bonus, temperature), or store the "
+            "log-prob of the mixture that was sampled.",
             (Change("faults.epsilon_greedy", to=0.0), Change("region.gate", to=True))
             if (log.setting("faults.epsilon_greedy") or 0.0) > 0.0
             else (Change("region.gate", to=True),),

@@ -1,6 +1,6 @@
 """Does the sampler of a language model have the trainer's weights and its log-probs?
 
-The gap is the mean |log-prob of the sampler − log-prob of the trainer| per token. What it looks like
+The gap is the mean |log-prob of the sampler − log-prob of the trainer| per token. Its course
 over time tells the cause: a jump that stays, growth from the start, or a constant.
 """
 
@@ -76,7 +76,13 @@ def _is_jump(series: Series) -> Jump | None:
     needs=(GAP,),
     source="TRL, verl, OpenRLHF issues: weights of the sampler not updated",
     rows=6,
-    suppresses=("sampler-gap-grows", "sampler-gap-constant", "sampler-ratio-off", *REGION, *OUTCOMES),
+    suppresses=(
+        "sampler-gap-grows",
+        "sampler-gap-constant",
+        "sampler-ratio-off",
+        *REGION,
+        *OUTCOMES,
+    ),
 )
 def sampler_stale(log: RunLog) -> Finding | None:
     """Find a gap that jumps and stays: the sampler stopped getting weights."""
@@ -110,7 +116,9 @@ def sampler_stale(log: RunLog) -> Finding | None:
                 "score one batch with both engines before training: the gap is there at once",
             ),
         ),
-        fix=Fix("Send the weights to the sampler before every rollout, and log a checksum of both."),
+        fix=Fix(
+            "Send the weights to the sampler before every rollout, and log a checksum of both."
+        ),
         confidence=0.85,
     )
 
@@ -281,7 +289,9 @@ def sampler_ratio_off(log: RunLog) -> Finding | None:
                 "score twice with different batch sizes: log-probs differ",
             ),
         ),
-        fix=Fix("Send the weights before every rollout; score in the trainer, and cap the weights."),
+        fix=Fix(
+            "Send the weights before every rollout; score in the trainer, and cap the weights."
+        ),
         confidence=0.75,
     )
 
