@@ -267,7 +267,7 @@ def samples_not_from_policy(log: RunLog) -> Finding | None:
                 f"{high:.3g} against {low:.3g} nats in {percent(share_of(outside))} of the updates",
                 high,
                 threshold=APART * low,
-                source=f"Keel: they agree within a factor of 1.6 in healthy runs; {APART:g} allowed",
+                source=f"Keel: within a factor of 1.6 in healthy runs; {APART:g} allowed",
                 onset=onset_of(estimate, outside),
             ),
         ),

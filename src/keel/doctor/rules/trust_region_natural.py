@@ -321,8 +321,8 @@ def trpo_batch_small(log: RunLog) -> Finding | None:
         evidence=(
             evidence(
                 success,
-                f"{batch:g} rows a batch; {percent(float(success.values.mean()))} of the searches succeed, "
-                "which says nothing of rows that were not seen",
+                f"{batch:g} rows a batch; {percent(float(success.values.mean()))} of the searches "
+                "succeed, which says nothing of rows that were not seen",
                 batch,
                 threshold=BATCH,
                 source="research notes: at least 512, ideally 2,048",

@@ -6,7 +6,7 @@ import numpy as np
 
 from keel.doctor.finding import Change, Finding, Fix, Suspect, evidence
 from keel.doctor.rule import rule
-from keel.doctor.rules.measures import KL, KLS, onset_of, percent, present
+from keel.doctor.rules.measures import KL, KLS, onset_of, percent, present, spacing
 from keel.doctor.rules.trust_region import LEAST, MUCH, VALUE_RULES, distance
 from keel.doctor.run_log import RunLog
 from keel.doctor.series import Series, align, trend
@@ -104,8 +104,8 @@ def steps_too_small(log: RunLog) -> Finding | None:
     names = KLS[1:] if KLS[1] in log else KLS  # what was kept
     kl, clip = align(present(log, names)[0], log["train/clip_fraction"])
     half = len(kl) // 2
-    if half < 5:
-        return None
+    if half < 5 or int(kl.step[0]) > 3 * spacing(kl):
+        return None  # the end of a schedule makes small steps by right
     typical, clipped = float(np.median(kl.values[:half])), float(np.median(clip.values[:half]))
     returns = log.get("rollout/return_mean")
     improves = returns is not None and _improves(returns)
