@@ -7,10 +7,11 @@ import math
 import re
 from typing import Any
 
-import keel.doctor.rules  # noqa: F401
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import keel.doctor.rules  # noqa: F401
 from keel.doctor.examine import examine
 from keel.doctor.rule import RULES, SETTING
 from keel.doctor.run_log import RunLog, from_table
@@ -71,7 +72,8 @@ def logs(draw: st.DrawFn) -> RunLog:
 def test_no_log_breaks_a_rule_and_the_diagnosis_is_strict_json(log: RunLog) -> None:
     diagnosis = examine(log)
     json.dumps(diagnosis.as_dict(), allow_nan=False)
-    assert diagnosis.sentence and str(diagnosis)
+    assert diagnosis.sentence
+    assert str(diagnosis)
     assert not any(re.search(r"\{[a-z]", finding.cause) for finding in diagnosis.findings)
 
 

@@ -271,6 +271,16 @@ CASES = (
         healthy_settings={"rollout_steps": 256, "envs.num": 8},
     ),
     Case(
+        "trpo-batch-small",
+        {"train/line_search_success": 1.0, "rollout/return_mean": 20.0},
+        {"rollout/return_mean": ramp(20.0, 60.0)},  # few rows suffice
+        value=32.0,
+        threshold=512,
+        says=("32 rows",),
+        level="watch",
+        settings={"rollout_steps": 32, "envs.num": 1},
+    ),
+    Case(
         "certificate-broken",
         {"train/kl_exact": 0.06, "train/max_kl": 0.05},
         {"train/kl_exact": 0.05},
@@ -324,16 +334,5 @@ CASES = (
         says=("100 % of them, of 10 epochs",),
         level="watch",
         settings={"region.epochs": 10},
-    ),
-    Case(
-        "rollout-tiny",
-        {"train/approx_kl": 0.01},
-        {},
-        value=20.0,
-        threshold=128,
-        says=("20 rows an update",),
-        level="watch",
-        settings={"rollout_steps": 20, "envs.num": 1},
-        healthy_settings={"rollout_steps": 2048},
     ),
 )

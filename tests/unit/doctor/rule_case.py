@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from keel.doctor.run_log import RunLog
 from logs import make_log
+
+from keel.doctor.run_log import RunLog
 
 Columns = Mapping[str, Sequence[float] | float]
 

@@ -7,19 +7,20 @@ from dataclasses import replace
 import cases_consistency
 import cases_thermometer
 import cases_trust_region
-import keel.doctor.rules  # noqa: F401
 import numpy as np
 import pytest
-from keel.config import Config
+from logs import findings_of, make_log
+from rule_case import Case
+
+import keel.doctor.rules  # noqa: F401
 from keel.apps.language.config import Language
+from keel.config import Config
 from keel.config.reading import to_dict
 from keel.doctor.examine import examine
 from keel.doctor.rule import RULES, SETTING
 from keel.doctor.run_log import RunLog
 from keel.doctor.series import Series
 from keel.tracking.metrics import REGISTRY
-from logs import findings_of
-from rule_case import Case
 
 CASES = (*cases_thermometer.CASES, *cases_consistency.CASES, *cases_trust_region.CASES)
 FAMILIES = ("thermometer", "consistency", "numerics", "trust region")
@@ -67,7 +68,8 @@ def test_every_rule_has_a_case() -> None:
 def test_every_finding_says_what_to_do_and_how_to_tell_other_causes() -> None:
     for case in CASES:
         finding = findings_of(case.rule, case.log())
-        assert finding is not None and finding.fix.text
+        assert finding is not None
+        assert finding.fix.text
         assert case.level == "usual" or finding.others or case.rule == "walk-backs-miscounted"
         assert all(suspect.test for suspect in finding.others)
         assert 0.0 < finding.confidence < 1.0
@@ -140,10 +142,23 @@ def test_a_cause_sets_its_consequences_aside() -> None:
     assert {s.finding.rule for s in diagnosis.suppressed} == {"kl-over-target"}
 
 
+def test_a_cause_is_as_bad_as_what_follows_from_it() -> None:
+    columns = {
+        "train/kl_requested": 0.3,
+        "train/kl_exact": 0.05,
+        "train/clip_fraction": 0.45,
+        "train/kl_k1": 0.05,
+        "train/log_ratio_max": 12.0,
+    }
+    quiet = {key: value for key, value in columns.items() if key != "train/log_ratio_max"}
+    assert examine(make_log(quiet)).verdict == "watch"
+    diagnosis = examine(make_log(columns))
+    assert diagnosis.verdict == "sick"
+    assert [finding.rule for finding in diagnosis.findings] == ["learning-rate-too-high"]
+
+
 def test_nothing_is_concluded_from_a_metric_that_cannot_be_true() -> None:
     columns = {"train/clip_fraction": [*[0.9] * 19, 1.7], "train/approx_kl": [5.0] * 20}
-    from logs import make_log
-
     diagnosis = examine(make_log(columns, framework="sb3"))
     assert diagnosis.findings[0].rule == "share-outside-0-1"
     assert {"clip-does-not-bound"} <= {s.finding.rule for s in diagnosis.suppressed}
@@ -185,8 +200,8 @@ FOREIGN = {
 @pytest.mark.parametrize("case", CASES, ids=name)
 def test_the_unit_of_steps_and_of_rewards_changes_nothing(case: Case) -> None:
     log = case.log()
-    if case.rule in ("counter-goes-back", "rollout-tiny"):
-        return  # they are about steps
+    if case.rule == "counter-goes-back":
+        return  # it is about steps
     scaled = replace(log, series={key: _scaled(s) for key, s in log.series.items()})
     assert _rules_found(scaled) == _rules_found(log)
 

@@ -11,6 +11,7 @@ from keel.doctor.rule import rule
 from keel.doctor.rules.measures import (
     KL,
     OUTCOMES,
+    actions_of,
     onset_of,
     paired,
     percent,
@@ -137,7 +138,7 @@ def clipped_before_first_step(log: RunLog) -> Finding | None:
     found = breach_where(clip, outside)
     if found is None:
         return None
-    entropy, actions = log.get("train/entropy"), log.setting("facts.actions") or 0.0
+    entropy, actions = log.get("train/entropy"), actions_of(log)
     uniform = entropy is not None and actions >= 2 and entropy.end() > 0.98 * math.log(actions)
     proof = [
         evidence(

@@ -181,6 +181,9 @@ def gradient_vanishes(log: RunLog) -> Finding | None:
     informative = log.get("rollout/informative")
     if informative is not None and informative.end() < 0.2:
         return None  # `groups-uninformative` names that
+    advantages = log.get("train/advantage_raw_std")
+    if advantages is not None and advantages.end() < VANISHED:
+        return None  # `advantages-vanish` names that
     std = log.get("rollout/reward_std_group") or log.get("rollout/return_std")
     if log.is_language and std is not None and std.end() == 0.0:
         return None

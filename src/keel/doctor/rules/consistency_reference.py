@@ -318,6 +318,7 @@ def kl_penalty_sign(log: RunLog) -> Finding | None:
     needs=("train/kl_coef", f"{REFERENCE}|train/kl_requested|train/kl_exact|train/approx_kl"),
     source="research notes, N4: .item() or a clamp; RLlib #18492: a coefficient without bounds",
     rows=8,
+    suppresses=("coefficient-runs-away",),
     number=58,
 )
 def penalty_without_effect(log: RunLog) -> Finding | None:

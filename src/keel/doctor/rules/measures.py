@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from keel.doctor.rule import RULES, SETTING
 from keel.doctor.run_log import RunLog
-from keel.doctor.series import Series, align
+from keel.doctor.series import Series, align, trend
 
 KLS = ("train/kl_requested", "train/kl_exact", "train/approx_kl")
 """KL of an update, the best measurement first: of the whole step, before any walk-back."""
@@ -21,7 +22,18 @@ OUTCOMES = (
     "entropy-stuck",
     "action-share-high",
     "explained-variance-negative",
+    "explained-variance-zero",
     "critic-too-slow",
+    "critic-too-fast",
+    "value-loss-exploded",
+    "entropy-grows",
+    "entropy-leaps",
+    "entropy-oscillates",
+    "entropy-below-floor",
+    "action-std-exploded",
+    "action-std-vanished",
+    "actions-unused",
+    "below-baseline",
 )
 """Rules whose findings follow from updates that go wrong."""
 MASS = 1e-4
@@ -70,6 +82,24 @@ def onset_of(series: Series, mask: NDArray[np.bool_]) -> int:
 def percent(share: float) -> str:
     """Return a share as text: "31 %"."""
     return f"{100.0 * share:.3g} %"
+
+
+def improves(returns: Series) -> bool:
+    """Return whether a return rises by more than a fifth, surely."""
+    found = trend(returns)
+    return found.p < 0.01 and found.change > 0.2 * abs(returns.start())
+
+
+def actions_of(log: RunLog) -> float:
+    """Return the number of discrete actions, from settings or from log K; 0 where not known."""
+    known = log.setting("facts.actions")
+    if known is not None:
+        return known
+    largest = log.get("train/entropy_max")
+    if largest is None or "train/action_std" in log or not 0.0 < largest.last < 20.0:
+        return 0.0
+    count = math.exp(largest.last)
+    return float(round(count)) if abs(count - round(count)) < 1e-3 * count else 0.0
 
 
 def spacing(series: Series) -> float:

@@ -10,6 +10,7 @@ from keel.doctor.finding import Finding, Fix, Suspect, evidence
 from keel.doctor.rule import rule
 from keel.doctor.rules.measures import (
     KLS,
+    actions_of,
     paired,
     percent,
     present,
@@ -88,7 +89,7 @@ def entropy_constant(log: RunLog) -> Finding | None:
     moves = moved.values > MOVES
     if not is_constant(entropy, STUCK) or moves.sum() < STUCK:
         return None
-    discrete = log.is_language or (log.setting("facts.actions") or 0.0) >= 2
+    discrete = log.is_language or actions_of(log) >= 2
     typical = float(np.median(moved.values[moves]))
     return Finding(
         cause=f"{entropy.label} is not that of the policy: it is exactly {entropy.last:.6g} in "
@@ -214,53 +215,6 @@ def kl_zero(log: RunLog) -> Finding | None:
         fix=Fix("Take the KL after the last step of the update, against the stored log-probs."),
         confidence=0.7,
         suppresses=("steps-too-small",),
-    )
-
-
-@rule(
-    "returns-constant",
-    "thermometer",
-    needs=("rollout/return_mean", "train/entropy"),
-    source="Andy Jones, Debugging RL; research notes, N4",
-    rows=STUCK,
-)
-def returns_constant(log: RunLog) -> Finding | None:
-    """Find a return that is exactly the same from the first update on, with a random policy."""
-    returns, entropy = log["rollout/return_mean"], log["train/entropy"]
-    actions = log.setting("facts.actions") or 0.0
-    random = actions >= 2 and entropy.median() > 0.5 * math.log(actions)
-    if not is_constant(returns, STUCK) or log.is_language or not random:
-        return None
-    return Finding(
-        cause=f"every episode earns exactly {returns.last:g} although actions are random: the "
-        "reward does not depend on what is done, or no episode ever gets as far",
-        level="watch",
-        evidence=(
-            evidence(
-                returns,
-                f"{returns.last:g} in {len(returns)} of {len(returns)} values, with an entropy of "
-                f"{entropy.median():.3g} nats of log {actions:g} = {math.log(actions):.3g}",
-                threshold=STUCK,
-                source=f"{STUCK} equal means of episodes with random actions",
-                onset=int(returns.step[0]),
-            ),
-        ),
-        others=(
-            Suspect(
-                "a sparse reward that was never reached: all episodes end at the time limit",
-                "compare the length of the episodes with the limit: they are equal",
-            ),
-            Suspect(
-                "the log repeats the first episode", "print the return of each episode that ends"
-            ),
-            Suspect(
-                "the actions do not reach the environment",
-                "keel probe ENV: it tells whether the action matters",
-            ),
-        ),
-        fix=Fix("Run keel probe on the environment; shape the reward if it is sparse."),
-        confidence=0.6,
-        suppresses=("returns-flat",),
     )
 
 

@@ -10,6 +10,7 @@ from keel.doctor.finding import Finding, Fix, Suspect, evidence
 from keel.doctor.rule import rule
 from keel.doctor.rules.measures import (
     MASS,
+    actions_of,
     onset_of,
     paired,
     percent,
@@ -39,12 +40,12 @@ LENGTH = 1.25
 @rule(
     "entropy-over-maximum",
     "thermometer",
-    needs=("train/entropy", "setting:facts.actions"),
+    needs=("train/entropy", "setting:facts.actions|train/entropy_max"),
     source="H ≤ log K",
 )
 def entropy_over_maximum(log: RunLog) -> Finding | None:
     """Find an entropy above that of the uniform policy."""
-    entropy, actions = log["train/entropy"], log.setting("facts.actions") or 0.0
+    entropy, actions = log["train/entropy"], actions_of(log)
     if actions < 2:
         return None
     limit = math.log(actions)
@@ -99,7 +100,7 @@ def entropy_over_maximum(log: RunLog) -> Finding | None:
 def entropy_negative(log: RunLog) -> Finding | None:
     """Find a negative entropy of discrete actions or tokens."""
     entropy = log["train/entropy"]
-    discrete = log.is_language or (log.setting("facts.actions") or 0.0) >= 2
+    discrete = log.is_language or actions_of(log) >= 2
     outside = entropy.values < -MASS
     if not discrete or not outside.any():
         return None

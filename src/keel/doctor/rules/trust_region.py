@@ -40,6 +40,7 @@ CONSEQUENCES = (
     "walk-backs-frequent",
     "early-stop-at-once",
     "critic-dominates",
+    "reference-kl-high",
 )
 
 

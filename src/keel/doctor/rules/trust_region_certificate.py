@@ -1,4 +1,4 @@
-"""Bounds and stops: Keel's own certificate, walk-backs, early stops, and the size of a rollout."""
+"""Bounds and stops: Keel's own certificate, walk-backs and early stops."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from keel.doctor.finding import Change, Finding, Fix, Suspect, evidence
 from keel.doctor.rule import rule
-from keel.doctor.rules.measures import KLS, onset_of, percent, present, share_of, spacing
+from keel.doctor.rules.measures import onset_of, percent, share_of
 from keel.doctor.run_log import RunLog
 from keel.doctor.series import align
 
@@ -15,8 +15,6 @@ ROUNDING = 1e-9
 MOST = 0.5
 TRACES, PARTS = 0.25, 0.6
 """Median share of the step that was kept: below, an update is mostly thrown away."""
-ROWS = 128
-"""Rows of a rollout below which updates follow noise (research notes: 20 steps; at least 512)."""
 LEAST = 8
 
 
@@ -207,54 +205,6 @@ def early_stop_at_once(log: RunLog) -> Finding | None:
         fix=Fix(
             "Lower the learning rate, or plan fewer epochs.",
             (Change("region.learning_rate", times=0.3),),
-        ),
-        confidence=0.7,
-    )
-
-
-@rule(
-    "rollout-tiny",
-    "trust region",
-    needs=("|".join((*KLS, "train/clip_fraction")),),
-    source="research notes, N0: 20 steps a rollout; at least 512, ideally 2,048",
-    rows=LEAST,
-    number=54,
-)
-def rollout_tiny(log: RunLog) -> Finding | None:
-    """Find updates from so few rows that they follow noise."""
-    steps, envs = log.setting("rollout_steps"), log.setting("envs.num")
-    series = present(log, (*KLS, "train/clip_fraction"))[0]
-    known = steps is not None and envs is not None
-    if "train/line_search_success" in log:
-        return None  # `trpo-batch-small` asks for more
-    if log.is_language or (not known and log.framework not in ("sb3", "cleanrl", "keel")):
-        return None
-    rows = (steps or 0.0) * (envs or 0.0) if known else spacing(series)
-    if not 0 < rows < ROWS:
-        return None
-    return Finding(
-        cause=f"rollouts are tiny: {rows:g} rows an update, whose advantages are mostly noise",
-        level="watch",
-        evidence=(
-            evidence(
-                series,
-                f"{rows:g} steps between updates"
-                + (f" ({envs:g} environments × {steps:g})" if known else ""),
-                rows,
-                threshold=ROWS,
-                source="research notes: 20 are noise; at least 512, ideally 2,048",
-                onset=int(series.step[0]),
-            ),
-        ),
-        others=(
-            Suspect(
-                "episodes are so short that few rows suffice",
-                "compare with rollouts of 2,048 rows after as many steps",
-            ),
-        ),
-        fix=Fix(
-            "Collect at least 512 rows an update, better 2,048.",
-            (Change("rollout_steps", times=float(np.ceil(2048 / rows))),),
         ),
         confidence=0.7,
     )

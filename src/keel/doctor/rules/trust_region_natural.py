@@ -6,7 +6,7 @@ import numpy as np
 
 from keel.doctor.finding import Change, Finding, Fix, Suspect, evidence
 from keel.doctor.rule import rule
-from keel.doctor.rules.measures import OUTCOMES, onset_of, percent, share_of
+from keel.doctor.rules.measures import OUTCOMES, improves, onset_of, percent, share_of
 from keel.doctor.run_log import RunLog
 from keel.doctor.series import Series, breach, breach_where
 
@@ -307,7 +307,8 @@ def gain_ratio_off(log: RunLog) -> Finding | None:
     "trust region",
     needs=("train/line_search_success", "setting:rollout_steps", "setting:envs.num"),
     source="Schulman, nuts and bolts: TRPO needs batches of 100,000 on pixels at a KL of 0.01",
-    suppresses=("rollout-tiny",),
+    rows=10,
+    suppresses=("rollouts-tiny",),
     number=19,
 )
 def trpo_batch_small(log: RunLog) -> Finding | None:
@@ -315,6 +316,9 @@ def trpo_batch_small(log: RunLog) -> Finding | None:
     batch, success = _batch(log), log["train/line_search_success"]
     if batch is None or batch >= BATCH or log.is_language:
         return None
+    returns = log.get("rollout/return_mean")
+    if returns is not None and improves(returns):
+        return None  # few rows suffice here
     return Finding(
         cause=f"TRPO makes one step from {batch:g} rows: noise outweighs the gradient",
         level="watch",

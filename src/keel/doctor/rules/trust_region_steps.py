@@ -6,10 +6,10 @@ import numpy as np
 
 from keel.doctor.finding import Change, Finding, Fix, Suspect, evidence
 from keel.doctor.rule import rule
-from keel.doctor.rules.measures import KL, KLS, onset_of, percent, present, spacing
+from keel.doctor.rules.measures import KL, KLS, improves, onset_of, percent, present, spacing
 from keel.doctor.rules.trust_region import LEAST, MUCH, VALUE_RULES, distance
 from keel.doctor.run_log import RunLog
-from keel.doctor.series import Series, align, trend
+from keel.doctor.series import align
 
 LEAP = 10.0
 """Times the running median (Schulman, nuts and bolts)."""
@@ -108,8 +108,8 @@ def steps_too_small(log: RunLog) -> Finding | None:
         return None  # the end of a schedule makes small steps by right
     typical, clipped = float(np.median(kl.values[:half])), float(np.median(clip.values[:half]))
     returns = log.get("rollout/return_mean")
-    improves = returns is not None and _improves(returns)
-    if not 0.0 < typical < TINY or clipped > CLIPPED or improves:
+    rises = returns is not None and improves(returns)
+    if not 0.0 < typical < TINY or clipped > CLIPPED or rises:
         return None
     flat = returns is not None and len(returns) >= 10
     rate = log.setting("region.learning_rate")
@@ -153,12 +153,6 @@ def steps_too_small(log: RunLog) -> Finding | None:
         ),
         confidence=0.75 if flat else 0.55,
     )
-
-
-def _improves(returns: Series) -> bool:
-    """Return whether a return rises by more than a fifth, surely."""
-    found = trend(returns)
-    return found.p < 0.01 and found.change > 0.2 * abs(returns.start())
 
 
 def _value_dominates(log: RunLog) -> bool:
