@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from keel.doctor.finding import Change, Finding, Fix, Suspect, evidence
 from keel.doctor.rule import rule
@@ -31,7 +32,7 @@ def kl_spikes(log: RunLog) -> Finding | None:
     """Find single updates that leap, and what became of the return."""
     measured = distance(log)
     kl = measured.kl
-    running = np.array([np.median(kl.values[max(0, i - 20) : i]) for i in range(1, len(kl))])
+    running = _running_median(kl.values)
     leap = np.concatenate([[False], kl.values[1:] > np.maximum(LEAP * running, measured.limit)])
     if measured.guarded or leap.sum() < (1 if kl.values.max() > MUCH * measured.limit else 2):
         return None
@@ -72,6 +73,15 @@ def kl_spikes(log: RunLog) -> Finding | None:
         ),
         confidence=0.7 if fell else 0.55,
     )
+
+
+def _running_median(values: NDArray[np.float64], width: int = 20) -> NDArray[np.float64]:
+    """Return the median of up to `width` values before each but the first, `[n − 1]`."""
+    first = [float(np.median(values[:i])) for i in range(1, min(width, len(values)))]
+    if len(values) <= width:
+        return np.array(first)
+    windows = np.lib.stride_tricks.sliding_window_view(values[:-1], width)
+    return np.concatenate([first, np.median(windows, axis=1)])
 
 
 def _return_around(log: RunLog, step: int) -> tuple[float | None, float | None]:
