@@ -134,6 +134,33 @@ def test_one_row_makes_a_rule_less_sure() -> None:
             assert row.confidence < whole.confidence
 
 
+@pytest.mark.parametrize(
+    ("kl", "rate", "to", "times"),
+    [
+        (0.12, 5e-3, 1e-3, None),  # √(0.01 / 0.12) = 0.29: 1.4e-3, and 1e-3 is the most
+        (0.16, 4e-4, 1e-4, None),  # √(0.01 / 0.16) = 0.25
+        (1.0, None, None, 0.1),
+        (1e4, None, None, 0.03),
+    ],
+)
+def test_a_lower_learning_rate_goes_by_the_square_root_of_the_kl(
+    kl: float, rate: float | None, to: float | None, times: float | None
+) -> None:
+    settings = {} if rate is None else {"region.learning_rate": rate}
+    log = make_log({"train/approx_kl": kl, "train/clip_fraction": 0.45}, settings=settings)
+    finding = findings_of("learning-rate-too-high", log)
+    assert finding is not None
+    (change,) = finding.fix.changes
+    assert (change.to, change.times) == (to, times)
+
+
+def test_a_higher_learning_rate_goes_by_the_square_root_of_the_kl() -> None:
+    log = make_log({"train/approx_kl": 3e-9, "train/clip_fraction": 0.0})
+    finding = findings_of("steps-too-small", log)
+    assert finding is not None
+    assert [change.times for change in finding.fix.changes] == [1000.0]  # √(3e-3 / 3e-9)
+
+
 def test_a_cause_sets_its_consequences_aside() -> None:
     case = next(c for c in CASES if c.rule == "learning-rate-too-high" and c.rows > 1)
     diagnosis = examine(case.log())

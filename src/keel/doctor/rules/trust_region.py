@@ -29,6 +29,10 @@ EPOCHS = 20.0
 VALUE_RULES = 1e3
 """A value loss (research notes, N0: 14,000) or a gradient norm over its bound, above which the
 critic leaves nothing of the clipped gradient to the policy."""
+AIM = 0.01
+"""KL that a lower learning rate aims at: it grows with the square of the rate."""
+USUAL_RATE = 1e-3
+"""Adam's default, and the highest of the presets that learn in minutes."""
 CONSEQUENCES = (
     *OUTCOMES,
     "kl-spikes",
@@ -100,6 +104,21 @@ def _clip_evidence(log: RunLog) -> tuple[Evidence, ...]:
     )
 
 
+def shorter_steps(log: RunLog, kl: float) -> Change:
+    """Return the learning rate that should bring a KL down to `AIM`, at most `USUAL_RATE`.
+
+    Args:
+        log: The log, for the rate that is set.
+        kl: The KL of updates at this rate.
+    """
+    times = float(np.clip(np.sqrt(AIM / max(kl, AIM)), 0.03, 0.3))
+    rate = log.get("train/learning_rate")
+    known = log.setting("region.learning_rate", None if rate is None else float(rate.values[0]))
+    if known is None or not known > 0.0:
+        return Change("region.learning_rate", times=round(times, 2))
+    return Change("region.learning_rate", to=float(f"{min(known * times, USUAL_RATE):.1g}"))
+
+
 def _many_epochs(log: RunLog) -> bool:
     rate = log.setting("region.learning_rate")
     return (log.setting("region.epochs") or 0.0) >= EPOCHS and (rate is None or rate <= 1e-3)
@@ -132,7 +151,7 @@ def learning_rate_too_high(log: RunLog) -> Finding | None:
     rate = log.get("train/learning_rate")
     known = log.setting("region.learning_rate", None if rate is None else float(rate.values[0]))
     named = "" if known is None else f" ({known:g})"
-    times = 0.1 if kl.median() > limit or float(np.max(start)) > 2.0 * limit else 0.3
+    change = shorter_steps(log, max(kl.median(), float(np.median(start))))
     return Finding(
         cause=f"the learning rate{named} is too high: the first updates already go "
         f"{float(np.max(start)):.3g} nats far, and {percent(measured.far)} of all go beyond "
@@ -151,8 +170,9 @@ def learning_rate_too_high(log: RunLog) -> Finding | None:
             ),
         ),
         fix=Fix(
-            f"Lower the learning rate to {times:g} × of it.",
-            (Change("region.learning_rate", times=times),),
+            "Lower the learning rate"
+            + (f" to {change.to:g}." if change.to else f" to {change.times:g} × of it."),
+            (change,),
         ),
         confidence=(0.85 if clipped else 0.75) if len(kl) >= LEAST else 0.5,
     )
@@ -177,7 +197,7 @@ def kl_over_target(log: RunLog) -> Finding | None:
     natural = "train/line_search_success" in log
     bound = log.setting("region.max_kl")
     loose = natural and bound is not None and bound > limit
-    change = Change("region.learning_rate", times=0.3)
+    change = shorter_steps(log, float(np.percentile(kl.values, 90.0)))
     why = "the learning rate is too high for how sharp the policy has become"
     if loose:
         why, change = (

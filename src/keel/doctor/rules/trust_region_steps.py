@@ -17,6 +17,8 @@ LEAP = 10.0
 TINY, CLIPPED = 1e-4, 1e-3
 """A KL and a clip fraction of updates that hardly happen: healthy runs have 3e-3 and 1e-2 in their
 first half."""
+WANTED = 3e-3
+"""The KL of healthy updates that a higher learning rate aims at."""
 
 
 @rule(
@@ -104,7 +106,13 @@ def _return_around(log: RunLog, step: int) -> tuple[float | None, float | None]:
     needs=(KL, "train/clip_fraction"),
     source="Andy Jones, Debugging RL; Keel, calibrated",
     rows=10,
-    suppresses=("returns-flat", "entropy-stuck", "critic-too-slow"),
+    suppresses=(
+        "returns-flat",
+        "entropy-stuck",
+        "critic-too-slow",
+        "explained-variance-zero",
+        "explained-variance-negative",
+    ),
     number=10,
 )
 def steps_too_small(log: RunLog) -> Finding | None:
@@ -122,6 +130,7 @@ def steps_too_small(log: RunLog) -> Finding | None:
     if not 0.0 < typical < TINY or clipped > CLIPPED or rises:
         return None
     flat = returns is not None and len(returns) >= 10
+    times = float(f"{np.clip(np.sqrt(WANTED / typical), 3.0, 1e3):.1g}")
     rate = log.setting("region.learning_rate")
     named = "" if rate is None else f" ({rate:g})"
     return Finding(
@@ -158,8 +167,8 @@ def steps_too_small(log: RunLog) -> Finding | None:
             Suspect("logits are flat or saturated", "look at the largest logit of a batch"),
         ),
         fix=Fix(
-            "Raise the learning rate tenfold.",
-            (Change("region.learning_rate", times=10.0),),
+            f"Raise the learning rate {times:.2g}-fold: the KL grows with its square.",
+            (Change("region.learning_rate", times=times),),
         ),
         confidence=0.75 if flat else 0.55,
     )
