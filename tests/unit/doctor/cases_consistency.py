@@ -35,6 +35,16 @@ CASES = (
         framework="trl",
     ),
     Case(
+        "replay-differs",
+        {"train/gate_log_ratio": 5e-3},
+        {"train/gate_log_ratio": 5e-4},
+        value=5e-3,
+        threshold=1e-3,
+        says=("by up to 0.005",),
+        level="watch",
+        framework="sb3",
+    ),
+    Case(
         "clipped-before-first-step",
         {"train/clip_fraction": 1.0, "train/entropy": math.log(2.0)},
         {"train/clip_fraction": 0.99},
@@ -134,12 +144,11 @@ CASES = (
     ),
     Case(
         "sampler-ratio-off",
+        {"train/sampler_ratio_mean": 2.5},
         {"train/sampler_ratio_mean": 1.2},
-        {"train/sampler_ratio_mean": 1.01},
-        value=1.2,
-        threshold=1.05,
-        says=("importance weight is 1.2",),
-        level="watch",
+        value=2.5,
+        threshold=2.0,
+        says=("importance weight is 2.5",),
         framework="trl",
     ),
     Case(
@@ -205,6 +214,16 @@ CASES = (
         settings={"kl.coef": 0.1},
     ),
     Case(
+        "beta-not-forwarded",
+        {"train/kl_reference": 0.2, "train/loss": 0.01, "train/policy_loss": 0.01},
+        {},
+        value=0.0,
+        threshold=0.02,
+        says=("coefficient is 0.1",),
+        settings={"kl.coef": 0.1},
+        healthy_settings={"kl.place": "reward"},
+    ),
+    Case(
         "kl-penalty-sign",
         {"train/kl_reference": ramp(0.1, 2.0), "train/loss": ramp(-0.01, -0.2)},  # −0.1 × KL
         {"train/loss": ramp(0.01, 0.2)},
@@ -217,9 +236,9 @@ CASES = (
     Case(
         "penalty-without-effect",
         {"train/kl_coef": [0.01 * 2.0**i for i in range(20)], "train/kl_reference": 0.2},
-        {"train/kl_reference": ramp(0.2, 0.02)},
+        {"train/kl_coef": [0.01 * min(2.0**i, 1e3) for i in range(20)]},  # on target since then
         value=0.01 * 2.0**19,
-        threshold=0.1,
+        threshold=1.0,
         says=("has no gradient", "from 0.2 to 0.2"),
         framework="verl",
     ),

@@ -161,6 +161,56 @@ def test_a_higher_learning_rate_goes_by_the_square_root_of_the_kl() -> None:
     assert [change.times for change in finding.fix.changes] == [1000.0]  # √(3e-3 / 3e-9)
 
 
+def test_the_name_in_the_log_tells_which_limit_holds() -> None:
+    log = make_log({"train/sampler_ratio_mean": 1.2}, framework="trl")
+    assert findings_of("sampler-ratio-off", log) is None
+    series = replace(log["train/sampler_ratio_mean"], label="train/token_mult_prob_error")
+    finding = findings_of("sampler-ratio-off", replace(log, series={series.name: series}))
+    assert finding is not None
+    assert (finding.level, finding.evidence[0].threshold) == ("watch", 1.05)
+
+
+def test_a_penalty_in_the_reward_is_not_missed_in_the_loss() -> None:
+    columns = {"train/kl_reference": 0.2, "train/loss": 0.01, "train/policy_loss": 0.01}
+    log = make_log({**columns, "train/kl_coef": 0.1}, framework="verl")
+    assert findings_of("beta-not-forwarded", log) is not None
+    kl = replace(log["train/kl_reference"], label="actor/reward_kl_penalty")
+    in_reward = replace(log, series={**log.series, kl.name: kl})
+    assert findings_of("beta-not-forwarded", in_reward) is None
+
+
+@pytest.mark.parametrize("framework", ["trl", "verl"])
+def test_a_healthy_run_of_grpo_is_healthy(framework: str) -> None:
+    rng = np.random.default_rng(0)
+
+    def noisy(first: float, last: float, spread: float) -> list[float]:
+        return list(np.linspace(first, last, 60) + spread * rng.standard_normal(60))
+
+    columns = {
+        "train/loss": noisy(0.0, 0.0, 1e-4),
+        "train/gradient_norm": noisy(0.4, 0.3, 0.05),
+        "train/clip_fraction": 0.0,
+        "train/entropy": noisy(0.8, 0.4, 0.02),
+        "train/learning_rate": list(np.linspace(1e-6, 0.0, 60)),
+        "train/sampler_gap": noisy(0.015, 0.018, 0.001),
+        "train/sampler_ratio_mean": noisy(1.0, 1.0, 0.01),
+        "train/kl_k1": noisy(0.0, 0.0, 1e-4),
+        "train/kl_reference": list(np.abs(noisy(0.0, 0.04, 1e-3))),
+        "rollout/return_mean": noisy(0.2, 0.8, 0.05),
+        "rollout/informative": noisy(0.7, 0.5, 0.05),
+        "rollout/reward_std_group": noisy(0.3, 0.2, 0.02),
+        "rollout/length_mean": noisy(200.0, 300.0, 10.0),
+    }
+    found = examine(make_log(columns, framework=framework))
+    assert [finding.rule for finding in found.findings if finding.family in FAMILIES] == []
+    assert {finding.rule for finding in found.usual} >= {
+        "loss-zero-is-usual",
+        "clip-zero-is-usual",
+        "sampler-gap-is-usual",
+        "k1-negative-is-usual",
+    }
+
+
 def test_a_cause_sets_its_consequences_aside() -> None:
     case = next(c for c in CASES if c.rule == "learning-rate-too-high" and c.rows > 1)
     diagnosis = examine(case.log())

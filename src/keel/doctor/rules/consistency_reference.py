@@ -18,8 +18,10 @@ NEGATIVE_TOKEN = -0.01
 AT_START = 0.1
 """KL of a token to the reference before learning, which is 0 where the policy starts from it."""
 SURE = 0.01
-WIND_UP, STILL = 10.0, 0.9
-"""A coefficient that grew so many times, and a KL that kept so much of its size."""
+WIND_UP, RISING, STILL = 100.0, 1.2, 0.9
+"""A coefficient that grew so many times and is still growing in the last fifth, and a KL that kept
+so much of its size. A controller that works raises its coefficient, too, until the KL is on target.
+"""
 
 
 def _per_sequence(series: Series) -> bool:
@@ -28,10 +30,12 @@ def _per_sequence(series: Series) -> bool:
 
 
 def _coefficient(log: RunLog) -> float:
-    """Return the coefficient of the penalty towards the reference; 0 where none is known."""
-    if log.settings.get("kl.place") == "none":
+    """Return the coefficient of the penalty in the loss; 0 where none is known."""
+    if log.settings.get("kl.place") in ("none", "reward"):
         return 0.0
     logged = log.get("train/kl_coef")
+    if any(series and "reward" in series.label for series in (logged, log.get(REFERENCE))):
+        return 0.0  # verl's `actor/reward_kl_penalty`
     known = log.setting("kl.coef")
     return known if known is not None else logged.median() if logged and log.is_language else 0.0
 
@@ -214,7 +218,7 @@ def reference_kl_zero(log: RunLog) -> Finding | None:
 def beta_not_forwarded(log: RunLog) -> Finding | None:
     """Find a coefficient of the KL penalty that does not reach the loss."""
     coef = _coefficient(log)
-    if coef <= 0.0 or log.settings.get("kl.place") == "reward":
+    if coef <= 0.0:
         return None
     loss, policy = paired(log, "train/loss", "train/policy_loss")
     kl, loss = align(log[REFERENCE], loss)
@@ -330,7 +334,8 @@ def penalty_without_effect(log: RunLog) -> Finding | None:
         return None
     growth = float(positive[-1] / positive[0])
     stays = kl.end() >= STILL * kl.start() and kl.end() > 0.0
-    if growth < WIND_UP or trend(coef).p > SURE or not stays:
+    rising = positive[-1] > RISING * positive[int(0.8 * len(positive))]
+    if growth < WIND_UP or not rising or trend(coef).p > SURE or not stays:
         return None
     return Finding(
         cause=f"the KL penalty has no gradient: its coefficient grew {growth:.3g}-fold to "

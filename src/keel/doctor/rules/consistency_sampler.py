@@ -26,10 +26,9 @@ JUMP = 3.0
 GROWTH = 3.0
 SURE = 0.01
 """p-value of a trend."""
-RATIO_WATCH = (0.95, 1.05)
-"""NeMo-RL: above 1.05 the framework is at fault."""
-RATIO_SICK = (0.5, 2.0)
-"""verl's documentation: the mean importance weight lies between 0.5 and 2."""
+ERROR, RATIO = (0.95, 1.05), (0.5, 2.0)
+"""NeMo-RL: a multiplicative error (`token_mult_prob_error`) above 1.05 is the framework's fault;
+verl's documentation: the mean importance weight lies between 0.5 and 2."""
 
 
 class Jump(NamedTuple):
@@ -260,11 +259,12 @@ def sampler_gap_constant(log: RunLog) -> Finding | None:
 def sampler_ratio_off(log: RunLog) -> Finding | None:
     """Find an importance weight between sampler and trainer far from 1."""
     mean = log["train/sampler_ratio_mean"]
-    found = breach(mean, *RATIO_WATCH)
+    limits = ERROR if "error" in mean.label else RATIO
+    found = breach(mean, *limits)
     if found is None:
         return None
-    sick = not RATIO_SICK[0] <= found.value <= RATIO_SICK[1]
-    threshold = RATIO_WATCH[0] if found.value < 1.0 else RATIO_WATCH[1]
+    sick = not RATIO[0] <= found.value <= RATIO[1]
+    threshold = limits[0] if found.value < 1.0 else limits[1]
     return Finding(
         cause="sampler and trainer give the same tokens other probabilities: the mean importance "
         f"weight is {found.value:.4g} where 1 is right",
