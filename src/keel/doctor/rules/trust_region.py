@@ -67,8 +67,8 @@ def distance(log: RunLog, factor: float = FACTOR) -> Distance:
         log: The log; one of `KLS` must be there.
         factor: Times the target that is too far, where a target is known.
     """
-    names = KLS[1:] if log.is_language and KLS[1] in log else KLS
-    kl = present(log, names or KLS)[0] if any(n in log for n in names) else log[KLS[0]]
+    names = KLS[1:] if log.is_language else KLS  # presets for tokens walk back most updates
+    kl = (present(log, names) or present(log, KLS))[0]
     target = log.setting("region.target_kl")
     limit = FAR if target is None else factor * target
     source = (
