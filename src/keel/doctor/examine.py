@@ -127,13 +127,23 @@ def _set_consequences_aside(
     """Split findings into causes and consequences; what is a consequence explains nothing."""
     kept: list[Finding] = []
     suppressed = []
-    for finding in sorted(findings, key=lambda f: (FAMILIES.index(f.family), _rank(f))):
+    follows = {rule for finding in findings for rule in finding.suppresses}
+    for finding in sorted(
+        findings, key=lambda f: (FAMILIES.index(f.family), f.rule in follows, _rank(f))
+    ):
         because = next((f.rule for f in kept if finding.rule in f.suppresses), None)
         if because is None or finding.level == "usual":
             kept.append(finding)
-        else:
-            suppressed.append(Suppressed(finding, because))
+            continue
+        suppressed.append(Suppressed(finding, because))
+        if finding.level == "sick":  # a cause is as bad as what follows from it
+            kept = [_worsened(f) if f.rule == because else f for f in kept]
     return sorted(kept, key=_rank), tuple(suppressed)
+
+
+def _worsened(cause: Finding) -> Finding:
+    """Return a cause as sick as its consequence; a sick thermometer only hides what is so."""
+    return cause if cause.family == "thermometer" else replace(cause, level="sick")
 
 
 def _judge(log: RunLog, findings: list[Finding], spoken: list[str]) -> tuple[Verdict, str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from keel.doctor.finding import Finding
 from keel.doctor.run_log import RunLog
 
@@ -81,7 +83,8 @@ def rule(
 
     def register(check: Check) -> Check:
         assert id not in RULES, f"{id} stands twice"
-        RULES[id] = Rule(id, family, check, needs, source, rows, suppresses, number)
+        quiet = np.errstate(all="ignore")(check)  # logs hold infinities
+        RULES[id] = Rule(id, family, quiet, needs, source, rows, suppresses, number)
         return check
 
     return register

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from keel.doctor.rules import (
     consistency,
+    consistency_learning,
+    consistency_reference,
+    consistency_sampler,
     critic,
     exploration,
     language,
@@ -16,11 +19,22 @@ from keel.doctor.rules import (
     reward,
     statistics,
     thermometer,
+    thermometer_constants,
+    thermometer_identities,
+    thermometer_sums,
     trust_region,
+    trust_region_certificate,
+    trust_region_drift,
+    trust_region_natural,
+    trust_region_ratios,
+    trust_region_steps,
 )
 
 __all__ = [
     "consistency",
+    "consistency_learning",
+    "consistency_reference",
+    "consistency_sampler",
     "critic",
     "exploration",
     "language",
@@ -28,5 +42,13 @@ __all__ = [
     "reward",
     "statistics",
     "thermometer",
+    "thermometer_constants",
+    "thermometer_identities",
+    "thermometer_sums",
     "trust_region",
+    "trust_region_certificate",
+    "trust_region_drift",
+    "trust_region_natural",
+    "trust_region_ratios",
+    "trust_region_steps",
 ]
