@@ -33,7 +33,11 @@ BEHIND = 0.3
 LATE_STEPS = 50_000
 """Steps after which a single row says that a critic had time to learn."""
 SWING = 1.0
-"""Spread of explained variance between updates that no healthy run had (at most 0.4)."""
+"""Change of explained variance between updates that no healthy run had (at most 0.4)."""
+EXACTLY = 1e-6
+"""Explained variance that is 0 up to rounding."""
+STEADY = 0.25
+"""Change between updates over the size of explained variance below which values stand still."""
 
 
 def has_variance(log: RunLog) -> bool:
@@ -76,9 +80,12 @@ def explained_variance_negative(log: RunLog) -> Finding | None:
         return None
     if not stagnates and typical > MISLEADING:
         return None
+    steady = _stands_still(log[EV], typical)
+    factor, word = (10.0, "Raise") if steady else (0.3, "Lower")
     return Finding(
         cause=f"the critic misleads: its explained variance is {typical:.2f}, so its values are "
-        f"{1.0 - typical:.1f} times as far from the returns (in variance) as a constant would be",
+        f"{1.0 - typical:.1f} times as far from the returns (in variance) as a constant would be"
+        + (", from update to update the same: it hardly learns" if steady else ""),
         level="sick" if stagnates and typical <= MISLEADING else "watch",
         evidence=(
             evidence(
@@ -94,8 +101,9 @@ def explained_variance_negative(log: RunLog) -> Finding | None:
         ),
         others=(
             Suspect(
-                "a learning rate of the critic that is too high",
-                "train with region.critic_learning_rate × 0.1: explained variance rises above 0",
+                f"a learning rate of the critic that is too {'high' if steady else 'low'}",
+                f"train with region.critic_learning_rate × {0.1 if steady else 10:g}: explained "
+                "variance rises above 0",
             ),
             Suspect(
                 "values and returns of different rows or units (order of agents, normalization)",
@@ -104,9 +112,9 @@ def explained_variance_negative(log: RunLog) -> Finding | None:
             ),
         ),
         fix=Fix(
-            "Lower the critic's learning rate and normalize rewards.",
+            f"{word} the critic's learning rate, and normalize rewards.",
             (
-                scaled(log, "region.critic_learning_rate", 0.3, "region.learning_rate"),
+                scaled(log, "region.critic_learning_rate", factor, "region.learning_rate"),
                 Change("envs.normalize_reward", to=True),
             ),
         ),
@@ -238,30 +246,37 @@ def critic_too_slow(log: RunLog) -> Finding | None:
     needs=(EV, LOSS),
     source="Keel: critics with 100 × the learning rate",
     rows=2 * LEAST,
-    suppresses=("explained-variance-negative",),
+    suppresses=("explained-variance-zero", "explained-variance-negative"),
     number=21,
 )
 def critic_too_fast(log: RunLog) -> Finding | None:
-    """Find a critic that is thrown about by every update."""
+    """Find a critic that gives one value to every state, or is thrown about by every update."""
     series, now = late(log[EV]), outcome(log)
-    if not has_variance(log) or len(series.finite) < LEAST or (now is not None and now.rose):
+    if not has_variance(log) or len(series.finite) < LEAST:
         return None
+    dead = float(np.mean(np.abs(series.finite) <= EXACTLY))
     swing = float(np.median(np.abs(np.diff(series.finite))))
     lowest = float(np.quantile(series.finite, 0.1))
-    if swing < SWING or lowest > -SWING:
+    if dead > 0.5 and _follows(log):
+        what = f"explained variance is exactly 0 in {dead:.0%} of the updates, with values that "
+        cause = what + "follow the mean of the targets: it gives one value to every state"
+        value, limit = dead, 0.5
+    elif swing >= SWING and lowest <= -SWING and not (now is not None and now.rose):
+        cause = f"explained variance changes by {swing:.2g} between updates, down to {lowest:.2g}"
+        value, limit = swing, SWING
+    else:
         return None
-    level: Level = "sick" if now is not None and now.stagnates else "watch"
     return Finding(
-        cause="the critic is thrown about: its explained variance changes by "
-        f"{swing:.2g} from one update to the next and falls to {lowest:.2g}",
-        level=level,
+        cause=f"the critic's steps are too large: {cause}",
+        level="sick" if now is not None and now.stagnates else "watch",
         evidence=(
             evidence(
                 series,
-                f"median change {swing:.2g} between updates, one in ten below {lowest:.2g}",
-                swing,
-                threshold=SWING,
-                source="Keel: healthy runs change by less than 0.4",
+                f"0 in {dead:.0%} of {len(series)} updates, median change {swing:.2g}, one in ten "
+                f"below {lowest:.2g}",
+                value,
+                threshold=limit,
+                source="Keel: healthy critics are never exactly 0 and change by less than 0.4",
                 onset=int(series.step[0]),
             ),
             *course(log),
@@ -271,6 +286,10 @@ def critic_too_fast(log: RunLog) -> Finding | None:
                 "rollouts so small that each has returns of its own",
                 "double rollout_steps: the changes halve, at the same learning rate",
             ),
+            Suspect(
+                "observations so large that every unit saturates",
+                "train with envs.normalize_obs: explained variance leaves 0",
+            ),
         ),
         fix=Fix(
             "Lower the critic's learning rate.",
@@ -279,3 +298,17 @@ def critic_too_fast(log: RunLog) -> Finding | None:
         confidence=0.65,
     )
 
+
+def _follows(log: RunLog) -> bool:
+    """Return whether the mean value is within a standard deviation of the targets' mean."""
+    if not all(name in log for name in (VALUE, TARGET, TARGET_STD)):
+        return False
+    return abs(log[VALUE].end() - log[TARGET].end()) < log[TARGET_STD].end()
+
+
+def _stands_still(series: Series, typical: float) -> bool:
+    """Return whether explained variance stays where it is, as of values that do not move."""
+    values = late(series, 0.5).finite
+    if len(values) < LEAST:
+        return False
+    return float(np.median(np.abs(np.diff(values)))) < STEADY * abs(typical)

@@ -1,1 +1,430 @@
-"""Rules of the family `exploration`."""
+"""Entropy: does the policy still try, and does it ever settle?"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from keel.doctor.finding import Change, Evidence, Finding, Fix, Suspect, evidence
+from keel.doctor.outcome import course, is_solved, outcome, progress
+from keel.doctor.rule import rule
+from keel.doctor.run_log import RunLog
+from keel.doctor.series import Series, breach, trend
+from keel.doctor.settings import scaled
+
+ENTROPY, ENTROPY_MAX = "train/entropy", "train/entropy_max"
+COEF = "train/entropy_coef"
+NEEDS_MAX = f"{ENTROPY_MAX}|setting:facts.actions"
+UNIFORM = 0.99
+"""Entropy over log K of a policy that has no preference: research list."""
+BUDGET = 0.1
+"""Share of the budget after which a policy has one: research list."""
+COLLAPSED = 0.1
+"""Entropy over log K of a policy that has stopped trying: research list, after Jones."""
+LANGUAGE_LOW = 0.1
+LANGUAGE_HIGH = 2.0
+"""Nats a token outside of which exploration is out of control: verl's notes on clip-higher."""
+LARGE_COEF = 0.05
+"""Entropy coefficient that is large with normalized advantages: SB3's zoo goes to 0.01, RLlib's
+examples to 0.05."""
+SWING = 0.2
+"""Share of log K that an oscillation goes up and down."""
+TURNS = 6
+GROWS = 1.0
+"""Nats by which the entropy of continuous actions grows in no healthy run (they all fall)."""
+JUMP = 10.0
+"""Times the usual change of one update that is a leap."""
+LEAP = 0.25
+"""Nats that a leap has at least."""
+
+
+def entropy_ceiling(log: RunLog) -> float | None:
+    """Return the largest possible entropy, log K of K discrete actions; None where unknown."""
+    actions = log.setting("facts.actions")
+    if actions is not None:
+        return math.log(actions) if actions >= 2 else None
+    if ENTROPY_MAX in log and not log.is_language and not is_continuous(log):
+        highest = float(np.median(log[ENTROPY_MAX].values))
+        return highest if highest > 0.0 else None
+    return None
+
+
+def is_continuous(log: RunLog) -> bool:
+    """Return whether actions are known to be continuous."""
+    if "train/action_std" in log:
+        return True
+    values = log[ENTROPY].finite if ENTROPY in log else np.zeros(0)
+    return bool(len(values)) and bool((values < -1e-3).any())
+
+
+@rule(
+    "entropy-stuck",
+    "exploration",
+    needs=(ENTROPY, NEEDS_MAX),
+    source="Jones, Debugging RL",
+    rows=10,
+    suppresses=("returns-flat", "action-share-high"),
+    number=33,
+)
+def entropy_stuck(log: RunLog) -> Finding | None:
+    """Find a policy that stays uniform while its return stays where it was."""
+    series, highest, now = log[ENTROPY], entropy_ceiling(log), outcome(log)
+    if highest is None or now is None or not now.stagnates or now.is_constant:
+        return None
+    done = progress(log)
+    if done is not None and done < BUDGET:
+        return None
+    share = Series(series.name, series.label, series.step, series.values / highest)
+    found = breach(share, high=UNIFORM)
+    if found is None or not found.lasting or share.end(0.5) <= UNIFORM:
+        return None
+    coef = log[COEF].end() if COEF in log else log.setting("explore.entropy_coef")
+    drowned = coef is not None and coef >= LARGE_COEF
+    cause = f"the policy stays uniform: its entropy is {share.end():.1%} of log K = {highest:.3f}"
+    why = f", held there by an entropy bonus of {coef:g}" if drowned else ""
+    return Finding(
+        cause=f"{cause} after {log.last_step:,} steps{why}",
+        level="sick",
+        evidence=(
+            evidence(
+                series,
+                f"{series.end():.4g} nats of {highest:.4g}, above {UNIFORM:.0%} in {found.count} "
+                f"of {len(series)} updates",
+                series.end(),
+                threshold=UNIFORM * highest,
+                source="Jones, Debugging RL: entropy falls as soon as something is learned",
+                onset=found.onset,
+            ),
+            now.evidence(),
+        ),
+        others=_stuck_suspects(drowned),
+        fix=_stuck_fix(log, drowned),
+        confidence=0.9 if drowned else 0.6,
+    )
+
+
+def _stuck_suspects(drowned: bool) -> tuple[Suspect, ...]:
+    bonus = Suspect(
+        "an entropy bonus that outweighs the advantages",
+        "train with explore.entropy_coef 0: entropy falls",
+    )
+    return (
+        *(() if drowned else (bonus,)),
+        Suspect(
+            "steps that are too small",
+            "train with region.learning_rate × 10: the KL of an update becomes visible",
+        ),
+        Suspect(
+            "gradients that do not reach the policy",
+            "compare its parameters before and after one update: they must differ",
+        ),
+        Suspect(
+            "actions without effect, or a reward that does not depend on them",
+            "keel probe ENV: it tries each action from the same state",
+        ),
+    )
+
+
+def _stuck_fix(log: RunLog, drowned: bool) -> Fix:
+    if drowned:
+        return Fix("Lower the entropy bonus.", (Change("explore.entropy_coef", to=0.01),))
+    return Fix(
+        "Raise the learning rate, and look whether parameters move at all.",
+        (scaled(log, "region.learning_rate", 10.0),),
+    )
+
+
+@rule(
+    "entropy-collapsed",
+    "exploration",
+    needs=(ENTROPY,),
+    source="Jones, Debugging RL; verl's notes on entropy",
+    rows=5,
+    suppresses=("action-share-high", "returns-flat", "returns-collapsed", "groups-uninformative"),
+    number=34,
+)
+def entropy_collapsed(log: RunLog) -> Finding | None:
+    """Find a policy that became deterministic before it had learned anything."""
+    series, now = log[ENTROPY], outcome(log)
+    floor = _collapse_floor(log)
+    if floor is None or now is None or is_solved(log) or now.is_constant:
+        return None
+    lost = now.lost > 0.5
+    if not (now.stagnates or lost):
+        return None
+    found = breach(series, low=floor)
+    if found is None or not found.lasting or series.end() >= floor:
+        return None
+    reason = f"and only {now.best - now.end:.3g} below its best" if lost else "and never rose"
+    certain = "train/explained_variance" in log and log["train/explained_variance"].end() > 0.95
+    return Finding(
+        cause=f"the policy collapsed before it had learned: its entropy is {series.end():.2g} nats "
+        f"since step {found.onset:,}, while the return is {now.end:.4g} {reason}",
+        level="sick",
+        evidence=(
+            evidence(
+                series,
+                f"{series.end():.2g} nats at the end, below {floor:.2g} in {found.count} of "
+                f"{len(series)} updates",
+                series.end(),
+                threshold=floor,
+                source="verl: 0.1 nats a token" if log.is_language else "Jones: a tenth of log K",
+                onset=found.onset,
+            ),
+            now.evidence(),
+            *(_certainty(log) if certain else ()),
+        ),
+        others=(
+            Suspect(
+                "steps that are too large",
+                "look at the largest KL of an update before the fall; train with "
+                "region.learning_rate × 0.1: entropy falls slowly",
+            ),
+            Suspect(
+                "rewards whose scale drowns the entropy bonus",
+                "train with envs.normalize_reward: entropy falls slowly",
+            ),
+            Suspect(
+                "an entropy bonus that is not differentiated, or has the wrong sign",
+                "train with explore.entropy_coef × 10: entropy must stay higher",
+            ),
+        ),
+        fix=Fix(
+            "Lower the learning rate and give an entropy bonus.",
+            (
+                scaled(log, "region.learning_rate", 0.1),
+                Change("region.entropy_coef", to=0.01)
+                if log.is_language
+                else Change("explore.entropy_coef", to=0.01),
+            ),
+        ),
+        confidence=0.8,
+    )
+
+
+def _certainty(log: RunLog) -> tuple[Evidence, ...]:
+    """Return the sign that is mistaken for success: the critic predicts a dead policy well."""
+    ev = log["train/explained_variance"]
+    return (
+        evidence(
+            ev,
+            f"{ev.end():.3f}: with the entropy at 0 that is collapse, not success",
+            ev.end(),
+            threshold=0.95,
+            source="Jones, Debugging RL",
+        ),
+    )
+
+
+def _collapse_floor(log: RunLog) -> float | None:
+    if log.is_language:
+        return LANGUAGE_LOW
+    highest = entropy_ceiling(log)
+    return None if highest is None else COLLAPSED * highest
+
+
+@rule(
+    "entropy-oscillates",
+    "exploration",
+    needs=(ENTROPY, NEEDS_MAX),
+    source="Jones, Debugging RL",
+    rows=2 * TURNS,
+    number=35,
+)
+def entropy_oscillates(log: RunLog) -> Finding | None:
+    """Find an entropy that goes up and down by itself."""
+    series, highest, now = log[ENTROPY], entropy_ceiling(log), outcome(log)
+    pulses = log.get("train/temp_is_pulsing")
+    if pulses is not None and (pulses.values > 0.0).any():
+        return None
+    if highest is None or now is None or not now.stagnates:
+        return None
+    turns = _turns(series.finite, SWING * highest)
+    if turns < TURNS or turns < len(series) / 20:
+        return None
+    return Finding(
+        cause=f"entropy swings up and down {turns} times by more than {SWING:.0%} of log K: steps "
+        "are too large to settle",
+        level="watch",
+        evidence=(
+            evidence(
+                series,
+                f"{turns} turns of more than {SWING * highest:.2g} nats in {len(series)} updates",
+                float(turns),
+                threshold=TURNS,
+                source="Jones, Debugging RL: entropy falls smoothly",
+                onset=int(series.step[0]),
+            ),
+            now.evidence(),
+        ),
+        others=(
+            Suspect(
+                "rollouts that are too small",
+                "double rollout_steps: swings become smaller at the same learning rate",
+            ),
+        ),
+        fix=Fix("Lower the learning rate.", (scaled(log, "region.learning_rate", 0.3),)),
+        confidence=0.55,
+    )
+
+
+@rule(
+    "entropy-grows",
+    "exploration",
+    needs=(ENTROPY,),
+    source="verl's notes on clip-higher; Keel's calibration on HalfCheetah",
+    rows=8,
+    suppresses=("action-std-exploded", "returns-flat", "returns-collapsed"),
+    number=57,
+)
+def entropy_grows(log: RunLog) -> Finding | None:
+    """Find an entropy that rises while the return does not."""
+    series, now = log[ENTROPY], outcome(log)
+    if now is None or not now.stagnates or is_solved(log) or entropy_ceiling(log) is not None:
+        return None
+    first, last = series.start(0.1), series.end(0.1)
+    found = trend(series)
+    language = log.is_language
+    limit = max(LANGUAGE_HIGH, 1.5 * first) if language else first + GROWS
+    if not (language or is_continuous(log) or _is_gaussian(log)):
+        return None
+    if not (np.isfinite(last) and last > limit and found.change > 0.0 and found.p < 0.01):
+        return None
+    setting = "region.entropy_coef" if language else "explore.entropy_coef"
+    coef = log[COEF].end() if COEF in log else log.setting(setting)
+    bonus = "" if not coef else f": its bonus of {coef:g} outweighs what is earned"
+    return Finding(
+        cause=f"entropy grows from {first:.3g} to {last:.3g} nats while the return goes from "
+        f"{now.start:.4g} to {now.end:.4g}{bonus}",
+        level="sick",
+        evidence=(
+            evidence(
+                series,
+                f"{first:.3g} at the start, {last:.3g} at the end, rising (p = {found.p:.1g})",
+                last,
+                threshold=limit,
+                source="verl: above 2 nats a token" if language else "Keel: it falls in every "
+                "healthy run on continuous actions",
+                onset=int(series.step[int(np.argmax(series.values > limit))]),
+            ),
+            now.evidence(),
+        ),
+        others=(
+            Suspect(
+                "an upper clip that is too wide (clip-higher)",
+                "train with region.clip_high as region.clip: entropy stays",
+            ),
+            Suspect(
+                "a wrong sign of the entropy term",
+                "train with an entropy coefficient of 0: entropy stays or falls",
+            ),
+        ),
+        fix=Fix(
+            "Take the entropy bonus away.",
+            (Change(setting, to=0.0),),
+        ),
+        confidence=0.85 if coef else 0.6,
+    )
+
+
+@rule(
+    "entropy-leaps",
+    "exploration",
+    needs=(ENTROPY,),
+    source="verl's notes on clip-higher; research list: entropy spike",
+    rows=20,
+    suppresses=("returns-collapsed",),
+    number=57,
+)
+def entropy_leaps(log: RunLog) -> Finding | None:
+    """Find a leap of the entropy after which the return is lost."""
+    series, now = log[ENTROPY], outcome(log)
+    pulses = log.get("train/temp_is_pulsing")
+    if now is None or now.lost < 0.5 or (pulses is not None and (pulses.values > 0).any()):
+        return None
+    if not np.isfinite(series.values).all():
+        return None
+    changes = np.diff(series.values)
+    at = int(np.argmax(changes))
+    usual = max(float(np.median(np.abs(changes))), 1e-6)
+    step = int(series.step[at + 1])
+    if changes[at] < max(LEAP, JUMP * usual) or step < now.best_step:
+        return None
+    return Finding(
+        cause=f"entropy leaps from {series.values[at]:.3g} to {series.values[at + 1]:.3g} nats at "
+        f"step {step:,}, and {now.lost:.0%} of the return that was gained is lost after it",
+        level="sick",
+        evidence=(
+            evidence(
+                series,
+                f"+{changes[at]:.3g} nats in one update, {changes[at] / usual:.3g} times the "
+                "usual change",
+                float(series.values[at + 1]),
+                threshold=float(series.values[at]) + max(LEAP, JUMP * usual),
+                source="Keel: ten times the median change",
+                onset=step,
+            ),
+            now.evidence(),
+        ),
+        others=(
+            Suspect(
+                "one update that went too far",
+                "look at the largest KL and gradient norm of that step",
+            ),
+        ),
+        fix=Fix(
+            "Bound the KL of an update, and lower the learning rate.",
+            (
+                Change("region.certify", to=True),
+                scaled(log, "region.learning_rate", 0.3),
+            ),
+        ),
+        confidence=0.6,
+    )
+
+
+def _is_gaussian(log: RunLog) -> bool:
+    """Return whether a discrete policy is ruled out: no share of a commonest action is logged."""
+    return log.framework == "keel" and "rollout/action_share_max" not in log
+
+
+def _turns(values: np.ndarray, size: float) -> int:
+    """Return how often a series turns by at least `size`."""
+    if len(values) == 0:
+        return 0
+    turns, direction, extreme = 0, 0, float(values[0])
+    for value in values.tolist():
+        if direction >= 0 and value < extreme - size:
+            turns, direction, extreme = turns + 1, -1, value
+        elif direction <= 0 and value > extreme + size:
+            turns, direction, extreme = turns + 1, 1, value
+        elif (direction >= 0 and value > extreme) or (direction < 0 and value < extreme):
+            extreme = value
+    return turns
+
+
+@rule(
+    "entropy-falls",
+    "exploration",
+    needs=(ENTROPY,),
+    source="issues that report it as a bug",
+    rows=8,
+)
+def entropy_falls(log: RunLog) -> Finding | None:
+    """Say that a falling entropy is usual where the return rises."""
+    series, now = log[ENTROPY], outcome(log)
+    found = trend(series)
+    if now is None or not now.rose or not (found.change < 0.0 and found.p < 0.01):
+        return None
+    return Finding(
+        cause=f"entropy falls from {series.start(0.1):.3g} to {series.end(0.1):.3g} nats while the "
+        f"return rises from {now.start:.4g} to {now.end:.4g}: that is learning, no collapse",
+        level="usual",
+        evidence=(
+            evidence(series, f"{series.end(0.1):.3g} at the end (p = {found.p:.1g})"),
+            *course(log),
+        ),
+        fix=Fix("Nothing to do."),
+        confidence=0.9,
+    )
