@@ -156,11 +156,11 @@ def entropy_collapsed(log: RunLog) -> Finding | None:
     found = breach(series, low=floor)
     if found is None or not found.lasting or series.end() >= floor:
         return None
-    reason = f"and only {now.best - now.end:.3g} below its best" if lost else "and never rose"
+    reason = f"and was {now.best:.4g} at its best" if lost else "and never rose"
     certain = "train/explained_variance" in log and log["train/explained_variance"].end() > 0.95
     return Finding(
         cause=f"the policy collapsed before it had learned: its entropy is {series.end():.2g} nats "
-        f"since step {found.onset:,}, while the return is {now.end:.4g} {reason}",
+        f"since step {found.onset:,}, while the return is {now.end:.4g}, {reason}",
         level="sick",
         evidence=(
             evidence(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from keel.doctor.finding import Change, Finding, Fix, Suspect, evidence
-from keel.doctor.outcome import course, is_solved, outcome, progress
+from keel.doctor.outcome import NEEDS_RETURN, course, is_solved, outcome, progress
 from keel.doctor.rule import rule
 from keel.doctor.run_log import RunLog
 from keel.doctor.series import Series, breach
@@ -87,7 +87,7 @@ def action_share_high(log: RunLog) -> Finding | None:
 @rule(
     "actions-unused",
     "exploration",
-    needs=(f"{SHARES}*",),
+    needs=(NEEDS_RETURN,),
     source="research list: legal actions that are never chosen",
     rows=5,
     number=37,
