@@ -304,8 +304,9 @@ def entropy_grows(log: RunLog) -> Finding | None:
                 f"{first:.3g} at the start, {last:.3g} at the end, rising (p = {found.p:.1g})",
                 last,
                 threshold=limit,
-                source="verl: above 2 nats a token" if language else "Keel: it falls in every "
-                "healthy run on continuous actions",
+                source="verl: above 2 nats a token"
+                if language
+                else "Keel: it falls in every healthy run on continuous actions",
                 onset=int(series.step[int(np.argmax(series.values > limit))]),
             ),
             now.evidence(),

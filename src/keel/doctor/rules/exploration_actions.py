@@ -368,6 +368,8 @@ def entropy_below_floor(log: RunLog) -> Finding | None:
                 "differentiate the penalty alone: its gradient must not be 0",
             ),
         ),
-        fix=Fix("Give an entropy bonus beside the floor.", (Change("explore.entropy_coef", to=0.01),)),
+        fix=Fix(
+            "Give an entropy bonus beside the floor.", (Change("explore.entropy_coef", to=0.01),)
+        ),
         confidence=0.6,
     )
