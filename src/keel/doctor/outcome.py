@@ -39,6 +39,8 @@ SPREAD_LANGUAGE = 0.05
 """The same for completions, whose means do not overlap and are of many more samples."""
 RELATIVE = 0.1
 """Change of the return, as a share of its start, that means nothing where its spread is unknown."""
+BEGINNING = 0.25
+"""Share of the steps by which a log that covers the beginning of the run has begun."""
 SUCCESS = ("eval/success", "rollout/success")
 SOLVED = 0.9
 """Share of prompts or episodes that succeed from which on a task is solved."""
@@ -58,6 +60,8 @@ class Outcome:
     """step at the end of that window"""
     tolerance: float
     """a change that means nothing"""
+    from_start: bool
+    """whether the log covers the beginning of the run; the end of a good run is flat"""
 
     @property
     def is_known(self) -> bool:
@@ -81,8 +85,8 @@ class Outcome:
 
     @property
     def stagnates(self) -> bool:
-        """Whether it is known not to have risen."""
-        return self.is_known and not self.rose
+        """Whether it is known not to have risen since the run began."""
+        return self.is_known and self.from_start and not self.rose
 
     @property
     def lost(self) -> float:
@@ -202,6 +206,7 @@ def _outcome(series: Series, floor: float) -> Outcome:
         best=float(medians[at]),
         best_step=int(steps[at + width - 1]),
         tolerance=max(error, floor),
+        from_start=bool(series.step[0] <= BEGINNING * series.step[-1]),
     )
 
 

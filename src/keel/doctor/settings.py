@@ -21,8 +21,3 @@ def scaled(log: RunLog, setting: str, factor: float, instead_of: str = "") -> Ch
     if value is None or value == 0.0:
         return Change(setting, times=factor)
     return Change(setting, to=float(f"{factor * value:.3g}"))
-
-
-def normalizes_rewards(log: RunLog) -> bool:
-    """Return whether rewards are known to be normalized before they are learned from."""
-    return log.settings.get("envs.normalize_reward") is True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from keel.doctor.finding import Change, Finding, Fix, Level, Suspect, evidence
+from keel.doctor.finding import Change, Finding, Fix, Suspect, evidence
 from keel.doctor.outcome import course, is_solved, outcome, progress
 from keel.doctor.rule import rule
 from keel.doctor.run_log import RunLog
@@ -28,6 +28,9 @@ CartPole, LunarLander, Acrobot, HalfCheetah, Pendulum, MountainCar: at least 0.5
 VARIES = 0.05
 """Spread of the targets over their mean below which there is no variance to explain: CartPole at
 500 has 0.0001."""
+VARIES_LEAST = 1e-3
+"""The same of √(2 × value loss / (1 − explained variance)) over the return, where targets are not
+logged; lower, because the units may differ (normalized rewards)."""
 BEHIND = 0.3
 """Share of the targets' mean that a critic which keeps up has reached after the first updates."""
 LATE_STEPS = 50_000
@@ -49,7 +52,12 @@ def has_variance(log: RunLog) -> bool:
         return False
     if TARGET in log and TARGET_STD in log:
         return log[TARGET_STD].end() > VARIES * abs(log[TARGET].end())
-    return True
+    if now is None or EV not in log or LOSS not in log:
+        return True
+    explained, loss = log[EV].end(), log[LOSS].end()
+    if not (np.isfinite(explained) and np.isfinite(loss) and explained < 1.0 and loss >= 0.0):
+        return True
+    return float(np.sqrt(2.0 * loss / (1.0 - explained))) > VARIES_LEAST * abs(now.end)
 
 
 def late(series: Series, share: float = EARLY) -> Series:
@@ -185,7 +193,7 @@ def explained_variance_zero(log: RunLog) -> Finding | None:
     "critic",
     needs=(EV, VALUE, TARGET, TARGET_STD),
     source="Jones, Debugging RL: values that do not follow their targets",
-    rows=LEAST,
+    rows=2 * LEAST,
     suppresses=("explained-variance-zero", "explained-variance-negative", "returns-flat"),
     number=25,
 )
@@ -193,7 +201,7 @@ def critic_too_slow(log: RunLog) -> Finding | None:
     """Find a critic whose values stay where they began while the targets are elsewhere."""
     value, target = align(log[VALUE], log[TARGET])
     _, deviation = align(log[VALUE], log[TARGET_STD])
-    if not len(value) == len(target) == len(deviation) or len(value) < LEAST:
+    if not len(value) == len(target) == len(deviation) or len(value) < 2 * LEAST:
         return None
     with np.errstate(invalid="ignore"):
         away = np.abs(target.values) > 0.5 * deviation.values

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from keel.doctor.finding import Change, Fix, Finding, Level, Suspect, evidence
+from keel.doctor.finding import Change, Finding, Fix, Level, Suspect, evidence
 from keel.doctor.outcome import course, outcome
 from keel.doctor.rule import rule
 from keel.doctor.rules.critic import EV, LATE_STEPS, LOSS, TARGET, TARGET_STD, has_variance
 from keel.doctor.run_log import RunLog
 from keel.doctor.series import breach
-from keel.doctor.settings import normalizes_rewards, scaled
+from keel.doctor.settings import scaled
 
 EXPLODED = 1e5
 """Value loss that is a fault of scale where nothing is explained: issues of SB3 and RLlib."""
@@ -25,7 +25,6 @@ DOMINATES = 10.0
 """Gradient norm of a shared trunk that normalized advantages cannot have: the research list's
 ratio of critic to actor."""
 ACTIVE = 0.5
-MEAN_OFF, STD_OFF = 0.1, 0.2
 APART = 10.0
 AGENT_RAW_STD = "train/advantage_raw_std"
 
@@ -306,63 +305,6 @@ def targets_impossible(log: RunLog) -> Finding | None:
 
 
 @rule(
-    "advantages-not-normalized",
-    "critic",
-    needs=("train/advantage_mean", "train/advantage_std", "setting:advantage.normalize"),
-    source="research list: a mask that is not applied, a wrong axis",
-    rows=3,
-    number=29,
-)
-def advantages_not_normalized(log: RunLog) -> Finding | None:
-    """Find advantages that are said to be normalized and are not."""
-    settings = log.settings
-    if settings["advantage.normalize"] not in ("batch", "global"):
-        return None
-    if settings.get("advantage.clamp") is not None or log.agents("train/advantage_std"):
-        return None
-    mean, deviation = log["train/advantage_mean"], log["train/advantage_std"]
-    off = breach(mean, low=-MEAN_OFF, high=MEAN_OFF)
-    wide = breach(deviation, low=1.0 - STD_OFF, high=1.0 + STD_OFF)
-    if (off is None and wide is None) or deviation.end() < 1e-3:  # a spread of 0 has its own rule
-        return None
-    return Finding(
-        cause="advantages are not normalized over the rows that count: mean "
-        f"{mean.end():.2g}, standard deviation {deviation.end():.2g} where 0 and 1 are set",
-        level="sick",
-        evidence=(
-            evidence(
-                mean,
-                f"{mean.end():.3g}",
-                mean.end(),
-                threshold=MEAN_OFF,
-                source="research list: |mean| ≤ 0.1",
-                onset=None if off is None else off.onset,
-            ),
-            evidence(
-                deviation,
-                f"{deviation.end():.3g}",
-                deviation.end(),
-                threshold=1.0 + STD_OFF,
-                source="research list: |std − 1| ≤ 0.2",
-                onset=None if wide is None else wide.onset,
-            ),
-        ),
-        others=(
-            Suspect(
-                "rows that do not count (padding, autoreset) are in the mean",
-                "compute mean and standard deviation with and without the mask",
-            ),
-            Suspect(
-                "normalized along one axis only, or per minibatch",
-                "compare the mean of each environment: all are 0",
-            ),
-        ),
-        fix=Fix("Normalize over the valid rows of the whole batch."),
-        confidence=0.85,
-    )
-
-
-@rule(
     "agents-unequal",
     "critic",
     needs=(AGENT_RAW_STD,),
@@ -415,8 +357,3 @@ def _has_shared_trunk(log: RunLog) -> bool:
     env = str(log.settings.get("env", ""))
     pixels = env.startswith("ALE/") or "NoFrameskip" in env
     return log.settings.get("network.kind") in ("cnn", "decoupled") or pixels
-
-
-def targets_are_raw(log: RunLog) -> bool:
-    """Return whether targets are in the environment's units, as far as the log says."""
-    return not normalizes_rewards(log) and log.settings.get("envs.clip_reward") is None

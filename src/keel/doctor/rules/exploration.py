@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from keel.doctor.finding import Change, Evidence, Finding, Fix, Suspect, evidence
-from keel.doctor.outcome import course, is_solved, outcome, progress
+from keel.doctor.outcome import Outcome, course, is_solved, outcome, outcome_of, progress
 from keel.doctor.rule import rule
 from keel.doctor.run_log import RunLog
 from keel.doctor.series import Series, breach, trend
@@ -22,6 +22,9 @@ BUDGET = 0.1
 """Share of the budget after which a policy has one: research list."""
 COLLAPSED = 0.1
 """Entropy over log K of a policy that has stopped trying: research list, after Jones."""
+DEAD, EARLY = 0.1, 0.2
+"""Share of that which is dead whatever the return does, if it comes in the first fifth of a log:
+healthy runs that settle do so later and at 5 % of log K."""
 LANGUAGE_LOW = 0.1
 LANGUAGE_HIGH = 2.0
 """Nats a token outside of which exploration is out of control: verl's notes on clip-higher."""
@@ -148,13 +151,12 @@ def entropy_collapsed(log: RunLog) -> Finding | None:
     """Find a policy that became deterministic before it had learned anything."""
     series, now = log[ENTROPY], outcome(log)
     floor = _collapse_floor(log)
-    if floor is None or now is None or is_solved(log) or now.is_constant:
+    if floor is None or now is None or is_solved(log) or now.is_constant or not now.from_start:
         return None
-    lost = now.lost > 0.5
-    if not (now.stagnates or lost):
-        return None
-    found = breach(series, low=floor)
+    found, lost = breach(series, low=floor), now.lost > 0.5
     if found is None or not found.lasting or series.end() >= floor:
+        return None
+    if not (now.stagnates or lost or _dead_from_start(series, floor, now)):
         return None
     reason = f"and was {now.best:.4g} at its best" if lost else "and never rose"
     certain = "train/explained_variance" in log and log["train/explained_variance"].end() > 0.95
@@ -201,6 +203,17 @@ def entropy_collapsed(log: RunLog) -> Finding | None:
         ),
         confidence=0.8,
     )
+
+
+def _dead_from_start(series: Series, floor: float, now: Outcome) -> bool:
+    """Return whether a policy died in the first updates and its return never rose after that."""
+    dead = np.flatnonzero(series.values < DEAD * floor)
+    if len(dead) == 0 or dead[0] > EARLY * len(series) or not series.end() < DEAD * floor:
+        return False
+    rest = now.series.step >= series.step[dead[0]]
+    returns = now.series
+    after = outcome_of(Series(returns.name, "", returns.step[rest], returns.values[rest]))
+    return after is not None and after.is_known and after.end - after.start <= now.tolerance
 
 
 def _certainty(log: RunLog) -> tuple[Evidence, ...]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from keel.doctor.finding import Change, Finding, Fix, Suspect, evidence
+from keel.doctor.finding import Change, Evidence, Finding, Fix, Suspect, evidence
 from keel.doctor.outcome import SOLVED, course, is_solved, outcome
 from keel.doctor.rule import rule
 from keel.doctor.run_log import RunLog
@@ -168,7 +166,7 @@ def completions_cut(log: RunLog) -> Finding | None:
                 else Change("sample.max_new_tokens", times=2.0),
             ),
         ),
-        confidence=0.8 if sick else 0.6,
+        confidence=0.8 if sick else 0.75,
     )
 
 
@@ -243,16 +241,10 @@ def _limit(log: RunLog) -> float | None:
     return setting if setting else None
 
 
-def _lengths(log: RunLog) -> tuple:
+def _lengths(log: RunLog) -> tuple[Evidence, ...]:
     lengths = log.get(LENGTH) or log.get(LENGTH_MAX)
     if lengths is None:
         return ()
     limit = _limit(log)
     text = f"{lengths.end():.4g} tokens" + ("" if limit is None else f" of {limit:.0f} allowed")
     return (evidence(lengths, text, threshold=None if limit is None else AT_LIMIT * limit),)
-
-
-def length_breaks(values: np.ndarray) -> float:
-    """Return the length at the end over that at the start, `[n]`."""
-    part = max(1, len(values) // 10)
-    return float(np.median(values[-part:]) / max(float(np.median(values[:part])), 1e-9))

@@ -7,8 +7,8 @@ import numpy as np
 from keel.doctor.finding import Change, Finding, Fix, Suspect, evidence
 from keel.doctor.outcome import SUCCESS, course, is_solved, outcome, outcome_of
 from keel.doctor.rule import rule
-from keel.doctor.run_log import RunLog
 from keel.doctor.rules.language import LENGTH
+from keel.doctor.run_log import RunLog
 from keel.doctor.series import Series, breach, trend
 from keel.doctor.settings import scaled
 from keel.tracking.metrics import REGISTRY
@@ -20,8 +20,6 @@ FAR_TOKEN = 1.0
 """Nats a token from the reference that no healthy log had; GRPO runs are below 0.3."""
 RUINOUS = 5.0
 """Times the bound from which on a drift is sick where the reward does not rise."""
-BELOW = -0.1
-"""Nats below 0 that an estimate does not reach by noise of a batch."""
 LONGER, SHORTER = 2.0, 0.4
 
 
@@ -81,56 +79,6 @@ def reference_kl_high(log: RunLog) -> Finding | None:
             (Change("kl.place", to="loss"), scaled(log, "kl.coef", 5.0)),
         ),
         confidence=0.7 if sick else 0.5,
-    )
-
-
-@rule(
-    "reference-kl-negative",
-    "language",
-    needs=(f"{SEQUENCE}|{TOKEN}",),
-    source="TRL: a negative objective/kl means other settings in generation",
-    number=56,
-)
-def reference_kl_negative(log: RunLog) -> Finding | None:
-    """Find an estimate of the KL to the reference that is negative for long."""
-    series, _, unit = _reference(log)
-    limit = 10.0 * BELOW if unit == "sequence" else BELOW
-    found = breach(series, low=limit)
-    if found is None or not found.lasting or series.end() >= limit:
-        return None
-    return Finding(
-        cause=f"the KL to the reference is {series.end():.3g} nats a {unit}: what was sampled is "
-        "likelier under the reference, so it was not sampled from the policy that is scored",
-        level="sick" if len(series) >= 3 else "watch",
-        evidence=(
-            evidence(
-                series,
-                f"{series.end():.3g} at the end, below {limit:g} in {found.count} of {len(series)}",
-                series.end(),
-                threshold=limit,
-                source="a KL is never negative; an estimate of it is so by noise only",
-                onset=found.onset,
-            ),
-        ),
-        others=(
-            Suspect(
-                "temperature, top-k or top-p in sampling only",
-                "sample one batch at temperature 1 without top-k and top-p: the KL is about 0",
-            ),
-            Suspect(
-                "log-probs that are shifted by one token",
-                "score one batch by policy and reference before the first step: both are equal",
-            ),
-        ),
-        fix=Fix(
-            "Sample as you score: temperature 1, no top-k, no top-p.",
-            (
-                Change("sample.temperature", to=1.0),
-                Change("sample.top_k", to=0),
-                Change("sample.top_p", to=1.0),
-            ),
-        ),
-        confidence=0.75,
     )
 
 

@@ -255,6 +255,8 @@ def evaluation_far_below_training(log: RunLog) -> Finding | None:
     if gap < GAP * gained or gap < 2.0 * noise:
         return None
     lost = last < now.start + 0.1 * gained
+    if len(evaluated) < 2 and not lost:
+        return None
     normalized = log.settings.get("envs.normalize_obs")
     return Finding(
         cause=f"evaluation is far below training: {last:.4g} against {now.end:.4g}, so "

@@ -7,11 +7,11 @@ import numpy as np
 from keel.doctor.finding import Change, Finding, Fix, Suspect, evidence
 from keel.doctor.outcome import course, is_solved, outcome
 from keel.doctor.rule import rule
+from keel.doctor.rules.critic import TARGET
 from keel.doctor.run_log import RunLog
 from keel.doctor.series import align, breach, breach_where
-from keel.doctor.rules.critic import TARGET
 
-MYOPIC, MYOPIC_STAGNANT = 0.02, 0.06
+MYOPIC, MYOPIC_STAGNANT = 0.02, 0.04
 """Reach of the discount over the horizon that is too short: healthy presets have 0.05 (Pendulum,
 γ = 0.9, 200 steps) and more; the larger one counts where the return stagnates."""
 LONGEST = 5_000.0

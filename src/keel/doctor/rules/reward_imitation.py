@@ -9,8 +9,8 @@ import numpy as np
 from keel.doctor.finding import Change, Finding, Fix, Suspect, evidence
 from keel.doctor.outcome import course, outcome
 from keel.doctor.rule import rule
-from keel.doctor.run_log import RunLog
 from keel.doctor.rules.exploration import entropy_ceiling
+from keel.doctor.run_log import RunLog
 from keel.doctor.series import Series, breach, trend
 from keel.doctor.settings import scaled
 from keel.tracking.metrics import REGISTRY
