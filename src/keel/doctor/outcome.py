@@ -39,6 +39,8 @@ SPREAD_LANGUAGE = 0.05
 """The same for completions, whose means do not overlap and are of many more samples."""
 RELATIVE = 0.1
 """Change of the return, as a share of its start, that means nothing where its spread is unknown."""
+TOLERANCE = "Keel: three standard errors, at least half of the deviation between episodes"
+"""Where a change of the return that means something comes from."""
 BEGINNING = 0.25
 """Share of the steps by which a log that covers the beginning of the run has begun."""
 SUCCESS = ("eval/success", "rollout/success")
@@ -93,7 +95,7 @@ class Outcome:
         """The share of the best gain that is gone at the end; 0 where there was no gain."""
         if not self.ever_rose:
             return 0.0
-        return max(0.0, (self.best - self.end) / (self.best - self.start))
+        return min(1.0, max(0.0, (self.best - self.end) / (self.best - self.start)))
 
     @property
     def is_constant(self) -> bool:
@@ -106,10 +108,17 @@ class Outcome:
         text = f"{self.end:.4g}"
         if self.is_known:
             text = (
-                f"{self.start:.4g} at the start, at best {self.best:.4g}, {self.end:.4g} at the end "
-                f"of {len(self.series)} values; a change below {self.tolerance:.2g} means nothing"
+                f"{self.start:.4g} at the start, at best {self.best:.4g}, at the end of "
+                f"{len(self.series)} values {self.end:.4g}; a change below {self.tolerance:.2g} "
+                "means nothing"
             )
-        return evidence(self.series, text, self.end)
+        return evidence(
+            self.series,
+            text,
+            self.end,
+            threshold=self.start + self.tolerance if self.is_known else None,
+            source=TOLERANCE if self.is_known else "",
+        )
 
 
 def outcome(log: RunLog) -> Outcome | None:

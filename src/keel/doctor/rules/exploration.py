@@ -158,7 +158,7 @@ def entropy_collapsed(log: RunLog) -> Finding | None:
         return None
     if not (now.stagnates or lost or _dead_from_start(series, floor, now)):
         return None
-    reason = f"and was {now.best:.4g} at its best" if lost else "and never rose"
+    reason = f"and was {now.best:.4g} at its best" if lost else "and has not risen since"
     certain = "train/explained_variance" in log and log["train/explained_variance"].end() > 0.95
     return Finding(
         cause=f"the policy collapsed before it had learned: its entropy is {series.end():.2g} nats "
@@ -210,8 +210,9 @@ def _dead_from_start(series: Series, floor: float, now: Outcome) -> bool:
     dead = np.flatnonzero(series.values < DEAD * floor)
     if len(dead) == 0 or dead[0] > EARLY * len(series) or not series.end() < DEAD * floor:
         return False
-    rest = now.series.step >= series.step[dead[0]]
     returns = now.series
+    later = int(dead[0] + max(2, round(EARLY * len(series))))  # a mean over 100 episodes lags
+    rest = returns.step >= series.step[min(later, len(series) - 1)]
     after = outcome_of(Series(returns.name, "", returns.step[rest], returns.values[rest]))
     return after is not None and after.is_known and after.end - after.start <= now.tolerance
 

@@ -58,7 +58,8 @@ def returns_flat(log: RunLog) -> Finding | None:
         return None
     word = "fell" if now.fell else "did not rise"
     return Finding(
-        cause=f"the return {word}: from {now.start:.4g} to {now.end:.4g} in {log.last_step:,} steps",
+        cause=f"the return {word}: {now.start:.4g} at the start, {now.end:.4g} after "
+        f"{log.last_step:,} steps",
         level="watch",
         evidence=(now.evidence(),),
         others=(

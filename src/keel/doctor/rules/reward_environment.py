@@ -14,6 +14,7 @@ from keel.doctor.series import align, breach, breach_where
 MYOPIC, MYOPIC_STAGNANT = 0.02, 0.04
 """Reach of the discount over the horizon that is too short: healthy presets have 0.05 (Pendulum,
 γ = 0.9, 200 steps) and more; the larger one counts where the return stagnates."""
+SEES = "Schulman: γ must see the horizon; healthy presets reach 5 % of it and more"
 LONGEST = 5_000.0
 """A time limit beyond this is not what an episode needs: Atari's is 27,000."""
 WIDE, HUGE = 10.0, 1_000.0
@@ -52,7 +53,11 @@ def horizon_beyond_discount(log: RunLog) -> Finding | None:
         f"({where}): what comes later does not count",
         level="sick" if sick else "watch",
         evidence=(
-            *(() if lengths is None else (evidence(lengths, text, horizon, threshold=reach),)),
+            *(
+                (evidence(lengths, text, horizon, threshold=reach / limit, source=SEES),)
+                if lengths is not None
+                else ()
+            ),
             *course(log),
         ),
         others=(

@@ -193,8 +193,8 @@ def critic_starts_at_zero(log: RunLog) -> Finding | None:
     if len(series) >= LEAST or log.last_step >= FIRST_STEPS or not abs(series.last) < 0.3:
         return None
     return Finding(
-        cause=f"explained variance is {series.last:.2f} after {log.last_step:,} steps: a new critic "
-        "knows nothing yet",
+        cause=f"explained variance is {series.last:.2f} after {log.last_step:,} steps: a new "
+        "critic knows nothing yet",
         level="usual",
         evidence=(evidence(series, f"{series.last:.2f} in the newest update"),),
         fix=Fix("Nothing to do."),
