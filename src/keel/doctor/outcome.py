@@ -220,12 +220,16 @@ def _outcome(series: Series, floor: float) -> Outcome:
 
 
 def _blocks(series: Series) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return at most `BLOCKS` medians of neighbouring values, and the last step of each."""
-    if len(series) <= BLOCKS:
+    """Return at most `BLOCKS` medians of neighbouring values, and the last step of each.
+
+    Blocks are of equal size, so that they are one array; what is left over at the start is dropped.
+    """
+    size = -(-len(series) // BLOCKS)
+    if size == 1:
         return series.values, series.step
-    blocks = np.array_split(series.values, BLOCKS)
-    last = np.cumsum([len(block) for block in blocks]) - 1
-    return np.array([np.median(block) for block in blocks]), series.step[last]
+    rest = len(series) % size
+    blocks = series.values[rest:].reshape(-1, size)
+    return np.median(blocks, axis=1), series.step[rest + size - 1 :: size]
 
 
 def _floor(log: RunLog, series: Series) -> float:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from logs import findings_of, make_log
 
 from keel.doctor.finding import Finding
 from keel.doctor.rule import RULES, SETTING
 from keel.doctor.run_log import RunLog
-from logs import findings_of, make_log
 
 Columns = Mapping[str, Sequence[float] | float]
 RETURN, STD = "rollout/return_mean", "rollout/return_std"

@@ -158,7 +158,8 @@ def test_no_rule_raises_on_any_log(log: RunLog) -> None:
 
 def _check_form(finding: Finding) -> None:
     """Check that a finding can be printed and applied."""
-    assert finding.cause and "\n" not in finding.cause
+    assert finding.cause
+    assert "\n" not in finding.cause
     assert finding.fix.text
     assert 0.0 < finding.confidence <= 1.0
     finding.as_dict()

@@ -141,7 +141,8 @@ def test_one_row_shows_an_exploded_value_loss() -> None:
     pasted = {EV: 0.0, LOSS: 8e5}
     log = make_log(pasted, rows=1, framework="sb3")
     finding = findings_of("value-loss-exploded", log)
-    assert finding is not None and "misses returns by 1.26e+03" in finding.cause
+    assert finding is not None
+    assert "misses returns by 1.26e+03" in finding.cause
     assert finding.level == "watch"  # after 1,024 steps; later it is sick
     assert findings_of("value-loss-exploded", make_log({EV: 0.9, LOSS: 8e5}, rows=1)) is None
 
@@ -150,14 +151,17 @@ def test_steady_negative_variance_asks_for_a_faster_critic() -> None:
     """Values that stand still while targets move are as far off in every update."""
     still = findings_of("explained-variance-negative", make_log(FLAT | {EV: -4.0}))
     swings = findings_of("explained-variance-negative", make_log(FLAT | {EV: [-0.6, -4.0] * 10}))
-    assert still is not None and still.fix.changes[0].times == 10.0
-    assert swings is not None and swings.fix.changes[0].times == 0.3
+    assert still is not None
+    assert still.fix.changes[0].times == 10.0
+    assert swings is not None
+    assert swings.fix.changes[0].times == 0.3
 
 
 def test_rising_return_makes_a_slow_critic_a_matter_to_watch() -> None:
     columns = RISING | {EV: 0.0, VALUE: 0.3, TARGET: 6.5, TARGET_STD: 2.0}
     finding = findings_of("critic-too-slow", make_log(columns))
-    assert finding is not None and finding.level == "watch"
+    assert finding is not None
+    assert finding.level == "watch"
 
 
 def test_separate_networks_are_not_dominated_by_the_critic() -> None:

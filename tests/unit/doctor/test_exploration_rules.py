@@ -30,7 +30,7 @@ CASES = [
         "entropy-collapsed",
         FLAT | {H: [1.2, 0.6, *([0.01] * 18)]},
         RISING | {H: np.linspace(1.2, 0.2, 20).tolist()},
-        "its entropy is 0.01 nats since step 3,072, while the return is 20.5, and has not risen since",
+        "its entropy is 0.01 nats since step 3,072, while the return is 20.5, and has not risen",
         value=0.01,
         settings=FOUR,
     ),
@@ -148,7 +148,8 @@ def test_policy_that_dies_in_the_first_updates_is_named_though_its_mean_return_l
     returns = [-195.0, -166.0, -131.0, *([-126.0, -134.0] * 11)]
     columns = {RETURN: returns, STD: 45.0, H: 1e-7}
     finding = findings_of("entropy-collapsed", make_log(columns, settings=FOUR))
-    assert finding is not None and finding.level == "sick"
+    assert finding is not None
+    assert finding.level == "sick"
 
 
 def test_confident_critic_of_a_dead_policy_is_called_collapse() -> None:

@@ -81,6 +81,16 @@ CASES = [
         settings={"rollout_steps": 2, "envs.num": 8},
     ),
     Case(
+        "rollouts-tiny",
+        RISING | {"train/clip_fraction": 0.1},
+        {},
+        "a rollout has 16 rows (8 environments × 2 steps): updates are noise",
+        level="watch",
+        value=16.0,
+        settings={"rollout_steps": 2, "envs.num": 8},
+        healthy_settings={"rollout_steps": 32},
+    ),
+    Case(
         "few-seeds",
         FLAT,
         {},
@@ -138,7 +148,8 @@ def test_rule_is_skipped_without_its_metrics(case: Case) -> None:
 def test_new_critic_knows_nothing_and_that_is_usual() -> None:
     young = make_log({"train/explained_variance": [0.01, -0.02, 0.05]})
     finding = findings_of("critic-starts-at-zero", young)
-    assert finding is not None and finding.level == "usual"
+    assert finding is not None
+    assert finding.level == "usual"
     assert "0.05 after 3,072 steps" in finding.cause
     old = make_log({"train/explained_variance": 0.01}, rows=30)
     assert findings_of("critic-starts-at-zero", old) is None
@@ -148,7 +159,8 @@ def test_one_row_shows_groups_that_teach_nothing() -> None:
     """Batch std above 0, group std 0: the reward sees the prompt only."""
     columns = {RETURN: 0.4, "rollout/reward_std": 0.45, "rollout/reward_std_group": 0.0}
     finding = findings_of("groups-uninformative", make_log(columns, rows=1, framework="trl"))
-    assert finding is not None and finding.level == "sick"
+    assert finding is not None
+    assert finding.level == "sick"
     assert "only 0 is the spread in a group" in finding.cause
 
 
@@ -164,4 +176,6 @@ def test_reference_kl_of_a_token_has_a_bound_of_its_own() -> None:
     far = findings_of(
         "reference-kl-high", make_log(TINY | {"train/kl_reference": 7.0}, framework="trl")
     )
-    assert far is not None and "7 nats a token" in far.cause and far.level == "sick"
+    assert far is not None
+    assert "7 nats a token" in far.cause
+    assert far.level == "sick"

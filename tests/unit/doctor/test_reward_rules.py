@@ -223,7 +223,8 @@ def test_rule_is_skipped_without_its_metrics(case: Case) -> None:
 def test_collapse_without_a_sign_before_it_is_to_be_watched() -> None:
     """A return that fell, alone, is not sick."""
     finding = findings_of("returns-collapsed", make_log(LOST))
-    assert finding is not None and finding.level == "watch"
+    assert finding is not None
+    assert finding.level == "watch"
 
 
 def test_format_up_and_accuracy_down_is_hacking() -> None:
@@ -234,13 +235,15 @@ def test_format_up_and_accuracy_down_is_hacking() -> None:
         "rollout/reward/accuracy": np.linspace(0.5, 0.1, 20).tolist(),
     }
     finding = findings_of("reward-hacked", make_log(columns, framework="trl"))
-    assert finding is not None and "rollout/reward/accuracy falls from 0.5" in finding.cause
+    assert finding is not None
+    assert "rollout/reward/accuracy falls from 0.5" in finding.cause
 
 
 def test_falling_part_of_a_rising_reward_is_drowned() -> None:
     columns = RISING | {"env/reward_speed": UP, "env/reward_height": UP[::-1]}
     finding = findings_of("component-dominates", make_log(columns))
-    assert finding is not None and "height falls from 0.882 to 0.218" in finding.cause
+    assert finding is not None
+    assert "height falls from 0.882 to 0.218" in finding.cause
     costs = RISING | {"env/reward_forward": UP, "env/reward_ctrl": [-v for v in UP]}
     assert findings_of("component-dominates", make_log(costs)) is None
 

@@ -13,6 +13,8 @@ from keel.doctor.settings import scaled
 
 ROWS_WANTED, ROWS_LEAST = 512, 128
 """Rows of a rollout: the research list wants 512, ideally 2,048; below 128 only A2C works."""
+ROWS_NOISE = 64
+"""Rows that PPO never has in a preset of Keel or SB3's zoo (the least is 256)."""
 SEEDS = 5
 """Runs without which two settings cannot be told apart: Agarwal et al. 2021 (rliable)."""
 CLUMPED = 0.9
@@ -36,14 +38,15 @@ def rollouts_tiny(log: RunLog) -> Finding | None:
     steps, envs, now = log.setting("rollout_steps"), log.setting("envs.num"), outcome(log)
     if steps is None or envs is None or now is None or log.is_language or is_solved(log):
         return None
-    rows = steps * envs
-    if rows >= ROWS_WANTED or now.is_constant or not (now.stagnates or now.lost > 0.5):
+    rows, failed = steps * envs, now.stagnates or now.lost > 0.5
+    noise = rows < ROWS_NOISE and "train/clip_fraction" in log
+    if rows >= ROWS_WANTED or now.is_constant or not (failed or noise):
         return None
     needed = max(1, round(2048 / envs))
     return Finding(
         cause=f"a rollout has {rows:.0f} rows ({envs:.0f} environments × {steps:.0f} steps): "
-        "updates are noise, and the return does not rise",
-        level="sick" if rows < ROWS_LEAST else "watch",
+        "updates are noise" + (", and the return does not rise" if failed else ""),
+        level="sick" if rows < ROWS_LEAST and failed else "watch",
         evidence=(
             evidence(
                 now.series,
