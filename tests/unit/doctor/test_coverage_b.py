@@ -46,6 +46,7 @@ COVERED = {
     49: "horizon-beyond-discount",
     50: "imitation-dominates",
     51: "pulses-dead",
+    53: "units-dead",
     54: "rollouts-tiny",
     55: "few-seeds",
     56: "reference-kl-high",
@@ -59,7 +60,6 @@ ELSEWHERE = {
     32: "no log shows which rows an estimator joins; `keel probe --trainer` does, with two agents "
     "whose returns are known; its symptom is explained-variance-zero or -negative",
     52: "numerics: gradients that are clipped or vanish",
-    53: "numerics: dead units",
 }
 """Entries without a rule here, and why."""
 FURTHER = {

@@ -96,6 +96,13 @@ CASES = [
         settings={"advantage.gamma": 0.99, "envs.normalize_reward": False},
     ),
     Case(
+        "units-dead",
+        FLAT | {"train/dead_units": 0.8},
+        {"train/dead_units": 0.1},
+        "80% of the hidden units are dead",
+        value=0.8,
+    ),
+    Case(
         "agents-unequal",
         {"train/advantage_raw_std": 15.0} | AGENTS,
         {"train/advantage_raw_std/hare": 10.0},

@@ -39,6 +39,8 @@ SWING = 1.0
 """Change of explained variance between updates that no healthy run had (at most 0.4)."""
 EXACTLY = 1e-6
 """Explained variance that is 0 up to rounding."""
+DEAD_UNITS = 0.5
+"""Share of units that are 0 on every row: RLDebugger."""
 STEADY = 0.25
 """Change between updates over the size of explained variance below which values stand still."""
 
@@ -320,3 +322,48 @@ def _stands_still(series: Series, typical: float) -> bool:
     if len(values) < LEAST:
         return False
     return float(np.median(np.abs(np.diff(values)))) < STEADY * abs(typical)
+
+
+@rule(
+    "units-dead",
+    "critic",
+    needs=("train/dead_units",),
+    source="RLDebugger (arXiv 2410.04322): more than half of the units",
+    suppresses=("explained-variance-zero", "critic-too-fast", "critic-too-slow", "returns-flat"),
+    number=53,
+)
+def units_dead(log: RunLog) -> Finding | None:
+    """Find networks of which most units never answer."""
+    series, now = log["train/dead_units"], outcome(log)
+    found = breach(series, high=DEAD_UNITS)
+    if found is None or not found.lasting or not series.end() > DEAD_UNITS:
+        return None
+    if now is not None and now.rose:
+        return None
+    return Finding(
+        cause=f"{series.end():.0%} of the hidden units are dead: they are 0 on every row",
+        level="sick" if now is not None and now.stagnates else "watch",
+        evidence=(
+            evidence(
+                series,
+                f"{series.end():.2f} at the end, above {DEAD_UNITS:g} in {found.count} of "
+                f"{len(series)} updates",
+                series.end(),
+                threshold=DEAD_UNITS,
+                source="RLDebugger: more than half",
+                onset=found.onset,
+            ),
+            *course(log),
+        ),
+        others=(
+            Suspect(
+                "observations that are all negative or huge",
+                "train with envs.normalize_obs: fewer units are dead in the first update",
+            ),
+        ),
+        fix=Fix(
+            "Lower the learning rate, or take tanh.",
+            (scaled(log, "region.learning_rate", 0.3), Change("network.activation", to="tanh")),
+        ),
+        confidence=0.7,
+    )
