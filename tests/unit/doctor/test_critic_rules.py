@@ -7,6 +7,8 @@ import pytest
 from firing import FLAT, RISING, Case, check_fires, check_silent, check_skipped
 from logs import findings_of, make_log
 
+from keel.doctor.examine import examine
+
 EV, LOSS = "train/explained_variance", "train/value_loss"
 VALUE, TARGET, TARGET_STD = "train/value_mean", "train/target_mean", "train/target_std"
 LEARNED = np.linspace(0.0, 0.9, 20).tolist()
@@ -169,6 +171,19 @@ def test_rising_return_makes_a_slow_critic_a_matter_to_watch() -> None:
     finding = findings_of("critic-too-slow", make_log(columns))
     assert finding is not None
     assert finding.level == "watch"
+
+
+def test_large_targets_are_the_cause_of_a_critic_that_explains_nothing() -> None:
+    """Pendulum without normalized rewards: the return rises, the critic is of no use."""
+    columns = RISING | {EV: 0.0002, TARGET: -139.0, TARGET_STD: 28.0}
+    log = make_log(columns)
+    finding = findings_of("value-targets-large", log)
+    assert finding is not None
+    assert finding.level == "watch"
+    assert finding.fix.changes[0].setting == "envs.normalize_reward"
+    diagnosis = examine(log)
+    assert [f.rule for f in diagnosis.findings] == ["value-targets-large"]
+    assert "explained-variance-zero" in {s.finding.rule for s in diagnosis.suppressed}
 
 
 def test_separate_networks_are_not_dominated_by_the_critic() -> None:

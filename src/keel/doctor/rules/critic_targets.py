@@ -7,7 +7,16 @@ import numpy as np
 from keel.doctor.finding import Change, Finding, Fix, Level, Suspect, evidence
 from keel.doctor.outcome import course, outcome
 from keel.doctor.rule import rule
-from keel.doctor.rules.critic import EV, LATE_STEPS, LOSS, TARGET, TARGET_STD, has_variance
+from keel.doctor.rules.critic import (
+    EV,
+    LATE_STEPS,
+    LEAST,
+    LOSS,
+    TARGET,
+    TARGET_STD,
+    has_variance,
+    late,
+)
 from keel.doctor.run_log import RunLog
 from keel.doctor.series import breach
 from keel.doctor.settings import scaled
@@ -15,17 +24,21 @@ from keel.doctor.settings import scaled
 EXPLODED = 1e5
 """Value loss that is a fault of scale where nothing is explained: issues of SB3 and RLlib."""
 UNEXPLAINED = 0.1
+"""Explained variance below which a large value loss is not that of large returns alone."""
 GROWN, GROWN_TO = 1e3, 100.0
 """Growth of the value loss, and where it leads, that is an explosion."""
 LARGE, HUGE = 100.0, 1000.0
 """Targets beyond which a critic without normalization learns slowly; Jones wants ±10, and CartPole
 is learned at 50."""
-LITTLE = 0.2
+LITTLE, NOTHING = 0.2, 0.05
+"""Explained variance that is little, where nothing is learned, and nothing, where something is."""
 DOMINATES = 10.0
 """Gradient norm of a shared trunk that normalized advantages cannot have: the research list's
 ratio of critic to actor."""
 ACTIVE = 0.5
+"""Share of rows at the value clip: research list."""
 APART = 10.0
+"""Ratio of spreads between agents: research list."""
 AGENT_RAW_STD = "train/advantage_raw_std"
 
 
@@ -114,7 +127,10 @@ def value_targets_large(log: RunLog) -> Finding | None:
     """Find targets that are large where the critic does not follow and nothing is learned."""
     target, deviation, now = log[TARGET], log.get(TARGET_STD), outcome(log)
     explained = log[EV].end()
-    if now is None or not now.stagnates or not explained < LITTLE or not has_variance(log):
+    if now is None or not explained < LITTLE or not has_variance(log):
+        return None
+    unexplained = len(log[EV]) >= 2 * LEAST and abs(late(log[EV], 0.5).median()) < NOTHING
+    if not now.stagnates and not (unexplained and now.from_start):
         return None
     width = 0.0 if deviation is None else deviation.end()
     size = abs(target.end()) + width
@@ -122,8 +138,8 @@ def value_targets_large(log: RunLog) -> Finding | None:
         return None
     return Finding(
         cause=f"value targets are large ({target.end():.3g} ± {width:.3g}) and the critic explains "
-        f"{explained:.2g} of them while the return stays at {now.end:.4g}",
-        level="sick" if size >= HUGE else "watch",
+        f"{explained:.2g} of them while the return goes from {now.start:.4g} to {now.end:.4g}",
+        level="sick" if size >= HUGE and now.stagnates else "watch",
         evidence=(
             evidence(
                 target,
