@@ -248,6 +248,12 @@ def test_falling_part_of_a_rising_reward_is_drowned() -> None:
     assert findings_of("component-dominates", make_log(costs)) is None
 
 
+def test_evaluation_of_another_task_is_not_compared() -> None:
+    """A gap of several gains was there before anything was learned."""
+    columns = RISING | {"eval/return_mean": -2000.0}
+    assert findings_of("evaluation-far-below-training", make_log(columns)) is None
+
+
 def test_atari_rewards_are_cut_on_purpose() -> None:
     columns = FLAT | {"rollout/reward_clipped_share": 0.6}
     settings = {"envs.clip_reward": 1.0, "env": "ALE/Breakout-v5"}

@@ -187,6 +187,7 @@ def advantages_vanish(log: RunLog) -> Finding | None:
     "reward",
     needs=(f"{CLIPPED}|setting:envs.clip_reward",),
     source="research list; van Hasselt et al. 2016",
+    suppresses=("returns-flat",),
     number=40,
 )
 def rewards_clipped(log: RunLog) -> Finding | None:

@@ -38,7 +38,10 @@ FALLS = 0.2
 """Share of its best that a held-out score loses."""
 GAP = 0.5
 """Share of what training gained that evaluation lacks."""
+OTHER = 3.0
+"""A gap of so many gains is no loss of what was learned: evaluation is another task."""
 SHORTER = 0.3
+"""Share of its first length that an episode has left where the policy learns to end it."""
 BASELINES = ("random", "noop", "greedy")
 
 
@@ -253,7 +256,7 @@ def evaluation_far_below_training(log: RunLog) -> Finding | None:
     gap = now.end - last
     deviations = [log[n].end() for n in ("rollout/return_std", "eval/return_std") if n in log]
     noise = max((d for d in deviations if np.isfinite(d)), default=0.1 * abs(now.end))
-    if gap < GAP * gained or gap < 2.0 * noise:
+    if gap < GAP * gained or gap < 2.0 * noise or gained < noise or gap > OTHER * gained:
         return None
     lost = last < now.start + 0.1 * gained
     if len(evaluated) < 2 and not lost:
