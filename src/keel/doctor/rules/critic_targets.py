@@ -23,6 +23,8 @@ from keel.doctor.settings import scaled
 
 EXPLODED = 1e5
 """Value loss that is a fault of scale where nothing is explained: issues of SB3 and RLlib."""
+BEYOND_DOUBT = 1e7
+"""Value loss that is a fault of scale although the return rises."""
 UNEXPLAINED = 0.1
 """Explained variance below which a large value loss is not that of large returns alone."""
 GROWN, GROWN_TO = 1e3, 100.0
@@ -76,7 +78,8 @@ def value_loss_exploded(log: RunLog) -> Finding | None:
     ):
         return None
     young = log.rows < 5 and log.last_step < LATE_STEPS // 2
-    level: Level = "watch" if young or (now is not None and now.rose) else "sick"
+    doubt = now is not None and now.rose and last < BEYOND_DOUBT
+    level: Level = "watch" if young or doubt else "sick"
     limit = EXPLODED if last >= EXPLODED else GROWN_TO
     tail = "" if explained is None else f" and explains {explained:.2g} of the variance"
     return Finding(
