@@ -18,7 +18,15 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from keel.errors import check_choice
-from keel.tracking.catalogue import imitation, language, learning, natural, outcome, trust_region
+from keel.tracking.catalogue import (
+    foreign,
+    imitation,
+    language,
+    learning,
+    natural,
+    outcome,
+    trust_region,
+)
 from keel.tracking.catalogue.metric import SOURCES, Alias, Metric
 from keel.tracking.old_names import metric_name
 
@@ -50,6 +58,7 @@ REGISTRY: Mapping[str, Metric] = _registry(
         *learning.METRICS,
         *imitation.METRICS,
         *language.METRICS,
+        *foreign.METRICS,
     )
 )
 """Every metric of Keel, by its name."""
