@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keel.tracking.catalogue.metric import ROLLOUT, SETTING, Metric
+from keel.tracking.catalogue.metric import CLOCK, ROLLOUT, SETTING, Metric, elsewhere
 
 GENERATED = "over the completions of an update"
 STEPPED = "over the steps of the rollout"
@@ -18,6 +18,15 @@ SAMPLER = (
         "smaller.",
         "mean over tokens or rows",
         "nats",
+        aliases=elsewhere(
+            trl="sampling/sampling_logp_difference/mean",
+            verl=(
+                "training/rollout_probs_diff_mean",
+                "rollout_corr/log_ppl_abs_diff",
+                "mismatch/mismatch_log_ppl_abs_diff",
+            ),
+            swift="rollout_correction/log_ppl_abs_diff",
+        ),
     ),
     Metric(
         "train/sampler_gap_max",
@@ -25,6 +34,9 @@ SAMPLER = (
         "The largest of them; verl's is the difference of probabilities, at most 1.",
         "maximum over tokens or rows",
         "nats",
+        aliases=elsewhere(
+            trl="sampling/sampling_logp_difference/max", verl="training/rollout_probs_diff_max"
+        ),
     ),
     Metric(
         "train/sampler_ratio_mean",
@@ -32,18 +44,31 @@ SAMPLER = (
         "Importance weight between trainer and sampler; 1 in expectation. NeMo's "
         "token_mult_prob_error is the mean of exp |log ratio| and at least 1.",
         "mean over tokens or rows",
+        aliases=elsewhere(
+            trl="sampling/importance_sampling_ratio/mean",
+            verl=("rollout_corr/rollout_is_mean", "mismatch/rollout_is_mean"),
+            swift="rollout_correction/is_weight_mean",
+        ),
     ),
     Metric(
         "train/sampler_ratio_min",
         "min π_trainer(a) / π_sampler(a)",
         "The smallest importance weight between trainer and sampler.",
         "minimum over tokens, rows or sequences",
+        aliases=elsewhere(
+            trl="sampling/importance_sampling_ratio/min",
+            verl=("rollout_corr/rollout_is_min", "mismatch/rollout_is_min"),
+        ),
     ),
     Metric(
         "train/sampler_ratio_max",
         "max π_trainer(a) / π_sampler(a)",
         "The largest importance weight between trainer and sampler, often truncated.",
         "maximum over tokens, rows or sequences",
+        aliases=elsewhere(
+            trl="sampling/importance_sampling_ratio/max",
+            verl=("rollout_corr/rollout_is_max", "mismatch/rollout_is_max"),
+        ),
     ),
     Metric(
         "train/sampler_ratio_std",
@@ -51,6 +76,7 @@ SAMPLER = (
         "Of the importance weights between trainer and sampler.",
         "over tokens, rows or sequences",
         healthy_note="verl's documentation: at most 1",
+        aliases=elsewhere(verl=("rollout_corr/rollout_is_std", "mismatch/rollout_is_std")),
     ),
     Metric(
         "train/sampler_effective_size",
@@ -59,6 +85,10 @@ SAMPLER = (
         "over tokens, rows or sequences",
         "share",
         healthy_note="verl's documentation: at least 0.3",
+        aliases=elsewhere(
+            verl=("rollout_corr/rollout_is_eff_sample_size", "mismatch/rollout_is_eff_sample_size"),
+            swift="rollout_correction/ess",
+        ),
     ),
     Metric(
         "train/sampler_kl",
@@ -67,6 +97,11 @@ SAMPLER = (
         "mean over tokens",
         "nats",
         healthy_note="verl's documentation: at most 0.1 in size",
+        aliases=elsewhere(
+            verl=("rollout_corr/kl", "mismatch/mismatch_kl"),
+            openrlhf="vllm_kl",
+            swift="rollout_correction/kl",
+        ),
     ),
 )
 
@@ -76,6 +111,15 @@ LEARNING = (
         "mean σ of a Gaussian policy",
         "In the units of the actions that the distribution draws.",
         "mean over dimensions, and over rows where it depends on them",
+        aliases=elsewhere(
+            sb3="train/std",
+            rsl_rl=(
+                "Policy/mean_std",
+                "Policy/mean_noise_std",
+                "Mean action noise std",
+                "Mean action std",
+            ),
+        ),
     ),
     Metric(
         "train/gradient_effect",
@@ -125,6 +169,7 @@ LEARNING = (
         "‖g‖₂ of the critic before clipping",
         "Of a critic with an optimizer of its own.",
         "mean over the minibatches of all epochs",
+        aliases=elsewhere(verl="critic/grad_norm", openrlhf="critic_grad_norm"),
     ),
     Metric(
         "train/value_clip_fraction",
@@ -132,6 +177,7 @@ LEARNING = (
         "Above ½: the critic is held back by its clip.",
         "mean over the minibatches of all epochs",
         "share",
+        aliases=elsewhere(verl="critic/vf_clipfrac", trl="val/clipfrac_avg"),
     ),
     Metric(
         "train/clip_fraction_low",
@@ -139,6 +185,7 @@ LEARNING = (
         "With a negative advantage and r < 1 − ε.",
         "mean over the minibatches of all epochs",
         "share",
+        aliases=elsewhere(trl="clip_ratio/low_mean", swift="clip_ratio/low_mean"),
     ),
     Metric(
         "train/clip_fraction_high",
@@ -146,6 +193,7 @@ LEARNING = (
         "With a positive advantage and r > 1 + ε.",
         "mean over the minibatches of all epochs",
         "share",
+        aliases=elsewhere(trl="clip_ratio/high_mean", swift="clip_ratio/high_mean"),
     ),
     Metric(
         "train/clip_fraction_dual",
@@ -153,6 +201,7 @@ LEARNING = (
         "Dual-clip PPO's third bound; what verl logs as pg_clipfrac_lower.",
         "mean over the minibatches of all epochs",
         "share",
+        aliases=elsewhere(verl="actor/pg_clipfrac_lower"),
     ),
 )
 
@@ -163,6 +212,9 @@ REWARDS = (
         "In tokens.",
         f"maximum {GENERATED}",
         "tokens",
+        aliases=elsewhere(
+            trl="completions/max_length", verl="response_length/max", swift="completions/max_length"
+        ),
     ),
     Metric(
         "rollout/length_limit",
@@ -177,6 +229,7 @@ REWARDS = (
         "Those that were cut are left out.",
         f"mean {GENERATED}",
         "tokens",
+        aliases=elsewhere(trl="completions/mean_terminated_length"),
     ),
     Metric(
         "rollout/reward_std_group",
@@ -184,13 +237,16 @@ REWARDS = (
         "0: every completion of a prompt scores the same, and nothing is learned.",
         "mean over the prompts of an update",
         "reward",
+        aliases=elsewhere(openrlhf="group_reward_std", swift="reward_std"),
     ),
     Metric(
         "rollout/reward_std",
         "standard deviation of the rewards",
-        "Over the whole batch: above 0 also where no group has a spread.",
+        "Over the whole batch: above 0 also where no group has a spread. In older versions TRL's "
+        "name is the mean over groups; what its 0 says, rollout/informative says better.",
         "over the rows or completions of an update",
         "reward",
+        aliases=elsewhere(trl="reward_std", openrlhf="rollout/reward_std"),
     ),
     Metric(
         "rollout/reward_zero_share",
@@ -219,6 +275,7 @@ REWARDS = (
         "Of a step or a completion.",
         "minimum over the rows or completions of an update",
         "reward",
+        aliases=elsewhere(verl=("critic/score/min", "critic/rewards/min")),
     ),
     Metric(
         "rollout/reward_max",
@@ -226,6 +283,7 @@ REWARDS = (
         "Of a step or a completion.",
         "maximum over the rows or completions of an update",
         "reward",
+        aliases=elsewhere(verl=("critic/score/max", "critic/rewards/max")),
     ),
     Metric(
         "rollout/reward_share_max",
@@ -240,6 +298,7 @@ REWARDS = (
         "Falls while the training reward rises: the reward is gamed, or learned by heart.",
         "mean over the prompts of one evaluation",
         "reward",
+        aliases=elsewhere(verl=("val-core/**", "val/test_score/**")),
     ),
 )
 
@@ -303,4 +362,21 @@ BASELINES = tuple(
     )
 )
 
-METRICS = (*SAMPLER, *LEARNING, *REWARDS, *ENVIRONMENT, *BASELINES)
+TIMES = (
+    Metric(
+        "time/iteration_seconds",
+        "seconds",
+        "A whole iteration: collecting, scoring and learning.",
+        CLOCK,
+        "s",
+        aliases=elsewhere(
+            trl="step_time",
+            verl=("perf/time_per_step", "timing_s/step"),
+            openrlhf="timing/step_total",
+            rllib="time_this_iter_s",
+            rsl_rl="Iteration time",
+        ),
+    ),
+)
+
+METRICS = (*SAMPLER, *LEARNING, *REWARDS, *ENVIRONMENT, *BASELINES, *TIMES)

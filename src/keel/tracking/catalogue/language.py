@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keel.tracking.catalogue.metric import Metric
+from keel.tracking.catalogue.metric import Metric, complement, elsewhere
 
 COMPLETIONS = "mean over the completions of an update"
 TOKENS = "mean over the tokens that count"
@@ -13,12 +13,23 @@ METRICS = (
         "mean of the task's own score",
         "How much of the training prompts is solved, whatever is rewarded.",
         COMPLETIONS,
+        aliases=elsewhere(sb3="rollout/success_rate"),
     ),
     Metric(
         "rollout/ended",
         "share with an end of text",
         "Completions that ended by themselves, and were not cut off.",
         COMPLETIONS,
+        aliases=elsewhere(
+            trl=complement("completions/clipped_ratio"),
+            verl=complement("response_length/clip_ratio"),
+            openrlhf=(
+                complement("rollout/truncated_rate"),
+                complement("truncated"),
+                complement("response_clip_ratio"),
+            ),
+            swift=complement("completions/clipped_ratio"),
+        ),
     ),
     Metric(
         "rollout/informative",
@@ -26,6 +37,9 @@ METRICS = (
         "A group in which all completions score the same teaches nothing.",
         "share over the prompts of an update",
         healthy_note="near 0: nothing is left to learn, or nothing can be learned",
+        aliases=elsewhere(
+            trl=complement("frac_reward_zero_std"), swift=complement("frac_reward_zero_std")
+        ),
     ),
     Metric(
         "rollout/failures",
@@ -41,8 +55,15 @@ METRICS = (
         "mean of one reward function",
         "Under its name, before its weight: `rollout/reward/task`.",
         COMPLETIONS,
+        aliases=elsewhere(trl="rewards/*/mean", swift="rewards/*/mean"),
     ),
-    Metric("rollout/tool_calls", "calls per completion", "Answered by the tool.", COMPLETIONS),
+    Metric(
+        "rollout/tool_calls",
+        "calls per completion",
+        "Answered by the tool.",
+        COMPLETIONS,
+        aliases=elsewhere(trl="tools/call_frequency"),
+    ),
     Metric(
         "rollout/tool_failures",
         "count",
@@ -57,6 +78,7 @@ METRICS = (
         "mean of the task's own score",
         "Of held-out prompts, one completion each.",
         "mean over the prompts",
+        aliases=elsewhere(sb3="eval/success_rate"),
     ),
     Metric(
         "eval/warmup_success",

@@ -25,15 +25,17 @@ LOSSES = (
         aliases=elsewhere(
             sb3=("train/policy_gradient_loss", minus("train/policy_objective")),
             cleanrl="losses/policy_loss",
-            trl="loss/policy_avg",
+            trl=("loss/policy_avg", "policy_loss"),
             verl="actor/pg_loss",
+            openrlhf="policy_loss",
+            rsl_rl=("Loss/surrogate", "Mean surrogate loss", "Surrogate loss", "surrogate"),
             rllib=("learners/*/policy_loss", "info/learner/*/learner_stats/policy_loss"),
         ),
     ),
     Metric(
         "train/value_loss",
         "mean ½(V − R)², or the critic's own loss",
-        "With the half, as CleanRL, TRL and verl; SB3 and RLlib log it without.",
+        "With the half, as CleanRL, TRL, verl and OpenRLHF; SB3, RLlib and rsl_rl log it without.",
         MINIBATCHES,
         "reward²",
         aliases=elsewhere(
@@ -41,6 +43,15 @@ LOSSES = (
             cleanrl="losses/value_loss",
             trl="loss/value_avg",
             verl="critic/vf_loss",
+            openrlhf="critic_loss",
+            rsl_rl=(
+                half("Loss/value_function"),
+                half("Loss/value"),
+                half("Mean value_function loss"),
+                half("Mean value loss"),
+                half("Value function loss"),
+                half("value_function"),
+            ),
             rllib=(half("learners/*/vf_loss"), half("info/learner/*/learner_stats/vf_loss")),
         ),
     ),
@@ -53,6 +64,7 @@ LOSSES = (
             sb3="train/loss",
             trl="loss",
             verl="actor/loss",
+            swift="loss",
             rllib=("learners/*/total_loss", "info/learner/*/learner_stats/total_loss"),
         ),
     ),
@@ -69,6 +81,9 @@ LOSSES = (
             cleanrl="losses/entropy",
             trl=("policy/entropy_avg", "entropy"),
             verl=("actor/entropy", "actor/entropy_loss"),
+            openrlhf="entropy_loss",
+            rsl_rl=("Loss/entropy", "Mean entropy loss", "entropy"),
+            swift=("entropy/mean", "entropy"),
             rllib=("learners/*/entropy", "info/learner/*/learner_stats/entropy"),
             origins=("train/entropy", "entropy"),
         ),
@@ -131,6 +146,9 @@ SETTINGS = (
             cleanrl="charts/learning_rate",
             trl=("lr", "learning_rate"),
             verl="actor/lr",
+            openrlhf="actor_lr",
+            rsl_rl="Loss/learning_rate",
+            swift="learning_rate",
             rllib=(
                 "learners/*/default_optimizer_learning_rate",
                 "info/learner/*/learner_stats/cur_lr",
@@ -142,7 +160,7 @@ SETTINGS = (
         "step size of the optimizer for the critic's own layers",
         "The policy's, unless region.critic_learning_rate says otherwise.",
         SETTING,
-        aliases=elsewhere(verl="critic/lr"),
+        aliases=elsewhere(verl="critic/lr", openrlhf="critic_lr"),
     ),
     Metric(
         "train/clip_range",
@@ -157,6 +175,7 @@ SETTINGS = (
         "After decay or control.",
         SETTING,
         aliases=elsewhere(
+            trl="entropy_coef",
             rllib=("learners/*/curr_entropy_coeff", "info/learner/*/learner_stats/entropy_coeff"),
             origins="entropy_coef",
         ),
@@ -200,6 +219,8 @@ GRADIENTS = (
         aliases=elsewhere(
             trl="grad_norm",
             verl="actor/grad_norm",
+            openrlhf="actor_grad_norm",
+            swift="grad_norm",
             rllib=(
                 "learners/*/gradients_default_optimizer_global_norm",
                 "info/learner/*/learner_stats/grad_gnorm",
@@ -260,7 +281,9 @@ VALUES = (
         "Before the update.",
         ROLLOUT,
         "reward",
-        aliases=elsewhere(verl=("critic/values/mean", "critic/vpred_mean")),
+        aliases=elsewhere(
+            verl=("critic/values/mean", "critic/vpred_mean"), openrlhf="values", trl="val/mean"
+        ),
     ),
     Metric(
         "train/target_mean",

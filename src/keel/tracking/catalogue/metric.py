@@ -6,14 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-SOURCES = ("sb3", "cleanrl", "trl", "verl", "rllib", "origins")
+SOURCES = ("sb3", "cleanrl", "trl", "verl", "openrlhf", "rllib", "rsl_rl", "swift", "origins")
 
 
 class Alias(NamedTuple):
-    """A name elsewhere; one `*` in it stands for the agent. Keel's value = `scale` × theirs."""
+    """A name elsewhere; Keel's value = `offset` + `scale` × theirs.
+
+    One `*` in the name stands for the agent, `**` for anything.
+    """
 
     name: str
     scale: float = 1.0
+    offset: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,11 @@ def _alias(alias: str | Alias) -> Alias:
 def minus(name: str) -> Alias:
     """Return an alias of the opposite sign."""
     return Alias(name, -1.0)
+
+
+def complement(name: str) -> Alias:
+    """Return an alias of the other share: Keel's value = 1 − theirs."""
+    return Alias(name, -1.0, 1.0)
 
 
 def half(name: str) -> Alias:

@@ -16,8 +16,11 @@ ROLLOUTS = (
             sb3="rollout/ep_rew_mean",
             cleanrl="charts/episodic_return",
             trl=("objective/scores", "reward"),
-            verl="critic/score/mean",
+            verl=("critic/score/mean", "critic/rewards/mean"),
+            openrlhf=("rollout/reward_mean", "reward"),
             rllib=("env_runners/episode_return_mean", "episode_reward_mean"),
+            rsl_rl=("Train/mean_reward", "Mean reward"),
+            swift="reward",
         ),
     ),
     Metric(
@@ -26,7 +29,6 @@ ROLLOUTS = (
         "Over the episodes of return_mean.",
         f"{EPISODES}; agents: of their sum",
         "reward",
-        aliases=elsewhere(trl="reward_std"),
     ),
     Metric(
         "rollout/length_mean",
@@ -39,7 +41,10 @@ ROLLOUTS = (
             cleanrl="charts/episodic_length",
             trl="completions/mean_length",
             verl="response_length/mean",
+            openrlhf=("rollout/response_length_mean", "response_length"),
             rllib=("env_runners/episode_len_mean", "episode_len_mean"),
+            rsl_rl=("Train/mean_episode_length", "Mean episode length"),
+            swift="completions/mean_length",
         ),
     ),
     Metric(
@@ -127,6 +132,7 @@ TIMES = (
         aliases=elsewhere(
             sb3="time/total_timesteps",
             rllib=("num_env_steps_sampled_lifetime", "timesteps_total"),
+            rsl_rl=("Total timesteps", "Total steps"),
         ),
     ),
     Metric(
@@ -143,7 +149,11 @@ TIMES = (
         "SB3's fps and CleanRL's SPS are averages since the start.",
         CLOCK,
         "steps/s",
-        aliases=elsewhere(sb3="time/fps", cleanrl="charts/SPS"),
+        aliases=elsewhere(
+            sb3="time/fps",
+            cleanrl="charts/SPS",
+            rsl_rl=("Perf/total_fps", "Steps per second", "Computation"),
+        ),
     ),
     Metric(
         "time/rollout_seconds",
@@ -151,7 +161,11 @@ TIMES = (
         "Acting and stepping.",
         CLOCK,
         "s",
-        aliases=elsewhere(verl="timing_s/gen"),
+        aliases=elsewhere(
+            verl="timing_s/gen",
+            openrlhf="timing/generation",
+            rsl_rl=("Perf/collection_time", "Perf/collection time", "Collection time"),
+        ),
     ),
     Metric(
         "time/update_seconds",
@@ -159,7 +173,11 @@ TIMES = (
         "Advantages and gradient steps; certification not included.",
         CLOCK,
         "s",
-        aliases=elsewhere(verl="timing_s/update_actor"),
+        aliases=elsewhere(
+            verl="timing_s/update_actor",
+            openrlhf="timing/ppo_train",
+            rsl_rl=("Perf/learning_time", "Learning time"),
+        ),
     ),
     Metric(
         "time/certify_seconds",

@@ -105,6 +105,7 @@ DIVERGENCES = (
         aliases=elsewhere(
             cleanrl="losses/old_approx_kl",
             verl="actor/ppo_kl",
+            openrlhf="ppo_kl",
             origins="kl_div",
         ),
     ),
@@ -139,7 +140,10 @@ DIVERGENCES = (
         ROWS,
         "nats",
         aliases=elsewhere(
-            trl=("objective/kl", "kl"), verl=("actor/kl_loss", "actor/reward_kl_penalty")
+            trl=("objective/kl", "kl"),
+            verl=("actor/kl_loss", "actor/reward_kl_penalty"),
+            openrlhf="kl",
+            swift="kl",
         ),
     ),
     Metric(
@@ -215,8 +219,10 @@ RATIOS = (
         elsewhere(
             sb3="train/clip_fraction",
             cleanrl="losses/clipfrac",
-            trl=("policy/clipfrac_avg", "clip_ratio/region_mean"),
+            trl=("policy/clipfrac_avg", "clip_ratio/region_mean", "clip_ratio"),
             verl="actor/pg_clipfrac",
+            openrlhf=("ppo_clip_ratio", "clip_ratio"),
+            swift=("clip_ratio/region_mean", "clip_ratio"),
             origins=("train/clip_fraction", "clipfrac"),
         ),
     ),
