@@ -10,7 +10,7 @@ import pytest
 from keel.cli import main
 from keel.errors import InputError
 from keel.tracking import RunError
-from keel.tracking.external_logs import read_log
+from keel.tracking.logs import read_log
 
 SB3 = """rollout/ep_rew_mean,time/total_timesteps,train/entropy_loss,time/time_elapsed
 ,2048,,3
@@ -38,7 +38,7 @@ def write(tmp_path: Path, name: str, text: str) -> Path:
 def test_sb3_progress(tmp_path: Path):
     """The entropy has the other sign there; the half-written last line does not count."""
     log = read_log(write(tmp_path, "progress.csv", SB3))
-    assert log.source == "sb3"
+    assert log.framework == "sb3"
     assert log.table.step.tolist() == [2048, 4096, 6144]
     assert np.isnan(log.table["rollout/return_mean"][0])
     assert log.table["rollout/return_mean"][1:].tolist() == [21.5, 60.0]
@@ -55,7 +55,7 @@ def test_sb3_monitor(tmp_path: Path):
 
 def test_rllib_progress(tmp_path: Path):
     log = read_log(write(tmp_path, "progress.csv", RLLIB))
-    assert log.source == "rllib"
+    assert log.framework == "rllib"
     assert log.table.step.tolist() == [4000, 8000]
     assert log.table["rollout/return_mean"].tolist() == [20.0, 31.0]
 
@@ -108,7 +108,7 @@ def test_cleanrl_events(tmp_path: Path):
     write_events(folder, "charts/episodic_return", [(5, 10.0), (5, 20.0), (9, 30.0)])
     (path,) = folder.iterdir()
     log = read_log(path)
-    assert log.source == "cleanrl"
+    assert log.framework == "cleanrl"
     assert log.table.step.tolist() == [5, 9]
     assert log.table["rollout/return_mean"].tolist() == [15.0, 30.0]
     assert log.table["time/seconds"].tolist() == pytest.approx([0.0, 0.004], abs=1e-6)
