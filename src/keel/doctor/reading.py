@@ -128,6 +128,7 @@ def as_run_log(log: Log, path: Path | None = None) -> RunLog:
         log.unmatched,
         log.damage,
         path,
+        log.nans,
     )
     if found.is_language and RETURN in series:
         rewards = series[RETURN]

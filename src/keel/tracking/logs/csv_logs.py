@@ -88,30 +88,21 @@ def _plan(
         return _mapped(path, header, mapping, wanted)
     if comment and {"r", "l"} <= set(header):
         names = Names("sb3", {keel: column for column, keel in MONITOR.items()}, wanted)
-        found = {column: names.find(column) for column in header}
-        return _Plan("sb3", "l", _wanted(found, names), episodes=True)
+        return _Plan("sb3", "l", names.best(header), episodes=True)
     plain = [without_run(name) for name in header]
     names = Names(framework or recognize(plain), wanted=wanted)
-    found = {column: names.find(name) for column, name in zip(header, plain, strict=True)}
     step = next((header[plain.index(name)] for name in STEPS if name in plain), None)
-    if not any(found.values()):
+    if not any(names.find(name) for name in plain):
         raise InputError(
             f"{path}: whose log is this? Its columns are {listed(header)}; say what they are: "
             "--map step=COLUMN rollout/return_mean=COLUMN"
         )
     runs = max((plain.count(name) for name in set(plain)), default=1)
-    return _Plan(names.framework, step, _wanted(found, names), names.unmatched, runs=runs)
-
-
-def _wanted(
-    found: Mapping[str, Canonical | None], names: Names
-) -> dict[str, tuple[str, Canonical]]:
-    """Return the column of each metric that is wanted; the first one, where there are several."""
-    columns: dict[str, tuple[str, Canonical]] = {}
-    for column, target in found.items():
-        if target is not None and names.is_wanted(target.name):
-            columns.setdefault(target.name, (column, target))
-    return columns
+    columns = {
+        keel: (header[plain.index(name)], target)
+        for keel, (name, target) in names.best(plain).items()
+    }
+    return _Plan(names.framework, step, columns, names.unmatched, runs=runs)
 
 
 def check_mapping(mapping: Mapping[str, str], where: str) -> None:

@@ -7,12 +7,16 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keel.errors import RunError, import_extra
 from keel.tracking.logs.log import Log, Points
 from keel.tracking.logs.names import MOST_NAMES, Names, recognize
 from keel.tracking.logs.settings import of_cleanrl, of_markdown
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 PREFIX = "events.out.tfevents"
 TITLE = "TensorBoard"
@@ -54,12 +58,13 @@ def read_events(
     names = names or Names(recognize(events.scalars), wanted=wanted)
     points: dict[str, Points] = {}
     labels = {}
-    for tag, scalar in events.scalars.items():
-        target = names.find(tag)
-        if target is not None and names.is_wanted(target.name) and target.name not in points:
-            known = _points(scalar)
-            points[target.name] = Points(known.step, target.convert(known.values))
-            labels[target.name] = tag
+    nans = {}
+    for tag, target in names.best(events.scalars).values():
+        known, nan = _points(events.scalars[tag])
+        points[target.name] = Points(known.step, target.convert(known.values))
+        labels[target.name] = tag
+        if len(nan):
+            nans[target.name] = nan
     if not any(names.find(tag) for tag in events.scalars):
         listed = ", ".join(list(events.scalars)[:12]) or "none"
         raise RunError(f"{path}: no scalar in it that Keel knows; there are {listed}")
@@ -76,11 +81,15 @@ def read_events(
         settings,
         names.unmatched,
         tuple(events.damage),
+        nans,
     )
 
 
-def _points(scalar: _Scalar) -> Points:
-    """Return one value a step: several environments may end an episode at once, their mean."""
+def _points(scalar: _Scalar) -> tuple[Points, NDArray[np.int64]]:
+    """Return one value a step, and the steps of NaN.
+
+    Several environments may end an episode at once: their mean counts.
+    """
     import numpy as np
 
     steps = np.frombuffer(scalar.step, dtype=np.int64)
@@ -88,7 +97,8 @@ def _points(scalar: _Scalar) -> Points:
     known = ~np.isnan(values)
     union, index = np.unique(steps[known], return_inverse=True)
     total = np.bincount(index, weights=values[known], minlength=len(union))
-    return Points(union, total / np.bincount(index, minlength=len(union)))
+    points = Points(union, total / np.bincount(index, minlength=len(union)))
+    return points, np.unique(steps[~known])
 
 
 def _clock(scalars: Mapping[str, _Scalar]) -> Points:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from keel.errors import KeelError
 from keel.tracking.config_file import read_config
 from keel.tracking.directory import METRICS
 from keel.tracking.files import read_regular
+from keel.tracking.health import FINITE
 from keel.tracking.logs.log import Log, log_of_table
 from keel.tracking.old_names import has_old_names
 from keel.tracking.reader import read_metrics
@@ -34,20 +36,20 @@ def read_run(path: Path, wanted: Collection[str] | None = None) -> Log:
         wanted: Metrics to read, with those of their agents, which is faster; all by default.
     """
     file = path / METRICS if path.is_dir() else path
+    import numpy as np
+
     table = read_metrics(path, None if wanted is None else _with_agents(file, wanted))
     log = log_of_table(table, "keel", METRICS)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         settings = _settings(file.parent)
     notes = tuple(str(warning.message) for warning in caught)
-    return Log(
-        log.framework,
-        log.layout,
-        log.points,
-        log.rows,
-        settings=settings,
-        damage=log.damage + notes,
-    )
+    nans = {
+        name: table.step[np.isnan(column)]
+        for name, column in table.columns.items()
+        if name in FINITE and np.isnan(column).any()
+    }
+    return replace(log, settings=settings, damage=log.damage + notes, nans=nans)
 
 
 def _with_agents(file: Path, wanted: Collection[str]) -> list[str]:

@@ -182,10 +182,10 @@ LAYOUTS: dict[str, Layout] = {
     "table": read_table,
     "steps": read_steps,
     "blocks": read_blocks,
-    "dicts": read_dicts,
     "jsonl": read_json_lines,
+    "dicts": read_dicts,
 }
-"""Layouts of text logs, by name."""
+"""Layouts of text logs, by name; where two fit equally well, the first is taken."""
 TITLES = {
     "table": "console tables",
     "steps": "console lines step:N - name:value",

@@ -55,6 +55,8 @@ class Log:
     """names in the log that Keel has no metric for"""
     damage: tuple[str, ...] = ()
     """sentences about what was left out"""
+    nans: Mapping[str, NDArray[np.int64]] = field(default_factory=dict, repr=False)
+    """steps at which the log says NaN, by Keel's names"""
 
     @property
     def table(self) -> MetricsTable:
@@ -112,22 +114,32 @@ class Collected(NamedTuple):
 
     points: dict[str, Points]
     labels: dict[str, str]
+    nans: dict[str, NDArray[np.int64]]
     rows: int
     damage: list[str]
 
 
-class _Column(NamedTuple):
-    target: Canonical
+@dataclass
+class _Column:
     label: str
-    steps: array[int]
-    values: array[float]
+    rank: int
+    steps: array[int] = field(default_factory=lambda: array("q"))
+    values: array[float] = field(default_factory=lambda: array("d"))
+    nans: array[int] = field(default_factory=lambda: array("q"))
+
+    def add(self, step: int, value: float) -> None:
+        if value != value:
+            self.nans.append(step)
+        else:
+            self.steps.append(step)
+            self.values.append(value)
 
 
 def collect(rows: Iterable[Row], names: Names) -> Collected:
     """Collect rows into arrays: sixteen bytes a value, whatever the text around them.
 
     A row without a step has the number of the row, one that is only an evaluation that of the row
-    before. Of several values of a metric at one step the last counts.
+    before. Rows at one step are one; of several values of a metric the last counts.
 
     Args:
         rows: In the names of the log.
@@ -135,6 +147,7 @@ def collect(rows: Iterable[Row], names: Names) -> Collected:
     """
     columns: dict[str, _Column] = {}
     count = uncounted = stepless = step = 0
+    before = -1
     for row in rows:
         known = [(n, v, t) for n, v in row.values.items() if (t := names.find(n)) is not None]
         if not known:
@@ -148,22 +161,40 @@ def collect(rows: Iterable[Row], names: Names) -> Collected:
         elif not is_evaluation or not count:
             step += 1
             stepless += 1
-        count += 1
+        count += step != before
+        before = step
         for name, value, target in known:
-            if value != value or not names.is_wanted(target.name):
-                continue
-            column = columns.get(target.name)
-            if column is None:
-                column = columns[target.name] = _Column(target, name, array("q"), array("d"))
-            if column.label == name or len(column.steps) == 0 or column.steps[-1] != step:
-                column.steps.append(step)
-                column.values.append(target.convert(value))
+            if names.is_wanted(target.name):
+                _add(columns, names, step, name, value, target)
     return Collected(
         {name: _points(column) for name, column in columns.items()},
         {name: column.label for name, column in columns.items()},
+        {name: _steps(column.nans) for name, column in columns.items() if column.nans},
         count,
         list(_sentences(uncounted, stepless)),
     )
+
+
+def _add(
+    columns: dict[str, _Column], names: Names, step: int, name: str, value: float, target: Canonical
+) -> None:
+    """Add a value to its column; of two names of one metric the better one counts."""
+    column = columns.get(target.name)
+    if column is None:
+        column = columns[target.name] = _Column(name, names.rank(name, target))
+    if column.label != name:
+        rank = names.rank(name, target)
+        if rank < column.rank:
+            column.label, column.rank = name, rank
+        elif column.steps and column.steps[-1] == step:
+            return
+    column.add(step, target.convert(value))
+
+
+def _steps(steps: array[int]) -> NDArray[np.int64]:
+    import numpy as np
+
+    return np.unique(np.frombuffer(steps, dtype=np.int64))
 
 
 def _sentences(uncounted: int, stepless: int) -> Iterator[str]:

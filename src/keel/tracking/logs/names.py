@@ -75,6 +75,29 @@ class Names:
         wanted = self.wanted
         return wanted is None or name in wanted or name.rpartition("/")[0] in wanted
 
+    def best(self, names: Iterable[str]) -> dict[str, tuple[str, Canonical]]:
+        """Return the name of each wanted metric, and how to convert it; the best of several.
+
+        Args:
+            names: In the log.
+        """
+        chosen: dict[str, tuple[str, Canonical]] = {}
+        for name in names:
+            target = self.find(name)
+            if target is None or not self.is_wanted(target.name):
+                continue
+            before = chosen.get(target.name)
+            if before is None or self.rank(name, target) < self.rank(*before):
+                chosen[target.name] = (name, target)
+        return chosen
+
+    def rank(self, name: str, target: Canonical) -> int:
+        """Return how far back a name stands among those that a framework has for a metric."""
+        entry = REGISTRY.get(target.name)
+        aliases = () if entry is None else entry.aliases.get(self.framework, ())
+        short = name.removeprefix("train/")
+        return next((i for i, a in enumerate(aliases) if a.name in (name, short)), len(aliases))
+
     @property
     def unmatched(self) -> tuple[str, ...]:
         """Names that Keel has no metric for."""

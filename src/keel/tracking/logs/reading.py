@@ -89,10 +89,13 @@ def recognize_format(path: Path) -> str:
     first, _, rest = beginning.partition("\n")
     if trainer_state.is_trainer_state(beginning) or path.name == trainer_state.NAME:
         return "trainer_state"
-    if first.startswith("{"):
-        is_keel = has_checksum(first.rstrip().encode()) or path.name == METRICS
-        return "keel" if is_keel and '"step"' in first else "jsonl"
+    if first.startswith('{"step"') and (path.name == METRICS or _has_checksum(first)):
+        return "keel"
     return "csv" if path.suffix == ".csv" or _is_csv(first, rest) else "text"
+
+
+def _has_checksum(line: str) -> bool:
+    return has_checksum(line.rstrip().encode(errors="replace"))
 
 
 def _beginning(path: Path) -> str:
@@ -152,6 +155,7 @@ def _read_state(path: Path, choice: Choice) -> Log:
         of_arguments(path),
         names.unmatched,
         tuple(collected.damage),
+        collected.nans,
     )
 
 
@@ -186,6 +190,7 @@ def _read_text(path: Path, choice: Choice) -> Log:
         settings,
         names.unmatched,
         tuple(collected.damage),
+        collected.nans,
     )
 
 
