@@ -59,12 +59,8 @@ def test_any_text_is_a_log_or_an_error_of_keel(
 ):
     path = tmp_path_factory.mktemp("logs") / "log.txt"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
-    try:
-        log = read_log(path, layout=layout, framework=framework)
-    except KeelError as error:
-        assert "\n" not in error.brief
-        return
-    check(log)
+    with suppress(KeelError):
+        check(read_log(path, layout=layout, framework=framework))
 
 
 @given(data=st.binary(max_size=200), layout=LAYOUTS)

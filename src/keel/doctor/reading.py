@@ -72,8 +72,8 @@ def read_logs(
             errors.append(error)
     if not logs:
         raise errors[0]
-    for error in errors:
-        warnings.warn(error.brief, RunWarning, stacklevel=2)
+    for problem in errors:
+        warnings.warn(problem.brief, RunWarning, stacklevel=2)
     return logs
 
 

@@ -268,10 +268,10 @@ def _read_some(data: bytes, names: Collection[str]) -> MetricsTable | None:
     if b'inf"' in data:
         _restore_infinities(values, places, [line.flags for line in lines])
     dropped = max((x.dropped for x in lines), default=0)
-    known = ~np.isnan(values).all(axis=0)
+    table = {name: values[:, i].copy() for name, i in places.items()}
     return MetricsTable(
         step=np.array(steps, dtype=np.int64),
-        columns={name: values[:, i].copy() for name, i in places.items() if known[i]},
+        columns={name: column for name, column in table.items() if not np.isnan(column).all()},
         dropped=dropped,
         damage=tuple(_Damaged().sentences(dropped)),
     )

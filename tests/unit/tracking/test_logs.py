@@ -1,7 +1,8 @@
-"""The logs of SB3, CleanRL and RLlib, and any CSV, read in Keel's names."""
+"""CSV and event files of SB3, CleanRL, RLlib and others, read in Keel's names and compared."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -114,6 +115,53 @@ def test_cleanrl_events(tmp_path: Path):
     assert log.table["time/seconds"].tolist() == pytest.approx([0.0, 0.004], abs=1e-6)
 
 
+def write_text(folder: Path, tag: str, text: str) -> None:
+    writer = pytest.importorskip("tensorboard.summary.writer.event_file_writer").EventFileWriter
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+
+    events = writer(str(folder))
+    tensor = TensorProto(dtype=7, string_val=[text.encode()])
+    kind = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+    named = Summary.Value(tag=f"{tag}/text_summary", metadata=kind, tensor=tensor)
+    events.add_event(Event(wall_time=100.0, step=0, summary=Summary(value=[named])))
+    value = Summary.Value(tag="losses/approx_kl", simple_value=0.01)
+    events.add_event(Event(wall_time=101.0, step=8, summary=Summary(value=[value])))
+    events.close()
+
+
+def test_cleanrls_hyperparameters_are_settings(tmp_path: Path):
+    table = (
+        "|param|value|\n|-|-|\n|gamma|0.99|\n|num_envs|4|\n|target_kl|None|\n|env_id|CartPole-v1|"
+    )
+    write_text(tmp_path, "hyperparameters", table)
+    (path,) = tmp_path.iterdir()
+    log = read_log(path)
+    assert log.settings == {"advantage.gamma": 0.99, "envs.num": 4, "env": "CartPole-v1"}
+    assert log.points["train/approx_kl"].values.tolist() == pytest.approx([0.01])
+
+
+@pytest.mark.parametrize(
+    ("tag", "framework", "metric", "value"),
+    [
+        ("Loss/value_function", "rsl_rl", "train/value_loss", 1.0),
+        ("train/ppo_clip_ratio", "openrlhf", "train/clip_fraction", 2.0),
+        ("actor/pg_clipfrac", "verl", "train/clip_fraction", 2.0),
+        ("train/completions/clipped_ratio", "trl", "rollout/ended", -1.0),
+    ],
+)
+def test_scalars_of_other_frameworks(
+    tmp_path: Path, tag: str, framework: str, metric: str, value: float
+):
+    write_events(tmp_path, tag, [(1, 2.0), (2, float("nan"))])
+    (path,) = tmp_path.iterdir()
+    log = read_log(path, framework=framework)
+    assert log.points[metric].values.tolist() == [value]
+    assert log.nans[metric].tolist() == [2]
+    assert read_log(path, names=[metric]).points.keys() == {metric}
+
+
 @pytest.mark.parametrize("step", ["9223372036854775808", "1e30", "inf", "-5", "", "x"])
 def test_a_row_whose_step_cannot_be_counted_is_dropped_and_told(tmp_path: Path, step: str):
     text = f"step,rollout/return_mean\n10,1.0\n{step},2.0\n30,3.0\n"
@@ -176,3 +224,16 @@ def test_peers_are_compared_with_each_other(tmp_path: Path, capsys: pytest.Captu
     text = capsys.readouterr().out
     assert text.startswith("CartPole-v1: rollout/return_mean")
     assert "ppo against sb3: keep" in text
+
+
+def test_logs_of_language_models_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """A trainer's state against what verl printed: whose metrics have other names and layouts."""
+    for seed in (1, 2, 3):
+        history = [{"step": i, "loss": 0.1, "reward": 0.1 * i + seed / 100} for i in range(1, 9)]
+        write(tmp_path, f"trl/{seed}/trainer_state.json", json.dumps({"log_history": history}))
+        lines = [f"step:{i} - critic/score/mean:{0.2 * i + seed / 100}" for i in range(1, 9)]
+        write(tmp_path, f"verl/{seed}/train.log", "\n".join(lines))
+    assert main(["compare", f"a={tmp_path / 'trl'}", f"b={tmp_path / 'verl'}"]) == 0
+    text = capsys.readouterr().out
+    assert "rollout/return_mean" in text
+    assert "b against a: keep" in text

@@ -155,13 +155,14 @@ def read_json_lines(lines: Iterable[str]) -> Iterator[Row]:
         data = parse_json(line[start:])
         if data is None:
             continue
-        if isinstance(inner := data.get("data"), Mapping) and "step" in data:  # verl's file logger
-            data = {"step": data["step"], **inner}
+        step = None
+        if isinstance(inner := data.get("data"), Mapping) and type(data.get("step")) is int:
+            step, data = data["step"], dict(inner)  # verl's file logger
         values = numbers(data)
         flags = data.get("flags")
         if isinstance(flags, Mapping):  # of Keel, whose JSON knows no infinity
             values |= {str(n): float(x) for n, x in flags.items() if x in ("inf", "-inf")}
-        yield Row(None, {without_run(name): value for name, value in values.items()})
+        yield Row(step, {without_run(name): value for name, value in values.items()})
 
 
 def parse_json(text: str) -> dict[str, Any] | None:
