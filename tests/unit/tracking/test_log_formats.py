@@ -142,6 +142,17 @@ def test_settings_come_from_arguments_beside_the_log(tmp_path: Path):
     }
 
 
+def test_settings_of_rsl_rl_come_from_isaaclabs_folder(tmp_path: Path):
+    (tmp_path / "console.log").write_text((SAMPLES / "rsl_rl_console.txt").read_text())
+    (tmp_path / "params").mkdir()
+    agent = tmp_path / "params" / "agent.yaml"
+    agent.write_text("seed: 42\nalgorithm:\n  clip_param: 0.2\n  desired_kl: 0.01\n")
+    settings = read_log(tmp_path / "console.log").settings
+    assert settings == {"seed": 42, "region.clip": 0.2, "region.target_kl": 0.01}
+    agent.write_text("a: !!python/object/apply:os.abort []\n")
+    assert read_log(tmp_path / "console.log").settings == {}
+
+
 ROWS = [
     ("{'loss': 0.0, 'grad_norm': 1.2, 'learning_rate': 1e-06, 'kl': nan, 'epoch': 0.1}", "trl"),
     ("step:59 - actor/kl_loss:0.012 - actor/pg_clipfrac:0.002", "verl"),

@@ -16,7 +16,7 @@ from keel.tracking.logs.keel_runs import is_run, read_run
 from keel.tracking.logs.layouts import LAYOUTS, TITLES, parse_json, step_name, with_steps
 from keel.tracking.logs.log import Log, Row, collect
 from keel.tracking.logs.names import FRAMEWORKS, GENERIC, Names, keel_name, recognize
-from keel.tracking.logs.settings import of_arguments, of_rllib
+from keel.tracking.logs.settings import of_agent, of_arguments, of_rllib
 from keel.tracking.logs.text import parts_of, read_lines
 
 PROGRESS, RESULTS, SWIFT = "progress.csv", "result.json", "logging.jsonl"
@@ -137,7 +137,8 @@ def _read_events(path: Path, choice: Choice) -> Log:
     names = None
     if choice.mapping or choice.framework:
         names = Names(choice.framework or GENERIC, choice.mapping or {}, choice.wanted)
-    return events.read_events(path, names, choice.wanted)
+    log = events.read_events(path, names, choice.wanted)
+    return replace(log, settings=of_agent(path)) if log.framework == "rsl_rl" else log
 
 
 def _read_state(path: Path, choice: Choice) -> Log:
@@ -179,6 +180,8 @@ def _read_text(path: Path, choice: Choice) -> Log:
     if framework == "rllib":
         first = next((data for line in read_lines(path) if (data := parse_json(line))), {})
         settings = of_rllib(first.get("config") or {})
+    elif framework == "rsl_rl":
+        settings = of_agent(path)
     elif framework in ("trl", "swift"):
         settings = of_arguments(path)
     return Log(

@@ -7,7 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from keel.tracking.config_file import MAX_BRACKETS
+from keel.tracking.files import read_regular
 from keel.tracking.logs.text import number
+from keel.tracking.resume import flat
 
 _LARGEST = 1 << 20
 
@@ -60,6 +65,21 @@ TRL = {
     "max_grad_norm": "region.max_grad_norm",
 }
 """Names of TRL's and ms-swift's arguments; what both call alike means the same."""
+RSL_RL = {
+    "seed": "seed",
+    "num_steps_per_env": "rollout_steps",
+    "algorithm.learning_rate": "region.learning_rate",
+    "algorithm.num_learning_epochs": "region.epochs",
+    "algorithm.clip_param": "region.clip",
+    "algorithm.gamma": "advantage.gamma",
+    "algorithm.lam": "advantage.lam",
+    "algorithm.desired_kl": "region.target_kl",
+    "algorithm.entropy_coef": "explore.entropy_coef",
+    "algorithm.value_loss_coef": "region.value_coef",
+    "algorithm.max_grad_norm": "region.max_grad_norm",
+}
+AGENT = ("params", "agent.yaml")
+"""File below the folder of a log in which IsaacLab keeps the settings of rsl_rl."""
 ARGUMENTS = ("args.json", "training_args.json", "grpo_config.json")
 """Files beside a log, or one folder above, that hold arguments of TRL or ms-swift."""
 
@@ -86,6 +106,23 @@ def of_arguments(log: Path) -> dict[str, Any]:
             if data:
                 return _renamed(data, TRL)
     return {}
+
+
+def of_agent(log: Path) -> dict[str, Any]:
+    """Return the settings of rsl_rl that IsaacLab keeps beside a log.
+
+    Args:
+        log: The log.
+    """
+    path = log.parent.joinpath(*AGENT)
+    try:
+        content = read_regular(path) if path.is_file() else b""
+        if content.count(b"[") + content.count(b"{") > MAX_BRACKETS:
+            return {}
+        data = yaml.safe_load(content[:_LARGEST])
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):  # Python's own tags among them
+        return {}
+    return _renamed(dict(flat(data)), RSL_RL) if isinstance(data, dict) else {}
 
 
 def of_markdown(table: str) -> dict[str, Any]:
