@@ -41,7 +41,10 @@ READ = """
 import json, resource, sys, time
 from pathlib import Path
 import numpy
-from keel.tracking.external_logs import read_log
+try:
+    from keel.tracking.logs import read_log
+except ImportError:  # version 0.1
+    from keel.tracking.external_logs import read_log
 wall, cpu = time.perf_counter(), time.process_time()
 table = read_log(Path(sys.argv[1])).table
 wall, cpu = time.perf_counter() - wall, time.process_time() - cpu

@@ -29,8 +29,9 @@ class Compare:
               keel compare runs/mine sb3=logs/PPO_1
     """
 
-    runs: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN|FOLDER|CSV|EVENTS|LABEL=PATH …")]
-    """Runs, or folders of runs, of Keel, SB3, CleanRL or RLlib; LABEL=PATH names a group."""
+    runs: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN|FOLDER|LOG|LABEL=PATH …")]
+    """Runs, folders of runs, or logs of SB3, CleanRL, TRL, verl, RLlib, rsl_rl and others;
+    LABEL=PATH names a group."""
     by: Annotated[str, arg(metavar="name|tag|FIELD")] = "name"
     """Key of a group: the run's name, its tag, or a setting such as region.max_log_ratio."""
     baseline: Annotated[str | None, arg(metavar="GROUP")] = None
@@ -48,7 +49,7 @@ class Compare:
     slowdown: float = 2.0
     """Roll back if slower by more than this factor."""
     map: Annotated[tuple[str, ...], arg(metavar="METRIC=COLUMN …")] = ()
-    """Meaning of the columns of a CSV: step=timesteps rollout/return_mean=reward."""
+    """Meaning of the names in a log: step=timesteps rollout/return_mean=reward."""
     png: Annotated[Path | None, arg(metavar="FILE.png")] = None
     """Draw the comparison."""
     html: Annotated[Path | None, arg(metavar="FILE.html")] = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,11 @@ from keel.config.values import in_text
 from keel.errors import InputError, KeelError
 from keel.printing import printable
 from keel.tracking import MetricsTable, read_config, read_metrics
-from keel.tracking.directory import METRICS, read_record
-from keel.tracking.external_logs import PROGRESS, is_log, read_log
+from keel.tracking.directory import read_record
+from keel.tracking.logs import Log, find_logs, read_log
+from keel.tracking.logs.events import PREFIX as EVENTS
+from keel.tracking.logs.reading import PROGRESS, RESULTS, SWIFT, recognize_format
+from keel.tracking.logs.trainer_state import NAME as STATE
 from keel.tracking.resume import flat
 
 NEEDED = (
@@ -33,6 +36,8 @@ NEEDED = (
 )
 """Metrics that a comparison reads beside the one it is about."""
 CLEANRL = re.compile(r"(?P<env>.+)__(?P<name>.+)__(?P<seed>\d+)__\d+")
+NAMELESS = {PROGRESS, RESULTS, SWIFT, STATE}
+"""Names that every log of a framework has: the folder tells whose it is."""
 IGNORED = {"seed", "tag", "log", "threads"}
 """Fields of a configuration in which runs of one group may differ."""
 
@@ -69,7 +74,7 @@ def load_runs(
     runs: dict[Path, Run] = {}
     for source in sources:
         label, path = _split_label(source)
-        files = list(_find(path))
+        files = list(find_logs(path))
         if not files:
             raise InputError(f"{path}: no run here; `keel runs` lists those there are")
         for file in files:
@@ -89,39 +94,22 @@ def _split_label(source: str) -> tuple[str | None, Path]:
     raise InputError(f"{rest if equals else source}: no such run or file")
 
 
-def _find(path: Path) -> Iterator[Path]:
-    """Yield every run at `path` or below it: a Keel run, a CSV, an event file."""
-    if path.is_file():
-        yield path
-        return
-    if (path / METRICS).is_file():
-        yield path
-        return
-    if (path / PROGRESS).is_file():
-        yield path / PROGRESS
-        return
-    entries = sorted(path.iterdir())
-    logs = [entry for entry in entries if entry.is_file() and is_log(entry)]
-    if logs:
-        yield from logs
-        return
-    for entry in entries:
-        if entry.is_dir() and not entry.name.startswith("."):
-            yield from _find(entry)
-
-
 def _read(
     file: Path, root: Path, by: str, names: list[str], mapping: Mapping[str, str] | None
 ) -> Run:
-    if file.is_dir() or file.suffix == ".jsonl":
+    if recognize_format(file) == "keel":
         return _read_keel(file if file.is_dir() else file.parent, by, names)
     log = read_log(file, mapping, names)
-    folder = file.parent if file.name == PROGRESS or (is_log(file) and file.suffix == "") else file
     match = CLEANRL.fullmatch(file.parent.name)
     if match:
-        return Run(file, match["name"], match["env"], log.table, source=log.source)
+        return _foreign(file, match["name"], match["env"], log)
+    folder = file.parent if file.name in NAMELESS or file.name.startswith(EVENTS) else file
     name = root.resolve().name if root != file else folder.stem
-    return Run(file, re.sub(r"[-_]\d+$", "", name), "", log.table, source=log.source)
+    return _foreign(file, re.sub(r"[-_]\d+$", "", name), "", log)
+
+
+def _foreign(file: Path, group: str, task: str, log: Log) -> Run:
+    return Run(file, group, task, log.table, source=log.framework)
 
 
 def _read_keel(path: Path, by: str, names: list[str]) -> Run:

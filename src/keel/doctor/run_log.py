@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from keel.doctor.series import Series
 from keel.tracking.reader import MetricsTable
@@ -31,6 +32,8 @@ class RunLog:
     notes: tuple[str, ...] = ()
     """what had to be left out while reading"""
     path: Path | None = None
+    nans: Mapping[str, NDArray[np.int64]] = field(default_factory=dict, repr=False)
+    """steps at which the log says NaN, where it can be told from saying nothing, by Keel's names"""
 
     def get(self, name: str) -> Series | None:
         """Return a series; None where the log has no value of the metric."""

@@ -30,7 +30,6 @@ from torch import Tensor
 from keel.errors import InputError
 from keel.functional import categorical_kl, k1, k3
 from keel.tracking import (
-    REGISTRY,
     MetricsWriter,
     RunDirectory,
     RunWarning,
@@ -340,23 +339,12 @@ def translate(logs: Mapping[str, Any], measured: Mapping[str, float]) -> dict[st
     for name, value in logs.items():
         if not isinstance(value, int | float | None):
             continue
-        target = _target(name)
-        if target is None or target[0] in measured or target[0] in translated:
+        target = canonical(name, SOURCE)
+        if target is None or target.name in measured or target.name in translated:
             translated[f"{SOURCE}/{name}"] = value
         else:
-            translated[target[0]] = value if value is None else target[1] * value
+            translated[target.name] = value if value is None else target.convert(float(value))
     return translated
-
-
-def _target(name: str) -> tuple[str, float] | None:
-    """Return Keel's name and scale; `eval_reward` is the return of an evaluation."""
-    if not name.startswith("eval_"):
-        return canonical(name, SOURCE)
-    inner = canonical(name.removeprefix("eval_"), SOURCE)
-    if inner is None:
-        return None
-    evaluated = inner.name.replace("rollout/", "eval/", 1)
-    return (evaluated, inner.scale) if evaluated in REGISTRY and evaluated != inner.name else None
 
 
 def _combine(measurements: list[dict[str, float]]) -> dict[str, float]:

@@ -7,7 +7,7 @@ Examples:
     >>> metric("train/kl_exact/industry").unit
     'nats'
     >>> canonical("train/entropy_loss", "sb3")  # SB3 logs the negative entropy
-    Canonical(name='train/entropy', scale=-1.0)
+    Canonical(name='train/entropy', scale=-1.0, offset=0.0)
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from keel.errors import check_choice
 from keel.tracking.catalogue.metric import SOURCES, Alias, Metric, read_catalogue
 from keel.tracking.old_names import metric_name
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = [
     "REGISTRY",
@@ -48,11 +52,21 @@ DOMINATES = 2.0
 """Ratio of gradients from which on demonstrations dominate; above, `bc_gradient_ratio` is sick."""
 
 
+Value = TypeVar("Value", float, "NDArray[np.float64]")
+
+
 class Canonical(NamedTuple):
-    """Keel's name of a foreign metric: value here = `scale` × value there."""
+    """Keel's name of a foreign metric: value here = `offset` + `scale` × value there."""
 
     name: str
-    scale: float
+    scale: float = 1.0
+    offset: float = 0.0
+
+    def convert(self, value: Value) -> Value:
+        """Return Keel's value of a number or an array."""
+        if self.scale == 1.0 and self.offset == 0.0:
+            return value
+        return self.offset + self.scale * value
 
 
 def metric(name: str) -> Metric:
@@ -71,25 +85,44 @@ def metric(name: str) -> Metric:
 
 
 def canonical(name: str, source: str) -> Canonical | None:
-    """Return Keel's name and scale of another library's metric; None if Keel has no such metric.
+    """Return Keel's name of another library's metric; None if Keel has no such metric.
 
-    RLlib's module ids become agents: `learners/industry/entropy` is `train/entropy/industry`.
+    RLlib's module ids become agents: `learners/industry/entropy` is `train/entropy/industry`. What
+    TRL and ms-swift measure in evaluations, `eval_reward`, is Keel's `eval/return_mean`.
 
     Args:
         name: of the metric in the other library.
         source: the other library, one of `SOURCES`.
     """
     exact, patterns = _ALIASES[check_choice("source", source, SOURCES)]
-    name = name.removeprefix("ray/tune/")
     if name in exact:
         return exact[name]
+    prefix = _PREFIXES.get(source)
+    if prefix and name.startswith(prefix):
+        return canonical(name.removeprefix(prefix), source)
     for pattern, target in patterns:
         match = pattern.fullmatch(name)
         if match:
-            agent = match["agent"]
+            agent = match.groupdict().get("agent")
             plain = agent is None or agent in _NO_AGENT
             return target if plain else target._replace(name=f"{target.name}/{agent}")
-    return None
+    return _evaluated(name, source) if source in _EVALUATED else None
+
+
+def _evaluated(name: str, source: str) -> Canonical | None:
+    """Return the metric of an evaluation: `eval_reward` is `reward` of held-out prompts."""
+    if not name.startswith(("eval_", "eval/")):
+        return None
+    inner = canonical(name[len("eval_") :], source)
+    if inner is None or not inner.name.startswith("rollout/"):
+        return None
+    name = inner.name.replace("rollout/", "eval/", 1)
+    return inner._replace(name=name) if name in REGISTRY else None
+
+
+_PREFIXES = {"rllib": "ray/tune/", "trl": "train/", "swift": "train/", "openrlhf": "train/"}
+"""What TensorBoard and W&B put before the names."""
+_EVALUATED = ("trl", "swift")
 
 
 _NO_AGENT = {"default_policy", "default_agent", "__all_modules__", "shared_policy"}
@@ -101,18 +134,21 @@ def _lookup(source: str) -> _Lookup:
     patterns: list[tuple[re.Pattern[str], Canonical]] = []
     for entry in REGISTRY.values():
         for alias in entry.aliases.get(source, ()):
-            target = Canonical(entry.name, alias.scale)
+            target = Canonical(entry.name, alias.scale, alias.offset)
             if "*" in alias.name:
-                patterns.append((_pattern(alias.name), target))
+                patterns.append((_pattern(alias.name, source), target))
             else:
                 exact[alias.name] = target
     return exact, patterns
 
 
-def _pattern(alias: str) -> re.Pattern[str]:
-    """Compile `learners/*/entropy`, its agent as a group; the last part alone matches, too."""
+def _pattern(alias: str, source: str) -> re.Pattern[str]:
+    """Compile `learners/*/entropy`, its agent as a group; RLlib's last part alone matches, too."""
+    if "**" in alias:
+        return re.compile(".+".join(map(re.escape, alias.split("**"))))
     before, after = map(re.escape, alias.split("*"))
-    return re.compile(f"{before}(?P<agent>[^/]+){after}|{after.rpartition('/')[2]}")
+    alone = f"|{after.rpartition('/')[2]}" if source == "rllib" else ""
+    return re.compile(f"{before}(?P<agent>[^/]+){after}{alone}")
 
 
 _ALIASES: dict[str, _Lookup] = {source: _lookup(source) for source in SOURCES}
@@ -146,7 +182,7 @@ def _section(group: str) -> str:
 def _describe(m: Metric) -> str:
     """Return a heading, the meaning, and a line for each known fact."""
     names = [
-        f"{source} {_times(alias.scale)}`{alias.name}`"
+        f"{source} {_times(alias)}`{alias.name}`"
         for source, aliases in m.aliases.items()
         for alias in aliases
     ]
@@ -160,8 +196,11 @@ def _describe(m: Metric) -> str:
     return "\n".join([f"### `{m.name}`", "", m.meaning, "", *lines, ""])
 
 
-def _times(scale: float) -> str:
-    return {1.0: "", -1.0: "−"}.get(scale, f"{scale:g} × ")
+def _times(alias: Alias) -> str:
+    times = {1.0: "", -1.0: "−"}.get(alias.scale, f"{alias.scale:g} × ")
+    if alias.offset == 0.0:
+        return times
+    return f"{alias.offset:g} − " if alias.scale == -1.0 else f"{alias.offset:g} + {times}"
 
 
 def _range(m: Metric) -> str:

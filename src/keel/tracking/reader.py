@@ -6,8 +6,9 @@ import csv
 import io
 import json
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -259,24 +260,40 @@ def _read_some(data: bytes, names: Collection[str]) -> MetricsTable | None:
     if sorted(set(steps)) != steps or not all(0 <= x < 2**63 for x in steps[:1] + steps[-1:]):
         return None
 
-    def column(attribute: str, name: str) -> list[float]:
-        values = [getattr(x, attribute) for x in lines]
-        if None in values:
-            flags = [x.flags or {} for x in lines]
-            values = [
-                _FLAGGED.get(flag.get(name, ""), math.nan) if value is None else value
-                for value, flag in zip(values, flags, strict=True)
-            ]
-        return values
-
-    table = {name: np.array(column(m, name), dtype=np.float64) for m, name in columns.items()}
+    values = np.array([steps], dtype=np.float64).T
+    if columns:
+        rows = list(map(attrgetter("step", *columns), lines))
+        values = np.array(rows, dtype=np.float64).reshape(len(rows), len(columns) + 1)
+    places = {name: i for i, name in enumerate(columns.values(), 1)}
+    if b'inf"' in data:
+        _restore_infinities(values, places, [line.flags for line in lines])
     dropped = max((x.dropped for x in lines), default=0)
+    table = {name: values[:, i].copy() for name, i in places.items()}
     return MetricsTable(
         step=np.array(steps, dtype=np.int64),
-        columns={name: values for name, values in table.items() if not np.isnan(values).all()},
+        columns={name: column for name, column in table.items() if not np.isnan(column).all()},
         dropped=dropped,
         damage=tuple(_Damaged().sentences(dropped)),
     )
+
+
+def _restore_infinities(
+    values: NDArray[np.float64],
+    places: Mapping[str, int],
+    flags: Sequence[Mapping[str, str] | None],
+) -> None:
+    """Put the infinities back, which strict JSON does not know.
+
+    Args:
+        values: `[lines, columns]`, NaN where a line has none.
+        places: The column of each metric.
+        flags: Those of each line.
+    """
+    for row, named in enumerate(flags):
+        for name, flag in (named or {}).items():
+            place = places.get(name)
+            if place is not None and flag in _FLAGGED and math.isnan(values[row, place]):
+                values[row, place] = _FLAGGED[flag]
 
 
 _FLAGGED = {"inf": math.inf, "-inf": -math.inf}

@@ -141,7 +141,7 @@ def test_names_are_keels_and_the_rest_is_kept():
         "rollout/length_mean": 8.0,
         "eval/return_mean": 0.7,
         "trl/eval_loss": 0.2,
-        "trl/rewards/exact/mean": 0.4,
+        "rollout/reward/exact": 0.4,
         "trl/sampling": None,
     }
 

@@ -11,7 +11,15 @@ import pytest
 
 from keel.errors import InputError
 from keel.tracking import metrics
-from keel.tracking.metrics import DOMINATES, REGISTRY, SOURCES, canonical, documentation, metric
+from keel.tracking.metrics import (
+    DOMINATES,
+    REGISTRY,
+    SOURCES,
+    Canonical,
+    canonical,
+    documentation,
+    metric,
+)
 
 REQUIRED = """
 rollout/return_mean rollout/return_std rollout/length_mean rollout/episodes rollout/reward_mean
@@ -62,7 +70,8 @@ def test_a_foreign_name_means_one_thing(source):
     for entry in REGISTRY.values():
         for alias in entry.aliases.get(source, ()):
             found = canonical(alias.name.replace("*", "default_policy"), source)
-            assert found == (entry.name, alias.scale)
+            expected = (entry.name, alias.scale, alias.offset)
+            assert found == expected
 
 
 def test_a_metric_of_one_agent_is_found_by_its_suffix():
@@ -95,11 +104,29 @@ def test_an_unknown_metric_is_an_error_with_a_suggestion():
         ("train/approx_kl", "origins", ("train/kl_approx", 1.0)),  # k1: old − new log-prob
         ("train/kl_approx", "origins", ("train/kl_approx", 1.0)),
         ("clipfrac", "origins", ("train/clip_fraction", 1.0)),
+        ("train/frac_reward_zero_std", "trl", ("rollout/informative", -1.0, 1.0)),
+        ("eval_reward", "trl", ("eval/return_mean", 1.0)),
+        ("eval/completions/mean_length", "trl", ("eval/length_mean", 1.0)),
+        ("rewards/format/mean", "trl", ("rollout/reward/format", 1.0)),
+        ("reward_std", "swift", ("rollout/reward_std_group", 1.0)),
+        ("reward_std", "trl", ("rollout/reward_std", 1.0)),
+        ("response_length/clip_ratio", "verl", ("rollout/ended", -1.0, 1.0)),
+        ("val-core/openai/gsm8k/acc/mean@1", "verl", ("eval/reward_heldout", 1.0)),
+        ("train/ppo_kl", "openrlhf", ("train/kl_k1", 1.0)),
+        ("Mean value_function loss", "rsl_rl", ("train/value_loss", 0.5)),
+        ("Loss/value", "rsl_rl", ("train/value_loss", 0.5)),
         ("LS_OK", "origins", ("train/line_search_success", 1.0)),
     ],
 )
 def test_foreign_names_are_translated_with_sign_and_scale(name, source, expected):
-    assert canonical(name, source) == expected
+    assert canonical(name, source) == Canonical(*expected)
+
+
+def test_a_share_of_the_others_is_translated_with_an_offset():
+    ended = canonical("completions/clipped_ratio", "trl")
+    assert ended == Canonical("rollout/ended", -1.0, 1.0)
+    assert ended.convert(0.25) == 0.75
+    assert "trl 1 − `completions/clipped_ratio`" in documentation()
 
 
 @pytest.mark.parametrize("name", ["train/n_updates", "learners/p0/cross_entropy", "x/entropy", ""])

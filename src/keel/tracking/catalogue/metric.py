@@ -3,7 +3,7 @@
 The entries themselves stand in the YAML files of this folder, one for each topic. An entry names
 how rows, minibatches and agents are combined by a word of `reductions.yaml`, or in full. Its
 aliases have a scale where Keel's value is a multiple of theirs: -1 for the opposite sign, 0.5 for
-a metric without the ½ that Keel's has.
+a metric without the ½ that Keel's has; and an offset: 1 with the scale -1 for its complement.
 """
 
 from __future__ import annotations
@@ -16,14 +16,18 @@ from typing import Any, NamedTuple
 import yaml
 from msgspec import convert
 
-SOURCES = ("sb3", "cleanrl", "trl", "verl", "rllib", "origins")
+SOURCES = ("sb3", "cleanrl", "trl", "verl", "openrlhf", "rllib", "rsl_rl", "swift", "origins")
 
 
 class Alias(NamedTuple):
-    """A name elsewhere; one `*` in it stands for the agent. Keel's value = `scale` × theirs."""
+    """A name elsewhere; Keel's value = `offset` + `scale` × theirs.
+
+    One `*` in the name stands for the agent, `**` for anything.
+    """
 
     name: str
     scale: float = 1.0
+    offset: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,10 @@ class Metric:
         return (low is None or value >= low) and (high is None or value <= high)
 
 
-TOPICS = ("outcome", "trust_region", "natural", "learning", "imitation", "language")
+TOPICS = (
+    *("outcome", "trust_region", "natural", "learning", "imitation", "language"),
+    "foreign",
+)
 """Files of the catalogue, in the order in which the documentation lists them."""
 
 
@@ -96,7 +103,7 @@ def _read(topic: str) -> dict[str, Any]:
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is eight times as fast
 
 
-def _aliases(names: Any) -> list[tuple[str, float]]:
+def _aliases(names: Any) -> list[Alias]:
     """Return the names in one library: a name, `{name: …, scale: …}`, or a list of these."""
     listed = names if isinstance(names, list) else [names]
-    return [(a, 1.0) if isinstance(a, str) else (a["name"], a["scale"]) for a in listed]
+    return [Alias(name) if isinstance(name, str) else Alias(**name) for name in listed]

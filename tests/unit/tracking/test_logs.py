@@ -1,7 +1,8 @@
-"""The logs of SB3, CleanRL and RLlib, and any CSV, read in Keel's names."""
+"""CSV and event files of SB3, CleanRL, RLlib and others, read in Keel's names and compared."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from keel.cli import main
 from keel.errors import InputError
 from keel.tracking import RunError
-from keel.tracking.external_logs import read_log
+from keel.tracking.logs import read_log
 
 SB3 = """rollout/ep_rew_mean,time/total_timesteps,train/entropy_loss,time/time_elapsed
 ,2048,,3
@@ -38,7 +39,7 @@ def write(tmp_path: Path, name: str, text: str) -> Path:
 def test_sb3_progress(tmp_path: Path):
     """The entropy has the other sign there; the half-written last line does not count."""
     log = read_log(write(tmp_path, "progress.csv", SB3))
-    assert log.source == "sb3"
+    assert log.framework == "sb3"
     assert log.table.step.tolist() == [2048, 4096, 6144]
     assert np.isnan(log.table["rollout/return_mean"][0])
     assert log.table["rollout/return_mean"][1:].tolist() == [21.5, 60.0]
@@ -55,7 +56,7 @@ def test_sb3_monitor(tmp_path: Path):
 
 def test_rllib_progress(tmp_path: Path):
     log = read_log(write(tmp_path, "progress.csv", RLLIB))
-    assert log.source == "rllib"
+    assert log.framework == "rllib"
     assert log.table.step.tolist() == [4000, 8000]
     assert log.table["rollout/return_mean"].tolist() == [20.0, 31.0]
 
@@ -108,10 +109,57 @@ def test_cleanrl_events(tmp_path: Path):
     write_events(folder, "charts/episodic_return", [(5, 10.0), (5, 20.0), (9, 30.0)])
     (path,) = folder.iterdir()
     log = read_log(path)
-    assert log.source == "cleanrl"
+    assert log.framework == "cleanrl"
     assert log.table.step.tolist() == [5, 9]
     assert log.table["rollout/return_mean"].tolist() == [15.0, 30.0]
     assert log.table["time/seconds"].tolist() == pytest.approx([0.0, 0.004], abs=1e-6)
+
+
+def write_text(folder: Path, tag: str, text: str) -> None:
+    writer = pytest.importorskip("tensorboard.summary.writer.event_file_writer").EventFileWriter
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+
+    events = writer(str(folder))
+    tensor = TensorProto(dtype=7, string_val=[text.encode()])
+    kind = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+    named = Summary.Value(tag=f"{tag}/text_summary", metadata=kind, tensor=tensor)
+    events.add_event(Event(wall_time=100.0, step=0, summary=Summary(value=[named])))
+    value = Summary.Value(tag="losses/approx_kl", simple_value=0.01)
+    events.add_event(Event(wall_time=101.0, step=8, summary=Summary(value=[value])))
+    events.close()
+
+
+def test_cleanrls_hyperparameters_are_settings(tmp_path: Path):
+    table = (
+        "|param|value|\n|-|-|\n|gamma|0.99|\n|num_envs|4|\n|target_kl|None|\n|env_id|CartPole-v1|"
+    )
+    write_text(tmp_path, "hyperparameters", table)
+    (path,) = tmp_path.iterdir()
+    log = read_log(path)
+    assert log.settings == {"advantage.gamma": 0.99, "envs.num": 4, "env": "CartPole-v1"}
+    assert log.points["train/approx_kl"].values.tolist() == pytest.approx([0.01])
+
+
+@pytest.mark.parametrize(
+    ("tag", "framework", "metric", "value"),
+    [
+        ("Loss/value_function", "rsl_rl", "train/value_loss", 1.0),
+        ("train/ppo_clip_ratio", "openrlhf", "train/clip_fraction", 2.0),
+        ("actor/pg_clipfrac", "verl", "train/clip_fraction", 2.0),
+        ("train/completions/clipped_ratio", "trl", "rollout/ended", -1.0),
+    ],
+)
+def test_scalars_of_other_frameworks(
+    tmp_path: Path, tag: str, framework: str, metric: str, value: float
+):
+    write_events(tmp_path, tag, [(1, 2.0), (2, float("nan"))])
+    (path,) = tmp_path.iterdir()
+    log = read_log(path, framework=framework)
+    assert log.points[metric].values.tolist() == [value]
+    assert log.nans[metric].tolist() == [2]
+    assert read_log(path, names=[metric]).points.keys() == {metric}
 
 
 @pytest.mark.parametrize("step", ["9223372036854775808", "1e30", "inf", "-5", "", "x"])
@@ -176,3 +224,16 @@ def test_peers_are_compared_with_each_other(tmp_path: Path, capsys: pytest.Captu
     text = capsys.readouterr().out
     assert text.startswith("CartPole-v1: rollout/return_mean")
     assert "ppo against sb3: keep" in text
+
+
+def test_logs_of_language_models_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """A trainer's state against what verl printed: whose metrics have other names and layouts."""
+    for seed in (1, 2, 3):
+        history = [{"step": i, "loss": 0.1, "reward": 0.1 * i + seed / 100} for i in range(1, 9)]
+        write(tmp_path, f"trl/{seed}/trainer_state.json", json.dumps({"log_history": history}))
+        lines = [f"step:{i} - critic/score/mean:{0.2 * i + seed / 100}" for i in range(1, 9)]
+        write(tmp_path, f"verl/{seed}/train.log", "\n".join(lines))
+    assert main(["compare", f"a={tmp_path / 'trl'}", f"b={tmp_path / 'verl'}"]) == 0
+    text = capsys.readouterr().out
+    assert "rollout/return_mean" in text
+    assert "b against a: keep" in text
