@@ -223,7 +223,7 @@ def lazy_names(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
         names: names by their module in the package, separated by spaces.
 
     Examples:
-        >>> lazy_names("keel.tracking", {"lines": "name_lines describe_lines"})("name_lines")([4])
+        >>> lazy_names("keel.tracking", {"integrity": "name_lines"})("name_lines")([4])
         'line 4'
     """
     modules = {name: module for module, line in names.items() for name in line.split()}
