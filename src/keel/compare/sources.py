@@ -33,7 +33,7 @@ NEEDED = (
 )
 """Metrics that a comparison reads beside the one it is about."""
 CLEANRL = re.compile(r"(?P<env>.+)__(?P<name>.+)__(?P<seed>\d+)__\d+")
-IGNORED = {"seed", "tag", "log", "threads"}
+IGNORED = {"seed", "tag", "log", "doctor", "threads"}
 """Fields of a configuration in which runs of one group may differ."""
 
 

@@ -279,9 +279,7 @@ DIALECTS: dict[str, Dialect] = {
     "trl": Dialect("TRL", "call", "GRPOConfig", GRPO),
     "trl-ppo": Dialect("TRL", "call", "PPOConfig", TRL_PPO),
     "verl": Dialect("verl", "override", "python3 -m verl.trainer.main_ppo", VERL),
-    "openrlhf": Dialect(
-        "OpenRLHF", "flag", "python3 -m openrlhf.cli.train_ppo_ray", OPENRLHF
-    ),
+    "openrlhf": Dialect("OpenRLHF", "flag", "python3 -m openrlhf.cli.train_ppo_ray", OPENRLHF),
     "rllib": Dialect("RLlib", "call", ".training", RLLIB),
     "rsl_rl": Dialect("rsl_rl", "yaml", "algorithm", RSL_RL),
     "swift": Dialect("ms-swift", "flag", "swift rlhf --rlhf_type grpo", GRPO),

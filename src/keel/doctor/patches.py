@@ -168,9 +168,7 @@ def snippet(patches: Sequence[Patch], framework: str, settings: Mapping[str, Any
         words = " ".join(one.line(_word(one)) for one in there)
         return [*lines, f"{dialect.where} {words} …"] if there else lines
     sections = dict.fromkeys(one.where for one in there)
-    return lines + [
-        line for where in sections for line in _section(where, there, dialect.style)
-    ]
+    return lines + [line for where in sections for line in _section(where, there, dialect.style)]
 
 
 def _section(where: str, patches: Sequence[Patch], style: str) -> list[str]:
@@ -190,8 +188,10 @@ def _literal(value: Any, style: str) -> str:
     """Return a value as it is written in Python, YAML or on a command line."""
     if isinstance(value, bool) or value is None:
         text = str(value)
-        return text if style in ("call", "flag", "override") else {"None": "null"}.get(
-            text, text.lower()
+        return (
+            text
+            if style in ("call", "flag", "override")
+            else {"None": "null"}.get(text, text.lower())
         )
     if isinstance(value, float):
         text = f"{value:.6g}"

@@ -23,6 +23,7 @@ MAY_CHANGE = (
     "evaluation",
     "tag",
     "log",
+    "doctor",
     "threads",
     "compile",
     "device",
