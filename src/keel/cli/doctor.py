@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import tyro
 import yaml
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 

@@ -1,4 +1,4 @@
-"""`keel doctor --fix`: the settings of a run with the fix, and the command that trains with them."""
+"""`keel doctor --fix`: the settings of a run with the fix, and the command that trains it again."""
 
 from __future__ import annotations
 

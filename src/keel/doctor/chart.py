@@ -1,4 +1,4 @@
-"""Evidence as a small SVG chart: the series, its threshold, and the step since when it is broken."""
+"""Evidence as a small SVG chart: the series, its threshold, and the step since when it broke it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEFT, RIGHT, TOP, BOTTOM = 84, 14, 16, 28
 POINTS = 300
 """Points of a line at most; a longer series is drawn by the extremes of its blocks."""
 FAR = 20.0
-"""Where the largest value, the median and the threshold are farther apart, the axis is logarithmic."""
+"""The axis is logarithmic where largest value, median and threshold are farther apart."""
 
 
 @dataclass(frozen=True)

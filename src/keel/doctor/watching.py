@@ -52,6 +52,7 @@ class Watching:
         self._clock = clock
         self._next = clock() + FIRST_SECONDS
         self._line = ""
+        self._failed = False
 
     def __call__(self, steps: int, metrics: Mapping[str, float]) -> str:
         """Take in an iteration, and return the newest verdict; empty before the first."""
@@ -60,14 +61,15 @@ class Watching:
             started = self._clock()
             self._line = self._look()
             ended = self._clock()
-            self._next = ended + max(FIRST_SECONDS, (ended - started) / SHARE)
+            pause = max(FIRST_SECONDS, (ended - started) / SHARE)
+            self._next = math.inf if self._failed else ended + pause
         return self._line
 
     def _look(self) -> str:
         try:
             return verdict_line(self.diagnose())
         except Exception as error:
-            self._next = math.inf
+            self._failed = True
             return f"none: {_reason(error)}"
 
     def diagnose(self) -> Diagnosis:
