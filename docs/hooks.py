@@ -4,9 +4,9 @@
   with `--plot generated/NAME.png` also the picture, which lands in `docs/generated`.
 * `{{ keel explain kl 0.8,0.2 0.7,0.3 | kl_nats | .4f }}` in the text becomes that number; a key
   may be dotted.
-* `{{ metrics }}` becomes the registry of metrics, `{{ rules }}` the doctor's rules, `{{ dialects }}`
-  the names of settings in other frameworks, `{{ changelog }}` the project's changelog,
-  `{{ walk_through }}` the notebook of `examples` with the outputs that it holds.
+* `{{ metrics }}` becomes the registry of metrics, `{{ rules }}` the doctor's rules,
+  `{{ dialects }}` the names of settings in other frameworks, `{{ changelog }}` the project's
+  changelog, `{{ walk_through }}` the notebook of `examples` with the outputs that it holds.
 * `<!-- commands … -->` and `<!-- python … -->` say how `tests/documentation` runs what a page
   shows: they are left out.
 * A picture becomes a link to its file, and may be wider than a small screen.

@@ -68,7 +68,8 @@ def test_text(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (status, err) == (0, "")
     assert out.splitlines()[0] == "sick: the learning rate is too high"
     assert "- region.learning_rate: 0.5\n     + region.learning_rate: 0.0005" in out
-    assert "1 rule could not speak" in out and "\x1b" not in out
+    assert "1 rule could not speak" in out
+    assert "\x1b" not in out
     _, out, _ = answer(capsys, runs / "a_good")
     assert out.splitlines()[0].startswith("healthy: ")
 
@@ -95,7 +96,8 @@ def test_html(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     status, out, _ = answer(capsys, runs, "--html", page)
     assert (status, out.splitlines()[-1]) == (0, f"page: {page}")
     html = page.read_text(encoding="utf-8")
-    assert html.startswith("<!doctype html>") and html.count("<svg") == 1
+    assert html.startswith("<!doctype html>")
+    assert html.count("<svg") == 1
 
 
 @pytest.mark.parametrize(
@@ -160,7 +162,9 @@ def test_bad_input_is_one_line(
     paths = {"RUN": runs / "b_hot", "RUNS": runs, "GOOD": runs / "a_good"}
     status, _, err = answer(capsys, *(paths.get(word, word) for word in words))
     assert status == 2
-    assert err.startswith("keel: ") and err.count("\n") == 1 and part in err
+    assert err.startswith("keel: ")
+    assert err.count("\n") == 1
+    assert part in err
 
 
 def test_fix_writes_settings_that_train(
@@ -212,7 +216,8 @@ def test_a_run_that_code_named_cannot_be_patched_without_its_settings(
 ) -> None:
     shutil.copy(runs / "b_hot" / "seed-0" / "metrics.jsonl", tmp_path)
     status, _, err = answer(capsys, tmp_path / "metrics.jsonl", "--fix")
-    assert status == 2 and "config.yaml" in err
+    assert status == 2
+    assert "config.yaml" in err
 
 
 def test_the_end_of_a_run_has_the_verdict(

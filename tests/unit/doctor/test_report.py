@@ -53,10 +53,12 @@ def test_the_first_line_is_the_verdict() -> None:
 def test_a_finding_has_evidence_fix_and_what_tells_causes_apart() -> None:
     text = as_text(sick())
     assert "train/approx_kl: above the bound, from the beginning" in text
-    assert "▁" in text and "█" in text
+    assert "▁" in text
+    assert "█" in text
     assert "threshold: 0.03 — a <b>" in text
     assert "+ learning_rate=0.01 × its value  # PPO(…)" in text
-    assert "or: too many epochs" in text and "to tell: train with one" in text
+    assert "or: too many epochs" in text
+    assert "to tell: train with one" in text
     assert "rule far, confidence 80%, source: a test" in text
     assert "note: a line was left out" in text
 
@@ -94,8 +96,11 @@ def test_data_is_strict_json_with_the_patch() -> None:
 
 def test_the_page_escapes_everything_and_needs_nothing_else() -> None:
     html = page([healthy(), sick()])
-    assert "<script" not in html and "<i>run" not in html and "\x1b" not in html
-    assert "&lt;script&gt;" in html and "logs/&lt;i&gt;run" in html
+    assert "<script" not in html
+    assert "<i>run" not in html
+    assert "\x1b" not in html
+    assert "&lt;script&gt;" in html
+    assert "logs/&lt;i&gt;run" in html
     assert not re.search(r"(src|href)=['\"]?(http|//)", html)
     assert html.index("2 runs, the worst sick") < html.index("<svg")
 
@@ -103,7 +108,8 @@ def test_the_page_escapes_everything_and_needs_nothing_else() -> None:
 def test_a_chart_marks_threshold_and_onset() -> None:
     data = series([1.0, 2.0, 3.0, 4.0, 5.0])
     svg = chart(evidence(data, "high", threshold=3.5, onset=3), data)
-    assert "threshold 3.5" in svg and "class=onset" in svg
+    assert "threshold 3.5" in svg
+    assert "class=onset" in svg
     x = float(re.search(r"class=onset x1=([\d.]+)", svg)[1])  # type: ignore[index]
     y = float(re.search(r"class=threshold x1=\d+ x2=\d+ y1=([\d.]+)", svg)[1])  # type: ignore[index]
     points = [tuple(map(float, p.split())) for p in re.findall(r"[ML]([\d.]+ [\d.]+)", svg)]
