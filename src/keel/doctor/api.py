@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ from keel.doctor.rule import FAMILIES, RULES, SETTING, Rule
 from keel.doctor.run_log import RunLog
 from keel.errors import InputError, check_choice, similar
 
-STDIN = "-"
 FACTS = ("facts.actions", "facts.horizon", "facts.seeds", "total_steps", "rollout_steps", "env")
 """Settings that a log of another framework may lack, and rules may want."""
 
@@ -57,8 +54,6 @@ def diagnose(
     """
     facts = known_settings(settings or {})
     check_rules(ignore)
-    if framework is not None:
-        check_choice("framework", framework, frameworks())
     diagnoses = [
         examine(replace(log, settings={**log.settings, **facts}), ignore)
         for run in runs
@@ -67,11 +62,6 @@ def diagnose(
     if not diagnoses:
         raise InputError("diagnose what? A run or a log: keel doctor runs/NAME")
     return diagnoses[0] if len(diagnoses) == 1 else diagnoses
-
-
-def frameworks() -> list[str]:
-    """Return the names of frameworks whose logs are read."""
-    return ["keel", *(name for name in DIALECTS if "-" not in name), "csv"]
 
 
 def all_rules() -> list[Rule]:
@@ -134,27 +124,9 @@ def _setting_names() -> set[str]:
 
 def _logs(
     run: Any, layout: str | None, framework: str | None, mapping: Mapping[str, str] | None
-) -> Iterator[RunLog]:
-    """Yield the logs of one argument."""
+) -> list[RunLog]:
+    """Return the logs of one argument."""
     if isinstance(run, RunLog):
-        yield run
-    elif run == STDIN:
-        yield from _from_stdin(layout, framework, mapping)
-    else:
-        path = run if isinstance(run, str | Path) else run.path
-        yield from read_logs(path, layout=layout, framework=framework, mapping=mapping)
-
-
-def _from_stdin(
-    layout: str | None, framework: str | None, mapping: Mapping[str, str] | None
-) -> Iterator[RunLog]:
-    """Read what was piped or pasted, by way of a file, whose size may be large."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "stdin"
-        with file.open("wb") as copy:
-            while block := sys.stdin.buffer.read(1 << 20):
-                copy.write(block)
-        if not file.stat().st_size:
-            raise InputError("-: nothing came in on the standard input")
-        for log in read_logs(file, layout=layout, framework=framework, mapping=mapping):
-            yield replace(log, path=None)
+        return [run]
+    path = run if isinstance(run, str | Path) else run.path
+    return read_logs(path, layout=layout, framework=framework, mapping=mapping)

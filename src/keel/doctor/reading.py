@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +19,7 @@ from keel.tracking.reader import read_metrics
 from keel.tracking.resume import flat
 
 LAYOUTS = ("metrics.jsonl",)
+FRAMEWORKS = ("keel", "sb3", "cleanrl", "trl", "verl", "openrlhf", "rllib", "rsl_rl", "swift")
 
 
 def read_logs(
@@ -36,6 +39,13 @@ def read_logs(
         mapping: Columns by Keel's names of metrics.
         names: Metrics to read; all by default.
     """
+    if framework is not None:
+        check_choice("--framework", framework, FRAMEWORKS)
+    if str(path) == "-":
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / METRICS
+            path.write_bytes(sys.stdin.buffer.read())
+            return [replace(log, path=None) for log in read_logs(path, framework=framework)]
     path = Path(path)
     if layout is not None:
         check_choice("--format", layout, LAYOUTS)

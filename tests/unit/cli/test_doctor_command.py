@@ -6,6 +6,7 @@ import io
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +16,8 @@ import yaml
 import keel
 import keel.doctor.rules
 from keel import cli
+from keel.cli.doctor_fix import write_fix
+from keel.doctor.examine import Diagnosis
 from keel.doctor.finding import Change, Finding, Fix, evidence
 from keel.doctor.rule import RULES, rule
 from keel.doctor.run_log import RunLog
@@ -128,7 +131,7 @@ def test_the_standard_input(
     assert out.splitlines()[0] == "sick: the learning rate is too high"
     assert "0.001 × its value" in out  # a log alone has no settings
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO()))
-    assert answer(capsys, "-")[2] == "keel: -: nothing came in on the standard input\n"
+    assert answer(capsys, "-", "--fix")[0] == 2
 
 
 def test_rules(capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,13 +208,17 @@ def test_fix_does_not_write_over_files_of_others(
 def test_fix_of_another_framework_is_a_snippet(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "fix.py"
-    _, out, _ = answer(capsys, "--framework", "sb3", runs / "b_hot", "--fix", file)
-    assert "PPO(learning_rate=0.0005, …)" in out
-    assert file.read_text(encoding="utf-8") == "PPO(learning_rate=0.0005, …)\n"
+    found = keel.diagnose(runs / "b_hot")
+    assert isinstance(found, Diagnosis)
+    foreign = replace(found, log=replace(found.log, framework="sb3"))
+    write_fix(foreign, None, quiet=False)
+    assert "PPO(learning_rate=0.0005, …)\n" in capsys.readouterr().out
+    write_fix(foreign, tmp_path / "fix.py", quiet=True)
+    assert (tmp_path / "fix.py").read_text("utf-8") == "PPO(learning_rate=0.0005, …)\n"
+    assert capsys.readouterr().out == ""
 
 
-def test_a_run_that_code_named_cannot_be_patched_without_its_settings(
+def test_a_log_alone_has_no_configuration_to_patch(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copy(runs / "b_hot" / "seed-0" / "metrics.jsonl", tmp_path)
