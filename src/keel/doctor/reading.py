@@ -11,6 +11,7 @@ from typing import Any
 
 from keel.config.reading import rename_settings
 from keel.config.values import in_text
+from keel.doctor.rule import RULES, SETTING
 from keel.doctor.run_log import RunLog, from_table
 from keel.errors import InputError, KeelError, check_choice
 from keel.tracking.config_file import read_config
@@ -20,6 +21,12 @@ from keel.tracking.resume import flat
 
 LAYOUTS = ("metrics.jsonl",)
 FRAMEWORKS = ("keel", "sb3", "cleanrl", "trl", "verl", "openrlhf", "rllib", "rsl_rl", "swift")
+
+
+def needed_names() -> list[str]:
+    """Return the metrics that rules say they need."""
+    needs = (need for rule in RULES.values() for entry in rule.needs for need in entry.split("|"))
+    return list(dict.fromkeys(need for need in needs if not need.startswith(SETTING)))
 
 
 def read_logs(

@@ -24,12 +24,15 @@ from keel.doctor.run_log import from_table
 from keel.doctor.text import verdict_line
 from keel.errors import RunWarning
 from keel.printing import printable
+from keel.tracking.directory import METRICS
 from keel.tracking.files import replace_file
 from keel.tracking.reader import MetricsTable
 from keel.tracking.resume import flat
 
 DOCTOR = "doctor.json"
 """File of the diagnosis, in the folder of a run."""
+LARGE = 16 * 1024 * 1024
+"""Bytes of metrics from which on only those are read at the end that rules say they need."""
 MEMORY = 1000
 """Newest iterations that the live verdict looks at."""
 FIRST_SECONDS = 5.0
@@ -110,10 +113,11 @@ def diagnosed(run: Path, config: Any) -> Iterator[None]:
 
 def write_diagnosis(run: Path) -> None:
     """Write `doctor.json` of a run; what goes wrong is one warning."""
-    from keel.doctor.reading import read_logs
+    from keel.doctor.reading import needed_names, read_logs
 
     try:
-        (log,) = read_logs(run)
+        is_large = (run / METRICS).stat().st_size > LARGE
+        (log,) = read_logs(run, names=needed_names() if is_large else None)
         if log.rows:
             data = json.dumps(examine(log).as_dict(), allow_nan=False, indent=1)
             replace_file(run / DOCTOR, f"{data}\n".encode(errors="replace"))

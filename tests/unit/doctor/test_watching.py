@@ -35,6 +35,16 @@ def test_every_run_ends_with_a_diagnosis(tmp_path: Path) -> None:
     assert str(keel.diagnose(run)).splitlines()[0] == ": ".join(read_verdict(run.path) or ())
 
 
+def test_of_a_large_file_only_what_rules_need_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = keel.train("CartPole-v1", runs=tmp_path, **SMALL, learning_rate=0.5, progress=False)
+    before = (run.path / DOCTOR).read_bytes()
+    monkeypatch.setattr(watching, "LARGE", 0)
+    write_diagnosis(run.path)
+    assert (run.path / DOCTOR).read_bytes() == before
+
+
 def test_it_can_be_switched_off(tmp_path: Path) -> None:
     run = keel.train("CartPole-v1", runs=tmp_path, **SMALL, doctor=False, progress=False)
     assert not (run.path / DOCTOR).exists()
