@@ -10,7 +10,15 @@ from keel.doctor.examine import Diagnosis
 from keel.doctor.finding import Evidence, Finding
 from keel.doctor.patches import Patch, patch
 from keel.doctor.run_log import RunLog
-from keel.doctor.text import name_of, since, threshold_of, verdict_line, what_was_read, worst_first
+from keel.doctor.text import (
+    name_of,
+    shortened,
+    since,
+    threshold_of,
+    verdict_line,
+    what_was_read,
+    worst_first,
+)
 from keel.printing import printable
 from keel.templates import Markup, Templates, join, style
 from keel.tracking.files import write_file
@@ -137,7 +145,7 @@ def _skipped(diagnosis: Diagnosis) -> Markup:
     if not diagnosis.skipped:
         return Markup()
     rows = (
-        HTML.fill("skip", rule=one.rule, missing=", ".join(one.missing))
+        HTML.fill("skip", rule=one.rule, missing=", ".join(map(shortened, one.missing)))
         for one in diagnosis.skipped
     )
     count = len(diagnosis.skipped)

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from keel.doctor.api import all_rules
 from keel.doctor.dialects import DIALECTS
 from keel.doctor.rule import FAMILIES, SETTING, Rule
+from keel.doctor.text import shortened
 
 
 def needs_of(entry: Rule) -> str:
     """Return what a rule reads, in words."""
-    parts = [need.replace("|", " or ").replace(SETTING, "") for need in entry.needs]
+    parts = [shortened(need.replace("|", " or ").replace(SETTING, "")) for need in entry.needs]
     if entry.rows > 1:
         parts.append(f"{entry.rows} rows")
     return ", ".join(parts)

@@ -23,6 +23,8 @@ STYLES = {
     "usual": "green",
 }
 """Colors on a terminal, by verdict and level."""
+MANY = 4
+"""Metrics of which a rule needs one; from more than these on only the first are named."""
 WIDTH = 40
 """Characters of a sparkline."""
 
@@ -122,6 +124,19 @@ def threshold_of(evidence: Evidence) -> str:
     return " — ".join(part for part in (number, evidence.threshold_source) if part)
 
 
+def shortened(need: str) -> str:
+    """Return a need of a rule without the rest of many alternatives.
+
+    Examples:
+        >>> shortened("a or b"), shortened("a or b or c or d or e")
+        ('a or b', 'a or b or 3 others')
+    """
+    names = need.split(" or ")
+    shown = names[:2] if len(names) > MANY else names
+    rest = [f"{len(names) - 2} others"] if len(names) > MANY else []
+    return " or ".join([*shown, *rest])
+
+
 def _details(finding: Finding, log: RunLog) -> Iterator[Line]:
     for item in finding.evidence:
         yield Line(f"   {item.label}: {item.text}{since(item, log.get(item.metric))}")
@@ -153,6 +168,6 @@ def _skipped(diagnosis: Diagnosis, everything: bool) -> Iterator[Line]:
         return
     yield Line(f"{rules}, and what would let them:")
     for one in diagnosis.skipped:
-        yield Line(f"   {one.rule}: {', '.join(one.missing)}", "dim")
+        yield Line(f"   {one.rule}: {', '.join(map(shortened, one.missing))}", "dim")
     if diagnosis.log.unmatched:
         yield Line(f"names that mean nothing to Keel: {', '.join(diagnosis.log.unmatched)}", "dim")
