@@ -4,8 +4,9 @@
   with `--plot generated/NAME.png` also the picture, which lands in `docs/generated`.
 * `{{ keel explain kl 0.8,0.2 0.7,0.3 | kl_nats | .4f }}` in the text becomes that number; a key
   may be dotted.
-* `{{ metrics }}` becomes the registry of metrics, `{{ changelog }}` the project's changelog,
-  `{{ walk_through }}` the notebook of `examples` with the outputs that it holds.
+* `{{ metrics }}` becomes the registry of metrics, `{{ rules }}` the doctor's rules,
+  `{{ dialects }}` the names of settings in other frameworks, `{{ changelog }}` the project's
+  changelog, `{{ walk_through }}` the notebook of `examples` with the outputs that it holds.
 * `<!-- commands … -->` and `<!-- python … -->` say how `tests/documentation` runs what a page
   shows: they are left out.
 * A picture becomes a link to its file, and may be wider than a small screen.
@@ -130,6 +131,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         from keel.tracking.metrics import documentation
 
         markdown = markdown.replace("{{ metrics }}", documentation())
+    if "{{ rules }}" in markdown or "{{ dialects }}" in markdown:
+        from keel.doctor import tables
+
+        markdown = markdown.replace("{{ rules }}", tables.documentation())
+        markdown = markdown.replace("{{ dialects }}", tables.settings_documentation())
     return INLINE.sub(inline, BLOCK.sub(block, COMMENT.sub("", markdown)))
 
 

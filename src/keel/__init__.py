@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         NETWORKS,
     )
     from keel.controllers.controllers import AdaptiveKLController, FixedKLController
+    from keel.doctor.api import diagnose
     from keel.errors import EstimatorWarning, InputError, KeelError, ShapeError
     from keel.training.api import check_env, evaluate, iterate, load, resume, train
     from keel.training.policy import Policy
@@ -58,6 +59,7 @@ _NAMES = {
     "ShapeError": "keel.errors",
     "check_env": "keel.training.api",
     "compare_runs": "keel.compare.api",
+    "diagnose": "keel.doctor.api",
     "evaluate": "keel.training.api",
     "iterate": "keel.training.api",
     "load": "keel.training.api",
@@ -78,6 +80,7 @@ __all__ = [
     "__version__",
     "check_env",
     "compare_runs",
+    "diagnose",
     "errors",
     "evaluate",
     "explain",

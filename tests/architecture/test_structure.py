@@ -275,6 +275,7 @@ PUBLIC = [
     "__version__",
     "check_env",
     "compare_runs",
+    "diagnose",
     "errors",
     "evaluate",
     "explain",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,10 @@ import pytest
 
 from keel.apps.language.heatmap import TokenTable, write_heatmap
 from keel.cli import main
+from keel.doctor.examine import examine
+from keel.doctor.page import write_page as write_doctor_page
+from keel.doctor.run_log import from_table
+from keel.tracking.reader import MetricsTable
 
 from .chromium import browser, find_chromium
 
@@ -119,7 +124,11 @@ def test_all_pages_of_the_documentation_fit_and_are_rendered(chromium: str, tmp_
 
 
 def test_pages_of_runs_fit_and_are_rendered(chromium: str, tmp_path: Path) -> None:
-    pages = [_comparison(tmp_path), _tokens(tmp_path / "tokens.html")]
+    pages = [
+        _comparison(tmp_path),
+        _tokens(tmp_path / "tokens.html"),
+        _diagnosis(tmp_path / "doctor.html"),
+    ]
     assert problems(chromium, tmp_path / "profile", pages) == []
 
 
@@ -134,6 +143,21 @@ def _comparison(folder: Path) -> Path:
         groups.append(f"a_group_with_a_name_that_is_longer_than_a_telephone_is_wide_{gain}={log}")
     page = folder / "compare.html"
     assert main(["compare", *groups, "--html", str(page)]) == 0
+    return page
+
+
+def _diagnosis(page: Path) -> Path:
+    """Write the page of `keel doctor`, of two runs with long names, one of them sick."""
+    rows = 30
+    table = MetricsTable(
+        step=np.arange(1, rows + 1),
+        columns={"train/kl_exact": np.geomspace(0.01, 50.0, rows)},
+    )
+    name = "a_run_with_a_name_that_is_longer_than_a_telephone_is_wide"
+    log = from_table(
+        table, "keel", "metrics.jsonl", settings={"region.target_kl": 0.01}, path=Path("runs", name)
+    )
+    write_doctor_page([examine(log), examine(replace(log, series={}))], page)
     return page
 
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -14,10 +15,11 @@ from keel.cli.kinds import grammar_for
 from keel.cli.settings import Grammar, prepare
 from keel.cli.strict_json import print_json, strict
 from keel.tracking.health import Breach
-from keel.tracking.live import NOT_STARTED, Display, print_health, print_line
+from keel.tracking.live import NOT_STARTED, Display, print_health, print_line, verdict_style
 from keel.tracking.progress import PipedConsole, is_interactive
 
 if TYPE_CHECKING:
+    from keel.doctor.watching import Watching
     from keel.training.persist import Progress
 
 Begin = Callable[..., Generator["Progress", None, Any]]
@@ -64,7 +66,9 @@ def drive(begin: Begin, grammar: Grammar, config: Any, as_json: bool, quiet: boo
 
     console = PipedConsole()
     newest: Progress | None = None
-    display = Display(config, f"keel train {config.env}", console, quiet or as_json)
+    display = Display(
+        config, f"keel train {config.env}", console, quiet or as_json, watching(config)
+    )
 
     def on_progress(metrics: dict[str, float]) -> None:
         if not (quiet or as_json):
@@ -91,6 +95,13 @@ def drive(begin: Begin, grammar: Grammar, config: Any, as_json: bool, quiet: boo
     return stop.exit_code
 
 
+def watching(config: Any) -> Watching | None:
+    """Return what looks at a run while it goes on, unless that is switched off."""
+    from keel.doctor.watching import Watching
+
+    return Watching(config) if config.doctor else None
+
+
 def is_complete(newest: Progress | None) -> bool:
     """Return whether a run has nothing left to do, its last evaluation included."""
     return newest is not None and newest.done and "eval/return_mean" in newest.metrics
@@ -108,6 +119,9 @@ def print_stopped(newest: Progress | None, total: int, *, at_once: bool = False)
 
 def summary(newest: Progress, grammar: Grammar, breaches: list[Breach]) -> dict[str, Any]:
     """Return the last line of `--json`."""
+    from keel.doctor.watching import read_verdict
+
+    verdict = read_verdict(newest.path)
     state, session = newest.iteration.state, newest.iteration.session
     entries = {
         "run": str(newest.path),
@@ -118,6 +132,9 @@ def summary(newest: Progress, grammar: Grammar, breaches: list[Breach]) -> dict[
         "rollbacks": state.rollbacks,
         "seconds": state.seconds,
         "health": [breach.as_dict() for breach in breaches],
+        "doctor": None
+        if verdict is None
+        else dict(zip(("verdict", "sentence"), verdict, strict=True)),
         **session.choices,
     }
     finite: dict[str, Any] = strict(entries)
@@ -153,7 +170,20 @@ def finish(
         highlight=False,
     )
     print_health(console, breaches)
+    print_verdict(console, newest.path, result["doctor"])
     console.print(f"run: {newest.path}", highlight=False)
     for what, path in pictures:
         if path.is_file():
             console.print(f"{what}: {path}", highlight=False)
+
+
+def print_verdict(console: Console, run: Path, doctor: Mapping[str, str] | None) -> None:
+    """Print the doctor's verdict in a line, and where there is more of it."""
+    if doctor is None:
+        return
+    verdict = doctor["verdict"]
+    console.print(
+        f"doctor: {verdict}: {doctor['sentence']}", style=verdict_style(verdict), highlight=False
+    )
+    if verdict in ("sick", "watch"):
+        console.print(f"  evidence and fix: keel doctor {run}", style="dim", highlight=False)

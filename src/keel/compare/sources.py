@@ -38,7 +38,7 @@ NEEDED = (
 CLEANRL = re.compile(r"(?P<env>.+)__(?P<name>.+)__(?P<seed>\d+)__\d+")
 NAMELESS = {PROGRESS, RESULTS, SWIFT, STATE}
 """Names that every log of a framework has: the folder tells whose it is."""
-IGNORED = {"seed", "tag", "log", "threads"}
+IGNORED = {"seed", "tag", "log", "doctor", "threads"}
 """Fields of a configuration in which runs of one group may differ."""
 
 

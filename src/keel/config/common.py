@@ -182,6 +182,8 @@ class RunSettings:
     """Stored with the run, for comparing."""
     log: Annotated[tuple[str, ...], LISTED] = ()
     """Copies of the metrics: tensorboard, wandb, trackio."""
+    doctor: bool = True
+    """Diagnose the run while it goes on, and at its end into doctor.json."""
 
     def __post_init__(self) -> None:
         settle_texts(self)

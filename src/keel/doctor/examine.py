@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from keel.doctor.finding import LEVELS, Finding
+from keel.doctor.finding import LEVELS, Finding, plain
 from keel.doctor.rule import FAMILIES, RULES, Rule
 from keel.doctor.run_log import RunLog
 
@@ -62,12 +62,21 @@ class Diagnosis:
             "layout": self.log.layout,
             "path": None if self.log.path is None else str(self.log.path),
             "rows": self.log.rows,
-            "findings": [finding.as_dict() for finding in self.findings],
+            "findings": [self._with_patch(finding) for finding in self.findings],
             "usual": [finding.as_dict() for finding in self.usual],
             "suppressed": [{"because": s.because, **s.finding.as_dict()} for s in self.suppressed],
             "skipped": [{"rule": s.rule, "missing": list(s.missing)} for s in self.skipped],
             "notes": list(self.log.notes),
         }
+
+    def _with_patch(self, finding: Finding) -> dict[str, Any]:
+        """Return a finding with its fix in the words of the framework."""
+        from keel.doctor.patches import patch
+
+        data = finding.as_dict()
+        patches = patch(finding.fix, self.log.framework, self.log.settings)
+        data["fix"]["patch"] = [plain(one.as_dict()) for one in patches]
+        return data
 
     def __str__(self) -> str:
         from keel.doctor.text import as_text

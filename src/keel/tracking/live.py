@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -19,6 +20,7 @@ from keel.tracking.progress import ResizableLive, is_interactive
 
 BARS = "▁▂▃▄▅▆▇█"
 PLAIN_SECONDS = 5.0
+VERDICT_STYLES = {"healthy": "green", "watch": "yellow", "sick": "bold red"}
 WATCHED = 2
 """Breaches that are shown while a run goes on."""
 
@@ -73,9 +75,24 @@ def print_line(
 
 
 class Display(AbstractContextManager["Display"]):
-    """Live display of a run."""
+    """Live display of a run.
 
-    def __init__(self, config: Any, title: str, console: Console, quiet: bool) -> None:
+    Args:
+        config: Settings of the run.
+        title: The line above everything.
+        console: Where it is drawn.
+        quiet: Draw nothing.
+        diagnose: Takes in the metrics of an iteration, and returns the doctor's newest verdict.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        title: str,
+        console: Console,
+        quiet: bool,
+        diagnose: Callable[[int, Mapping[str, float]], str] | None = None,
+    ) -> None:
         self.config = config
         self.title = title
         self.console = console
@@ -83,6 +100,8 @@ class Display(AbstractContextManager["Display"]):
         self.returns: deque[float] = deque(maxlen=4096)
         self.searches = Searches()
         self.health = Health()
+        self.diagnose = diagnose
+        self.verdict = ""
         self.watched: set[str] = set()
         self.progress = Progress(
             TextColumn("{task.percentage:3.0f} %"),
@@ -114,10 +133,15 @@ class Display(AbstractContextManager["Display"]):
             self.first_steps, self.started = steps, time.perf_counter()
         if self.quiet:
             return
+        verdict = "" if self.diagnose is None else self.diagnose(steps, metrics)
+        is_new, self.verdict = verdict != self.verdict, verdict
         if self.live.is_started:
             self.progress.update(self.task, completed=steps, left=self._left(steps))
             self.live.update(self._panel(steps, metrics))
-        elif done or time.perf_counter() - self.shown_at >= PLAIN_SECONDS:
+            return
+        if is_new and not done:  # the summary has the last one
+            print_line(self.console, f"doctor: {verdict}", verdict_style(verdict))
+        if done or time.perf_counter() - self.shown_at >= PLAIN_SECONDS:
             self.shown_at = time.perf_counter()
             line = plain_line(steps, self.config.total_steps, metrics, self.searches)
             print_line(self.console, line)
@@ -179,7 +203,17 @@ class Display(AbstractContextManager["Display"]):
             Text(line, style="yellow", no_wrap=True, overflow="ellipsis")
             for line in watch_lines(self.health.breaches())
         )
-        return Group(Text(self.title, style="bold"), self.progress, table, *watch_texts)
+        diagnosis = (
+            Text(f"doctor: {line}", verdict_style(line), no_wrap=True, overflow="ellipsis")
+            for line in filter(None, [self.verdict])
+        )
+        title = Text(self.title, style="bold")
+        return Group(title, self.progress, table, *diagnosis, *watch_texts)
+
+
+def verdict_style(verdict: str) -> str:
+    """Return the color of the doctor's verdict, which is the first word of its line."""
+    return VERDICT_STYLES.get(verdict.partition(":")[0], "dim")
 
 
 def watch_lines(breaches: list[Breach]) -> list[str]:

@@ -321,10 +321,12 @@ def _display(config: Any, progress: bool | None) -> Display | None:
     """Return what shows a run, if it is to be shown."""
     if progress is False or (progress is None and not sys.stdout.isatty()):
         return None
+    from keel.doctor.watching import Watching
     from keel.tracking.live import Display
     from keel.tracking.progress import PipedConsole, is_interactive
 
     console = PipedConsole()
     if progress is None and not is_interactive(console):
         return None
-    return Display(config, f"keel.train {config.env}", console, quiet=False)
+    diagnose = Watching(config) if config.doctor else None
+    return Display(config, f"keel.train {config.env}", console, quiet=False, diagnose=diagnose)

@@ -35,6 +35,7 @@ MAY_CHANGE = (
     "evaluation",
     "tag",
     "log",
+    "doctor",
     "threads",
     "compile",
     "device",

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import save_file
 
+from keel.doctor.watching import diagnosed
 from keel.envs.watchdog import FAILED, before_abrupt_exit
 from keel.tracking.directory import METRICS, RunDirectory
 from keel.tracking.record import read_config
@@ -129,6 +130,7 @@ def persist(
         with (
             before_abrupt_exit(partial(_mark_ended, directory)),
             directory,
+            diagnosed(directory.path, config),
             MetricsWriter(directory.metrics) as writer,
             closing(_open_sinks(config, directory.path)) if config.log else nullcontext() as sinks,
             _saved_faults(directory.path),

@@ -185,3 +185,27 @@ def test_how_completions_are_drawn_is_said() -> None:
         "scores": [],
     }  # fmt: skip
     assert "4 held-out prompts, greedy\nsolved  50.0% (95 %: 15.0% to 85.0%)" in _text(told)
+
+
+def test_plain_lines_tell_the_doctors_verdict_when_it_changes() -> None:
+    verdicts = iter(["", "healthy: yes", "healthy: yes", "sick: of it", "sick: of it"])
+    console = Console(file=io.StringIO(), width=80)
+    with Display(Config(), "keel train", console, False, lambda *_: next(verdicts)) as display:
+        for step in range(5):
+            display.update(step, METRICS, done=step == 4)
+    lines = [line for line in text_of(console).splitlines() if line.startswith("doctor: ")]
+    assert lines == ["doctor: healthy: yes", "doctor: sick: of it"]
+
+
+def test_a_live_display_has_one_line_of_the_doctors_verdict(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    console = terminal()
+    with Display(Config(), "t", console, False, lambda *_: "sick: \x1b[2J of it") as display:
+        display.update(512, METRICS, done=False)
+        shown = Console(file=io.StringIO(), width=80)
+        shown.print(display._panel(512, METRICS))
+    assert text_of(shown).count("doctor: sick: ") == 1
