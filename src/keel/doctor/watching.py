@@ -10,8 +10,8 @@ import math
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,11 @@ from keel.doctor.run_log import from_table
 from keel.doctor.text import verdict_line
 from keel.errors import RunWarning
 from keel.printing import printable
-from keel.tracking.directory import METRICS
+from keel.tracking.directory import DOCTOR, METRICS
 from keel.tracking.files import replace_file
 from keel.tracking.reader import MetricsTable
 from keel.tracking.resume import flat
 
-DOCTOR = "doctor.json"
-"""File of the diagnosis, in the folder of a run."""
 LARGE = 16 * 1024 * 1024
 """Bytes of metrics from which on only those are read at the end that rules say they need."""
 MEMORY = 1000
@@ -90,25 +88,6 @@ class Watching:
 def settings_of(config: Any) -> dict[str, Any]:
     """Return the settings of a run by their dotted names, as rules read them."""
     return {name: in_text(name, value) for name, value in flat(to_dict(config))}
-
-
-@contextmanager
-def diagnosed(run: Path, config: Any) -> Iterator[None]:
-    """Write the diagnosis of a run when it ends, however it ends.
-
-    Args:
-        run: Its folder.
-        config: Its settings; `doctor` says whether anything is done.
-    """
-    if not config.doctor:
-        yield
-        return
-    with suppress(OSError):  # that of an earlier part of a resumed run
-        (run / DOCTOR).unlink()
-    try:
-        yield
-    finally:
-        write_diagnosis(run)
 
 
 def write_diagnosis(run: Path) -> None:

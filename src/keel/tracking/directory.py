@@ -40,7 +40,7 @@ from keel.tracking.record import (
 )
 
 ENVIRONMENT = "environment.json"
-METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"
+METRICS, CHECKPOINTS, DOCTOR = "metrics.jsonl", "checkpoints", "doctor.json"
 LINES = "lines"
 """Key in `run.json` of the number of lines of metrics when the run ended."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import save_file
 
-from keel.doctor.watching import diagnosed
 from keel.envs.watchdog import FAILED, before_abrupt_exit
-from keel.tracking.directory import METRICS, RunDirectory
+from keel.tracking.directory import DOCTOR, METRICS, RunDirectory
 from keel.tracking.record import read_config
 from keel.tracking.writer import MetricsWriter, last_record
 from keel.training.checkpoint import mark_best
@@ -96,6 +95,27 @@ def owes_evaluation(run: Path, step: int) -> bool:
     if line is None or line["step"] != step or SCORE in line:
         return False
     return bool(read_config(run).get("evaluation", {}).get("episodes", 1))
+
+
+@contextmanager
+def diagnosed(run: Path, config: Any) -> Iterator[None]:
+    """Write the diagnosis of a run when it ends, however it ends.
+
+    Args:
+        run: Its folder.
+        config: Its settings; `doctor` says whether anything is done.
+    """
+    if not config.doctor:
+        yield
+        return
+    with suppress(OSError):  # that of an earlier part of a resumed run
+        (run / DOCTOR).unlink()
+    try:
+        yield
+    finally:
+        from keel.doctor.watching import write_diagnosis  # not before: a run does not need it
+
+        write_diagnosis(run)
 
 
 def persist(
