@@ -138,8 +138,7 @@ def persist(
         state: where the run stands; that of a checkpoint in a resumed run.
         directory: of the run.
         config: says how long, how often to evaluate and to save, and where copies of metrics go.
-        evaluate: returns the state with its best return, and metrics; raises `EvaluationStopped` if
-            it was asked to stop.
+        evaluate: returns the state with its best return, and metrics, or raises EvaluationStopped.
         save: writes a checkpoint.
         close: releases what the loop and the evaluations use.
         session: that of the loop, for an iteration that an earlier process has made.
