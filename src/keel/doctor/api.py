@@ -9,7 +9,7 @@ from typing import Any
 
 from keel.doctor.dialects import DIALECTS, SAME
 from keel.doctor.examine import Diagnosis, examine
-from keel.doctor.reading import read_logs
+from keel.doctor.reading import needed_names, read_logs
 from keel.doctor.rule import FAMILIES, RULES, SETTING, Rule
 from keel.doctor.run_log import RunLog
 from keel.errors import InputError, check_choice, similar
@@ -129,4 +129,5 @@ def _logs(
     if isinstance(run, RunLog):
         return [run]
     path = run if isinstance(run, str | Path) else run.path
-    return read_logs(path, layout=layout, framework=framework, mapping=mapping)
+    names = needed_names()
+    return read_logs(path, layout=layout, framework=framework, mapping=mapping, names=names)

@@ -15,22 +15,20 @@ from keel.doctor.rule import RULES, SETTING
 from keel.doctor.run_log import RunLog
 from keel.doctor.series import Series
 from keel.errors import InputError, KeelError, RunWarning
+from keel.tracking.health import FINITE
 from keel.tracking.logs import Log, find_logs, read_log
 
 STDIN = "-"
 RETURN, HELD_OUT = "eval/return_mean", "eval/reward_heldout"
 
 
-def needed_names(extra: Collection[str] = ()) -> list[str]:
-    """Return the metrics that rules read: the only ones that have to be read for a diagnosis.
-
-    Args:
-        extra: Further ones, which a rule reads where they are there.
-    """
-    import keel.doctor.rules  # noqa: F401  (fills the registry)
+def needed_names() -> list[str]:
+    """Return the metrics that rules read: the only ones that have to be read for a diagnosis."""
+    from keel.doctor.rules import OPTIONAL  # also fills the registry
 
     needs = (need for rule in RULES.values() for entry in rule.needs for need in entry.split("|"))
-    return list(dict.fromkeys([*(n for n in needs if not n.startswith(SETTING)), *extra]))
+    metrics = (need for need in needs if not need.startswith(SETTING))
+    return list(dict.fromkeys([*metrics, *OPTIONAL, *FINITE]))
 
 
 def read_logs(

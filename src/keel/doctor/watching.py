@@ -24,13 +24,11 @@ from keel.doctor.run_log import from_table
 from keel.doctor.text import verdict_line
 from keel.errors import RunWarning
 from keel.printing import printable
-from keel.tracking.directory import DOCTOR, METRICS
+from keel.tracking.directory import DOCTOR
 from keel.tracking.files import replace_file
 from keel.tracking.reader import MetricsTable
 from keel.tracking.resume import flat
 
-LARGE = 16 * 1024 * 1024
-"""Bytes of metrics from which on only those are read at the end that rules say they need."""
 MEMORY = 1000
 """Newest iterations that the live verdict looks at."""
 FIRST_SECONDS = 5.0
@@ -95,8 +93,7 @@ def write_diagnosis(run: Path) -> None:
     from keel.doctor.reading import needed_names, read_logs
 
     try:
-        is_large = (run / METRICS).stat().st_size > LARGE
-        (log,) = read_logs(run, names=needed_names() if is_large else None)
+        (log,) = read_logs(run, names=needed_names())
         if log.rows:
             data = json.dumps(examine(log).as_dict(), allow_nan=False, indent=1)
             replace_file(run / DOCTOR, f"{data}\n".encode(errors="replace"))

@@ -94,6 +94,6 @@ def test_a_path_without_logs_is_an_error_of_one_line(tmp_path: Path):
 
 
 def test_rules_name_the_metrics_that_have_to_be_read():
-    names = needed_names(["rollout/reward"])
+    names = needed_names()
     assert {"train/gate_log_ratio", "train/kl_exact", "rollout/reward"} <= set(names)
     assert not any("|" in name or name.startswith("setting:") for name in names)

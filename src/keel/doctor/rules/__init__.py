@@ -37,6 +37,19 @@ from keel.doctor.rules import (
     trust_region_steps,
 )
 
+OPTIONAL = (
+    "env",
+    "rollout/reward",
+    "rollout/length_limit",
+    "train/bc_cosine",
+    "train/clip_range",
+    "train/improvement_predicted",
+    "train/kl_first_epoch",
+    "train/kl_tried",
+)
+"""Metrics that rules read where they are there, beside those they need; the first two stand for all
+that an environment measures, and for every reward function."""
+
 __all__ = [
     "consistency",
     "consistency_learning",
