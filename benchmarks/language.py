@@ -5,7 +5,7 @@
     python -m benchmarks.language page                  tables and pictures from that
 
 Training may be interrupted: finished seeds are never trained twice, begun ones go on. Settings were
-chosen on seeds below 100: where there are others, only those are reported.
+chosen on seeds below 100: once there are five others, only those are reported.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ EXPERIMENTS: dict[str, tuple[str, ...]] = {
 """Words of `keel train language`."""
 FRESH = 100
 """Seeds from here on were used for nothing before."""
+ENOUGH = 5
+"""Fresh seeds from which on they alone are reported; until then they are kept beside the others."""
 CURVES = {
     "success": "rollout/success",
     "reward": "rollout/return_mean",
@@ -88,16 +90,17 @@ def gather(runs: Path) -> None:
                 "curves": curves,
             }
             print(f"{name} {folder.name}")
-    DATA.write_text(json.dumps(_reported(results), indent=1, sort_keys=True) + "\n")
+    DATA.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
 
 
-def _reported(results: dict[str, Any]) -> dict[str, Any]:
-    """Return the fresh seeds of each experiment, or all where none is fresh."""
-    fresh = {
-        name: {seed: run for seed, run in runs.items() if _number(seed) >= FRESH}
-        for name, runs in results.items()
-    }
-    return {name: fresh[name] or runs for name, runs in results.items()}
+def reported(results: dict[str, Any]) -> dict[str, Any]:
+    """Return the fresh seeds of each experiment once there are `ENOUGH`, until then the others."""
+    reported = {}
+    for name, runs in results.items():
+        fresh = {seed: run for seed, run in runs.items() if _number(seed) >= FRESH}
+        others = {seed: run for seed, run in runs.items() if seed not in fresh}
+        reported[name] = fresh if len(fresh) >= ENOUGH or not others else others
+    return reported
 
 
 def _number(seed: str) -> int:
@@ -159,7 +162,7 @@ def rate(values: list[float], prompts: float, digits: int = 3) -> str:
 
 def page() -> None:
     """Tables and pictures."""
-    results = json.loads(DATA.read_text())
+    results = reported(json.loads(DATA.read_text()))
     FOLDER.mkdir(exist_ok=True)
     _write("tasks.md", _tasks(results))
     _write("controller.md", _controller(results))

@@ -39,6 +39,14 @@ def test_no_interval_leaves_what_a_rate_can_be() -> None:
     ],
 )
 def test_the_tables_are_what_the_figures_say(name: str, table) -> None:
-    told = json.loads(language.DATA.read_text(encoding="utf-8"))
+    told = language.reported(json.loads(language.DATA.read_text(encoding="utf-8")))
     written = (language.FOLDER / name).read_text(encoding="utf-8")
     assert written == "\n".join(table(told)) + "\n"
+
+
+def test_fresh_seeds_are_reported_once_there_are_enough() -> None:
+    old = {f"seed-{seed}": {} for seed in (0, 1, 2)}
+    fresh = {f"seed-{seed}": {} for seed in range(100, 105)}
+    few = dict(list(fresh.items())[:4])
+    told = language.reported({"a": {**old, **few}, "b": {**old, **fresh}, "c": few})
+    assert told == {"a": old, "b": fresh, "c": few}

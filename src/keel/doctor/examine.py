@@ -133,12 +133,15 @@ def _rank(finding: Finding) -> tuple[int, int, float]:
 def _set_consequences_aside(
     findings: list[Finding],
 ) -> tuple[list[Finding], tuple[Suppressed, ...]]:
-    """Split findings into causes and consequences; what is a consequence explains nothing."""
+    """Split findings into causes and consequences; what is a consequence explains nothing.
+
+    What follows from no other finding is a cause, in whichever family it stands.
+    """
     kept: list[Finding] = []
     suppressed = []
     follows = {rule for finding in findings for rule in finding.suppresses}
     for finding in sorted(
-        findings, key=lambda f: (FAMILIES.index(f.family), f.rule in follows, _rank(f))
+        findings, key=lambda f: (f.rule in follows, FAMILIES.index(f.family), _rank(f))
     ):
         because = next((f.rule for f in kept if finding.rule in f.suppresses), None)
         if because is None or finding.level == "usual":

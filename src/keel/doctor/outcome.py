@@ -37,6 +37,8 @@ SPREAD = 0.5
 100 episodes have a standard error of 0.1, and overlap from one row to the next."""
 SPREAD_LANGUAGE = 0.05
 """The same for completions, whose means do not overlap and are of many more samples."""
+ROUNDING = 1e-9
+"""Change of the return, as a share of its size, that is rounding of a mean."""
 RELATIVE = 0.1
 """Change of the return, as a share of its start, that means nothing where its spread is unknown."""
 TOLERANCE = "Keel: three standard errors, at least half of the deviation between episodes"
@@ -101,7 +103,7 @@ class Outcome:
     def is_constant(self) -> bool:
         """Whether the return never varied at all."""
         values = self.series.values
-        return self.is_known and bool((values == values[0]).all())
+        return self.is_known and bool(np.ptp(values) <= ROUNDING * np.abs(values).max())
 
     def evidence(self) -> Evidence:
         """Return the course as evidence."""
@@ -214,7 +216,7 @@ def _outcome(series: Series, floor: float) -> Outcome:
         end=float(medians[-1]),
         best=float(medians[at]),
         best_step=int(steps[at + width - 1]),
-        tolerance=max(error, floor),
+        tolerance=max(error, floor, ROUNDING * float(np.abs(values).max())),
         from_start=bool(series.step[0] <= BEGINNING * series.step[-1]),
     )
 

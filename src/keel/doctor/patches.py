@@ -89,7 +89,8 @@ def patch(fix: Fix, framework: str, settings: Mapping[str, Any]) -> tuple[Patch,
         + learning_rate=0.003  # PPO(…)
     """
     dialect = dialect_of(framework, settings)
-    return tuple(_patch(change, dialect, settings) for change in fix.changes)
+    patches = (_patch(change, dialect, settings) for change in fix.changes)
+    return tuple(p for p in patches if p.times is not None or p.old is None or p.new != p.old)
 
 
 def _patch(change: Change, dialect: Dialect | None, settings: Mapping[str, Any]) -> Patch:

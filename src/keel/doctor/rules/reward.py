@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import numpy as np
@@ -43,10 +44,11 @@ def rewards_constant(log: RunLog) -> Finding | None:
     if now is None or not now.is_constant or is_solved(log):
         return None
     value, deviation, lengths = now.end, log.get(STD), log.get(LENGTH)
-    if deviation is not None and (np.abs(deviation.values) > NOTHING).any():
+    if deviation is not None and (np.abs(deviation.values) > NOTHING * max(1.0, abs(value))).any():
         return None
     varied = lengths is not None and len(np.unique(lengths.values)) > 1
-    if not log.is_language and (not varied or value == 0.0):
+    computed = lengths is not None and not _is_round(value / max(lengths.end(), 1.0))
+    if not log.is_language and (not (varied or computed) or value == 0.0):
         return None  # nothing was reached yet: `rewards-sparse` says so
     unit = "completion" if log.is_language else "episode"
     sure = deviation is not None and not (log.is_language and value > 0.0)
@@ -82,6 +84,14 @@ def rewards_constant(log: RunLog) -> Finding | None:
         fix=Fix("Call the reward by hand on answers whose score you know, then repair it."),
         confidence=0.9 if sure else 0.6,
     )
+
+
+def _is_round(reward: float) -> bool:
+    """Return whether a reward of every step is a number that somebody chose, such as −1 or 0.05.
+
+    Any other was computed, from something that never changes.
+    """
+    return math.isclose(reward, float(f"{reward:.2g}"), rel_tol=1e-6, abs_tol=NOTHING)
 
 
 @rule(

@@ -18,6 +18,9 @@ from keel.tracking.metrics import REGISTRY
 GRADIENTS, LOSSES = "train/bc_gradient_ratio", "train/bc_ppo_ratio"
 SHARE = 0.8
 """Share of the gradient from which on cloning alone decides: research list."""
+EARLY, FIRST = 5.0, 0.05
+"""Times the limit, in this first share of the run: what demonstrations have taught pulls no more,
+so the end of a ruined run is quiet."""
 MANY = 100.0
 """Ratio of losses that says something although its denominator is near 0."""
 COEFS = ("train/kl_coef", "train/entropy_coef", "train/bc_coef")
@@ -45,15 +48,20 @@ def imitation_dominates(log: RunLog) -> Finding | None:
     else:
         series, high = log[LOSSES], MANY
         source = "Keel: the ratio of losses is large in healthy runs, too"
-    found, ratio = breach(series, high=high), series.end()
-    if found is None or not found.lasting or not ratio > high:
+    now = outcome(log)
+    rose = now is not None and now.rose
+    found = breach(series, high=high, lasting=FIRST)
+    if found is None:
+        return None
+    ratio, when = series.end(), "at the end"
+    if series.start(FIRST) > EARLY * high and now is not None and now.stagnates:
+        ratio, when = series.start(FIRST), "at the start, and the return never rose"
+    elif not found.lasting or not ratio > high:
         return None
     if len(series) < 5 and ratio < 5.0 * high:
         return None
     share = ratio / (1.0 + ratio)
     what = "gradient" if gradients is not None else "loss"
-    now = outcome(log)
-    rose = now is not None and now.rose
     sick = gradients is not None and share > SHARE and not rose and len(series) >= 5
     coef = log.get("train/bc_coef")
     return Finding(
@@ -63,7 +71,7 @@ def imitation_dominates(log: RunLog) -> Finding | None:
         evidence=(
             evidence(
                 series,
-                f"{ratio:.3g} at the end, above {high:g} in {found.count} of {len(series)} updates",
+                f"{ratio:.3g} {when}, above {high:g} in {found.count} of {len(series)} updates",
                 ratio,
                 threshold=high,
                 source=source,
