@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from keel.algorithms.optimizer import StepResult, make_step
+from keel.algorithms.optimizer import Minibatch, StepResult, make_step
 from keel.algorithms.ppo import PPO
 from keel.experience.batch import Batch, Experience, Targets, minibatches
 from keel.losses.ppo import Objective
@@ -226,9 +225,9 @@ def test_the_value_clip_is_around_the_critics_own_values() -> None:
 
     step = make_step(setting.agent, Objective(), max_grad_norm=0.5)
 
-    def watching(opt_state: OptimizerState, batch: Batch, *rest: Any) -> StepResult:
-        seen.append(batch.old_value)
-        return step(opt_state, batch, *rest)
+    def watching(opt_state: OptimizerState, minibatch: Minibatch) -> StepResult:
+        seen.append(minibatch.rows.old_value)
+        return step(opt_state, minibatch)
 
     first = targets(setting.opt_state.params)
     batch = setting.batch._replace(

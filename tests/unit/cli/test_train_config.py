@@ -108,7 +108,10 @@ def test_language_that_is_typed_goes_before_the_file(
 def test_python_takes_the_environment_of_a_file_too(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("keel.training.kinds.start", lambda config, *_, **__: (x for x in [config]))
+    def start(config: Any, *_: Any, **__: Any) -> Iterator[Any]:
+        yield config
+
+    monkeypatch.setattr("keel.training.runner.start", start)
     (trained,) = keel.iterate(config=file, seed=3)
     assert (trained.env, trained.seed, trained.total_steps) == ("Pendulum-v1", 3, 4096)
     (trained,) = keel.iterate("Acrobot-v1", config=file)
