@@ -162,15 +162,29 @@ def rate(values: list[float], prompts: float, digits: int = 3) -> str:
 
 def page() -> None:
     """Tables and pictures."""
-    results = reported(json.loads(DATA.read_text()))
+    every = json.loads(DATA.read_text())
+    results = reported(every)
     FOLDER.mkdir(exist_ok=True)
-    _write("tasks.md", _tasks(results))
-    _write("controller.md", _controller(results))
-    _write("hacking.md", _hacking(results))
+    for name, lines in tables(every).items():
+        _write(name, lines)
     if any(name in results for name in ("lookup", "addition", "countdown")):
         _draw_tasks(results)
     if "hacked" in results and "held" in results:
         _draw_hacking(results)
+
+
+def tables(every: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the lines of every table, by the name of its file.
+
+    Args:
+        every: What `gather` wrote.
+    """
+    results = reported(every)
+    return {
+        "tasks.md": _tasks(results, every),
+        "controller.md": _controller(results),
+        "hacking.md": _hacking(results),
+    }
 
 
 def _write(name: str, lines: list[str]) -> None:
@@ -178,9 +192,15 @@ def _write(name: str, lines: list[str]) -> None:
     print("\n".join(lines), end="\n\n")
 
 
-def _tasks(results: dict[str, Any]) -> list[str]:
+def _tasks(results: dict[str, Any], every: dict[str, Any]) -> list[str]:
+    """Write the table of tasks.
+
+    Args:
+        results: What is reported.
+        every: Everything there is; imitation is that of other seeds if those reported have none.
+    """
     lines = [
-        "| task | seeds | after the warm-up | more imitation, equal computing | after RL "
+        "| task | seeds | after the warm-up | after RL | more imitation, equal computing "
         "| RL beyond imitation, by seed | minutes | largest KL / bound |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
@@ -188,21 +208,35 @@ def _tasks(results: dict[str, Any]) -> list[str]:
         runs = list(results.get(name, {}).values())
         if not runs:
             continue
-        controls = [run["control"]["success"] for run in runs if "control" in run]
-        beyond = [run["rl"]["success"] - run["control"]["success"] for run in runs
-                  if "control" in run]  # fmt: skip
         prompts = runs[0]["rl"]["episodes"]
         minutes = statistics.fmean(run["seconds"] for run in runs) / 60
         worst = max(run["kl_exact_max"] for run in runs)
         lines.append(
             f"| {name} | {_seeds(results[name])} "
             f"| {rate([run['warm_up']['judged_success'] for run in runs], prompts)} "
-            f"| {rate(controls, prompts) if controls else ''} "
             f"| **{rate([run['rl']['success'] for run in runs], prompts)}** "
-            f"| {interval(beyond) if beyond else ''} "
+            f"| {' | '.join(_beside_imitation(results[name], every[name], prompts))} "
             f"| {minutes:.1f} | {worst:.4f} / {runs[0]['max_kl']:g} |"
         )
     return lines
+
+
+def _beside_imitation(
+    reported: dict[str, Any], every: dict[str, Any], prompts: float
+) -> tuple[str, str]:
+    """Return what more imitation comes to, and how far RL goes beyond, with their seeds."""
+    fresh, others = (
+        {seed: run for seed, run in runs.items() if "control" in run} for runs in (reported, every)
+    )
+    runs = fresh or others
+    if not runs:
+        return "", ""
+    which = (
+        "" if fresh.keys() == reported.keys() else f"; seed{'s' * (len(runs) > 1)} {_seeds(runs)}"
+    )
+    controls = [run["control"]["success"] for run in runs.values()]
+    beyond = [run["rl"]["success"] - run["control"]["success"] for run in runs.values()]
+    return rate(controls, prompts) + which, interval(beyond) + which
 
 
 TARGETS = {
