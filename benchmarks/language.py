@@ -231,9 +231,8 @@ def _beside_imitation(
     runs = fresh or others
     if not runs:
         return "", ""
-    which = (
-        "" if fresh.keys() == reported.keys() else f"; seed{'s' * (len(runs) > 1)} {_seeds(runs)}"
-    )
+    plural = "s" if len(runs) > 1 else ""
+    which = "" if fresh.keys() == reported.keys() else f"; seed{plural} {_seeds(runs)}"
     controls = [run["control"]["success"] for run in runs.values()]
     beyond = [run["rl"]["success"] - run["control"]["success"] for run in runs.values()]
     return rate(controls, prompts) + which, interval(beyond) + which
