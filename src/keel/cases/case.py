@@ -23,6 +23,8 @@ class Shown:
     better: Literal["lower", "higher"]
     form: str = ".3g"
     """format of its values"""
+    over: Literal["end", "run"] = "end"
+    """what is compared: the median of the last fifth, or the mean of the whole run"""
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,7 @@ class Case:
     """what no fix by settings undoes: a planted bug is switched off, a reward mended"""
     repaired: str = ""
     """what that means, as a sentence"""
+    stops: bool = False
+    """whether the fix by settings alone, without the repair, stops the run with an error that names
+    the cause; it is tried, and what it said is shown"""
     prepare: Prepare | None = None
-
-    @property
-    def page(self) -> str:
-        """The page of the documentation about it."""
-        return f"case studies: {self.title}"

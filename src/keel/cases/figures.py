@@ -1,4 +1,4 @@
-"""What the page of a case compares: metrics of both runs, at their ends."""
+"""What the page of a case compares: metrics of both runs, before and after."""
 
 from __future__ import annotations
 
@@ -22,21 +22,26 @@ class Compared:
     after: Series
 
     @property
-    def ends(self) -> tuple[float, float]:
-        """Both medians of the last fifth; NaN where nothing was logged."""
-        before, after = (s.end() if len(s) else math.nan for s in (self.before, self.after))
+    def values(self) -> tuple[float, float]:
+        """Both values, over what the metric is compared; NaN where nothing was logged."""
+        before, after = (self._value(series) for series in (self.before, self.after))
         return before, after
+
+    def _value(self, series: Series) -> float:
+        if not len(series):
+            return math.nan
+        return series.end() if self.shown.over == "end" else float(series.values.mean())
 
     @property
     def improved(self) -> bool:
-        """Whether the cured run ends on the better side."""
-        before, after = self.ends
+        """Whether the cured run is on the better side."""
+        before, after = self.values
         return after < before if self.shown.better == "lower" else after > before
 
     @property
     def texts(self) -> tuple[str, str]:
-        """Both ends as text."""
-        before, after = (written(value, self.shown.form) for value in self.ends)
+        """Both values as text."""
+        before, after = (written(value, self.shown.form) for value in self.values)
         return before, after
 
 

@@ -51,7 +51,7 @@ CASE = Case(
     ),
     family="consistency",
     repair={"faults.wrong_actor": False},
-    repaired="No setting mends that: with the gate on, the same program stops at its first update "
-    "and says so. The bug itself is fixed in the code: the update replays each developer's own "
-    "network under the mask that it sampled with.",
+    repaired="No setting mends that, the gate only stops it. The bug is fixed in the code: the "
+    "update replays each developer's own network under the mask that it sampled with.",
+    stops=True,
 )

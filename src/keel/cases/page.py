@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keel.cases.case import Case
 from keel.cases.figures import Compared, compare
 from keel.doctor.chart import compare_chart
 from keel.doctor.page import finding_card
@@ -43,7 +42,7 @@ def page(outcome: Outcome) -> str:
         lesson=case.lesson,
         before=_verdict(outcome.sick),
         finding=finding_card(outcome.finding, outcome.sick.diagnosis.log),
-        repair=_repair(case),
+        repair=_repair(outcome),
         after=_verdict(outcome.cured),
         table=join(_row(row) for row in rows),
         charts=join(_chart(row) for row in rows),
@@ -63,11 +62,13 @@ def _verdict(arm: Arm) -> Markup:
     )
 
 
-def _repair(case: Case) -> Markup:
+def _repair(outcome: Outcome) -> Markup:
+    case = outcome.case
     if not case.repair:
         return Markup()
     settings = ", ".join(f"{name}: {value}" for name, value in case.repair.items())
-    return HTML.fill("repair", text=case.repaired, settings=settings)
+    said = HTML.fill("stopped", text=printable(outcome.stopped)) if outcome.stopped else Markup()
+    return HTML.fill("repair", stopped=said, text=case.repaired, settings=settings)
 
 
 def _row(row: Compared) -> Markup:
@@ -76,9 +77,9 @@ def _row(row: Compared) -> Markup:
         "row",
         label=row.shown.label,
         metric=row.shown.metric,
+        over="median of the last fifth" if row.shown.over == "end" else "mean of the whole run",
         before=before,
         after=after,
-        better=row.shown.better,
         kind="healthy" if row.improved else "watch",
         word="better" if row.improved else "not better",
     )

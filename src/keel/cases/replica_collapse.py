@@ -26,6 +26,7 @@ CASE = Case(
     },
     minutes={"short": "20 s", "usual": "1 minute", "full": "4 minutes"},
     shown=(
+        Shown("rollout/action_share_max", "share of the commonest replica", "lower", ".0%"),
         Shown("rollout/return_std", "spread of the return between episodes", "higher"),
         Shown("rollout/return_mean", "return of an episode", "higher", ".4g"),
         Shown("train/entropy", "entropy of the policy, nats", "higher"),

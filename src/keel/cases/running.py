@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from keel.doctor.finding import Finding
 from keel.doctor.patches import Patch, patch
 from keel.doctor.reading import needed_names, read_logs
 from keel.doctor.run_log import RunLog
-from keel.errors import InputError, RunError, check_choice
+from keel.errors import InputError, KeelError, RunError, check_choice
 from keel.tracking.directory import RECORD, hold_folder, read_record
 from keel.tracking.files import write_file
 from keel.tracking.reader import last_step
@@ -63,6 +64,8 @@ class Outcome:
     """the first of the sick run"""
     patches: tuple[Patch, ...]
     """the settings that its fix changes"""
+    stopped: str
+    """what the fix by settings alone stopped with; empty where that was not tried"""
     html: Path
     png: Path
 
@@ -103,6 +106,7 @@ def run_case(
             _remove_runs(folder, seed)
         given = {**case.settings, **case.forms[form], "seed": seed}
         if case.prepare is not None:
+            tell("first, what both runs begin with")
             given |= case.prepare(folder, given, seed)
         sick = _train(SICK, folder, sick_config(case, given), tell, advance)
         finding, patches = first_fix(sick.diagnosis)
@@ -110,6 +114,9 @@ def run_case(
         tell(f"fix: {finding.fix.text}")
         for line in [line for one in patches for line in one.lines()]:
             tell(f"  {line}")
+        stopped = _stopped(folder, patched_config(sick.path, patches)) if case.stops else ""
+        if stopped:
+            tell(f"that alone: {stopped}")
         if case.repaired:
             tell(f"mended by hand: {case.repaired}")
         config = patched_config(sick.path, patches, case.repair)
@@ -117,7 +124,7 @@ def run_case(
         tell(f"doctor: {cured.diagnosis.verdict}: {cured.diagnosis.sentence}")
         page = folder / "case.html"
         outcome = Outcome(
-            case, form, seed, sick, cured, finding, patches, page, page.with_suffix(".png")
+            case, form, seed, sick, cured, finding, patches, stopped, page, page.with_suffix(".png")
         )
         _show(outcome)
     return outcome
@@ -199,6 +206,24 @@ def _train(name: str, folder: Path, config: Mapping[str, Any], tell: Tell, advan
     found = diagnose(read_alone(path))
     assert isinstance(found, Diagnosis)
     return Arm(name, path, found, reused)
+
+
+def _stopped(folder: Path, config: Mapping[str, Any]) -> str:
+    """Train with settings alone, and return the error that stops it before its second update."""
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        file = Path(place) / "config.yaml"
+        write_file(file, dump_yaml(config).encode(errors="replace"))
+        try:
+            train(
+                config=file,
+                runs=place,
+                name=SICK,
+                on_iteration=lambda _: False,
+                progress=False,
+            )
+        except KeelError as error:
+            return error.brief
+    return "it trains on"
 
 
 def is_finished(path: Path, total: int) -> bool:

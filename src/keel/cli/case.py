@@ -144,11 +144,13 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
         "family": outcome.finding.family,
         "cause": outcome.finding.cause,
         "changes": {one.setting: one.new for one in outcome.patches},
+        "stopped": outcome.stopped or None,
         "repair": dict(outcome.case.repair),
         "verdicts": {arm.name: arm.diagnosis.verdict for arm in (outcome.sick, outcome.cured)},
         "runs": {arm.name: str(arm.path) for arm in (outcome.sick, outcome.cured)},
         "metrics": {
-            row.shown.metric: dict(zip(("before", "after"), row.ends, strict=True)) for row in rows
+            row.shown.metric: dict(zip(("before", "after"), row.values, strict=True))
+            for row in rows
         },
         "html": str(outcome.html),
         "png": str(outcome.png),
@@ -169,7 +171,7 @@ def _print_summary(outcome: Outcome) -> None:
         for row in compare(outcome.case.shown, outcome.sick.path, outcome.cured.path)
     ]
     console.print()
-    console.print(simple_table(("at the end", "before", "after"), rows, left=(0,)))
+    console.print(simple_table(("", "before", "after"), rows, left=(0,)))
     console.print(f"the author believed: {outcome.case.belief}", style="dim")
     console.print(f"what it was: {outcome.case.lesson}")
     console.print(f"page: {outcome.html}")

@@ -19,7 +19,7 @@ from keel.doctor.outcome import (
 from keel.doctor.rule import rule
 from keel.doctor.run_log import RunLog
 from keel.doctor.series import Series, trend
-from keel.doctor.settings import scaled
+from keel.doctor.settings import pull_to_reference, scaled
 
 ROWS = 20
 PATIENCE = 0.3
@@ -231,7 +231,7 @@ def _hacked(log: RunLog, now: Outcome, series: Series, best: float, last: float)
         ),
         fix=Fix(
             "Stop at the best held-out score, and pull towards the reference or repair the reward.",
-            (Change("kl.place", to="loss"), scaled(log, "kl.coef", 5.0)) if log.is_language else (),
+            pull_to_reference(log),
         ),
         confidence=0.85,
     )
