@@ -40,7 +40,7 @@ CASE = Case(
     lesson="The last suspicion is right, its measure is not: with normalized advantages PPO's loss "
     "begins near 0, so a ratio of losses says little. What moves parameters are gradients. Here "
     "ten episodes push the cart away from where the pole falls, at a coefficient of 10 that "
-    "nothing changes. Once their weight yields, the doctor can see that they are wrong.",
+    "nothing changes.",
     settings={
         "env": "CartPole-v1",
         "threads": 1,

@@ -10,14 +10,16 @@ CASE = Case(
     note="002",
     symptom="A TRPO learns, and then its line search finds no step any more; the log shows a KL of "
     "0, which looks calm.",
-    belief="Too few samples, a trust region that is too tight, too little exploration and a critic "
-    "that is trained too little. The second version has eight environments, a larger bound, more "
-    "entropy bonus and a stabilizer that answers failures with a smaller bound and more damping.",
-    lesson="The step is aimed with the entropy bonus and accepted without it. Once advantages are "
-    "small beside the bonus, no step that raises the one raises the other. Rejections leave the "
-    "policy as it is; where chance lets steps through again, they follow the bonus, and the return "
-    "falls. More entropy bonus, part of the belief, makes that worse. A rejected step is no KL of "
-    "0: Keel logs none.",
+    belief="At first: too few samples, a trust region that is too tight, too little exploration, a "
+    "critic that is trained too little; so the second version has eight environments, a larger "
+    "bound and five times the entropy bonus. An addendum then finds it: gradient and acceptance "
+    "have different objectives, and a rejected step was logged as a KL of 0. Its cure: one "
+    "objective, and a stabilizer that answers failures.",
+    lesson="The addendum is right, and the log has it without the code: steps are promised and "
+    "never accepted, under an entropy bonus. Once advantages are small beside the bonus, no step "
+    "that raises the one raises the other. Rejections leave the policy as it is; where chance lets "
+    "steps through again, they follow the bonus, and the return falls. Five times the bonus, the "
+    "first thought, brings that about. A rejected step is no KL of 0: Keel logs none.",
     settings={
         "env": "CartPole-v1",
         "algo": "trpo",

@@ -44,6 +44,7 @@ def page(outcome: Outcome) -> str:
         finding=finding_card(outcome.finding, outcome.sick.diagnosis.log),
         repair=_repair(outcome),
         after=_verdict(outcome.cured),
+        next=HTML.fill("next") if outcome.cured.diagnosis.findings else Markup(),
         table=join(_row(row) for row in rows),
         charts=join(_chart(row) for row in rows),
         again=_commands(outcome),
