@@ -40,13 +40,13 @@ CASE = Case(
     title="a reward that is hacked",
     note="003",
     symptom="The reward of a language model rises to its maximum, and what it writes is worthless.",
-    belief="Clipping bounds each step, the KL penalty bounds the whole distance from the reference: "
-    "two different things, and together a double insurance, super stable.",
-    lesson="They are two different things, that is right. Here every step is bounded, by the clip and "
-    "by an exact KL, and nothing pulls towards the reference: many small steps add up to a policy "
-    "that repeats one character, because the verifier pays for neighbours in order. The pull keeps "
-    "what imitation had taught. It is no insurance for the rest: the reward is as flawed as before, "
-    "and only a verifier that cannot be fooled would let the policy gain.",
+    belief="Clipping bounds each step, the KL penalty bounds the whole distance from the "
+    "reference: two different things, and together a double insurance, super stable.",
+    lesson="They are two different things, that is right. Here every step is bounded, by the clip "
+    "and by an exact KL, and nothing pulls towards the reference: many small steps add up to a "
+    "policy that repeats one character, because the verifier pays for neighbours in order. The "
+    "pull keeps what imitation had taught. It is no insurance for the rest: the reward is as "
+    "flawed as before, and only a verifier that cannot be fooled would let the policy gain.",
     settings={
         "env": "language",
         "task": "sort-flawed",
