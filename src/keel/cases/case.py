@@ -56,6 +56,8 @@ class Case:
     """what no fix by settings undoes: a planted bug is switched off, a reward mended"""
     repaired: str = ""
     """what that means, as a sentence"""
+    rounds: int = 1
+    """how often the doctor is asked, at most: one cause at a time"""
     stops: bool = False
     """whether the fix by settings alone, without the repair, stops the run with an error that names
     the cause; it is tried, and what it said is shown"""

@@ -40,9 +40,7 @@ def page(outcome: Outcome) -> str:
         note=case.note,
         cause=printable(outcome.finding.cause),
         lesson=case.lesson,
-        before=_verdict(outcome.sick),
-        finding=finding_card(outcome.finding, outcome.sick.diagnosis.log),
-        repair=_repair(outcome),
+        rounds=join(_round(outcome, number) for number in range(len(outcome.rounds))),
         after=_verdict(outcome.cured),
         next=HTML.fill("next") if outcome.cured.diagnosis.findings else Markup(),
         table=join(_row(row) for row in rows),
@@ -50,6 +48,17 @@ def page(outcome: Outcome) -> str:
         again=_commands(outcome),
         form=outcome.form,
         seed=outcome.seed,
+    )
+
+
+def _round(outcome: Outcome, number: int) -> Markup:
+    visit = outcome.rounds[number]
+    return HTML.fill(
+        "round",
+        heading="Without it, the next cause" if number else "Before",
+        verdict=_verdict(visit.arm),
+        finding=finding_card(visit.finding, visit.arm.diagnosis.log),
+        repair=Markup() if number else _repair(outcome),
     )
 
 

@@ -62,11 +62,15 @@ def story(outcome: Outcome) -> list[tuple[str, str]]:
         outcome: What it came to.
     """
     changed = "; ".join(f"{one.setting} → {one.value}" for one in outcome.patches)
-    mended = "the bug is fixed in the code" if _is_bug(outcome) else "mended by hand"
-    parts = [changed, mended if outcome.case.repair else ""]
+    mended = "the bug is fixed in the code" if _is_bug(outcome) else "the reward is mended by hand"
+    parts = [mended if outcome.case.repair else "", changed]
+    rules = ", ".join(visit.finding.rule for visit in outcome.rounds)
     return [
         ("What the author believed", outcome.case.belief),
-        (f"What the log says ({outcome.finding.rule})", outcome.finding.cause),
+        (
+            f"What the log says ({rules})",
+            "; then: ".join(visit.finding.cause for visit in outcome.rounds),
+        ),
         ("What was changed", "; ".join(part for part in parts if part)),
         ("What it was", outcome.case.lesson),
     ]

@@ -13,16 +13,17 @@ CASE = Case(
     belief="The reward is badly shaped and always negative, so the policy learns where it loses "
     "least; exploration is too weak. The cure: other weights that make the reward positive, more "
     "entropy bonus, temperature pulses, a KL penalty, a larger network.",
-    lesson="The reward did not say anything about a choice: it is what the program falls back to "
-    "while no request has finished. All that is left to learn from is noise, and a policy that "
-    "nothing holds wanders. Replicas are equal and idle here, so nothing can be won either: a "
-    "reward that is measured makes the policy honest, not fast.",
+    lesson="The reward said nothing about a choice: it is what the program falls back to while no "
+    "request has finished. What was left to learn from was noise, of 64 requests an update, and a "
+    "policy that nothing holds wanders with it; a reward that is measured does not stop that, "
+    "rollouts that are long enough do. Replicas are equal and idle here, so there is nothing to "
+    "win: the cured router is even, not faster.",
     preset="router-collapse",
     settings={"env": "serving", "threads": 1, "explore.entropy_coef": 0.002},
     forms={
         "short": {"total_steps": 1_280, "evaluation.episodes": 1},
-        "usual": {"total_steps": 5_000},
-        "full": {"total_steps": 20_000},
+        "usual": {"total_steps": 10_240},
+        "full": {"total_steps": 40_960},
     },
     minutes={"short": "20 s", "usual": "1 minute", "full": "4 minutes"},
     shown=(
@@ -32,6 +33,7 @@ CASE = Case(
         Shown("train/entropy", "entropy of the policy, nats", "higher"),
     ),
     family="reward",
+    rounds=2,
     repair={"envs.options.cold_start": False},
     repaired="No setting of the trainer mends a reward. It was called by hand, as the fix says: it "
     "returned the same for every choice, its fallback for an empty store of measurements. Now it "

@@ -52,22 +52,46 @@ class Arm:
 
 
 @dataclass(frozen=True)
+class Round:
+    """One visit to the doctor."""
+
+    arm: Arm
+    """the run that was diagnosed"""
+    finding: Finding
+    """the first of its diagnosis"""
+    patches: tuple[Patch, ...]
+    """the settings that its fix changes"""
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What a case came to."""
 
     case: Case
     form: str
     seed: int
-    sick: Arm
+    rounds: tuple[Round, ...]
     cured: Arm
-    finding: Finding
-    """the first of the sick run"""
-    patches: tuple[Patch, ...]
-    """the settings that its fix changes"""
+    """the last run"""
     stopped: str
     """what the fix by settings alone stopped with; empty where that was not tried"""
     html: Path
     png: Path
+
+    @property
+    def sick(self) -> Arm:
+        """The first run."""
+        return self.rounds[0].arm
+
+    @property
+    def finding(self) -> Finding:
+        """The first finding of the first run."""
+        return self.rounds[0].finding
+
+    @property
+    def patches(self) -> tuple[Patch, ...]:
+        """The settings that were changed, in all rounds."""
+        return tuple(one for visit in self.rounds for one in visit.patches)
 
 
 def run_case(
@@ -103,31 +127,58 @@ def run_case(
     folder = folder_of(case, Path(runs), form)
     with hold_folder(folder):
         if overwrite:
-            _remove_runs(folder, seed)
+            _remove_runs(case, folder, seed)
         given = {**case.settings, **case.forms[form], "seed": seed}
         if case.prepare is not None:
             tell("first, what both runs begin with")
             given |= case.prepare(folder, given, seed)
         sick = _train(SICK, folder, sick_config(case, given), tell, advance)
-        finding, patches = first_fix(sick.diagnosis)
-        tell(f"doctor: {sick.diagnosis.verdict}: {finding.cause}")
+        rounds, cured, stopped = _cure(case, folder, sick, tell, advance)
+        tell(f"doctor: {cured.diagnosis.verdict}: {cured.diagnosis.sentence}")
+        page = folder / "case.html"
+        outcome = Outcome(case, form, seed, rounds, cured, stopped, page, page.with_suffix(".png"))
+        _show(outcome)
+    return outcome
+
+
+def _cure(
+    case: Case, folder: Path, sick: Arm, tell: Tell, advance: Advance
+) -> tuple[tuple[Round, ...], Arm, str]:
+    """Apply the fix of the first finding and train again, as often as the case asks for.
+
+    Returns:
+        The visits to the doctor, the last run, and what settings alone stopped with.
+    """
+    rounds: list[Round] = []
+    arm, stopped = sick, ""
+    for name in arms(case):
+        if rounds and not arm.diagnosis.findings:
+            break
+        finding, patches = first_fix(arm.diagnosis)
+        if rounds and not patches:
+            break
+        tell(f"doctor: {arm.diagnosis.verdict}: {finding.cause}")
         tell(f"fix: {finding.fix.text}")
         for line in [line for one in patches for line in one.lines()]:
             tell(f"  {line}")
-        stopped = _stopped(folder, patched_config(sick.path, patches)) if case.stops else ""
-        if stopped:
+        if case.stops and not rounds:
+            stopped = _stopped(folder, patched_config(arm.path, patches))
             tell(f"that alone: {stopped}")
-        if case.repaired:
+        if case.repaired and not rounds:
             tell(f"mended by hand: {case.repaired}")
-        config = patched_config(sick.path, patches, case.repair)
-        cured = _train(CURED, folder, config, tell, advance)
-        tell(f"doctor: {cured.diagnosis.verdict}: {cured.diagnosis.sentence}")
-        page = folder / "case.html"
-        outcome = Outcome(
-            case, form, seed, sick, cured, finding, patches, stopped, page, page.with_suffix(".png")
-        )
-        _show(outcome)
-    return outcome
+        config = patched_config(arm.path, patches, None if rounds else case.repair)
+        rounds.append(Round(arm, finding, patches))
+        arm = _train(name, folder, config, tell, advance)
+    return tuple(rounds), arm, stopped
+
+
+def arms(case: Case) -> list[str]:
+    """Return the names of the runs after the sick one, at most.
+
+    Args:
+        case: The case.
+    """
+    return [CURED, *(f"{CURED}-{number}" for number in range(2, case.rounds + 1))]
 
 
 def folder_of(case: Case, runs: Path, form: str) -> Path:
@@ -247,9 +298,9 @@ def _check_same(path: Path, config: Mapping[str, Any]) -> None:
         raise InputError(f"{path}: was trained otherwise ({said}); --overwrite trains it again")
 
 
-def _remove_runs(folder: Path, seed: int) -> None:
+def _remove_runs(case: Case, folder: Path, seed: int) -> None:
     """Remove the runs of a seed, and what both began with."""
-    for name in (SICK, CURED, "imitation"):
+    for name in (SICK, *arms(case), "imitation"):
         shutil.rmtree(folder / name / f"seed-{seed}", ignore_errors=True)
     shutil.rmtree(folder / "demos", ignore_errors=True)
 

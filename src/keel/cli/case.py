@@ -17,8 +17,6 @@ from keel.errors import InputError
 if TYPE_CHECKING:
     from keel.cases.running import Outcome
 
-PARTS = 2.0
-"""Runs of a case."""
 INTERRUPTED = 130
 
 
@@ -66,9 +64,9 @@ def run(args: Sequence[str]) -> int:
         raise InputError(f"--seed: expected 0 or more, got {options.seed}")
     from keel.cases.catalogue import case_named
 
-    case_named(options.name)
+    case = case_named(options.name)
     try:
-        outcome = _run(options)
+        outcome = _run(options, 1.0 + case.rounds)
     except KeyboardInterrupt:
         words = " ".join(["keel case", *args]).replace(" --overwrite", "")
         print(f"keel: interrupted; what is finished stays, go on with: {words}", file=sys.stderr)  # noqa: T201
@@ -80,14 +78,15 @@ def run(args: Sequence[str]) -> int:
     return 0
 
 
-def _run(options: CaseOptions) -> Outcome:
+def _run(options: CaseOptions, parts: float) -> Outcome:
+    """Run a case of so many runs, and show how far it is."""
     from keel.cases.running import run_case
     from keel.tracking.progress import PipedConsole, WorkProgress
 
     form = "short" if options.short else "full" if options.full else "usual"
     console = PipedConsole(highlight=False, soft_wrap=True)
     done: dict[str, float] = {}
-    with WorkProgress(f"keel case {options.name}", PARTS, "sick run") as progress:
+    with WorkProgress(f"keel case {options.name}", parts, "sick run") as progress:
 
         def advance(part: str, share: float) -> None:
             progress.advance(max(0.0, share - done.get(part, 0.0)), part)
@@ -140,9 +139,14 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
         "case": outcome.case.name,
         "form": outcome.form,
         "seed": outcome.seed,
-        "rule": outcome.finding.rule,
-        "family": outcome.finding.family,
-        "cause": outcome.finding.cause,
+        "findings": [
+            {
+                "rule": visit.finding.rule,
+                "family": visit.finding.family,
+                "cause": visit.finding.cause,
+            }
+            for visit in outcome.rounds
+        ],
         "changes": {one.setting: one.new for one in outcome.patches},
         "stopped": outcome.stopped or None,
         "repair": dict(outcome.case.repair),

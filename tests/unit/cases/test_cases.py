@@ -199,7 +199,7 @@ def test_the_command_sums_up(
     assert f"page: {tmp_path / 'case-tiny-short' / 'case.html'}" in out.replace("\n", "")
     assert main([*words, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert data["family"] == "consistency"
+    assert [found["family"] for found in data["findings"]] == ["consistency"]
     assert data["metrics"]["train/nothing"] == {"before": None, "after": None}
     assert data["changes"] == {"region.gate": True}
 
