@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -47,6 +47,8 @@ def draw(outcome: Outcome, path: Path) -> None:
     marked = {item.metric: item for item in outcome.finding.evidence}
     for axes, row in zip(panels, rows, strict=True):
         _draw_row(figure, axes, row, marked.get(row.shown.metric))
+    for axes in panels:
+        axes.set_xlim(left=0.0)
     for axes in panels[:-1]:
         axes.set_xlabel("")
     panels[0].legend(
@@ -90,7 +92,7 @@ def _write_story(
     axes.set_axis_off()
     axes.set_ylim(height, 0.0)
     axes.set_xlim(0.0, 1.0)
-    style = {"va": "top", "ha": "left", "color": INK, "parse_math": False}
+    style: dict[str, Any] = {"va": "top", "ha": "left", "color": INK, "parse_math": False}
     axes.text(0.0, 0.0, f"{title[0].upper()}{title[1:]}", fontsize=14, fontweight="bold", **style)
     y = 1.7 * LINE
     for label, lines in paragraphs:

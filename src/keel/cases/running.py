@@ -19,10 +19,10 @@ from keel.doctor.patches import Patch, patch
 from keel.doctor.reading import needed_names, read_logs
 from keel.doctor.run_log import RunLog
 from keel.errors import InputError, KeelError, RunError, check_choice
-from keel.tracking.directory import RECORD, hold_folder, read_record
+from keel.tracking.directory import hold_folder, read_record
 from keel.tracking.files import write_file
 from keel.tracking.reader import last_step
-from keel.tracking.record import dump_yaml, read_config
+from keel.tracking.record import RECORD, dump_yaml, read_config
 from keel.tracking.resume import allowed, config_changes, nested
 from keel.training.api import resume, train
 from keel.training.kinds import MAY_CHANGE, kind_of
