@@ -70,8 +70,10 @@ MAY_IMPORT = {
     "probes": WHOLE | {"apps"},
     "bench": WHOLE,
     "apps": WHOLE | {"look", "templates"},
+    "cases": WHOLE | {"apps", "look", "printing", "templates"},
     "cli": WHOLE
-    | {"explain", "compare", "ablate", "tune", "probes", "bench", "apps", "look", "printing"},
+    | {"explain", "compare", "ablate", "tune", "probes", "bench", "apps", "cases"}
+    | {"look", "printing"},
 }
 """Data flows left to right: what stands on the left may be imported by what stands on the right."""
 

@@ -45,6 +45,7 @@ keel serving headroom | --seeds 2 --requests 40
 keel serving judge | --seeds 2 --requests 40
 keel ablate | --dry-run
 keel tune | slow --trials 1 --total-steps 64
+keel case | parsed: minutes; tests/learning/test_cases.py runs every case, shortened
 keel bench | parsed: needs the environment of the peers
 keel route | parsed: serves until it is stopped
 """

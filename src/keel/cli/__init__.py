@@ -25,6 +25,7 @@ COMMANDS = {
     "presets": "list the settings that come with Keel, or show some",
     "export": "write a trained policy as an ONNX file",
     "doctor": "what is wrong with a run, why, and what to do, from the log of any trainer",
+    "case": "a run that was sick: its diagnosis from the log alone, the cure, before and after",
     "compare": "groups of runs side by side: keep, roll back, or not distinguishable",
     "ablate": "train a grid of settings over seeds, and compare",
     "tune": "search settings with Optuna, inside the trust region",

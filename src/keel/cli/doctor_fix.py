@@ -73,20 +73,10 @@ def _write_config(
 
 def _patched_config(diagnosis: Diagnosis, patches: tuple[Patch, ...]) -> tuple[dict[str, Any], str]:
     """Return the settings of a run with its patches, as its kind of run reads and checks them."""
-    from keel.config import to_dict
-    from keel.config.reading import rename_settings
-    from keel.doctor.patches import patched
-    from keel.tracking.record import read_config
-    from keel.tracking.resume import flat, nested
-    from keel.training.kinds import kind_of
+    from keel.training.patched import patched_config
 
     path = diagnosis.log.path
     if path is None:
         raise InputError("--fix: the run's settings are not known; name the folder of the run")
-    folder = path if path.is_dir() else path.parent
-    stored = to_dict(kind_of(read_config(folder).get("env")).read(read_config(folder)))
-    kind = kind_of(stored["env"])
-    settings = nested(patched(dict(flat(rename_settings(stored))), patches))
-    config = kind.read(settings)
-    kind.check(config)
-    return to_dict(config), shlex.quote(str(stored["env"]))
+    config = patched_config(path if path.is_dir() else path.parent, patches)
+    return config, shlex.quote(str(config["env"]))

@@ -79,6 +79,42 @@ def chart(evidence: Evidence, series: Series | None) -> Markup:
     )
 
 
+def compare_chart(title: str, before: Series, after: Series) -> Markup:
+    """Return one metric of two runs as SVG; nothing where one has fewer than two values.
+
+    Args:
+        title: What is shown, for readers that do not see it.
+        before: The metric in the run that came first.
+        after: The same in the other one.
+    """
+    pair = (before, after)
+    if any(len(series.finite) < 2 for series in pair):
+        return Markup()
+    lines = [_thinned(series) for series in pair]
+    x = _Axis(
+        min(float(step[0]) for step, _ in lines),
+        max(float(step[-1]) for step, _ in lines),
+        LEFT,
+        WIDTH - RIGHT,
+    )
+    y = _value_axis(np.concatenate([series.finite for series in pair]), None)
+    return HTML.fill(
+        "chart",
+        width=WIDTH,
+        height=HEIGHT,
+        title=title,
+        grid=join(_grid(y)),
+        steps=join(_steps(x)),
+        onset=Markup(),
+        threshold=Markup(),
+        line=join(
+            HTML.fill("group", kind=kind, line=_line(*points, x, y))
+            for kind, points in zip(("before", "after"), lines, strict=True)
+        ),
+        faults=Markup(),
+    )
+
+
 def _value_axis(values: NDArray[np.float64], threshold: float | None) -> _Axis:
     shown = values.tolist()
     if threshold is not None and math.isfinite(threshold):
@@ -173,4 +209,4 @@ def _number(value: float) -> str:
 
 
 def _short(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 and abs(value) < 1e6 else f"{value:.2g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 and abs(value) < 1e6 else f"{value:.3g}"

@@ -79,7 +79,7 @@ def _run(number: int, diagnosis: Diagnosis) -> Markup:
         verdict=diagnosis.verdict,
         sentence=printable(diagnosis.sentence),
         read=printable(what_was_read(log)),
-        findings=join(_finding(finding, log) for finding in diagnosis.findings),
+        findings=join(finding_card(finding, log) for finding in diagnosis.findings),
         usual=_list("usual", usual),
         follows=_list("follows", follows),
         skipped=_skipped(diagnosis),
@@ -87,7 +87,13 @@ def _run(number: int, diagnosis: Diagnosis) -> Markup:
     )
 
 
-def _finding(finding: Finding, log: RunLog) -> Markup:
+def finding_card(finding: Finding, log: RunLog) -> Markup:
+    """Return one finding as HTML: evidence with charts, fix, other causes.
+
+    Args:
+        finding: Of a diagnosis.
+        log: The log it was found in.
+    """
     return HTML.fill(
         "finding",
         kind=finding.level,

@@ -239,6 +239,28 @@ def test_format_up_and_accuracy_down_is_hacking() -> None:
     assert "rollout/reward/accuracy falls from 0.5" in finding.cause
 
 
+def test_success_that_fell_early_and_stays_down_is_a_hack_still() -> None:
+    """Most of such a series is flat, so that it has no trend after its best."""
+    rising = {RETURN: [0.4, 0.5, 0.6, 0.7, 0.8, 0.9, *[1.0] * 44], STD: 0.05}
+    fallen = [0.44, 0.45, 0.3, 0.2, 0.1, *[0.0] * 45]
+    settings = {"env": "language"}
+    log = make_log(rising | {"rollout/success": fallen}, rows=50, settings=settings)
+    finding = findings_of("reward-hacked", log)
+    assert finding is not None
+    assert "rollout/success falls from 0.45 to 0" in finding.cause
+    assert [(c.setting, c.to, c.times) for c in finding.fix.changes] == [
+        ("kl.place", "loss", None), ("kl.coef", None, 5.0),
+    ]  # fmt: skip
+    unused = {**settings, "kl.place": "none", "kl.coef": 0.01}
+    log = make_log(rising | {"rollout/success": fallen}, rows=50, settings=unused)
+    finding = findings_of("reward-hacked", log)
+    assert finding is not None
+    assert finding.fix.changes[1].to == 1.0  # 5 × a coefficient that nothing used is no pull
+    steady = [0.44, 0.45, 0.43, 0.44, 0.43, *[0.44, 0.43] * 22, 0.44]
+    log = make_log(rising | {"rollout/success": steady}, rows=50, settings=settings)
+    assert findings_of("reward-hacked", log) is None
+
+
 def test_falling_part_of_a_rising_reward_is_drowned() -> None:
     columns = RISING | {"env/reward_speed": UP, "env/reward_height": UP[::-1]}
     finding = findings_of("component-dominates", make_log(columns))

@@ -309,3 +309,16 @@ def _dotted(data: dict[str, object], prefix: str = "") -> set[str]:
         if isinstance(value, dict):
             found |= _dotted(value, f"{prefix}{key}.")
     return found
+
+
+def test_a_search_that_accepts_another_objective_is_cured_by_a_setting() -> None:
+    """Without an entropy bonus gradient and acceptance are of one objective, whatever the code."""
+    columns = {"train/line_search_success": 0.0, "train/improvement_predicted": 0.01}
+    known = {"rollout_steps": 64, "envs.num": 32}
+    log = make_log(columns, settings={**known, "explore.entropy_coef": 0.05})
+    finding = findings_of("line-search-fails", log)
+    assert finding is not None
+    assert [(c.setting, c.to) for c in finding.fix.changes] == [("explore.entropy_coef", 0.0)]
+    finding = findings_of("line-search-fails", make_log(columns, settings=known))
+    assert finding is not None
+    assert [c.setting for c in finding.fix.changes] == ["region.max_kl", "natural.damping"]

@@ -10,7 +10,7 @@ from keel.doctor.rule import rule
 from keel.doctor.rules.language import LENGTH
 from keel.doctor.run_log import RunLog
 from keel.doctor.series import Series, breach, trend
-from keel.doctor.settings import scaled
+from keel.doctor.settings import pull_to_reference
 from keel.tracking.metrics import REGISTRY
 
 SEQUENCE, TOKEN = "kl/reference_sequence", "train/kl_reference"
@@ -76,7 +76,7 @@ def reference_kl_high(log: RunLog) -> Finding | None:
         ),
         fix=Fix(
             "Pull harder towards the reference.",
-            (Change("kl.place", to="loss"), scaled(log, "kl.coef", 5.0)),
+            pull_to_reference(log),
         ),
         confidence=0.7 if sick else 0.5,
     )

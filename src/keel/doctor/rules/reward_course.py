@@ -19,7 +19,7 @@ from keel.doctor.outcome import (
 from keel.doctor.rule import rule
 from keel.doctor.run_log import RunLog
 from keel.doctor.series import Series, trend
-from keel.doctor.settings import scaled
+from keel.doctor.settings import pull_to_reference, scaled
 
 ROWS = 20
 PATIENCE = 0.3
@@ -188,12 +188,18 @@ def reward_hacked(log: RunLog) -> Finding | None:
         best, at = float(series.finite.max()), int(np.argmax(series.finite))
         one, last = outcome_of(series), series.end(0.25)
         noise = 0.0 if one is None else one.tolerance
-        since = len(series.finite) - 1 - at
-        falls = trend(Series(series.name, series.label, series.step[at:], series.values[at:]))
-        sure = since >= 3 and (falls.change < 0.0) and best - last > noise
+        late = len(series.finite) - at < 4
+        sure = not late and _fell(series, at, one, last) and best - last > noise
         if sure and best > last and best - last > FALLS * abs(best):
             return _hacked(log, now, series, best, last)
     return None
+
+
+def _fell(series: Series, best: int, course: Outcome | None, last: float) -> bool:
+    """Return whether a score fell after its best; one that fell early has no trend any more."""
+    after = trend(Series(series.name, series.label, series.step[best:], series.values[best:]))
+    grounded = last < 0.5 * float(series.values[best]) and last < float(series.values[0])
+    return after.change < 0.0 or grounded or (course is not None and course.fell)
 
 
 def _hacked(log: RunLog, now: Outcome, series: Series, best: float, last: float) -> Finding:
@@ -225,7 +231,7 @@ def _hacked(log: RunLog, now: Outcome, series: Series, best: float, last: float)
         ),
         fix=Fix(
             "Stop at the best held-out score, and pull towards the reference or repair the reward.",
-            (Change("kl.place", to="loss"), scaled(log, "kl.coef", 5.0)) if log.is_language else (),
+            pull_to_reference(log),
         ),
         confidence=0.85,
     )

@@ -69,11 +69,6 @@ def line_search_fails(log: RunLog) -> Finding | None:
         why = "what is accepted is another objective than what the gradient is of"
     else:
         why = "the direction is noise, or its objective is not the one that is accepted"
-    changes = (
-        (Change("rollout_steps", times=4.0),)
-        if small
-        else (Change("region.max_kl", times=0.5), Change("natural.damping", times=2.0))
-    )
     span = min(OVER, len(success))
     parts = [
         evidence(
@@ -103,13 +98,24 @@ def line_search_fails(log: RunLog) -> Finding | None:
             ),
             Suspect("the Fisher-vector product is wrong", "tenfold damping: searches succeed"),
         ),
-        fix=Fix(
-            "Use a larger rollout."
-            if small
-            else "Accept what the gradient is of; tighten the bound, raise the damping.",
-            changes,
-        ),
+        fix=_search_fix(small, entropy and promised),
         confidence=0.75,
+    )
+
+
+def _search_fix(small: bool, two_objectives: bool) -> Fix:
+    """Return what lets line searches succeed again."""
+    if small:
+        return Fix("Use a larger rollout.", (Change("rollout_steps", times=4.0),))
+    if two_objectives:
+        return Fix(
+            "Accept what the gradient is of, entropy bonus included; until the code does, train "
+            "without the bonus.",
+            (Change("explore.entropy_coef", to=0.0),),
+        )
+    return Fix(
+        "Accept what the gradient is of; tighten the bound, raise the damping.",
+        (Change("region.max_kl", times=0.5), Change("natural.damping", times=2.0)),
     )
 
 
