@@ -46,7 +46,7 @@ class Case:
     forms: Mapping[str, Mapping[str, Any]]
     """settings of each of `FORMS`, on top"""
     minutes: Mapping[str, str]
-    """how long each form takes, for people"""
+    """about how long each form takes on a free core, for people"""
     shown: tuple[Shown, ...]
     """what is drawn and compared; the first is what the cure is judged by"""
     family: str

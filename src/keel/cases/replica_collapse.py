@@ -25,7 +25,7 @@ CASE = Case(
         "usual": {"total_steps": 10_240},
         "full": {"total_steps": 40_960},
     },
-    minutes={"short": "20 s", "usual": "1 minute", "full": "4 minutes"},
+    minutes={"short": "10 s", "usual": "1 minute", "full": "4 minutes"},
     shown=(
         Shown("rollout/action_share_max", "share of the commonest replica", "lower", ".0%"),
         Shown("rollout/return_std", "spread of the return between episodes", "higher"),
