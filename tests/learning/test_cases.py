@@ -22,7 +22,7 @@ BETTER = {
     "demos-dominate": {"rollout/return_mean": 10.0},
     "line-search-collapse": {"train/line_search_success": 1.5, "rollout/return_mean": 1.02},
     "reward-hacking": {"rollout/success": 2.0},
-    "replica-collapse": {"train/entropy": 1.05},
+    "replica-collapse": {"rollout/return_std": 2.0},
 }
 """Metrics that the shortened form improves, and by which factor at least, after over before."""
 

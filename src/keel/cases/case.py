@@ -46,7 +46,7 @@ class Case:
     forms: Mapping[str, Mapping[str, Any]]
     """settings of each of `FORMS`, on top"""
     minutes: Mapping[str, str]
-    """how long each form takes, for people"""
+    """about how long each form takes on a free core, for people"""
     shown: tuple[Shown, ...]
     """what is drawn and compared; the first is what the cure is judged by"""
     family: str
@@ -57,7 +57,7 @@ class Case:
     repaired: str = ""
     """what that means, as a sentence"""
     rounds: int = 1
-    """how often the doctor is asked, at most: one cause at a time"""
+    """how often the doctor is asked, at most, one cause at a time; the short form asks once"""
     stops: bool = False
     """whether the fix by settings alone, without the repair, stops the run with an error that names
     the cause; it is tried, and what it said is shown"""

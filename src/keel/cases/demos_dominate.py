@@ -52,7 +52,7 @@ CASE = Case(
         "usual": {"total_steps": 100_000},
         "full": {"total_steps": 300_000, "evaluation.episodes": 100},
     },
-    minutes={"short": "15 s", "usual": "½ minute", "full": "1½ minutes"},
+    minutes={"short": "10 s", "usual": "½ minute", "full": "1 minute"},
     shown=(
         Shown("rollout/return_mean", "return of an episode", "higher", ".4g"),
         Shown(

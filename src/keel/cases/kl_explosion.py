@@ -42,7 +42,7 @@ CASE = Case(
         "usual": {"total_steps": 38_400, "evaluation.episodes": 0},
         "full": {"total_steps": 96_000},
     },
-    minutes={"short": "15 s", "usual": "1½ minutes", "full": "4 minutes"},
+    minutes={"short": "10 s", "usual": "1 minute", "full": "2 minutes"},
     shown=(
         Shown("train/kl_exact", "exact KL(old‖new) of an update, nats", "lower"),
         Shown("train/gate_log_ratio", "largest |log ratio| before the first step", "lower", ".2g"),

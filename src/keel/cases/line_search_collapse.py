@@ -54,7 +54,7 @@ CASE = Case(
         "usual": {"total_steps": 122_880},
         "full": {"total_steps": 307_200},
     },
-    minutes={"short": "15 s", "usual": "2 minutes", "full": "3 minutes"},
+    minutes={"short": "10 s", "usual": "½ minute", "full": "1 minute"},
     shown=(
         Shown("train/line_search_success", "accepted updates", "higher", ".0%", over="run"),
         Shown("rollout/return_mean", "return of an episode", "higher", ".4g"),

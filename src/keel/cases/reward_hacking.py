@@ -73,7 +73,7 @@ CASE = Case(
         "usual": {"total_steps": 6_400, "evaluation.every": 1_280, "evaluation.prompts": 100},
         "full": {"total_steps": 19_200, "evaluation.every": 1_920},
     },
-    minutes={"short": "20 s", "usual": "4 minutes", "full": "10 minutes"},
+    minutes={"short": "15 s", "usual": "2 minutes", "full": "5 minutes"},
     shown=(
         Shown("rollout/success", "completions that are really sorted", "higher", ".0%"),
         Shown("rollout/return_mean", "the flawed reward", "lower", ".2f"),

@@ -133,7 +133,7 @@ def run_case(
             tell("first, what both runs begin with")
             given |= case.prepare(folder, given, seed)
         sick = _train(SICK, folder, sick_config(case, given), tell, advance)
-        rounds, cured, stopped = _cure(case, folder, sick, tell, advance)
+        rounds, cured, stopped = _cure(case, arms(case, form), sick, tell, advance)
         tell(f"doctor: {cured.diagnosis.verdict}: {cured.diagnosis.sentence}")
         page = folder / "case.html"
         outcome = Outcome(case, form, seed, rounds, cured, stopped, page, page.with_suffix(".png"))
@@ -142,16 +142,17 @@ def run_case(
 
 
 def _cure(
-    case: Case, folder: Path, sick: Arm, tell: Tell, advance: Advance
+    case: Case, names: list[str], sick: Arm, tell: Tell, advance: Advance
 ) -> tuple[tuple[Round, ...], Arm, str]:
     """Apply the fix of the first finding and train again, as often as the case asks for.
 
     Returns:
         The visits to the doctor, the last run, and what settings alone stopped with.
     """
+    folder = sick.path.parents[1]
     rounds: list[Round] = []
     arm, stopped = sick, ""
-    for name in arms(case):
+    for name in names:
         if rounds and not arm.diagnosis.findings:
             break
         finding, patches = first_fix(arm.diagnosis)
@@ -172,13 +173,15 @@ def _cure(
     return tuple(rounds), arm, stopped
 
 
-def arms(case: Case) -> list[str]:
+def arms(case: Case, form: str) -> list[str]:
     """Return the names of the runs after the sick one, at most.
 
     Args:
         case: The case.
+        form: One of `FORMS`.
     """
-    return [CURED, *(f"{CURED}-{number}" for number in range(2, case.rounds + 1))]
+    rounds = 1 if form == "short" else case.rounds
+    return [CURED, *(f"{CURED}-{number}" for number in range(2, rounds + 1))]
 
 
 def folder_of(case: Case, runs: Path, form: str) -> Path:
@@ -300,7 +303,7 @@ def _check_same(path: Path, config: Mapping[str, Any]) -> None:
 
 def _remove_runs(case: Case, folder: Path, seed: int) -> None:
     """Remove the runs of a seed, and what both began with."""
-    for name in (SICK, *arms(case), "imitation"):
+    for name in (SICK, *arms(case, "full"), "imitation"):
         shutil.rmtree(folder / name / f"seed-{seed}", ignore_errors=True)
     shutil.rmtree(folder / "demos", ignore_errors=True)
 

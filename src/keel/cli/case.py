@@ -66,7 +66,7 @@ def run(args: Sequence[str]) -> int:
 
     case = case_named(options.name)
     try:
-        outcome = _run(options, 1.0 + case.rounds)
+        outcome = _run(options, 1.0 + (1 if options.short else case.rounds))
     except KeyboardInterrupt:
         words = " ".join(["keel case", *args]).replace(" --overwrite", "")
         print(f"keel: interrupted; what is finished stays, go on with: {words}", file=sys.stderr)  # noqa: T201
