@@ -1,0 +1,88 @@
+"""The doctor beside a training of TRL or of any other trainer of Hugging Face.
+
+    trainer = GRPOTrainer(..., callbacks=[DoctorCallback(path="output")])
+    trainer.train()
+
+Importing `keel.integrations.trl` gives the same class.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from keel.errors import InputError
+from keel.integrations.speaking import EVERY, Speaker, plain_settings
+from keel.tracking.logs.settings import TRL
+
+try:
+    from transformers import TrainerCallback
+except ImportError as error:
+    raise InputError('transformers is not installed: pip install "keel-rl[language]"') from error
+
+SUMMARY = "train_runtime"
+"""Name in the last row of a trainer, which only sums up."""
+
+
+class DoctorCallback(TrainerCallback):
+    """Callback that prints the doctor's verdict when it changes, and writes `doctor.json`."""
+
+    def __init__(
+        self,
+        *,
+        every: int = EVERY,
+        path: Path | str | None = None,
+        rows: Path | str | None = None,
+        ignore: tuple[str, ...] = (),
+        say: Callable[[str], object] = print,
+    ) -> None:
+        """Prepare a callback for one training.
+
+        Args:
+            every: Logged rows between two looks.
+            path: Folder of `doctor.json`, or a file for it; None: nothing is written.
+            rows: File for what was collected, as lines of JSON; None: none.
+            ignore: Rules that shall not speak.
+            say: Takes each line.
+        """
+        self.speaker = Speaker("trl", every=every, path=path, ignore=ignore, say=say)
+        self._rows = None if rows is None else Path(rows)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Read the settings."""
+        self.speaker.guarded(lambda: self._begin(args, state))
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any
+    ) -> None:
+        """Take in a row."""
+        if logs and SUMMARY not in logs and state.is_world_process_zero:
+            self.speaker.add(state.global_step, logs)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Say the last verdict and write it."""
+        self.speaker.close()
+        if self._rows is not None:
+            self.speaker.guarded(self._write_rows)
+
+    def _begin(self, args: Any, state: Any) -> None:
+        self.speaker.settings = settings_of(args) | {"total_steps": state.max_steps}
+
+    def _write_rows(self) -> None:
+        assert self._rows is not None
+        with self._rows.open("w") as file:
+            for row in self.speaker.rows:
+                finite = {k: v if math.isfinite(v) else None for k, v in row.values.items()}
+                file.write(json.dumps({"step": row.step, **finite}) + "\n")
+
+
+def settings_of(args: Any) -> dict[str, Any]:
+    """Return what a trainer's arguments say, by Keel's dotted names.
+
+    Args:
+        args: Of the trainer, such as a `GRPOConfig`.
+    """
+    return plain_settings({keel: getattr(args, name, None) for name, keel in TRL.items()})

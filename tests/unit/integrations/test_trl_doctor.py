@@ -1,0 +1,58 @@
+"""The doctor beside a trainer of Hugging Face; tests/peers has TRL's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+from keel.integrations.trl import DoctorCallback
+
+ARGUMENTS = SimpleNamespace(learning_rate=1e-3, beta=0.1, num_generations=8, seed=3)
+
+
+def trained(doctor: DoctorCallback, rows: list[dict[str, Any]], is_first: bool = True) -> None:
+    state = SimpleNamespace(global_step=0, max_steps=len(rows), is_world_process_zero=is_first)
+    doctor.on_train_begin(ARGUMENTS, state, None)
+    for row in rows:
+        state.global_step += 1
+        doctor.on_log(ARGUMENTS, state, None, logs=row)
+    doctor.on_log(ARGUMENTS, state, None, logs={"train_runtime": 3.0, "train_loss": 0.0})
+    doctor.on_train_end(ARGUMENTS, state, None)
+
+
+def rows(count: int, **changes: float) -> list[dict[str, Any]]:
+    usual = {"loss": 0.01, "grad_norm": 1.0, "clip_ratio/region_mean": 0.01}
+    return [usual | {"reward": 0.01 * i, "entropy": 2 - 0.01 * i} | changes for i in range(count)]
+
+
+def test_what_the_trainer_logs_is_diagnosed_and_written(tmp_path: Path) -> None:
+    said: list[str] = []
+    doctor = DoctorCallback(path=tmp_path, rows=tmp_path / "rows.jsonl", say=said.append)
+    trained(doctor, rows(30, learning_rate=0.0))
+    data = json.loads((tmp_path / "doctor.json").read_text())
+    assert data["framework"] == "trl"
+    assert data["findings"][0]["rule"] == "learning-rate-zero"
+    assert any("learning rate" in line for line in said)
+    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 30
+
+
+def test_settings_come_from_the_arguments(tmp_path: Path) -> None:
+    doctor = DoctorCallback(say=lambda _: None)
+    trained(doctor, rows(5))
+    settings = doctor.speaker.settings
+    assert settings["region.learning_rate"] == 1e-3
+    assert settings["kl.coef"] == 0.1
+    assert settings["sample.group"] == 8
+    assert settings["total_steps"] == 5
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_the_first_process_speaks() -> None:
+    doctor = DoctorCallback(say=lambda _: pytest.fail("it spoke"))
+    trained(doctor, rows(30), is_first=False)
+    assert doctor.speaker.rows == []
