@@ -28,6 +28,7 @@ LOGS = {
 }
 """The log of each trainer in the folder of a run."""
 CALLBACK, ALONE = "callback", "log"
+WITH_CALLBACK = ("sb3", "trl")
 FIRST = 3
 RULES = ("src/keel/doctor", "src/keel/tracking/catalogue", "src/keel/tracking/logs")
 """Where rules, and what they read, stand."""
@@ -104,9 +105,10 @@ def _diagnoses(folder: Path, trainer: str) -> Iterable[tuple[str, Diagnosis]]:
         yield ALONE, diagnosis
     except KeelError as error:
         print(f"{folder}: {error}")
+        return
     rows = folder / "callback.jsonl"
-    if trainer == "sb3" and rows.exists():
-        yield CALLBACK, examine(log_of(_rows(rows), trainer, settings))
+    if rows.exists():
+        yield CALLBACK, examine(log_of(_rows(rows), trainer, diagnosis.log.settings))
 
 
 def _settings(folder: Path, trainer: str) -> dict[str, Any]:
@@ -125,9 +127,9 @@ def _rows(file: Path) -> list[Row]:
     ]
 
 
-def main_source(one: Judged) -> bool:
+def is_main(trainer: str, source: str) -> bool:
     """Whether a diagnosis counts: that of the callback where there is one."""
-    return one.source == (CALLBACK if one.trainer == "sb3" else ALONE)
+    return source == (CALLBACK if trainer in WITH_CALLBACK else ALONE)
 
 
 def shares(judged: Iterable[Judged]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from benchmarks.doctor_corpus.judging import ALONE, Judged, main_source, shares
+from benchmarks.doctor_corpus.judging import ALONE, WITH_CALLBACK, Judged, is_main, shares
 from benchmarks.doctor_corpus.making import ROOT
 from benchmarks.doctor_corpus.table import HEALTHY, faults
 
@@ -16,7 +16,7 @@ TITLES = {
     "keel": "Keel",
     "sb3": "Stable-Baselines3, callback",
     "cleanrl": "CleanRL's PPO",
-    "trl": "TRL, GRPO",
+    "trl": "TRL's GRPO, callback",
 }
 
 
@@ -50,12 +50,14 @@ def save(data: Mapping[str, Any]) -> None:
 def table_of(judged: Iterable[Judged]) -> dict[str, Any]:
     """Return the shares of all logs, of each trainer, and of the logs of SB3 without a callback."""
     judged = list(judged)
-    main = [one for one in judged if main_source(one)]
+    main = [one for one in judged if is_main(one.trainer, one.source)]
     rows = {"all": shares(main)}
     for trainer in TITLES:
         rows[trainer] = shares(one for one in main if one.trainer == trainer)
-    alone = [one for one in judged if one.trainer == "sb3" and one.source == ALONE]
-    return rows | {"sb3 alone": shares(alone)}
+    for trainer in WITH_CALLBACK:
+        alone = [one for one in judged if one.trainer == trainer and one.source == ALONE]
+        rows[f"{trainer} alone"] = shares(alone)
+    return rows
 
 
 def lines(data: Mapping[str, Any]) -> Iterable[str]:
@@ -85,7 +87,11 @@ def _half(half: str, data: Mapping[str, Any]) -> Iterable[str]:
         "among the first three |"
     )
     yield "|---|---|---|---|---|---|---|---|"
-    titles = TITLES | {"all": "**all**", "sb3 alone": "Stable-Baselines3, its CSV alone"}
+    titles = TITLES | {
+        "all": "**all**",
+        "sb3 alone": "Stable-Baselines3, its CSV alone",
+        "trl alone": "TRL's GRPO, its log alone",
+    }
     for name, row in data["shares"].items():
         yield (
             f"| {titles[name]} | {row['healthy']} | {_share(row, 'false_sick', 'healthy')} | "
@@ -100,7 +106,7 @@ def _half(half: str, data: Mapping[str, Any]) -> Iterable[str]:
 def _misses(runs: Iterable[Mapping[str, Any]]) -> Iterable[str]:
     """Yield what was missed, and what was said in its place."""
     known = faults()
-    main = [r for r in runs if r["source"] == ("callback" if r["trainer"] == "sb3" else ALONE)]
+    main = [r for r in runs if is_main(r["trainer"], r["source"])]
     yield "| planted | where | seed | place | said in its place |"
     yield "|---|---|---|---|---|"
     for run in main:

@@ -34,8 +34,11 @@ def serve(run: Run) -> None:
             _in_child(run, job, folder)
         status = _wait(child, begin + float(job["limit"]))
         seconds = time.perf_counter() - begin
-        answers.write(json.dumps({"status": status, "seconds": seconds}) + "\n")
-        answers.flush()
+        try:
+            answers.write(json.dumps({"status": status, "seconds": seconds}) + "\n")
+            answers.flush()
+        except BrokenPipeError:  # nobody waits any more
+            return
 
 
 def _in_child(run: Run, job: dict[str, Any], folder: Path) -> None:

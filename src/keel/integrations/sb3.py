@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from keel.errors import InputError
-from keel.integrations.speaking import EVERY, Speaker, plain_settings
+from keel.integrations.speaking import EVERY, Moves, Speaker, plain_settings, share_trained
 
 PEER = "stable_baselines3"
 try:
@@ -68,6 +68,7 @@ class DoctorCallback(BaseCallback or object):  # type: ignore[misc]
         self._measured: dict[str, float] = {}
         self._rewards: list[Any] = []
         self._limits = [0, 0]
+        self._moves: Moves | None = None
 
     def _on_training_start(self) -> None:
         """Read the settings, and listen to what the model logs."""
@@ -116,9 +117,21 @@ class DoctorCallback(BaseCallback or object):  # type: ignore[misc]
         returns = [info["r"] for info in (self.model.ep_info_buffer or ())]
         if returns:
             self._measured["rollout/return_std"] = float(np.std(returns))
+        self._measured |= self._learning()
         if self._limits[0]:
             self._measured["rollout/bootstrap_error"] = self._limits[1] / self._limits[0]
             self._limits = [0, 0]
+
+    def _learning(self) -> dict[str, float]:
+        """Return which parameters of the actor learn, and how far the update before moved them."""
+        policy = self.model.policy
+        actor = [p for name, p in policy.named_parameters() if "value_net" not in name]
+        found = {"train/parameters_trained": share_trained(actor, policy.optimizer)}
+        if self._moves is None:
+            self._moves = Moves(actor)
+            return found
+        effect = self._moves()
+        return found if effect is None else found | {"train/gradient_effect": effect}
 
     def _write_rows(self) -> None:
         assert self._rows is not None

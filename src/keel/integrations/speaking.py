@@ -9,9 +9,10 @@ goes on, and ends as it would have.
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -178,6 +179,46 @@ def plain_settings(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     kinds = bool | int | float | str
     return {k: v for k, v in values.items() if isinstance(v, kinds)}
+
+
+def share_trained(parameters: Iterable[Any], optimizer: Any) -> float:
+    """Return the share of parameters that an optimizer holds and that require gradients.
+
+    Args:
+        parameters: Of the policy.
+        optimizer: With `param_groups`, as torch's have.
+    """
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    counts = [(p.numel(), p.requires_grad and id(p) in held) for p in parameters]
+    total = sum(size for size, _ in counts)
+    return sum(size for size, is_trained in counts if is_trained) / max(1, total)
+
+
+class Moves:
+    """How far parameters move between two looks; of large ones a part stands for all."""
+
+    def __init__(self, parameters: Iterable[Any], part: int = 4096) -> None:
+        """Remember where they are.
+
+        Args:
+            parameters: Of the policy.
+            part: Numbers of each parameter that are looked at.
+        """
+        self._parameters, self._part = list(parameters), part
+        self._before = self._look()
+
+    def __call__(self) -> float | None:
+        """Return ‖Δθ‖ / ‖θ‖ since the look before; None where there is nothing to look at."""
+        before, self._before = self._before, self._look()
+        size = sum(float(x.square().sum()) for x in before)
+        if size == 0.0:
+            return None
+        pairs = zip(before, self._before, strict=True)
+        moved: float = sum(float((x - y).square().sum()) for x, y in pairs)
+        return math.sqrt(moved / size)
+
+    def _look(self) -> list[Any]:
+        return [p.detach().flatten()[: self._part].double().cpu().clone() for p in self._parameters]
 
 
 def _file(path: Path) -> Path:

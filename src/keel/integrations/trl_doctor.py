@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from keel.errors import InputError
-from keel.integrations.speaking import EVERY, Speaker, plain_settings
+from keel.integrations.speaking import EVERY, Moves, Speaker, plain_settings, share_trained
 from keel.tracking.logs.settings import TRL
 
 try:
@@ -50,17 +50,28 @@ class DoctorCallback(TrainerCallback):
         """
         self.speaker = Speaker("trl", every=every, path=path, ignore=ignore, say=say)
         self._rows = None if rows is None else Path(rows)
+        self._measured: dict[str, float] = {}
+        self._moves: Moves | None = None
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Read the settings."""
-        self.speaker.guarded(lambda: self._begin(args, state))
+    def on_train_begin(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        model: Any = None,
+        optimizer: Any = None,
+        **_: Any,
+    ) -> None:
+        """Read the settings, and look at which parameters learn."""
+        self.speaker.guarded(lambda: self._begin(args, state, model, optimizer))
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any
     ) -> None:
         """Take in a row."""
         if logs and SUMMARY not in logs and state.is_world_process_zero:
-            self.speaker.add(state.global_step, logs)
+            self.speaker.guarded(self._measure)
+            self.speaker.add(state.global_step, {**self._measured, **logs})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Say the last verdict and write it."""
@@ -68,8 +79,18 @@ class DoctorCallback(TrainerCallback):
         if self._rows is not None:
             self.speaker.guarded(self._write_rows)
 
-    def _begin(self, args: Any, state: Any) -> None:
+    def _begin(self, args: Any, state: Any, model: Any, optimizer: Any) -> None:
         self.speaker.settings = settings_of(args) | {"total_steps": state.max_steps}
+        if model is None or optimizer is None or args.world_size > 1:
+            return  # what is sharded cannot be counted here
+        share = share_trained(model.parameters(), optimizer)
+        self._measured["train/parameters_trained"] = share
+        self._moves = Moves(p for p in model.parameters() if p.requires_grad)
+
+    def _measure(self) -> None:
+        effect = None if self._moves is None else self._moves()
+        if effect is not None:
+            self._measured["train/gradient_effect"] = effect
 
     def _write_rows(self) -> None:
         assert self._rows is not None

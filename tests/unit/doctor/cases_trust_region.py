@@ -5,6 +5,7 @@ from __future__ import annotations
 from rule_case import Case, alternating, changed, ramp
 
 LEAP = [0.005] * 12 + [0.8] + [0.005] * 7
+LEAPS = [*LEAP[:15], 0.7, *LEAP[16:18], 0.6, *LEAP[19:]]
 
 CASES = (
     Case(
@@ -77,7 +78,7 @@ CASES = (
     ),
     Case(
         "kl-spikes",
-        {"train/approx_kl": LEAP, "rollout/return_mean": ramp(10.0, 100.0)},
+        {"train/approx_kl": LEAPS, "rollout/return_mean": ramp(10.0, 100.0)},
         {"train/approx_kl": [0.02] * 20},
         value=0.8,
         threshold=0.1,

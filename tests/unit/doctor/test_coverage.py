@@ -50,7 +50,7 @@ FAMILIES = {
     "explained variance above 1": ("explained-variance-over-1",),
     "units": ("entropy-over-maximum", "kl-units"),
     "signs": ("entropy-negative", "kl-penalty-sign"),
-    "sums where means are meant": ("kl-summed-over-tokens", "loss-parts-differ"),
+    "sums where means are meant": ("kl-summed-over-tokens", "kl-beyond-clip", "loss-parts-differ"),
     "means with padding": ("token-means-pad",),
     "groups": ("informative-contradicts-std",),
     "zero or constant by construction": ("explained-variance-constant", "entropy-constant"),

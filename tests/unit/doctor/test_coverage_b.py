@@ -75,6 +75,7 @@ FURTHER = {
     "std vanishes": "action-std-vanished",
     "observations without scale": "observations-unscaled",
     "critic too fast": "critic-too-fast",
+    "critic too slow, in its loss": "critic-stands-still",
     "value loss of 1e5": "value-loss-exploded",
     "length grows": "length-grows",
     "length collapses": "length-collapsed",

@@ -53,6 +53,8 @@ class Policy(nn.Module):
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
         self.net = nn.Sequential(nn.Linear(3, 2), nn.Dropout(dropout))
+        self.value_net = nn.Linear(3, 1)
+        self.optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
 
     def set_training_mode(self, mode: bool) -> None:
         self.train(mode)
@@ -166,6 +168,25 @@ def test_dropout_in_the_update_shows_before_it_is_made(sb3: ModuleType) -> None:
 
 def test_time_limits_that_are_taken_for_ends_are_counted(sb3: ModuleType) -> None:
     assert collected(begun(sb3, Policy()), truncated=False)["rollout/bootstrap_error"] == 1.0
+
+
+def test_what_learns_and_how_far_is_counted_for_the_actor(sb3: ModuleType) -> None:
+    policy = Policy()
+    policy.net.requires_grad_(False)
+    doctor = begun(sb3, policy)
+    assert collected(doctor)["train/parameters_trained"] == 0.0
+    policy.net.requires_grad_(True)
+    policy.value_net.weight.data += 1.0
+    assert doctor._learning() == {"train/parameters_trained": 1.0, "train/gradient_effect": 0.0}
+    for parameter in policy.net.parameters():
+        parameter.data *= 1.5
+    assert doctor._learning()["train/gradient_effect"] == pytest.approx(0.5)
+
+
+def test_an_optimizer_of_a_copy_trains_nothing(sb3: ModuleType) -> None:
+    policy = Policy()
+    policy.optimizer = torch.optim.SGD(Policy().parameters(), lr=0.1)
+    assert collected(begun(sb3, policy))["train/parameters_trained"] == 0.0
 
 
 def test_rows_and_diagnosis_are_written(sb3: ModuleType, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("transformers", reason="transformers is not installed")
 from keel.integrations.trl import DoctorCallback
 
-ARGUMENTS = SimpleNamespace(learning_rate=1e-3, beta=0.1, num_generations=8, seed=3)
+ARGUMENTS = SimpleNamespace(learning_rate=1e-3, beta=0.1, num_generations=8, seed=3, world_size=1)
 
 
 def trained(doctor: DoctorCallback, rows: list[dict[str, Any]], is_first: bool = True) -> None:
@@ -50,6 +50,21 @@ def test_settings_come_from_the_arguments(tmp_path: Path) -> None:
     assert settings["sample.group"] == 8
     assert settings["total_steps"] == 5
     assert list(tmp_path.iterdir()) == []
+
+
+def test_frozen_parameters_show() -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.weight.requires_grad_(False)
+    doctor = DoctorCallback(say=lambda _: None)
+    state = SimpleNamespace(global_step=0, max_steps=9, is_world_process_zero=True)
+    doctor.on_train_begin(ARGUMENTS, state, None, model=model, optimizer=optimizer)
+    model.bias.data *= 1.25
+    doctor.on_log(ARGUMENTS, state, None, logs={"reward": 1.0})
+    (row,) = doctor.speaker.rows
+    assert row.values["train/parameters_trained"] == 0.25
+    assert row.values["train/gradient_effect"] == pytest.approx(0.25)
 
 
 def test_only_the_first_process_speaks() -> None:

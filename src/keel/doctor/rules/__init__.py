@@ -10,9 +10,11 @@ from __future__ import annotations
 from keel.doctor.rules import (
     consistency,
     consistency_learning,
+    consistency_ratio,
     consistency_reference,
     consistency_sampler,
     critic,
+    critic_loss,
     critic_targets,
     exploration,
     exploration_actions,
@@ -53,9 +55,11 @@ that an environment measures, and for every reward function."""
 __all__ = [
     "consistency",
     "consistency_learning",
+    "consistency_ratio",
     "consistency_reference",
     "consistency_sampler",
     "critic",
+    "critic_loss",
     "critic_targets",
     "exploration",
     "exploration_actions",

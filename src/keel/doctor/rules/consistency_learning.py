@@ -22,7 +22,7 @@ VANISHED = 1e-6
     "consistency",
     needs=("train/parameters_trained",),
     source="TRL, rsl_rl, CleanRL issues: an optimizer without the policy's parameters",
-    suppresses=(*NOTHING, "gradient-without-effect", "reference-kl-zero", "returns-constant"),
+    suppresses=(*NOTHING, "gradient-without-effect", "reference-kl-zero"),
 )
 def optimizer_empty(log: RunLog) -> Finding | None:
     """Find an optimizer that does not hold the policy's parameters."""
