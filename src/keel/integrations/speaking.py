@@ -13,7 +13,6 @@ import math
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -168,7 +167,7 @@ def log_of(rows: Any, framework: str, settings: Mapping[str, Any]) -> Any:
         tuple(found.damage),
         found.nans,
     )
-    return replace(as_run_log(log), settings=dict(settings))
+    return as_run_log(log)
 
 
 def plain_settings(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,10 @@ import pytest
 from firing import FLAT, RISING
 from logs import findings_of, make_log
 
+import keel
 from keel.doctor.api import all_rules
+from keel.doctor.examine import examine
+from keel.doctor.known_envs import with_facts
 
 Columns = Mapping[str, Sequence[float] | float]
 KL, CLIP, EV, LOSS = "approx_kl", "clip_fraction", "explained_variance", "value_loss"
@@ -109,3 +114,69 @@ def test_a_critic_that_stands_still_shows_in_its_loss() -> None:
     assert findings_of("critic-stands-still", make_log(RISING | held_back)) is None
     known = still | train(value_mean=0.0)
     assert findings_of("critic-stands-still", make_log(RISING | known)) is None
+
+
+def test_a_known_environment_says_how_many_actions_there_are() -> None:
+    settings = {"env": "CartPole-v1"}
+    assert with_facts(settings)["facts.actions"] == 2
+    assert with_facts({"env": "HalfCheetah-v5"})["facts.actions"] == 0
+    assert with_facts({"env": "Own-v3"}) == {"env": "Own-v3"}
+    assert with_facts(settings | {"facts.actions": 5})["facts.actions"] == 5
+
+
+def test_entropy_of_continuous_actions_may_grow_in_logs_that_name_the_environment() -> None:
+    grows = FLAT | train(entropy=np.linspace(1.5, 2.9, 20).tolist())
+    assert findings_of("entropy-grows", make_log(grows, framework="cleanrl")) is None
+    known = make_log(grows, framework="cleanrl", settings={"facts.actions": 0})
+    assert findings_of("entropy-grows", known) is not None
+
+
+def test_a_bonus_that_holds_the_policy_is_no_small_step() -> None:
+    held = FLAT | train(approx_kl=5e-5, clip_fraction=0.0, entropy=0.692)
+    facts = {"facts.actions": 2, "explore.entropy_coef": 10.0}
+    assert findings_of("steps-too-small", make_log(held, settings=facts)) is None
+    facts["explore.entropy_coef"] = 0.0
+    assert findings_of("steps-too-small", make_log(held, settings=facts)) is not None
+
+
+def test_who_survives_from_the_first_episode_on_has_a_constant_reward() -> None:
+    """200 points in 200 steps is a time limit; an untrained policy does not reach it by merit."""
+    same = {"rollout/return_mean": 200.0, "rollout/length_mean": 200.0}
+    finding = findings_of("rewards-constant", make_log(same))
+    assert finding is not None
+    learned = same | {"rollout/return_mean": [20.0] * 5 + [200.0] * 15}
+    assert findings_of("rewards-constant", make_log(learned)) is None
+
+
+def test_a_discount_that_sees_nothing_explains_a_critic_that_does_not_either() -> None:
+    columns = (
+        FLAT
+        | train(explained_variance=[0.001, -0.001] * 10, value_loss=3.0)
+        | {"rollout/length_mean": 200.0}
+    )
+    diagnosis = examine(make_log(columns, settings={"advantage.gamma": 0.5}))
+    assert diagnosis.findings[0].rule == "horizon-beyond-discount"
+    assert "explained-variance-zero" in {one.finding.rule for one in diagnosis.suppressed}
+
+
+def test_samples_of_another_policy_make_ratios_that_no_step_makes() -> None:
+    columns = FLAT | train(kl_k1=0.3, approx_kl=0.7, clip_fraction=0.4)
+    diagnosis = examine(make_log(columns, framework="cleanrl"))
+    assert diagnosis.findings[0].rule == "ratio-mean-off"
+    assert diagnosis.findings[0].level == "sick"
+    assert "kl-over-target" not in {finding.rule for finding in diagnosis.findings}
+
+
+def test_steps_that_begin_anew_are_two_runs(tmp_path: Path) -> None:
+    def log_of(steps: Sequence[int]) -> Any:
+        rows = [{"global_step": s, "losses/approx_kl": 0.01, "losses/clipfrac": 0} for s in steps]
+        file = tmp_path / "log.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return keel.diagnose(file)
+
+    once = list(range(0, 20_000, 1000))
+    found = [finding.rule for finding in log_of([*once, *once]).findings]
+    assert "counter-goes-back" in found
+    late = [*once[:10], 300, *once[10:]]  # one row that came late
+    for steps in (once, late):
+        assert "counter-goes-back" not in [f.rule for f in log_of(steps).findings]

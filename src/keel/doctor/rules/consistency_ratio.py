@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from keel.doctor.finding import Finding, Fix, Suspect, evidence
 from keel.doctor.rule import rule
+from keel.doctor.rules.consistency import REGION
 from keel.doctor.run_log import RunLog
 from keel.doctor.series import Series, align, breach
 
@@ -57,7 +58,8 @@ def ratio_mean_off(log: RunLog) -> Finding | None:
         ),
         fix=Fix("Replay a rollout before any step: every ratio must be 1."),
         confidence=0.7,
-        suppresses=("ratios-extreme", "sample-size-low"),
+        # too many steps bring it below 1, if anything, where probabilities vanish
+        suppresses=("ratios-extreme", "sample-size-low", *(REGION if found.value > 1.0 else ())),
     )
 
 

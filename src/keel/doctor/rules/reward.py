@@ -48,7 +48,8 @@ def rewards_constant(log: RunLog) -> Finding | None:
         return None
     varied = lengths is not None and len(np.unique(lengths.values)) > 1
     computed = lengths is not None and not _is_round(value / max(lengths.end(), 1.0))
-    if not log.is_language and (not (varied or computed) or value == 0.0):
+    survives = value > 0.0 and now.from_start  # from its first episodes on
+    if not log.is_language and (not (varied or computed or survives) or value == 0.0):
         return None  # nothing was reached yet: `rewards-sparse` says so
     unit = "completion" if log.is_language else "episode"
     sure = deviation is not None and not (log.is_language and value > 0.0)

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
 from keel.doctor.finding import Change, Finding, Fix, Suspect, evidence
 from keel.doctor.rule import rule
-from keel.doctor.rules.measures import KL, KLS, improves, onset_of, percent, present, spacing
+from keel.doctor.rules.measures import (
+    KL,
+    KLS,
+    actions_of,
+    improves,
+    onset_of,
+    percent,
+    present,
+    spacing,
+)
 from keel.doctor.rules.trust_region import LEAST, VALUE_RULES, distance
 from keel.doctor.run_log import RunLog
 from keel.doctor.series import align
@@ -20,6 +31,8 @@ that the return survives means nothing (calibration corpus, writing half: the la
 TINY, CLIPPED = 1e-4, 1e-3
 """A KL and a clip fraction of updates that hardly happen: healthy runs have 3e-3 and 1e-2 in their
 first half."""
+BONUS = 0.1
+"""Coefficient of an entropy bonus that is large beside normalized advantages: presets have 0.03."""
 DECIDED = 0.02
 """Entropy in nats of a policy that takes one action of two in 99.7 % of the cases: a restored or
 solved one, which small steps leave where it is."""
@@ -136,7 +149,7 @@ def steps_too_small(log: RunLog) -> Finding | None:
     typical, clipped = float(np.median(kl.values[:half])), float(np.median(clip.values[:half]))
     returns = log.get("rollout/return_mean")
     rises = returns is not None and improves(returns)
-    if not 0.0 < typical < TINY or clipped > CLIPPED or rises or _is_decided(log):
+    if not 0.0 < typical < TINY or clipped > CLIPPED or rises or _is_decided(log) or _is_held(log):
         return None
     flat = returns is not None and len(returns) >= 10
     times = float(f"{np.clip(np.sqrt(WANTED / typical), 3.0, 1e3):.1g}")
@@ -189,6 +202,15 @@ def _is_decided(log: RunLog) -> bool:
     if entropy is None or "train/action_std" in log:
         return False
     return float(np.median(entropy.values[: max(1, len(entropy) // 2)])) < DECIDED
+
+
+def _is_held(log: RunLog) -> bool:
+    """Return whether a large entropy bonus holds the policy where it is, which is uniform."""
+    coefficient, actions = log.setting("explore.entropy_coef"), actions_of(log)
+    entropy = log.get("train/entropy")
+    if coefficient is None or coefficient < BONUS or entropy is None or actions < 2:
+        return False
+    return entropy.median() > 0.95 * math.log(actions)
 
 
 def _value_dominates(log: RunLog) -> bool:
