@@ -73,6 +73,7 @@ def run(job: dict[str, Any], folder: Path) -> None:
             callbacks=[doctor],
             faults=faults,
         )
+        doctor.watch(trainer)
         trainer.train()
     state = {"log_history": trainer.state.log_history}
     (folder / LOG).write_text(json.dumps(state, sort_keys=True))
@@ -90,8 +91,8 @@ class Faulty(GRPOTrainer):
             for name, parameter in self.model.named_parameters():
                 parameter.requires_grad_(name.endswith("norm.weight") and "layers" not in name)
         if "end_unknown" in faults:
+            self.eos_token_ids = [len(WORDS) + 99]
             self.generation_config.eos_token_id = None
-            self.generation_config.suppress_tokens = None
         if "reference_other" in faults:
             torch.manual_seed(4321)
             for parameter in self.ref_model.parameters():
@@ -116,14 +117,9 @@ class Faulty(GRPOTrainer):
         if "beta_dropped" in self.faults:
             with torch.no_grad():
                 super()._compute_loss(model, inputs)  # logs what it would have been
-            for name in ("kl", "clip_ratio/region_mean"):
-                if self._metrics["train"].get(name):
-                    self._metrics["train"][name].pop()
-            kl = self._metrics["train"]["kl"][-1:]
             self.beta = 0.0
             loss = super()._compute_loss(model, inputs)
             self.beta = beta
-            self._metrics["train"]["kl"] += kl
             return loss
         if "advantage_sign" in self.faults:
             inputs = {**inputs, "advantages": -inputs["advantages"]}

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -242,7 +243,7 @@ def of_policy(model: Any, buffer: Any) -> dict[str, float]:
     discrete = hasattr(model.action_space, "n")
     device = model.device
     was_training = policy.training
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), _dead_units(policy) as dead:
         policy.set_training_mode(True)
         try:
             action = torch.as_tensor(actions, device=device)
@@ -252,10 +253,28 @@ def of_policy(model: Any, buffer: Any) -> dict[str, float]:
             policy.set_training_mode(was_training)
     gap = np.abs(log_prob.cpu().numpy() - stored)
     found = {"train/gate_log_ratio": float(gap.max())}
+    if dead:
+        found["train/dead_units"] = float(np.concatenate(dead).mean())
     if discrete:
         counts = np.bincount(actions.reshape(-1).astype(int), minlength=int(model.action_space.n))
         found["rollout/action_share_max"] = float(counts.max() / counts.sum())
     return found
+
+
+@contextmanager
+def _dead_units(policy: Any) -> Iterator[list[Any]]:
+    """Collect, of each layer of ReLU that is evaluated in the block, which units are all 0."""
+    dead: list[Any] = []
+
+    def look(_: Any, __: Any, output: Any) -> None:
+        dead.append((output.flatten(1) == 0.0).all(0).double().cpu().numpy())
+
+    hooks = [m.register_forward_hook(look) for m in policy.modules() if type(m) is torch.nn.ReLU]
+    try:
+        yield dead
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _rows_of(array: Any) -> Any:

@@ -23,6 +23,8 @@ try:
 except ImportError as error:
     raise InputError('transformers is not installed: pip install "keel-rl[language]"') from error
 
+ROWS = 64
+"""Completions that are measured."""
 SUMMARY = "train_runtime"
 """Name in the last row of a trainer, which only sums up."""
 
@@ -52,6 +54,8 @@ class DoctorCallback(TrainerCallback):
         self._rows = None if rows is None else Path(rows)
         self._measured: dict[str, float] = {}
         self._moves: Moves | None = None
+        self._trainer: Any = None
+        self._generation: object = None
 
     def on_train_begin(
         self,
@@ -64,6 +68,27 @@ class DoctorCallback(TrainerCallback):
     ) -> None:
         """Read the settings, and look at which parameters learn."""
         self.speaker.guarded(lambda: self._begin(args, state, model, optimizer))
+
+    def watch(self, trainer: Any) -> DoctorCallback:
+        """Measure new completions of this trainer before it learns from them.
+
+        That costs one forward pass a generation; TRL's GRPO and RLOO trainers keep what it needs.
+
+        Args:
+            trainer: Whose callback this is.
+        """
+        self._trainer = trainer
+        return self
+
+    def on_pre_optimizer_step(
+        self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
+    ) -> None:
+        """Measure new completions before the first step on them."""
+        generation = getattr(self._trainer, "_buffered_inputs", None)
+        if generation is None or generation is self._generation:
+            return
+        self._generation = generation
+        self.speaker.guarded(lambda: self._surprise(generation, args, model))
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any
@@ -86,6 +111,19 @@ class DoctorCallback(TrainerCallback):
         share = share_trained(model.parameters(), optimizer)
         self._measured["train/parameters_trained"] = share
         self._moves = Moves(p for p in model.parameters() if p.requires_grad)
+
+    def _surprise(self, generation: Any, args: Any, model: Any) -> None:
+        from keel.integrations.trl import rollout_of, token_log_probs
+
+        rollout = rollout_of(generation)
+        if rollout is None or args.world_size > 1:
+            return
+        part = rollout.first(ROWS)
+        log_probs = token_log_probs(model, part, args.temperature)
+        tokens = part.tokens[:, -part.mask.shape[1] :][part.mask][:, None]
+        entropy = -(log_probs.exp() * log_probs).nan_to_num().sum(-1)
+        gap = -log_probs.gather(1, tokens)[:, 0] - entropy
+        self._measured["train/surprise_gap"] = float(gap.double().mean())
 
     def _measure(self) -> None:
         effect = None if self._moves is None else self._moves()

@@ -336,4 +336,27 @@ CASES = (
         level="watch",
         settings={"region.epochs": 10},
     ),
+    Case(
+        "parameters-leap",
+        {"train/gradient_effect": [1.9] + [0.01] * 19},
+        {"train/gradient_effect": 0.03},
+        value=1.9,
+        threshold=0.3,
+        says=("too high", "190%"),
+        framework="trl",
+    ),
+    Case(
+        "rate-too-low",
+        {
+            "train/gradient_effect": 8e-6,
+            "train/entropy": 2.63,
+            "rollout/return_mean": [0.1, 0.2] * 10,
+        },
+        {"train/gradient_effect": 8e-4},
+        value=8e-6,
+        threshold=2e-5,
+        says=("too low", "8e-06"),
+        level="watch",
+        framework="trl",
+    ),
 )

@@ -180,3 +180,59 @@ def test_steps_that_begin_anew_are_two_runs(tmp_path: Path) -> None:
     late = [*once[:10], 300, *once[10:]]  # one row that came late
     for steps in (once, late):
         assert "counter-goes-back" not in [f.rule for f in log_of(steps).findings]
+
+
+def test_a_penalty_can_leave_the_reward_no_say() -> None:
+    columns = {"rollout/return_mean": [0.1, 0.12] * 10} | train(kl_reference=0.002)
+    log = make_log(columns, framework="trl", settings={"kl.coef": 20.0})
+    finding = findings_of("penalty-dominates", log)
+    assert finding is not None
+    assert finding.fix.changes[0].setting == "kl.coef"
+    small = make_log(columns, framework="trl", settings={"kl.coef": 0.04})
+    assert findings_of("penalty-dominates", small) is None
+    far = make_log(columns | train(kl_reference=0.5), framework="trl", settings={"kl.coef": 20.0})
+    assert findings_of("penalty-dominates", far) is None
+
+
+def test_a_negative_coefficient_is_the_wrong_sign() -> None:
+    """The loss is β × KL with β = −0.5: it falls by 0.5 × 2.4 = 1.2."""
+    kl = np.linspace(0.0, 2.4, 20)
+    columns = RISING | train(kl_reference=kl.tolist(), loss=(-0.5 * kl).tolist())
+    log = make_log(columns, framework="trl", settings={"kl.coef": -0.5})
+    assert findings_of("kl-penalty-sign", log) is not None
+
+
+def test_a_policy_that_learns_to_do_worse() -> None:
+    falls = np.linspace(-1200.0, -1650.0, 20).tolist()
+    surer = train(entropy=np.linspace(1.4, 0.6, 20).tolist())
+    worse = {"rollout/return_mean": falls, "rollout/return_std": 100.0} | surer
+    finding = findings_of("objective-against-return", make_log(worse))
+    assert finding is not None
+    assert "from -1212 to -1638" in finding.cause
+    unsure = worse | train(entropy=np.linspace(0.6, 1.4, 20).tolist())
+    assert findings_of("objective-against-return", make_log(unsure)) is None
+    lost = {"rollout/return_mean": [*np.linspace(0, 900, 10), *np.linspace(900, -300, 10)]}
+    assert findings_of("objective-against-return", make_log(worse | lost)) is None
+
+
+def test_a_reward_function_of_hundreds_drowns_one_of_a_half() -> None:
+    parts = {"rollout/reward/echo": 0.06, "rollout/reward/length": np.linspace(500, 800, 20)}
+    columns = {"rollout/return_mean": np.linspace(500, 800, 20).tolist()} | parts
+    finding = findings_of("component-dominates", make_log(columns, framework="trl"))
+    assert finding is not None
+    assert "echo is 0.06 and does not rise" in finding.cause
+    both = columns | {"rollout/reward/echo": np.linspace(0.05, 0.9, 20)}
+    assert findings_of("component-dominates", make_log(both, framework="trl")) is None
+
+
+def test_adapters_may_be_few_while_something_is_learned() -> None:
+    few = {"rollout/return_mean": [0.1, 0.12] * 10} | train(parameters_trained=0.001, entropy=2.6)
+    assert findings_of("optimizer-empty", make_log(few, framework="trl")) is not None
+    moves = few | train(entropy=np.linspace(2.6, 2.2, 20).tolist())
+    assert findings_of("optimizer-empty", make_log(moves, framework="trl")) is None
+
+
+def test_cut_completions_explain_a_reward_that_is_always_0() -> None:
+    columns = {"rollout/return_mean": 0.0, "rollout/return_std": 0.0, "rollout/ended": 0.05}
+    diagnosis = examine(make_log(columns, framework="trl"))
+    assert "rewards-constant" in {one.finding.rule for one in diagnosis.suppressed}

@@ -44,6 +44,8 @@ FAMILIES = {
     "stale sampler weights": ("sampler-stale",),
     "weights never sent, positions": ("sampler-gap-grows",),
     "raw against processed log-probs": ("sampler-gap-constant", "sampler-ratio-off"),
+    "samples that no sampler scored": ("samples-surprising",),
+    "learning rates of language models": ("parameters-leap", "rate-too-low"),
     "bf16": ("sampler-gap-is-usual",),
     "fractions above 1": ("share-outside-0-1",),
     "negative standard deviations": ("magnitude-negative", "action-std-negative"),

@@ -75,6 +75,8 @@ FURTHER = {
     "std vanishes": "action-std-vanished",
     "observations without scale": "observations-unscaled",
     "critic too fast": "critic-too-fast",
+    "penalties that leave no say": "penalty-dominates",
+    "signs of rewards and advantages": "objective-against-return",
     "critic too slow, in its loss": "critic-stands-still",
     "value loss of 1e5": "value-loss-exploded",
     "length grows": "length-grows",

@@ -183,6 +183,14 @@ def test_what_learns_and_how_far_is_counted_for_the_actor(sb3: ModuleType) -> No
     assert doctor._learning()["train/gradient_effect"] == pytest.approx(0.5)
 
 
+def test_units_that_never_answer_are_counted(sb3: ModuleType) -> None:
+    policy = Policy()
+    policy.net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    policy.net[0].bias.data = torch.tensor([-100.0, 0.0, 0.0, -100.0])
+    assert collected(begun(sb3, policy))["train/dead_units"] == 0.5
+    assert not policy.net[1]._forward_hooks
+
+
 def test_an_optimizer_of_a_copy_trains_nothing(sb3: ModuleType) -> None:
     policy = Policy()
     policy.optimizer = torch.optim.SGD(Policy().parameters(), lr=0.1)

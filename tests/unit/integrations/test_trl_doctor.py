@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 from keel.integrations.trl import DoctorCallback
@@ -53,7 +55,6 @@ def test_settings_come_from_the_arguments(tmp_path: Path) -> None:
 
 
 def test_frozen_parameters_show() -> None:
-    torch = pytest.importorskip("torch")
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model.weight.requires_grad_(False)
@@ -71,3 +72,29 @@ def test_only_the_first_process_speaks() -> None:
     doctor = DoctorCallback(say=lambda _: pytest.fail("it spoke"))
     trained(doctor, rows(30), is_first=False)
     assert doctor.speaker.rows == []
+
+
+class Model(torch.nn.Module):
+    """A language model with the same two logits at every place."""
+
+    config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(vocab_size=2))
+
+    def forward(self, input_ids: Any, **_: Any) -> Any:
+        logits = torch.tensor([0.0, math.log(3.0)]).expand(*input_ids.shape, 2)
+        return SimpleNamespace(logits=logits)
+
+
+def test_samples_are_held_against_the_entropy_of_the_policy() -> None:
+    """π = (¼, ¾): the entropy is 0.562, and a row of its likeliest tokens has 0.288 nats each."""
+    doctor = DoctorCallback(say=lambda _: None)
+    ones = torch.ones(2, 3, dtype=torch.long)
+    generation = [dict.fromkeys(("prompt_ids", "prompt_mask", "completion_ids"), ones)]
+    generation[0]["completion_mask"] = ones
+    trainer = SimpleNamespace(_buffered_inputs=generation)
+    state = SimpleNamespace(global_step=1, max_steps=9, is_world_process_zero=True)
+    arguments = SimpleNamespace(**vars(ARGUMENTS), temperature=1.0)
+    doctor.watch(trainer)
+    doctor.on_pre_optimizer_step(arguments, state, None, model=Model())
+    doctor.on_log(arguments, state, None, logs={"reward": 1.0})
+    (row,) = doctor.speaker.rows
+    assert row.values["train/surprise_gap"] == pytest.approx(0.28768 - 0.56234, abs=1e-4)

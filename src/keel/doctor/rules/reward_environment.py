@@ -32,6 +32,7 @@ PIXEL = 255.0
         "rewards-sparse",
         "explained-variance-negative",
         "explained-variance-zero",
+        "critic-stands-still",
     ),
     number=49,
 )
