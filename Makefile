@@ -5,11 +5,13 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PEERS := .venv-peers
 PEERS_READY := $(PEERS)/.ready
+DOCTORS := .venv-doctors
+DOCTORS_READY := $(DOCTORS)/.ready
 MUTANTS := .venv-mutants
 MUTANTS_READY := $(MUTANTS)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test coverage test-slow mutants lint format docs pictures bench results peers clean
+.PHONY: help setup demo test coverage test-slow test-peers doctors mutants lint format docs pictures bench results peers clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +38,9 @@ coverage: $(READY) ## the same, with the lines that no test reaches (slower)
 
 test-slow: $(READY) ## the long tests, marked `slow`
 	@$(BIN)/python -m pytest -m slow tests
+
+test-peers: $(READY) $(PEERS_READY) ## tests beside real trainers: Stable-Baselines3, TRL (minutes)
+	@KEEL_PEERS=$(CURDIR)/$(PEERS)/bin/python $(BIN)/python -m pytest tests/peers
 
 mutants: $(READY) $(MUTANTS_READY) ## small changes of the mathematics that no test notices (ONLY=functional/reduce SAMPLE=40)
 	@$(BIN)/python tests/mutants/run.py --tool $(MUTANTS)/bin --only "$(ONLY)" $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) $(if $(AGAIN),--again)
@@ -71,6 +76,14 @@ bench: $(READY) $(PEERS_READY) ## side by side with peers, in one run
 results: $(READY) $(PEERS_READY) ## measure every figure of docs/results.md again (hours)
 	@$(BIN)/python -m benchmarks.results all
 
+doctors: $(DOCTORS_READY) ## the third environment, with other tools that read symptoms
+
+$(DOCTORS_READY): benchmarks/doctor_peers.txt
+	@echo "Preparing $(DOCTORS) ..."
+	@test -x $(DOCTORS)/bin/python || $(PYTHON) -m venv $(DOCTORS)
+	@$(DOCTORS)/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/doctor_peers.txt
+	@touch $@
+
 peers: $(PEERS_READY) ## the second environment, where the peers live
 
 $(PEERS_READY): benchmarks/peers.txt pyproject.toml
@@ -80,4 +93,4 @@ $(PEERS_READY): benchmarks/peers.txt pyproject.toml
 	@touch $@
 
 clean: ## remove what can be made again
-	rm -rf $(VENV) $(PEERS) $(MUTANTS) site docs/generated build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(MUTANTS) $(DOCTORS) site docs/generated build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

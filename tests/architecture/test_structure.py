@@ -63,7 +63,7 @@ MAY_IMPORT = {
     "training": TRAINING | {"look"},
     "presets": BASE | {"config"},
     "explain": MATHEMATICS | {"look"},
-    "integrations": MATHEMATICS | {"tracking"},
+    "integrations": MATHEMATICS | {"tracking", "doctor"},
     "compare": MATHEMATICS | {"config", "tracking", "look", "printing", "templates"},
     "ablate": WHOLE,
     "tune": WHOLE,

@@ -9,6 +9,7 @@ from typing import Any
 
 from keel.doctor.dialects import DIALECTS, SAME
 from keel.doctor.examine import Diagnosis, examine
+from keel.doctor.known_envs import with_facts
 from keel.doctor.reading import needed_names, read_logs
 from keel.doctor.rule import FAMILIES, RULES, SETTING, Rule
 from keel.doctor.run_log import RunLog
@@ -55,7 +56,7 @@ def diagnose(
     facts = known_settings(settings or {})
     check_rules(ignore)
     diagnoses = [
-        examine(replace(log, settings={**log.settings, **facts}), ignore)
+        examine(replace(log, settings=with_facts({**log.settings, **facts}, log.framework)), ignore)
         for run in runs
         for log in _logs(run, layout, framework, mapping)
     ]

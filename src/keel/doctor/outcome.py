@@ -45,6 +45,8 @@ TOLERANCE = "Keel: three standard errors, at least half of the deviation between
 """Where a change of the return that means something comes from."""
 BEGINNING = 0.25
 """Share of the steps by which a log that covers the beginning of the run has begun."""
+UNTRAINED = 0.2
+"""Share of the steps by which a run has hardly learned."""
 SUCCESS = ("eval/success", "rollout/success")
 SOLVED = 0.9
 """Share of prompts or episodes that succeed from which on a task is solved."""
@@ -195,6 +197,8 @@ def progress(log: RunLog) -> float | None:
 
 
 def _survives(log: RunLog, now: Outcome) -> bool:
+    if now.is_constant and now.from_start and now.series.step[0] <= UNTRAINED * log.last_step:
+        return False  # nobody is that good before the first update: every step earns the same
     lengths = log.get("rollout/length_mean")
     if lengths is None or now.series.name != "rollout/return_mean" or log.is_language:
         return False

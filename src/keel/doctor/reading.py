@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from keel.doctor.known_envs import with_facts
 from keel.doctor.rule import RULES, SETTING
 from keel.doctor.run_log import RunLog
 from keel.doctor.series import Series
@@ -122,7 +123,7 @@ def as_run_log(log: Log, path: Path | None = None) -> RunLog:
         log.layout,
         log.rows,
         series,
-        log.settings,
+        with_facts(log.settings, log.framework),
         log.unmatched,
         log.damage,
         path,

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from keel.errors import InputError
 from keel.functional import categorical_kl, k1, k3
+from keel.integrations.trl_doctor import DoctorCallback
 from keel.tracking import (
     MetricsWriter,
     RunDirectory,
@@ -44,6 +45,7 @@ try:
 except ImportError as error:
     raise InputError('transformers is not installed: pip install "keel-rl[language]"') from error
 
+__all__ = ["DoctorCallback", "KeelCallback"]
 SOURCE = "trl"
 UPDATES = "trl/updates"
 """TRL's own count of optimizer steps."""

@@ -380,4 +380,22 @@ CASES = (
         says=("few rows or tokens", "1e+06"),
         framework="verl",
     ),
+    Case(
+        "samples-surprising",
+        {"train/surprise_gap": -0.8, "train/entropy": 2.0},
+        {"train/surprise_gap": 0.02},
+        value=-0.8,
+        threshold=0.3,
+        says=("-0.8 nats", "from the first update on", "lower temperature"),
+        framework="trl",
+    ),
+    Case(
+        "samples-surprising",
+        {"train/surprise_gap": [0.02 * i for i in range(20)]},
+        {"train/surprise_gap": 0.1},
+        value=0.38,
+        threshold=0.15,
+        says=("more and more", "other weights"),
+        framework="trl",
+    ),
 )

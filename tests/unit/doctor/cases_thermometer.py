@@ -266,6 +266,14 @@ CASES = (
         framework="trl",
     ),
     Case(
+        "kl-beyond-clip",
+        {"train/approx_kl": 0.67, "train/clip_fraction": 0.05},
+        {"train/approx_kl": 0.0052},
+        value=0.67,
+        threshold=0.0780953315,  # 15 × (0.2 / 1.95996)² / 2
+        says=("1.3e+02 times", "5 % clipped"),
+    ),
+    Case(
         "k1-negative-is-usual",
         {"train/kl_k1": alternating(-0.002, 0.004)},
         {"train/kl_k1": alternating(0.002, 0.004)},

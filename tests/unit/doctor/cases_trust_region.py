@@ -5,6 +5,7 @@ from __future__ import annotations
 from rule_case import Case, alternating, changed, ramp
 
 LEAP = [0.005] * 12 + [0.8] + [0.005] * 7
+LEAPS = [*LEAP[:15], 0.7, *LEAP[16:18], 0.6, *LEAP[19:]]
 
 CASES = (
     Case(
@@ -77,7 +78,7 @@ CASES = (
     ),
     Case(
         "kl-spikes",
-        {"train/approx_kl": LEAP, "rollout/return_mean": ramp(10.0, 100.0)},
+        {"train/approx_kl": LEAPS, "rollout/return_mean": ramp(10.0, 100.0)},
         {"train/approx_kl": [0.02] * 20},
         value=0.8,
         threshold=0.1,
@@ -334,5 +335,28 @@ CASES = (
         says=("100 % of them, of 10 epochs",),
         level="watch",
         settings={"region.epochs": 10},
+    ),
+    Case(
+        "parameters-leap",
+        {"train/gradient_effect": [1.9] + [0.01] * 19},
+        {"train/gradient_effect": 0.03},
+        value=1.9,
+        threshold=0.3,
+        says=("too high", "190%"),
+        framework="trl",
+    ),
+    Case(
+        "rate-too-low",
+        {
+            "train/gradient_effect": 8e-6,
+            "train/entropy": 2.63,
+            "rollout/return_mean": [0.1, 0.2] * 10,
+        },
+        {"train/gradient_effect": 8e-4},
+        value=8e-6,
+        threshold=2e-5,
+        says=("too low", "8e-06"),
+        level="watch",
+        framework="trl",
     ),
 )

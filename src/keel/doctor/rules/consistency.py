@@ -50,8 +50,6 @@ APART, MEANT = 5.0, 0.02
 """An estimate of KL from the actions that is so many times the exact one, and at least this, in
 nats; in healthy runs of Keel they differ by less than 1.6 in the median, with a bug of 30 % random
 actions by 43."""
-MEAN_WATCH, MEAN_SICK = 0.2, 1.0
-"""|mean ratio − 1|: it is 1 in expectation whatever the step; healthy runs of Keel reach 0.05."""
 CANCELS = 0.2
 """k1 below this share of the KL says nothing of it."""
 
@@ -293,52 +291,6 @@ def samples_not_from_policy(log: RunLog) -> Finding | None:
             else (Change("region.gate", to=True),),
         ),
         confidence=0.85,
-    )
-
-
-@rule(
-    "ratio-mean-off",
-    "consistency",
-    needs=("train/ratio_mean",),
-    source="importance sampling: E_old[π_new/π_old] = 1; research notes, N0",
-    number=2,
-)
-def ratio_mean_off(log: RunLog) -> Finding | None:
-    """Find a mean ratio far from 1, which no honest step gives."""
-    mean = log["train/ratio_mean"]
-    found = breach(mean, 1.0 - MEAN_WATCH, 1.0 + MEAN_WATCH)
-    sizes = log.get("train/effective_sample_size")
-    if found is None or (sizes is not None and sizes.median() < 0.3):
-        return None  # few rows weigh all: their mean is noise
-    off = abs(found.value - 1.0)
-    return Finding(
-        cause=f"the mean ratio is {found.value:.3g}, and it is 1 for every pair of policies: the "
-        "actions were not sampled by the policy whose log-probs are stored",
-        level="sick" if off > MEAN_SICK else "watch",
-        evidence=(
-            evidence(
-                mean,
-                f"{found.value:.3g} in {found.count} of {len(mean)} updates; 1 ± {MEAN_WATCH:g} "
-                "allowed",
-                found.value,
-                threshold=1.0 + MEAN_WATCH,
-                source="Σ π_old · π_new/π_old = Σ π_new = 1",
-                onset=found.onset,
-            ),
-        ),
-        others=(
-            Suspect(
-                "padding is in the mean",
-                "weight by the mask: the mean becomes 1 where padding has ratio 0 or another",
-            ),
-            Suspect(
-                "so many steps on one batch that rare actions became likely",
-                "train with 1 epoch: the mean becomes 1",
-            ),
-        ),
-        fix=Fix("Replay a rollout before any step: every ratio must be 1."),
-        confidence=0.7,
-        suppresses=("ratios-extreme", "sample-size-low"),
     )
 
 

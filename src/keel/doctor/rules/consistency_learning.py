@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from keel.doctor.finding import Change, Finding, Fix, Suspect, evidence
+from keel.doctor.outcome import outcome
 from keel.doctor.rule import rule
 from keel.doctor.rules.measures import KLS, OUTCOMES, onset_of, percent, present, share_of
 from keel.doctor.run_log import RunLog
@@ -13,6 +14,8 @@ from keel.doctor.series import breach_where, is_constant
 NOTHING = (*OUTCOMES, "steps-too-small", "kl-zero", "nothing-moves", "gradient-vanishes")
 """What follows when nothing is learned."""
 STILL = 5
+FEW = 0.02
+"""Share of the parameters that small adapters have."""
 VANISHED = 1e-6
 """A gradient norm below which nothing is learned (research notes, 52)."""
 
@@ -22,13 +25,13 @@ VANISHED = 1e-6
     "consistency",
     needs=("train/parameters_trained",),
     source="TRL, rsl_rl, CleanRL issues: an optimizer without the policy's parameters",
-    suppresses=(*NOTHING, "gradient-without-effect", "reference-kl-zero", "returns-constant"),
+    suppresses=(*NOTHING, "gradient-without-effect", "reference-kl-zero"),
 )
 def optimizer_empty(log: RunLog) -> Finding | None:
     """Find an optimizer that does not hold the policy's parameters."""
     share = log["train/parameters_trained"]
     value = share.last
-    partly = not log.is_language and value < 0.999  # adapters are few by design
+    partly = value < 0.999 if not log.is_language else value < FEW and _nothing_happens(log)
     if value > 0.0 and not partly:
         return None
     cause = (
@@ -64,6 +67,14 @@ def optimizer_empty(log: RunLog) -> Finding | None:
         fix=Fix("Make the optimizer from the parameters of the network that is trained."),
         confidence=0.95 if value <= 0.0 else 0.6,
     )
+
+
+def _nothing_happens(log: RunLog) -> bool:
+    """Return whether neither reward nor entropy changes; adapters are few by design."""
+    now, entropy = outcome(log), log.get("train/entropy")
+    if now is None or not now.stagnates or entropy is None:
+        return False
+    return abs(entropy.end() - entropy.start()) < 0.005 * abs(entropy.start())
 
 
 @rule(

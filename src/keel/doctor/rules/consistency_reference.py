@@ -110,7 +110,7 @@ def reference_differs_at_start(log: RunLog) -> Finding | None:
     from_start = int(kl.step[0]) <= 2 * gap
     if not log.is_language or _per_sequence(kl) or not from_start or not np.isfinite(first):
         return None
-    if first < AT_START or (len(kl) >= LEAST and kl.end() > 5.0 * first):
+    if first < AT_START or (len(kl) >= LEAST and kl.end() > 5.0 * first and kl.step[0] > 1):
         return None
     return Finding(
         cause=f"the reference is not the model that training started from: the KL to it is "
@@ -272,9 +272,10 @@ def beta_not_forwarded(log: RunLog) -> Finding | None:
 def kl_penalty_sign(log: RunLog) -> Finding | None:
     """Find a penalty that drives the policy away: the loss falls as the KL grows."""
     coef = _coefficient(log)
-    if coef <= 0.0:
+    if coef == 0.0:
         return None
     kl, loss = paired(log, REFERENCE, "train/loss")
+    coef = abs(coef)  # a negative one is the wrong sign
     if len(kl) < 8 or trend(kl).p > SURE or kl.end() < 5.0 * max(kl.start(), 0.01):
         return None
     change, expected = loss.end() - loss.start(), coef * (kl.end() - kl.start())

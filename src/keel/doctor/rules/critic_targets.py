@@ -55,6 +55,7 @@ AGENT_RAW_STD = "train/advantage_raw_std"
         "value-targets-large",
         "critic-too-slow",
         "critic-too-fast",
+        "critic-stands-still",
         "critic-dominates",
         "returns-flat",
         "returns-collapsed",

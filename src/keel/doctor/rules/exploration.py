@@ -48,7 +48,7 @@ def entropy_ceiling(log: RunLog) -> float | None:
 
 def is_continuous(log: RunLog) -> bool:
     """Return whether actions are known to be continuous."""
-    if "train/action_std" in log:
+    if "train/action_std" in log or log.setting("facts.actions") == 0.0:
         return True
     values = log[ENTROPY].finite if ENTROPY in log else np.zeros(0)
     return bool(len(values)) and bool((values < -1e-3).any())

@@ -117,7 +117,7 @@ def groups_solved(log: RunLog) -> Finding | None:
     "language",
     needs=(ENDED,),
     source="issues of TRL: completions/clipped_ratio near 1",
-    suppresses=("groups-uninformative", "returns-flat", "length-grows"),
+    suppresses=("groups-uninformative", "returns-flat", "length-grows", "rewards-constant"),
 )
 def completions_cut(log: RunLog) -> Finding | None:
     """Find completions that are cut before they can score."""

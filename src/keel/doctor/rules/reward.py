@@ -14,6 +14,8 @@ from keel.doctor.run_log import RunLog
 from keel.doctor.series import Series, breach
 
 RETURN, STD, LENGTH = "rollout/return_mean", "rollout/return_std", "rollout/length_mean"
+DROWNS_FAR = 30.0
+"""Times a smaller reward function that leaves it no say within a group."""
 ZEROS, CLIPPED = "rollout/reward_zero_share", "rollout/reward_clipped_share"
 COMPONENTS = ("rollout/reward/", "env/reward_")
 SPARSE = 0.9
@@ -48,7 +50,8 @@ def rewards_constant(log: RunLog) -> Finding | None:
         return None
     varied = lengths is not None and len(np.unique(lengths.values)) > 1
     computed = lengths is not None and not _is_round(value / max(lengths.end(), 1.0))
-    if not log.is_language and (not (varied or computed) or value == 0.0):
+    survives = value > 0.0 and now.from_start  # from its first episodes on
+    if not log.is_language and (not (varied or computed or survives) or value == 0.0):
         return None  # nothing was reached yet: `rewards-sparse` says so
     unit = "completion" if log.is_language else "episode"
     sure = deviation is not None and not (log.is_language and value > 0.0)
@@ -265,6 +268,12 @@ def component_dominates(log: RunLog) -> Finding | None:
         name = _component(falling.name)
         what = f"{name} falls from {limit:.3g} to {value:.3g} while the whole reward rises"
         text, source = f"{limit:.3g} at the start, {value:.3g} at the end", "its own start"
+    elif (drowned := _drowned_function(log)) is not None:
+        largest, series = drowned
+        value, limit = series.end(0.1), abs(largest.end(0.1))
+        what = f"{_component(largest.name)} is {limit:.3g}, {_component(series.name)} is "
+        what += f"{value:.3g} and does not rise"
+        text, source = f"{value:.3g} beside {limit:.3g}", f"{DROWNS_FAR:g} × as large"
     else:
         return None
     return Finding(
@@ -345,6 +354,18 @@ def _falling_component(log: RunLog) -> Series | None:
         if one is not None and one.fell and not COSTS.search(series.name):
             return series
     return None
+
+
+def _drowned_function(log: RunLog) -> tuple[Series, Series] | None:
+    """Return the largest reward function and one that is far smaller and does not rise."""
+    parts = sorted(_components(log), key=lambda series: abs(series.end(0.1)))
+    if not log.is_language or len(parts) < 2:
+        return None
+    small, large = parts[0], parts[-1]
+    one = outcome_of(small, 0.05)
+    if one is None or one.rose or abs(large.end(0.1)) < DROWNS_FAR * abs(small.end(0.1)):
+        return None
+    return large, small
 
 
 def _is_atari(log: RunLog) -> bool:

@@ -27,7 +27,13 @@ PIXEL = 255.0
     "reward",
     needs=("setting:advantage.gamma", "setting:facts.horizon|rollout/length_mean"),
     source="Schulman, Nuts and Bolts of Deep RL",
-    suppresses=("returns-flat", "rewards-sparse", "explained-variance-negative"),
+    suppresses=(
+        "returns-flat",
+        "rewards-sparse",
+        "explained-variance-negative",
+        "explained-variance-zero",
+        "critic-stands-still",
+    ),
     number=49,
 )
 def horizon_beyond_discount(log: RunLog) -> Finding | None:

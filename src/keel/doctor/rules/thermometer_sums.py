@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import NormalDist
+
 import numpy as np
 
 from keel.doctor.finding import Change, Finding, Fix, Suspect, evidence
@@ -10,7 +12,13 @@ from keel.doctor.rules.measures import onset_of, paired, percent, share_of, wher
 from keel.doctor.run_log import RunLog
 from keel.doctor.series import Series, align, breach_where, spread
 
-LEAST = 3
+LEAST, LEAST_ROWS = 3, 10
+SOME, MANY = 0.01, 0.35
+"""Clip fractions from which the spread of the ratios can be told."""
+BEYOND, UNSTEADY = 15.0, 0.6
+"""Times the KL that a clip fraction implies, and the spread of its logarithm: a sum over a
+minibatch is so many times too large all the time, samples with a huge ratio come and go: 0.35 and
+0.96 in the writing half."""
 OFF = 0.1
 """Share of the sum of its parts' sizes by which a loss may differ from the sum of its parts."""
 SUMMED = 0.05
@@ -277,3 +285,58 @@ def _moves(log: RunLog, name: str) -> bool:
     """Return whether a metric is there and ever other than 0."""
     series: Series | None = log.get(name)
     return series is not None and bool(len(where(series, series.values != 0.0)))
+
+
+@rule(
+    "kl-beyond-clip",
+    "thermometer",
+    needs=("train/approx_kl", "train/clip_fraction"),
+    source="ratios near 1 are log-normal: a clip fraction says how far they spread",
+    rows=LEAST_ROWS,
+    suppresses=("learning-rate-too-high", "kl-over-target", "kl-spikes", "clip-does-not-bound"),
+)
+def kl_beyond_clip(log: RunLog) -> Finding | None:
+    """Find a KL that is a constant factor above what the clip fraction implies."""
+    clip_range = log.get("train/clip_range")
+    epsilon = log.setting("region.clip", clip_range.end() if clip_range else 0.2)
+    if not epsilon or log.is_language:
+        return None
+    kl, clip = align(log["train/approx_kl"], log["train/clip_fraction"])
+    known = (clip.values > SOME) & (clip.values < MANY) & (kl.values > 0.0)
+    if known.sum() < LEAST_ROWS or share_of(clip.values < MANY) < 0.75:
+        return None
+    times = kl.values[known] / [_implied(float(f), epsilon) for f in clip.values[known]]
+    factor, unsteady = float(np.median(times)), spread(np.log(times))
+    typical = float(np.median(kl.values[known]))
+    if factor < BEYOND or unsteady > UNSTEADY:
+        return None
+    at = float(np.median(clip.values[known]))
+    return Finding(
+        cause=f"{kl.label} is about {factor:.2g} times what {percent(at)} clipped ratios imply, "
+        "all the time: it is a sum, or in other units",
+        level="sick",
+        evidence=(
+            evidence(
+                kl,
+                f"{typical:.3g} nats; ratios of which {percent(at)} are beyond 1 ± {epsilon:g} "
+                f"have about {_implied(at, epsilon):.2g}",
+                typical,
+                threshold=BEYOND * _implied(at, epsilon),
+                source=f"{BEYOND:g} × σ²/2 of log-normal ratios; calibration corpus, writing half",
+                onset=int(kl.step[0]),
+            ),
+        ),
+        others=(
+            Suspect(
+                "few samples with a huge ratio",
+                "log the largest |log ratio|: it is near 0.5 where the KL is a sum",
+            ),
+        ),
+        fix=Fix("Average the KL over the rows, in place of summing it."),
+        confidence=0.75,
+    )
+
+
+def _implied(fraction: float, epsilon: float) -> float:
+    """Return σ²/2 where a share of normal log-ratios of deviation σ is beyond ε."""
+    return 0.5 * (epsilon / NormalDist().inv_cdf(1.0 - fraction / 2.0)) ** 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 TOO_MANY = 2**63
 """Steps are 64-bit integers."""
-EVALUATION = "eval/"
+EVALUATION, STEPS = "eval/", "time/steps"
+LEAST_ROWS = 5
 
 
 class Row(NamedTuple):
@@ -146,6 +147,7 @@ def collect(rows: Iterable[Row], names: Names) -> Collected:
         names: Which of them Keel knows, and how.
     """
     columns: dict[str, _Column] = {}
+    counted: array[int] = array("q")
     count = uncounted = stepless = step = 0
     before = -1
     for row in rows:
@@ -162,10 +164,15 @@ def collect(rows: Iterable[Row], names: Names) -> Collected:
             step += 1
             stepless += 1
         count += step != before
+        if not is_evaluation:
+            counted.append(step)
         before = step
         for name, value, target in known:
             if names.is_wanted(target.name):
                 _add(columns, names, step, name, value, target)
+    if _is_back(counted) and STEPS not in columns and names.is_wanted(STEPS):
+        column = columns[STEPS] = _Column(STEPS, 0, array("q", range(len(counted))))
+        column.values.extend(map(float, counted))
     return Collected(
         {name: _points(column) for name, column in columns.items()},
         {name: column.label for name, column in columns.items()},
@@ -173,6 +180,17 @@ def collect(rows: Iterable[Row], names: Names) -> Collected:
         count,
         list(_sentences(uncounted, stepless)),
     )
+
+
+def _is_back(steps: Sequence[int]) -> bool:
+    """Return whether steps begin anew: two runs in one log, and no row that came late."""
+    highest = 0
+    for row, step in enumerate(steps):
+        begins = 2 * step < highest and LEAST_ROWS <= row <= len(steps) - LEAST_ROWS
+        if begins and max(steps[row : row + LEAST_ROWS]) < highest:
+            return True
+        highest = max(highest, step)
+    return False
 
 
 def _add(
