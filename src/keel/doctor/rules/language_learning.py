@@ -85,7 +85,13 @@ def rate_too_low(log: RunLog) -> Finding | None:
         f"their size, and the entropy by {change:.1g} nats in {len(entropy)} updates",
         level="watch",
         evidence=(
-            evidence(effect, f"median {typical:.2g}", typical, threshold=TINY),
+            evidence(
+                effect,
+                f"median {typical:.2g}",
+                typical,
+                threshold=TINY,
+                source="calibration corpus, writing half",
+            ),
             *course(log),
         ),
         others=(
