@@ -188,7 +188,7 @@ def share_trained(parameters: Iterable[Any], optimizer: Any) -> float:
         optimizer: With `param_groups`, as torch's have.
     """
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    counts = [(p.numel(), p.requires_grad and id(p) in held) for p in parameters]
+    counts = [(int(p.numel()), p.requires_grad and id(p) in held) for p in parameters]
     total = sum(size for size, _ in counts)
     return sum(size for size, is_trained in counts if is_trained) / max(1, total)
 
