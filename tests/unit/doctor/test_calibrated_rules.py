@@ -236,3 +236,18 @@ def test_cut_completions_explain_a_reward_that_is_always_0() -> None:
     columns = {"rollout/return_mean": 0.0, "rollout/return_std": 0.0, "rollout/ended": 0.05}
     diagnosis = examine(make_log(columns, framework="trl"))
     assert "rewards-constant" in {one.finding.rule for one in diagnosis.suppressed}
+
+
+def test_a_penalty_that_is_missing_in_the_loss_of_one_step_shows_as_0() -> None:
+    """Centred advantages and one step leave β × KL alone in TRL's loss: 0.5 × 0.4 = 0.2."""
+    facts = {"kl.coef": 0.5, "region.epochs": 1}
+    without = RISING | train(kl_reference=0.4, loss=[1e-8, -1e-8] * 10)
+    finding = findings_of("beta-not-forwarded", make_log(without, framework="trl", settings=facts))
+    assert finding is not None
+    assert "coefficient is 0.5" in finding.cause
+    there = RISING | train(kl_reference=0.4, loss=0.2)
+    assert (
+        findings_of("beta-not-forwarded", make_log(there, framework="trl", settings=facts)) is None
+    )
+    twice = make_log(without, framework="trl", settings=facts | {"region.epochs": 2})
+    assert findings_of("beta-not-forwarded", twice) is None

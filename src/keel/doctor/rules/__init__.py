@@ -10,6 +10,7 @@ from __future__ import annotations
 from keel.doctor.rules import (
     consistency,
     consistency_learning,
+    consistency_penalty,
     consistency_ratio,
     consistency_reference,
     consistency_sampler,
@@ -58,6 +59,7 @@ that an environment measures, and for every reward function."""
 __all__ = [
     "consistency",
     "consistency_learning",
+    "consistency_penalty",
     "consistency_ratio",
     "consistency_reference",
     "consistency_sampler",

@@ -85,7 +85,13 @@ def rate_too_low(log: RunLog) -> Finding | None:
         f"their size, and the entropy by {change:.1g} nats in {len(entropy)} updates",
         level="watch",
         evidence=(
-            evidence(effect, f"median {typical:.2g}", typical, threshold=TINY),
+            evidence(
+                effect,
+                f"median {typical:.2g}",
+                typical,
+                threshold=TINY,
+                source="Keel: a rate of 1e-6 makes 5e-5 in usual models",
+            ),
             *course(log),
         ),
         others=(
