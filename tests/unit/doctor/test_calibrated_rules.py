@@ -251,3 +251,31 @@ def test_a_penalty_that_is_missing_in_the_loss_of_one_step_shows_as_0() -> None:
     )
     twice = make_log(without, framework="trl", settings=facts | {"region.epochs": 2})
     assert findings_of("beta-not-forwarded", twice) is None
+
+
+def test_a_row_of_zero_reward_that_counts_as_a_step_shows_too() -> None:
+    """Episodes of 20, 21, … 39 points have a step more, and earn 20/21 … a step."""
+    points = np.arange(20.0, 40.0)
+    columns = {
+        "rollout/return_mean": points.tolist(),
+        "rollout/length_mean": (points + 1.0).tolist(),
+        "rollout/reward_mean": (points / (points + 1.0)).tolist(),
+    }
+    assert findings_of("autoreset-rows", make_log(columns)) is not None
+    honest = columns | {"rollout/length_mean": points.tolist(), "rollout/reward_mean": 1.0}
+    assert findings_of("autoreset-rows", make_log(honest)) is None
+
+
+def test_a_policy_without_noise_makes_every_step_a_leap() -> None:
+    columns = FLAT | train(action_std=0.0009, approx_kl=3e4, clip_fraction=0.9)
+    diagnosis = examine(make_log(columns))
+    assert diagnosis.findings[0].rule == "action-std-none"
+    assert "from the first update on" in diagnosis.findings[0].cause
+    assert "learning-rate-too-high" in {one.finding.rule for one in diagnosis.suppressed}
+
+
+def test_units_that_never_answer_explain_steps_that_go_nowhere() -> None:
+    columns = FLAT | train(dead_units=1.0, approx_kl=1e-7, clip_fraction=0.0)
+    diagnosis = examine(make_log(columns))
+    assert diagnosis.findings[0].rule == "units-dead"
+    assert "steps-too-small" in {one.finding.rule for one in diagnosis.suppressed}

@@ -17,7 +17,7 @@ from keel.doctor.series import Series, align
 @rule(
     "beta-not-forwarded",
     "consistency",
-    needs=(REFERENCE, "train/loss", "train/policy_loss|setting:region.epochs"),
+    needs=(REFERENCE, "train/loss"),
     source="TRL, verl, ms-swift issues: β not forwarded",
     rows=LEAST,
 )
@@ -72,7 +72,7 @@ def _policy_loss(log: RunLog) -> Series | None:
     """Return the loss without the penalty; of one step on centred advantages it is 0."""
     if "train/policy_loss" in log:
         return log["train/policy_loss"]
-    if log.framework != "trl" or log.setting("region.epochs") != 1.0:
+    if log.framework != "trl" or log.setting("region.epochs", 1.0) != 1.0:
         return None
     loss = log["train/loss"]
     return replace(loss, name="train/policy_loss", label="0", values=np.zeros(len(loss)))
