@@ -15,7 +15,7 @@ import json
 
 from benchmarks.doctor_corpus.beside import beside
 from benchmarks.doctor_corpus.judging import check_order, commit_of_rules, judge
-from benchmarks.doctor_corpus.keeping import pack
+from benchmarks.doctor_corpus.keeping import pack, restore_build
 from benchmarks.doctor_corpus.making import BUILD, make
 from benchmarks.doctor_corpus.page import DATA, PAGE, save, write
 from benchmarks.doctor_corpus.table import HALVES, jobs
@@ -53,6 +53,7 @@ def _make(args: argparse.Namespace) -> None:
         if (not args.only or any(part in job.path for part in args.only))
         and (not args.seeds or job.seed in args.seeds)
     ]
+    restore_build(args.half)
     failed = make(chosen, args.half, args.peers, args.limit_minutes)
     raise SystemExit(1 if failed else 0)
 
