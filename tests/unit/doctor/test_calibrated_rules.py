@@ -279,3 +279,21 @@ def test_units_that_never_answer_explain_steps_that_go_nowhere() -> None:
     diagnosis = examine(make_log(columns))
     assert diagnosis.findings[0].rule == "units-dead"
     assert "steps-too-small" in {one.finding.rule for one in diagnosis.suppressed}
+
+
+def test_huge_observations_are_worth_a_word_although_something_is_learned() -> None:
+    columns = RISING | {"rollout/obs_abs_max": 2500.0}
+    finding = findings_of("observations-unscaled", make_log(columns))
+    assert finding is not None
+    assert finding.level == "watch"
+    large = RISING | {"rollout/obs_abs_max": 28.0}  # Acrobot's velocities
+    assert findings_of("observations-unscaled", make_log(large)) is None
+
+
+def test_a_pulse_beyond_the_end_of_the_run_never_comes() -> None:
+    columns = RISING | {"train/temp_is_pulsing": 0.0}
+    settings = {"explore.pulses": True, "explore.pulse_interval": 1000, "total_steps": 20 * 1024}
+    finding = findings_of("pulses-dead", make_log(columns, settings=settings))
+    assert finding is not None
+    settings["total_steps"] = 5000 * 1024
+    assert findings_of("pulses-dead", make_log(columns, settings=settings)) is None

@@ -262,11 +262,12 @@ def observations_unscaled(log: RunLog) -> Finding | None:
     size = series.median()
     if log.settings.get("envs.normalize_obs") is True or size == PIXEL or size <= WIDE:
         return None
-    if now is None or not now.stagnates or is_solved(log):
+    if now is None or is_solved(log) or not (now.stagnates or size > HUGE):
         return None
+    what = "and the return does not rise" if now.stagnates else "which slows learning down"
     return Finding(
-        cause=f"observations reach {size:.3g} and are not normalized, and the return does not rise",
-        level="sick" if size > HUGE else "watch",
+        cause=f"observations reach {size:.3g} and are not normalized, {what}",
+        level="sick" if size > HUGE and now.stagnates else "watch",
         evidence=(
             evidence(
                 series,
