@@ -71,7 +71,10 @@ def _row(
     for job, answer in said:
         if tool not in answer:
             continue
-        found, one = answer[tool], own[job["trainer"], job["kind"], job["setup"], job["seed"]]
+        one = own.get((job["trainer"], job["kind"], job["setup"], job["seed"]))
+        found = answer[tool]
+        if one is None:
+            continue
         if isinstance(found, dict):
             row["errors"] += 1
             found = []

@@ -112,9 +112,22 @@ def test_a_packed_log_is_judged_as_it_was_written(corpus: Path) -> None:
     with keeping.unpacked("writing") as (folder,):
         assert not (folder / "output.txt").exists()
         assert "-0.01234568" in (folder / "log.jsonl").read_text()
+    assert judging.judge("writing")[0] == []  # that kind is for the other half
+    job["kind"] = "kl-summed"
+    (corpus / making.RESULT).write_text(json.dumps(job | {"commit": "abc", "status": 0}))
+    keeping.pack("writing")
     (one,), _ = judging.judge("writing")
     assert one.findings[0][0] == "kl-negative"
-    assert one.place == 1
+    assert one.place == 0
+
+
+def test_what_failed_or_was_made_otherwise_is_made_again(tmp_path: Path) -> None:
+    job = next(iter(jobs("writing")))
+    assert not making.is_made(job, tmp_path)
+    for status, steps, made in ((0, 0, True), (1, 0, False), (0, 512, False)):
+        told = job.as_dict() | {"status": status, "steps": job.setup.steps + steps}
+        (tmp_path / making.RESULT).write_text(json.dumps(told))
+        assert making.is_made(job, tmp_path) is made
 
 
 def test_the_page_shows_shares_and_misses() -> None:
