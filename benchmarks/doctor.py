@@ -2,6 +2,7 @@
 
     python -m benchmarks.doctor make --half writing [--only NAME…] [--limit-minutes 30]
     python -m benchmarks.doctor judge --half writing
+    python -m benchmarks.doctor others --half writing
 
 Rules are written on one half of seeds and kinds, and judged on the other, which is made after the
 commit that froze them.
@@ -10,11 +11,13 @@ commit that froze them.
 from __future__ import annotations
 
 import argparse
+import json
 
+from benchmarks.doctor_corpus.beside import beside
 from benchmarks.doctor_corpus.judging import check_order, commit_of_rules, judge
-from benchmarks.doctor_corpus.keeping import pack
+from benchmarks.doctor_corpus.keeping import pack, restore_build
 from benchmarks.doctor_corpus.making import BUILD, make
-from benchmarks.doctor_corpus.page import PAGE, write
+from benchmarks.doctor_corpus.page import DATA, PAGE, save, write
 from benchmarks.doctor_corpus.table import HALVES, jobs
 
 
@@ -36,6 +39,10 @@ def _arguments() -> argparse.ArgumentParser:
     judging = commands.add_parser("judge", help="pack the runs, diagnose them, write the table")
     judging.add_argument("--half", choices=HALVES, required=True)
     judging.set_defaults(do=_judge)
+    others = commands.add_parser("others", help="the same logs through other tools")
+    others.add_argument("--half", choices=HALVES, required=True)
+    others.add_argument("--python", default=".venv-doctors/bin/python", help="of `make doctors`")
+    others.set_defaults(do=_others)
     return parser
 
 
@@ -46,6 +53,7 @@ def _make(args: argparse.Namespace) -> None:
         if (not args.only or any(part in job.path for part in args.only))
         and (not args.seeds or job.seed in args.seeds)
     ]
+    restore_build(args.half)
     failed = make(chosen, args.half, args.peers, args.limit_minutes)
     raise SystemExit(1 if failed else 0)
 
@@ -60,6 +68,14 @@ def _judge(args: argparse.Namespace) -> None:
         check_order(judged, rules)
     write(args.half, judged, seconds, rules)
     print(PAGE.read_text())
+
+
+def _others(args: argparse.Namespace) -> None:
+    judged, _ = judge(args.half)
+    data = json.loads(DATA.read_text())
+    data[args.half]["others"] = beside(args.half, args.python, judged)
+    save(data)
+    print(json.dumps(data[args.half]["others"], indent=1))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import keel
 from benchmarks.doctor_corpus.keeping import unpacked
 from benchmarks.doctor_corpus.making import RESULT, ROOT
-from benchmarks.doctor_corpus.table import HEALTHY, faults
+from benchmarks.doctor_corpus.table import HEALTHY, faults, jobs
 from keel.doctor.examine import Diagnosis, examine
 from keel.errors import KeelError
 from keel.integrations.speaking import log_of
@@ -70,11 +70,18 @@ def judge(half: str) -> tuple[list[Judged], float]:
     Args:
         half: Name of the half.
     """
-    known = faults()
+    known, wanted = faults(), {(job.kind, job.setup.name, job.seed) for job in jobs(half)}
     begin = time.perf_counter()
     with unpacked(half) as folders:
-        judged = [one for folder in folders for one in _judge(folder, known)]
+        there = [folder for folder in folders if _counts(folder, wanted)]
+        judged = [one for folder in there for one in _judge(folder, known)]
     return judged, time.perf_counter() - begin
+
+
+def _counts(folder: Path, wanted: Container[tuple[str, str, int]]) -> bool:
+    """Return whether a run is one of the tables still, and did not fail."""
+    job = json.loads((folder / RESULT).read_text())
+    return job["status"] == 0 and (job["kind"], job["setup"], job["seed"]) in wanted
 
 
 def _judge(folder: Path, known: Mapping[str, Any]) -> Iterable[Judged]:

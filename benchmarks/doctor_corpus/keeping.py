@@ -7,6 +7,7 @@ import json
 import lzma
 import math
 import re
+import shutil
 import tarfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -70,6 +71,23 @@ def unpacked(half: str) -> Iterator[list[Path]]:
         with tarfile.open(CORPUS / f"{half}.tar.xz") as archive:
             archive.extractall(scratch, filter="data")
         yield sorted(path.parent for path in Path(scratch).rglob(RESULT))
+
+
+def restore_build(half: str) -> None:
+    """Put packed runs back to where runs are made, so that they are not made again.
+
+    Args:
+        half: Name of the half.
+    """
+    if not (CORPUS / f"{half}.tar.xz").exists():
+        return
+    with unpacked(half) as folders:
+        for folder in folders:
+            job = json.loads((folder / RESULT).read_text())
+            path = Path(job["trainer"], job["kind"], job["setup"], f"seed-{job['seed']}")
+            target = BUILD / half / path
+            if not (target / RESULT).exists():
+                shutil.copytree(folder, target, dirs_exist_ok=True)
 
 
 def _compact(file: Path, wanted: Collection[str]) -> str:

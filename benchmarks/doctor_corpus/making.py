@@ -69,7 +69,7 @@ def make(jobs: Iterable[Job], half: str, peers: str, minutes: float) -> int:
         minutes: Time after which no new run begins.
     """
     until = time.monotonic() + 60.0 * minutes
-    missing = [job for job in jobs if not (BUILD / half / job.path / RESULT).exists()]
+    missing = [job for job in jobs if not is_made(job, BUILD / half / job.path)]
     workers: dict[str, Worker] = {}
     failed = 0
     try:
@@ -89,6 +89,20 @@ def make(jobs: Iterable[Job], half: str, peers: str, minutes: float) -> int:
         for worker in workers.values():
             worker.close()
     return failed
+
+
+def is_made(job: Job, folder: Path) -> bool:
+    """Return whether a run is there that was made as the tables say now, and did not fail.
+
+    Args:
+        job: The run.
+        folder: Where it is kept.
+    """
+    if not (folder / RESULT).exists():
+        return False
+    made = json.loads((folder / RESULT).read_text())
+    told = json.loads(json.dumps(job.as_dict()))
+    return made["status"] == 0 and {name: made.get(name) for name in told} == told
 
 
 def commit() -> str:

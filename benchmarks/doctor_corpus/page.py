@@ -135,12 +135,15 @@ def _beside(data: Mapping[str, Any]) -> Iterable[str]:
             )
     if "others" in data:
         yield ""
-        yield "| tool | logs it reads | healthy | called wrong | faults | named |"
-        yield "|---|---|---|---|---|---|"
+        yield (
+            "| tool | logs it reads | healthy | alarms | ours | faults | named anywhere | "
+            "ours, among the first three |"
+        )
+        yield "|---|---|---|---|---|---|---|---|"
         for one in data["others"]:
             yield (
                 f"| {one['tool']} | {one['logs']} | {one['healthy']} | {one['alarms']} | "
-                f"{one['faults']} | {one['named']} |"
+                f"{one['our_alarms']} | {one['faults']} | {one['named']} | {one['our_named']} |"
             )
 
 

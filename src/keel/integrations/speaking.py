@@ -190,7 +190,8 @@ def share_trained(parameters: Iterable[Any], optimizer: Any) -> float:
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     counts = [(int(p.numel()), p.requires_grad and id(p) in held) for p in parameters]
     total = sum(size for size, _ in counts)
-    return sum(size for size, is_trained in counts if is_trained) / max(1, total)
+    trained = sum(size for size, is_trained in counts if is_trained)
+    return float(trained / max(1, total))
 
 
 class Moves:

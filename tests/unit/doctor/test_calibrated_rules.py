@@ -236,3 +236,64 @@ def test_cut_completions_explain_a_reward_that_is_always_0() -> None:
     columns = {"rollout/return_mean": 0.0, "rollout/return_std": 0.0, "rollout/ended": 0.05}
     diagnosis = examine(make_log(columns, framework="trl"))
     assert "rewards-constant" in {one.finding.rule for one in diagnosis.suppressed}
+
+
+def test_a_penalty_that_is_missing_in_the_loss_of_one_step_shows_as_0() -> None:
+    """Centred advantages and one step leave β × KL alone in TRL's loss: 0.5 × 0.4 = 0.2."""
+    facts = {"kl.coef": 0.5, "region.epochs": 1}
+    without = RISING | train(kl_reference=0.4, loss=[1e-8, -1e-8] * 10)
+    finding = findings_of("beta-not-forwarded", make_log(without, framework="trl", settings=facts))
+    assert finding is not None
+    assert "coefficient is 0.5" in finding.cause
+    there = RISING | train(kl_reference=0.4, loss=0.2)
+    assert (
+        findings_of("beta-not-forwarded", make_log(there, framework="trl", settings=facts)) is None
+    )
+    twice = make_log(without, framework="trl", settings=facts | {"region.epochs": 2})
+    assert findings_of("beta-not-forwarded", twice) is None
+
+
+def test_a_row_of_zero_reward_that_counts_as_a_step_shows_too() -> None:
+    """Episodes of 20, 21, … 39 points have a step more, and earn 20/21 … a step."""
+    points = np.arange(20.0, 40.0)
+    columns = {
+        "rollout/return_mean": points.tolist(),
+        "rollout/length_mean": (points + 1.0).tolist(),
+        "rollout/reward_mean": (points / (points + 1.0)).tolist(),
+    }
+    assert findings_of("autoreset-rows", make_log(columns)) is not None
+    honest = columns | {"rollout/length_mean": points.tolist(), "rollout/reward_mean": 1.0}
+    assert findings_of("autoreset-rows", make_log(honest)) is None
+
+
+def test_a_policy_without_noise_makes_every_step_a_leap() -> None:
+    columns = FLAT | train(action_std=0.0009, approx_kl=3e4, clip_fraction=0.9)
+    diagnosis = examine(make_log(columns))
+    assert diagnosis.findings[0].rule == "action-std-none"
+    assert "from the first update on" in diagnosis.findings[0].cause
+    assert "learning-rate-too-high" in {one.finding.rule for one in diagnosis.suppressed}
+
+
+def test_units_that_never_answer_explain_steps_that_go_nowhere() -> None:
+    columns = FLAT | train(dead_units=1.0, approx_kl=1e-7, clip_fraction=0.0)
+    diagnosis = examine(make_log(columns))
+    assert diagnosis.findings[0].rule == "units-dead"
+    assert "steps-too-small" in {one.finding.rule for one in diagnosis.suppressed}
+
+
+def test_huge_observations_are_worth_a_word_although_something_is_learned() -> None:
+    columns = RISING | {"rollout/obs_abs_max": 2500.0}
+    finding = findings_of("observations-unscaled", make_log(columns))
+    assert finding is not None
+    assert finding.level == "watch"
+    large = RISING | {"rollout/obs_abs_max": 28.0}  # Acrobot's velocities
+    assert findings_of("observations-unscaled", make_log(large)) is None
+
+
+def test_a_pulse_beyond_the_end_of_the_run_never_comes() -> None:
+    columns = RISING | {"train/temp_is_pulsing": 0.0}
+    settings = {"explore.pulses": True, "explore.pulse_interval": 1000, "total_steps": 20 * 1024}
+    finding = findings_of("pulses-dead", make_log(columns, settings=settings))
+    assert finding is not None
+    settings["total_steps"] = 5000 * 1024
+    assert findings_of("pulses-dead", make_log(columns, settings=settings)) is None

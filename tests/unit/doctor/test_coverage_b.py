@@ -73,6 +73,7 @@ FURTHER = {
     "entropy spike": "entropy-leaps",
     "std grows without bound": "action-std-exploded",
     "std vanishes": "action-std-vanished",
+    "no noise from the start": "action-std-none",
     "observations without scale": "observations-unscaled",
     "critic too fast": "critic-too-fast",
     "penalties that leave no say": "penalty-dominates",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from keel.doctor.rules import (
     consistency,
     consistency_learning,
+    consistency_penalty,
     consistency_ratio,
     consistency_reference,
     consistency_sampler,
@@ -20,6 +21,7 @@ from keel.doctor.rules import (
     exploration,
     exploration_actions,
     exploration_growth,
+    exploration_noise,
     language,
     language_drift,
     language_learning,
@@ -58,6 +60,7 @@ that an environment measures, and for every reward function."""
 __all__ = [
     "consistency",
     "consistency_learning",
+    "consistency_penalty",
     "consistency_ratio",
     "consistency_reference",
     "consistency_sampler",
@@ -68,6 +71,7 @@ __all__ = [
     "exploration",
     "exploration_actions",
     "exploration_growth",
+    "exploration_noise",
     "language",
     "language_drift",
     "language_learning",

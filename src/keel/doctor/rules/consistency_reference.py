@@ -6,9 +6,9 @@ import numpy as np
 
 from keel.doctor.finding import Change, Finding, Fix, Suspect, evidence
 from keel.doctor.rule import rule
-from keel.doctor.rules.measures import paired, percent, share_of, update_kl
+from keel.doctor.rules.measures import paired, update_kl
 from keel.doctor.run_log import RunLog
-from keel.doctor.series import Series, align, breach, trend
+from keel.doctor.series import Series, breach, trend
 
 REFERENCE = "train/kl_reference"
 LEAST = 5
@@ -29,7 +29,7 @@ def _per_sequence(series: Series) -> bool:
     return "objective" in series.label or "sequence" in series.label
 
 
-def _coefficient(log: RunLog) -> float:
+def coefficient(log: RunLog) -> float:
     """Return the coefficient of the penalty in the loss; 0 where none is known."""
     if log.settings.get("kl.place") in ("none", "reward"):
         return 0.0
@@ -209,59 +209,6 @@ def reference_kl_zero(log: RunLog) -> Finding | None:
 
 
 @rule(
-    "beta-not-forwarded",
-    "consistency",
-    needs=(REFERENCE, "train/loss", "train/policy_loss"),
-    source="TRL, verl, ms-swift issues: β not forwarded",
-    rows=LEAST,
-)
-def beta_not_forwarded(log: RunLog) -> Finding | None:
-    """Find a coefficient of the KL penalty that does not reach the loss."""
-    coef = _coefficient(log)
-    if coef <= 0.0:
-        return None
-    loss, policy = paired(log, "train/loss", "train/policy_loss")
-    kl, loss = align(log[REFERENCE], loss)
-    policy, _ = align(policy, loss)
-    if len(loss) < LEAST:
-        return None
-    penalty = coef * kl.values
-    told = penalty > 1e-6 + 0.01 * np.abs(policy.values)
-    missing = told & (np.abs(loss.values - policy.values) < 1e-3 * penalty)
-    if missing.sum() < LEAST or share_of(missing) < 0.8:
-        return None
-    return Finding(
-        cause=f"the KL penalty is not in the loss: its coefficient is {coef:g} and the KL to the "
-        f"reference {kl.end():.3g}, yet {loss.label} equals {policy.label}",
-        level="sick",
-        evidence=(
-            evidence(
-                loss,
-                f"loss − policy loss = {float(np.median(loss.values - policy.values)):.3g}, where "
-                f"{coef:g} × {kl.end():.3g} = {coef * kl.end():.3g} is missing, in "
-                f"{percent(share_of(missing))} of the updates",
-                float(np.median(loss.values - policy.values)),
-                threshold=coef * kl.end(),
-                source="loss = policy loss + β × KL(π‖reference)",
-                onset=int(loss.step[np.flatnonzero(missing)[0]]),
-            ),
-        ),
-        others=(
-            Suspect(
-                "the penalty is part of the reward in place of the loss",
-                "set β to 0: rewards change where it is",
-            ),
-            Suspect(
-                "the policy loss has the penalty in it already",
-                "set β tenfold: the policy loss grows with it",
-            ),
-        ),
-        fix=Fix("Forward β to the loss.", (Change("kl.place", to="loss"),)),
-        confidence=0.75,
-    )
-
-
-@rule(
     "kl-penalty-sign",
     "consistency",
     needs=(REFERENCE, "train/loss"),
@@ -271,7 +218,7 @@ def beta_not_forwarded(log: RunLog) -> Finding | None:
 )
 def kl_penalty_sign(log: RunLog) -> Finding | None:
     """Find a penalty that drives the policy away: the loss falls as the KL grows."""
-    coef = _coefficient(log)
+    coef = coefficient(log)
     if coef == 0.0:
         return None
     kl, loss = paired(log, REFERENCE, "train/loss")

@@ -331,7 +331,15 @@ def _stands_still(series: Series, typical: float) -> bool:
     "critic",
     needs=("train/dead_units",),
     source="RLDebugger (arXiv 2410.04322): more than half of the units",
-    suppresses=("explained-variance-zero", "critic-too-fast", "critic-too-slow", "returns-flat"),
+    suppresses=(
+        "explained-variance-zero",
+        "critic-too-fast",
+        "critic-too-slow",
+        "critic-stands-still",
+        "returns-flat",
+        "steps-too-small",
+        "entropy-stuck",
+    ),
     number=53,
 )
 def units_dead(log: RunLog) -> Finding | None:

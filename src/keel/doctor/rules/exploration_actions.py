@@ -255,7 +255,9 @@ def pulses_dead(log: RunLog) -> Finding | None:
     interval = log.setting("explore.pulse_interval")
     due = PULSES_DUE * (8.0 if interval is None else interval)
     stagnates = now is not None and now.stagnates
-    if len(pulsing) < due and not (stagnates and len(pulsing) >= 20):
+    # an interval beyond the end of a run that is over is a pulse that never comes
+    never = interval is not None and interval > len(pulsing) and (progress(log) or 0.0) >= 0.9
+    if not never and len(pulsing) < due and not (stagnates and len(pulsing) >= 20):
         return None
     memory = log.setting("explore.stagnation_memory") or 5.0
     return Finding(

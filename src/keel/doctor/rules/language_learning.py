@@ -90,7 +90,7 @@ def rate_too_low(log: RunLog) -> Finding | None:
                 f"median {typical:.2g}",
                 typical,
                 threshold=TINY,
-                source="calibration corpus, writing half",
+                source="Keel: a rate of 1e-6 makes 5e-5 in usual models",
             ),
             *course(log),
         ),

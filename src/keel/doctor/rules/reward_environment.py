@@ -209,11 +209,16 @@ def autoreset_rows(log: RunLog) -> Finding | None:
         return None
     if not (lengths.values > 1.0).all() or not np.isfinite(reward.values).all():
         return None
-    per_step = returns.values / lengths.values
-    usual = float(np.median(per_step))
-    if usual == 0.0 or np.abs(per_step / usual - 1.0).max() > 1e-6:
+    # the row may be counted as a step of the episode, or stand between two of them
+    for steps in (lengths.values, lengths.values - 1.0):
+        per_step = returns.values / steps
+        usual = float(np.median(per_step))
+        is_step = steps is lengths.values or usual > 0.0  # Acrobot's last step earns 0 by right
+        if is_step and usual != 0.0 and np.abs(per_step / usual - 1.0).max() <= 1e-6:
+            break
+    else:
         return None
-    lacking = (1.0 - reward.values / usual) * (lengths.values + 1.0)  # 1 where a row follows
+    lacking = (1.0 - reward.values / usual) * (steps + 1.0)  # 1 where there is such a row
     typical = float(np.median(lacking))
     if not 0.5 < typical < 2.0 or (lacking <= 0.0).mean() > 0.2:
         return None
@@ -257,11 +262,12 @@ def observations_unscaled(log: RunLog) -> Finding | None:
     size = series.median()
     if log.settings.get("envs.normalize_obs") is True or size == PIXEL or size <= WIDE:
         return None
-    if now is None or not now.stagnates or is_solved(log):
+    if now is None or is_solved(log) or not (now.stagnates or size > HUGE):
         return None
+    what = "and the return does not rise" if now.stagnates else "which slows learning down"
     return Finding(
-        cause=f"observations reach {size:.3g} and are not normalized, and the return does not rise",
-        level="sick" if size > HUGE else "watch",
+        cause=f"observations reach {size:.3g} and are not normalized, {what}",
+        level="sick" if size > HUGE and now.stagnates else "watch",
         evidence=(
             evidence(
                 series,

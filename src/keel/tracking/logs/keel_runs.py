@@ -20,6 +20,8 @@ from keel.tracking.record import read_config
 from keel.tracking.resume import flat
 
 ACTIONS = "facts.actions"
+CONTINUOUS = {"Box": 0}
+"""Discrete actions of other spaces."""
 _FIRST_LINE = 1 << 20
 
 
@@ -77,11 +79,11 @@ def _settings(run: Path) -> dict[str, Any]:
 
 
 def _actions(run: Path) -> int | None:
-    """Return the number of discrete actions, as the newest checkpoint knows it."""
+    """Return the number of discrete actions, 0 where they are continuous; None where unknown."""
     try:
         newest = json.loads(read_regular(run / "checkpoints" / "last.json"))["checkpoint"]
         folder = run / "checkpoints" / Path(str(newest)).name
         action = json.loads(read_regular(folder / "state.json"))["interface"]["action"]
-        return int(action["n"]) if action["kind"] == "Discrete" else None
+        return int(action["n"]) if action["kind"] == "Discrete" else CONTINUOUS.get(action["kind"])
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
