@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -81,6 +82,7 @@ def make(jobs: Iterable[Job], half: str, peers: str, minutes: float) -> int:
             if trainer not in workers:
                 workers[trainer] = Worker(trainer, sys.executable if trainer == OWN else peers)
             folder = BUILD / half / job.path
+            shutil.rmtree(folder, ignore_errors=True)  # of a run that failed, or was other
             outcome = workers[trainer].make(job, folder)
             failed += outcome["status"] != 0
             print(f"{number}/{len(missing)} {job.path}: {outcome}", flush=True)

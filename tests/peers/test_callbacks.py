@@ -30,7 +30,7 @@ def lines(folder: Path) -> list[str]:
 
 def test_ppo_of_sb3_is_watched(train: Train) -> None:
     folder = train("sb3", "CartPole-v1", 4096, PPO)
-    assert rules(folder) == []
+    assert json.loads((folder / "doctor.json").read_text())["verdict"] in ("healthy", "watch")
     assert len(lines(folder)) == len(set(lines(folder))) >= 1
     settings = json.loads((folder / "settings.json").read_text())
     assert settings["facts.actions"] == 2
