@@ -222,9 +222,10 @@ def summarise_again() -> None:
 def keep(part: str, key: str, value: Any) -> None:
     """Replace one entry of the file, with the day and the machine."""
     data = json.loads(DATA.read_text()) if DATA.exists() else {}
-    data.setdefault(part, {})[key] = value
+    day = time.strftime("%Y-%m-%d")
+    data.setdefault(part, {})[key] = {**value, "day": day} if part == "speed" else value
     data["measured"] = {
-        "day": time.strftime("%Y-%m-%d"),
+        "day": day,
         "cores": cores(),
         "machine": platform.machine(),
         "python": platform.python_version(),

@@ -123,13 +123,12 @@ def speed(found: dict[str, Any]) -> list[str]:
         "same on both sides: Gymnasium's one after the other (`--backend sync`), or EnvPool's, "
         "which the peers get by an adapter of ours (`--backend envpool`).",
         "",
-        "The rows with sbx, TRPO on Breakout and the Fisher-vector products are of an older "
-        "machine of two cores: ratios compare within a row, steps a second only among rows of one "
-        "machine.",
+        "Each row says on which day it was measured. Machines differ between days, always with two "
+        "cores: ratios compare within a row, steps a second only among rows of one day.",
         "",
         "| algorithm, environment | environments, keel / peer | peer | keel, steps/s "
-        "| peer, steps/s | ratio | each pair | bar | peak MB, keel / peer |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| peer, steps/s | ratio | each pair | bar | peak MB, keel / peer | measured |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for key, x in steady.items():
         pairs = " ".join(f"{a / b:.2f}" for a, b in zip(x["all_ours"], x["all_peer"], strict=True))
@@ -138,7 +137,7 @@ def speed(found: dict[str, Any]) -> list[str]:
         lines.append(
             f"| {_algo(x)}, {x['env']} | {_stack(x)} | {x['peer_name']} | {x['ours']:,.0f} | "
             f"{x['peer']:,.0f} | **{x['ratio']:.2f}×** | {pairs} | {wanted} | "
-            f"{x['ours_peak_mb']:,.0f} / {x['peer_peak_mb']:,.0f} |"
+            f"{x['ours_peak_mb']:,.0f} / {x['peer_peak_mb']:,.0f} | {x['day']} |"
         )
     lines += _trpo_speed(found)
     lines += [
@@ -208,14 +207,16 @@ def _trpo_speed(found: dict[str, Any]) -> list[str]:
                 f"A TRPO update alone on {found[key]['env']}, Nature CNN with a shared trunk, the "
                 "same CG iterations, Fisher sample and passes of the critic: "
                 f"keel {told['ours']:.2f} s, {found[key]['peer_name']} {told['peer']:.2f} s, "
-                f"**{told['ratio']:.2f}×** (bar ≥ {bar:g}×).",
+                f"**{told['ratio']:.2f}×** (bar ≥ {bar:g}×; measured {found[key]['day']}).",
             ]
-    for cnn, x in found.get("Fisher-vector product", {}).items():
+    fisher = found.get("Fisher-vector product", {})
+    for cnn, x in ((name, entry) for name, entry in fisher.items() if name != "day"):
         lines += [
             "",
             f"A Fisher-vector product on the {cnn} CNN, 512 rows, beside double backward in the "
             f"same memory layout: {1e3 * x['ours']:.0f} ms against {1e3 * x['peer']:.0f} ms, "
-            f"**{x['ratio']:.2f}×** (bar ≥ {FISHER_BAR:g}×), equal to {x['error']:.0e}.",
+            f"**{x['ratio']:.2f}×** (bar ≥ {FISHER_BAR:g}×), equal to {x['error']:.0e}; measured "
+            f"{fisher['day']}.",
         ]
     return lines
 
