@@ -168,7 +168,7 @@ def page() -> None:
     for name, lines in tables(every).items():
         _write(name, lines)
     if any(name in results for name in ("lookup", "addition", "countdown")):
-        _draw_tasks(results)
+        _draw_tasks(results, every)
     if "hacked" in results and "held" in results:
         _draw_hacking(results)
 
@@ -221,18 +221,28 @@ def _tasks(results: dict[str, Any], every: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _imitated(reported: dict[str, Any], every: dict[str, Any]) -> dict[str, Any]:
+    """Return the runs that were imitated beside: those reported, or if there are none, others."""
+    fresh, others = (
+        {seed: run for seed, run in runs.items() if "control" in run} for runs in (reported, every)
+    )
+    return fresh or others
+
+
+def _which(runs: dict[str, Any], reported: dict[str, Any]) -> str:
+    """Name the seeds of runs where they are not those reported."""
+    plural = "s" if len(runs) > 1 else ""
+    return "" if runs.keys() == reported.keys() else f"; seed{plural} {_seeds(runs)}"
+
+
 def _beside_imitation(
     reported: dict[str, Any], every: dict[str, Any], prompts: float
 ) -> tuple[str, str]:
     """Return what more imitation comes to, and how far RL goes beyond, with their seeds."""
-    fresh, others = (
-        {seed: run for seed, run in runs.items() if "control" in run} for runs in (reported, every)
-    )
-    runs = fresh or others
+    runs = _imitated(reported, every)
     if not runs:
         return "", ""
-    plural = "s" if len(runs) > 1 else ""
-    which = "" if fresh.keys() == reported.keys() else f"; seed{plural} {_seeds(runs)}"
+    which = _which(runs, reported)
     controls = [run["control"]["success"] for run in runs.values()]
     beyond = [run["rl"]["success"] - run["control"]["success"] for run in runs.values()]
     return rate(controls, prompts) + which, interval(beyond) + which
@@ -279,7 +289,7 @@ def _hacking(results: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _draw_tasks(results: dict[str, Any]) -> None:
+def _draw_tasks(results: dict[str, Any], every: dict[str, Any]) -> None:
     names = [name for name in ("lookup", "addition", "countdown") if name in results]
     figure = new_figure(4.2 * len(names), 3.6)
     for axes, name in zip(np.atleast_1d(figure.subplots(1, len(names))), names, strict=True):
@@ -290,15 +300,12 @@ def _draw_tasks(results: dict[str, Any]) -> None:
             success = [math.nan if x is None else x for x in run["curves"]["success"]]
             label = None if k else f"RL, {len(runs)} seeds"
             axes.plot(run["steps"], success, lw=1.0, alpha=0.75, color=BLUE, label=label)
-        for key, colour, label in (
-            ("warm_up", GREY, "warm-up"),
-            ("control", ORANGE, "more imitation"),
-        ):
-            field = "judged_success" if key == "warm_up" else "success"
-            levels = [run[key][field] for run in runs if key in run]
-            if levels:
-                level = statistics.fmean(levels)
-                axes.axhline(level, ls="--", lw=1.2, color=colour, label=label)
+        level = statistics.fmean(run["warm_up"]["judged_success"] for run in runs)
+        axes.axhline(level, ls="--", lw=1.2, color=GREY, label="warm-up")
+        if imitated := _imitated(results[name], every[name]):
+            level = statistics.fmean(run["control"]["success"] for run in imitated.values())
+            label = f"more imitation{_which(imitated, results[name])}"
+            axes.axhline(level, ls="--", lw=1.2, color=ORANGE, label=label)
         axes.set_ylim(-0.02, 1.02)
         axes.legend(fontsize=8, frameon=False)
     write_png(figure, IMAGES / "language-tasks.png")
