@@ -13,10 +13,12 @@ import argparse
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from benchmarks.timing import Comparison, compare
-from keel.algorithms.optimizer import Step, StepResult, make_step
+from keel.algorithms.optimizer import Minibatch, Step, StepResult, make_step
 from keel.config import from_dict
+from keel.experience.batch import Batch
 from keel.losses.ppo import Objective
 from keel.networks.agent import Agent
 from keel.presets import preset_for
@@ -62,9 +64,7 @@ class Sides:
     def batched(self) -> StepResult:
         """All agents in one pass."""
         active = torch.ones(self.agent.groups, dtype=torch.bool)
-        return self._batched(
-            self.opt_state, self.together, self.index, self.real, self.hparams, active
-        )
+        return self._batched(self.opt_state, self._minibatch(self.together, active))
 
     def loop(self) -> list[StepResult]:
         """One agent after the other."""
@@ -72,14 +72,13 @@ class Sides:
         return [
             self._single(
                 OptimizerState(*(x[a : a + 1] for x in self.opt_state)),
-                batch,
-                self.index,
-                self.real,
-                self.hparams,
-                active,
+                self._minibatch(batch, active),
             )
             for a, batch in enumerate(self.alone)
         ]
+
+    def _minibatch(self, batch: Batch, active: Tensor) -> Minibatch:
+        return Minibatch(batch, self.index, self.real, self.hparams, active)
 
 
 def measure(agents: int, minibatch: int, repeats: int, compiled: bool) -> Comparison:

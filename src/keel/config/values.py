@@ -214,7 +214,7 @@ def named_values(text: str | Mapping[Any, Any], field: str) -> dict[str, Any]:
     for part in _parts(text, field):
         name, equals, value = (x.strip() for x in part.partition("="))
         if not (equals and name.isidentifier()):
-            raise InputError(f"{field}: expected name=value, got {part!r}")
+            raise InputError(f"{field}: expected name=value, got {describe(part)}")
         if name in values:
             raise InputError(f"{field}: {name} is given twice")
         values[name] = _value(value, name, field)
@@ -262,13 +262,14 @@ def _parts(text: str, field: str) -> Iterator[str]:
             expected.append(OPENING[letter])
         elif letter in OPENING.values():
             if not expected or expected.pop() != letter:
-                raise InputError(f"{field}: {letter!r} closes nothing in {text!r}")
+                raise InputError(f"{field}: {letter!r} closes nothing in {describe(text)}")
         elif letter == "," and not expected:
             if text[start:at].strip():
                 yield text[start:at].strip()
             start = at + 1
     if quote or expected:
-        raise InputError(f"{field}: {quote or expected[-1]!r} is missing at the end of {text!r}")
+        missing = quote or expected[-1]
+        raise InputError(f"{field}: {missing!r} is missing at the end of {describe(text)}")
     if text[start:].strip():
         yield text[start:].strip()
 

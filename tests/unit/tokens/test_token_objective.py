@@ -169,11 +169,7 @@ def test_micro_batches_add_up_to_their_minibatch(reduction: str, form: str) -> N
     steps = [
         make_step(agent, objective, max_grad_norm=1e9, micro=micro, workers=workers)(
             initial_opt_state(params),
-            batch,
-            index,
-            real,
-            HyperParams().tensor(),
-            torch.ones(1).bool(),
+            Minibatch(batch, index, real, HyperParams().tensor(), torch.ones(1).bool()),
         )
         for micro, workers in ((None, 1), (1, 1), (4, 1), (None, 2), (1, 2))
     ]

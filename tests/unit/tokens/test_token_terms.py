@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from keel.algorithms.optimizer import StepResult, initial_opt_state
+from keel.algorithms.optimizer import Minibatch, StepResult, initial_opt_state
 from keel.algorithms.supervised import Likelihood, one_pass
 from keel.distributions.vocabulary import HEAD, HIDDEN, Vocabulary
 from keel.experience.batch import Batch
@@ -26,7 +26,7 @@ from keel.losses.token import (
 )
 from keel.networks.actor_critic import Scalar
 from keel.networks.agent import Evaluation
-from keel.types import HyperParams
+from keel.types import HyperParams, OptimizerState
 
 TOKENS = 4
 """of the vocabulary"""
@@ -274,16 +274,14 @@ def test_one_pass_takes_every_sequence_once() -> None:
     rows = Batch({}, {}, torch.zeros(5, 1), torch.zeros(5, 1), torch.ones(5, 1))
     losses, seen = iter((3.0, 4.0, 8.0)), []
 
-    def step(
-        opt_state: Any, batch: Batch, index: Tensor, real: Tensor, hparams: Tensor, active: Tensor
-    ) -> StepResult:
-        assert active.tolist() == [True]
-        assert batch.weight is rows.weight
-        seen.extend(index[real > 0].tolist())
+    def step(opt_state: OptimizerState, minibatch: Minibatch) -> StepResult:
+        assert minibatch.active.tolist() == [True]
+        assert minibatch.rows.weight is rows.weight
+        seen.extend(minibatch.chosen[minibatch.real > 0].tolist())
         loss = torch.tensor([next(losses)])
         statistics = Statistics(loss, *[torch.zeros(1)] * 8)
         return StepResult(
-            opt_state._replace(params=opt_state.params + 1.0), statistics, loss, active
+            opt_state._replace(params=opt_state.params + 1.0), statistics, loss, minibatch.active
         )
 
     start = initial_opt_state(torch.zeros(1, 3))

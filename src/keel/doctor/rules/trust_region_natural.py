@@ -56,7 +56,7 @@ def line_search_fails(log: RunLog) -> Finding | None:
     success = log["train/line_search_success"]
     newest, lowest = _newest_mean(success), _lowest_mean(success)
     value = newest if newest < FEW else lowest
-    if value >= FEW:
+    if not value < FEW or not (success.values < 0.5).any():
         return None
     batch = _batch(log)
     small = batch is not None and batch < BATCH
