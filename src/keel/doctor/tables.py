@@ -9,6 +9,9 @@ from keel.doctor.dialects import DIALECTS
 from keel.doctor.rule import FAMILIES, SETTING, Rule
 from keel.doctor.text import shortened
 
+OF_LANGUAGE = ("trl", "verl", "openrlhf")
+"""Frameworks that train language models."""
+
 
 def needs_of(entry: Rule) -> str:
     """Return what a rule reads, in words."""
@@ -38,8 +41,18 @@ RULES = ("rule", "what it does", "what it reads", "source")
 
 
 def settings_documentation() -> str:
-    """Return the table of settings and their names in each framework, in Markdown."""
-    shown = [d for name, d in DIALECTS.items() if name not in ("sb3-trpo", "trl-ppo", "swift")]
+    """Return tables of settings and their names in each framework, in Markdown.
+
+    One for trainers in environments and one for those of language models: together they would be
+    wider than a page.
+    """
+    variants = ("sb3-trpo", "trl-ppo", "swift")
+    others = [name for name in DIALECTS if name not in (*variants, *OF_LANGUAGE)]
+    return "\n\n".join(_settings_table(names) for names in (others, OF_LANGUAGE))
+
+
+def _settings_table(frameworks: Sequence[str]) -> str:
+    shown = [DIALECTS[name] for name in frameworks]
     names = dict.fromkeys(name for dialect in shown for name in dialect.names)
     rows = [
         [f"`{name}`", *(f"`{there.name}`" if (there := d.names.get(name)) else "" for d in shown)]
