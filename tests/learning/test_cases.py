@@ -18,13 +18,13 @@ RULES = {
 }
 """What the doctor should say first."""
 BETTER = {
-    "kl-explosion": {"train/kl_exact": 0.01, "train/ratio_outside": 0.01},
+    "kl-explosion": {"train/kl_exact": 0.01, "train/ratio_outside": 0.2},
     "demos-dominate": {"rollout/return_mean": 10.0},
     "line-search-collapse": {"train/line_search_success": 1.5, "rollout/return_mean": 1.02},
     "reward-hacking": {"rollout/success": 2.0},
     "replica-collapse": {"rollout/return_std": 2.0},
 }
-"""Metrics that the shortened form improves, and by which factor at least, after over before."""
+"""Metrics that improve in every form, and by which factor at least, after over before."""
 
 
 def check(case: Case, tmp_path: Path, form: str) -> tuple[Outcome, dict[str, Compared]]:
