@@ -67,10 +67,10 @@ def run(args: Sequence[str]) -> int:
     case = case_named(options.name)
     try:
         outcome = _run(options, 1.0 + (1 if options.short else case.rounds))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as stop:  # the latter after SIGTERM
         words = " ".join(["keel case", *args]).replace(" --overwrite", "")
         print(f"keel: interrupted; what is finished stays, go on with: {words}", file=sys.stderr)  # noqa: T201
-        return INTERRUPTED
+        return INTERRUPTED if isinstance(stop, KeyboardInterrupt) else int(stop.code or 0)
     if options.json:
         print_json(as_dict(outcome))
     else:

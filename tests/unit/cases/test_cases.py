@@ -204,13 +204,17 @@ def test_the_command_sums_up(
     assert data["changes"] == {"region.gate": True}
 
 
+@pytest.mark.parametrize(("stop", "status"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
 def test_an_interrupted_command_says_how_it_goes_on(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    stop: BaseException,
+    status: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def interrupted(*args: object, **options: object) -> None:
-        raise KeyboardInterrupt
+        raise stop
 
     monkeypatch.setattr("keel.cases.running.run_case", interrupted)
-    assert main(["case", "kl-explosion", "--short", "--overwrite"]) == 130
+    assert main(["case", "kl-explosion", "--short", "--overwrite"]) == status
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.endswith("go on with: keel case kl-explosion --short")
